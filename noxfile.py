@@ -1,0 +1,50 @@
+"""Sessions: ``nox -l`` lists them, ``nox -s tests -- -k lease`` passes options to pytest."""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2025.2"
+nox.options.sessions = ["tests", "lint", "types"]
+nox.options.reuse_existing_virtualenvs = True
+# pip alone knows the constraints file and a configured index in every set-up.
+nox.options.default_venv_backend = "venv"
+
+CONSTRAINED = ("-c", "constraints.txt")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test that is not slow."""
+    session.install(*CONSTRAINED, "-e", ".[lightning,test]")
+    session.run("python", "-m", "pytest", "-m", "not slow", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, format and who may import whom; needs none of the package's dependencies."""
+    session.install(*CONSTRAINED, "ruff", "import-linter")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Strict types, against the real torch and Lightning."""
+    session.install(*CONSTRAINED, "-e", ".[lightning,test,types]", "nox")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """What README, docs and examples show, run as it stands there."""
+    session.install(*CONSTRAINED, "-e", ".[lightning,test]")
+    session.run("python", "-m", "pytest", "-m", "docs", *session.posargs)
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """The main job as a new user meets it."""
+    session.install(*CONSTRAINED, "-e", ".[lightning]")
+    session.run("optuna-hermes", "quickstart", *session.posargs)

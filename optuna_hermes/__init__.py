@@ -1,0 +1,37 @@
+"""Never kill a trial. Pause it.
+
+An Optuna study with more live trials than GPUs: a broker on each host gives time slices to the
+trials whose loss falls fastest, suspends the others, and brings them back exactly where they were.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optuna_hermes.pruner import HermesPruner
+    from optuna_hermes.sampler import HermesSampler
+    from optuna_hermes.workers import OptimizeResult, optimize
+
+__version__ = "0.1.0"
+
+__all__ = ["HermesPruner", "HermesSampler", "OptimizeResult", "optimize"]
+
+_HOMES = {
+    "HermesPruner": "optuna_hermes.pruner",
+    "HermesSampler": "optuna_hermes.sampler",
+    "OptimizeResult": "optuna_hermes.workers",
+    "optimize": "optuna_hermes.workers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Nothing is imported before it is used: the package costs what its parts cost.
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

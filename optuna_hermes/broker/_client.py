@@ -1,0 +1,195 @@
+"""The clients' end of the broker's socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+import filelock
+
+from optuna_hermes.broker import _election as election
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._devices import parse_devices
+from optuna_hermes.errors import BrokerConflictError, BrokerError, ProtocolError
+
+CONNECT_SECONDS = 30.0
+_POLL_SECONDS = 0.02
+
+
+class Connection:
+    """A connection to the broker: frames out from any thread, frames in from one."""
+
+    def __init__(self, sock: socket.socket, role: str) -> None:
+        self._socket = sock
+        self._send_lock = threading.Lock()
+        self.send(wire.Hello(version=wire.VERSION, role=role))
+        welcome = self.receive()
+        if isinstance(welcome, wire.Refused):
+            raise BrokerConflictError(welcome.reason)
+        if not isinstance(welcome, wire.Welcome):
+            raise ProtocolError(f"A broker says welcome first but said {welcome!r}.")
+        self.welcome = welcome
+
+    def send(self, message: wire.FromClient) -> None:
+        """Send one message.
+
+        Raises:
+            BrokerError: the broker is gone.
+        """
+        data = wire.frame(message)
+        try:
+            with self._send_lock:
+                self._socket.sendall(data)
+        except OSError as error:
+            raise BrokerError("The broker is gone.") from error
+
+    def receive(self) -> wire.FromBroker:
+        """Wait for one message.
+
+        Raises:
+            BrokerError: the broker is gone.
+        """
+        length = wire.body_length(self._read(wire.HEADER_BYTES))
+        return wire.decode_from_broker(self._read(length))
+
+    def ask_status(self, *, runs: bool = True) -> dict[str, object]:
+        """The broker's status; only for connections that nothing else is sent to.
+
+        Raises:
+            BrokerConflictError: it refused what was sent before.
+            BrokerError: the broker is gone.
+        """
+        self.send(wire.GetStatus(runs=runs))
+        answer = self.receive()
+        if isinstance(answer, wire.Refused):
+            raise BrokerConflictError(answer.reason)
+        if not isinstance(answer, wire.Status):
+            raise ProtocolError(f"A status was asked for but {answer!r} came.")
+        return answer.document
+
+    def close(self) -> None:
+        """Hang up; wakes a thread that waits in ``receive``."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            try:
+                part = self._socket.recv(count - len(data))
+            except OSError as error:
+                raise BrokerError("The broker is gone.") from error
+            if not part:
+                raise BrokerError("The broker is gone.")
+            data += part
+        return bytes(data)
+
+
+def connect(role: str) -> Connection:
+    """Connect to the broker of this host and user.
+
+    Raises:
+        BrokerError: there is none.
+        BrokerConflictError: its socket is not ours.
+    """
+    directory = election.runtime_dir()
+    path = election.socket_path(directory)
+    try:
+        election.check_private(path, path.lstat())
+        sock = _open(path)
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise BrokerError(
+            "No broker runs on this host: start one with `optuna-hermes broker`."
+        ) from error
+    return Connection(sock, role)
+
+
+def connect_or_start(role: str, devices: str = "auto") -> Connection:
+    """Connect to the broker, after starting one if there is none.
+
+    Args:
+        role: what this client is.
+        devices: the devices it must own; ``auto`` takes a running broker as it is.
+
+    Raises:
+        DeviceSpecError: there are no such devices.
+        BrokerConflictError: a broker with other devices is at work.
+        BrokerError: none could be started.
+    """
+    if devices != "auto":
+        parse_devices(devices)
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            connection = connect(role)
+        except BrokerConflictError:
+            raise
+        except BrokerError:
+            if time.monotonic() > deadline:
+                raise
+            _start_one(devices)
+            time.sleep(_POLL_SECONDS)  # its socket may be the dying one of an older broker
+            continue
+        if devices in ("auto", connection.welcome.devices):
+            return connection
+        _make_way(connection, devices)
+
+
+def _start_one(devices: str) -> None:
+    """Start a broker, unless another client has done so in the meantime."""
+    directory = election.runtime_dir()
+    with filelock.FileLock(directory / "start.lock", timeout=CONNECT_SECONDS):
+        if not (election.listening(directory) and election.incumbent(directory)):
+            election.start(directory, devices)
+
+
+def _make_way(connection: Connection, devices: str) -> None:
+    """End a broker that owns other devices, if nobody uses it; wait until it is gone."""
+    pid, owned = connection.welcome.pid, connection.welcome.devices
+    connection.send(wire.Quit())
+    with contextlib.suppress(BrokerError):
+        answer = connection.receive()
+        if isinstance(answer, wire.Refused):
+            connection.close()
+            raise BrokerConflictError(
+                f"A broker (process {pid}) is at work with devices {owned!r} but {devices!r} was "
+                f"asked for: use --devices auto, wait until it is idle, or give this one another "
+                f"{election.RUNTIME_DIR_VARIABLE}."
+            )
+    connection.close()
+    directory = election.runtime_dir()
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while (election.incumbent(directory) or {}).get("pid") == pid:
+        if time.monotonic() > deadline:
+            raise BrokerError(f"The idle broker (process {pid}) does not end: kill it.")
+        time.sleep(_POLL_SECONDS)
+
+
+def _open(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(path))
+    except OSError:
+        sock.close()
+        raise
+    uid = peer(sock)[1]
+    if uid != os.getuid():
+        sock.close()
+        raise BrokerConflictError(
+            f"The broker at {path} must run as you (uid {os.getuid()}) but runs as uid {uid}: set "
+            f"{election.RUNTIME_DIR_VARIABLE} to a folder of your own."
+        )
+    return sock
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the other end, from the kernel."""
+    size = struct.calcsize("3i")
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, uid

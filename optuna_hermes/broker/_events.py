@@ -1,0 +1,137 @@
+"""What happens to a broker, and what it does about it: the two alphabets of ``_state``, pure.
+
+Commands that concern the ledger are its own records: a ``LeaseRecord`` means "commit this lease".
+Whoever carries commands out writes all records of one answer before it sends any message of it:
+so no grant leaves before its epoch is in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna_hermes.broker._protocol import FromBroker, FromClient, OpenStudy, Register
+from optuna_hermes.ledger._base import (
+    CheckpointRecord,
+    EventRecord,
+    LeaseRecord,
+    ReportRecord,
+    RunRecord,
+)
+from optuna_hermes.model import Curve, Device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Connected:
+    """A client has said hello; ``connection`` is a number of the server's, ``pid`` is verified."""
+
+    connection: int
+    pid: int
+    role: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disconnected:
+    """A client is gone, in peace or not."""
+
+    connection: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Received:
+    """A message that needs nothing from outside."""
+
+    connection: int
+    message: FromClient
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRead:
+    """``OpenStudy`` or ``Register``, with what the ledger knows of the study."""
+
+    connection: int
+    message: OpenStudy | Register
+    last_epoch: int = 0
+    runs: tuple[RunRecord, ...] = ()
+    curves: Mapping[int, Curve] = field(default_factory=dict)
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    memory: Any = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevicesPolled:
+    """What the devices look like; ``free`` says only that no stranger is on them."""
+
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WritesFailed:
+    """The ledger did not take an answer's records: these leases were never granted."""
+
+    epochs: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Connected | Disconnected | Received | StudyRead | DevicesPolled | WritesFailed | Tick
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Send:
+    """Give a client this message."""
+
+    connection: int
+    message: FromBroker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kill:
+    """SIGKILL a worker that did not yield in time; its end is seen as ``Disconnected``."""
+
+    connection: int
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NameLease:
+    """The lease of a new trial went to this one."""
+
+    study: str
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndLease:
+    """Close a lease in the ledger; ``ended`` is wall clock seconds."""
+
+    study: str
+    epoch: int
+    ended: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveMemory:
+    """Keep the policy's memory."""
+
+    study: str
+    memory: Any
+
+
+Write = (
+    RunRecord
+    | ReportRecord
+    | LeaseRecord
+    | CheckpointRecord
+    | EventRecord
+    | NameLease
+    | EndLease
+    | SaveMemory
+)
+Command = Write | Send | Kill

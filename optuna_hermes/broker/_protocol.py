@@ -1,0 +1,310 @@
+"""What broker and clients say to each other: typed msgpack frames, pure.
+
+A frame is a length (4 bytes, big endian) and a msgpack map with the type's name under ``type``.
+Every message about a lease carries its epoch, so that stale ones can be dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from optuna_hermes.errors import ProtocolError
+from optuna_hermes.model import RunState, TierName
+
+VERSION = 1
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+HEADER_BYTES = 4
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of every message; the tag is the class name."""
+
+
+class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a broker must know to serve a study.
+
+    Args:
+        key: the study's key, the same in every process.
+        name: its name, for people.
+        ledger_url: SQLAlchemy URL of its ledger.
+        policy: a name of ``POLICIES``.
+        slice_seconds: least length of a slice.
+        seed: for policies that draw random numbers.
+        maximize: the values were turned round; only ``status`` turns them back.
+    """
+
+    key: str
+    name: str
+    ledger_url: str
+    policy: str = "hermes"
+    slice_seconds: float = 1.0
+    seed: int = 0
+    maximize: bool = False
+
+
+class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint whose bytes are on disk, fsync included."""
+
+    path: str
+    units: int
+    size_bytes: int
+    sha256: str
+
+
+# -- from a client -----------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """First message of every connection."""
+
+    version: int
+    role: str  # "driver", "worker", "run" or "viewer"
+
+
+class OpenStudy(_Message, frozen=True, kw_only=True):
+    """A driver takes charge of a study: its live runs are read from the ledger.
+
+    Args:
+        unstarted: trials that may still be created, None for no bound.
+        max_alive: worker processes the driver keeps alive.
+        fixed: whether those trials are a list known beforehand.
+        ended: trials that Optuna knows to be finished though the ledger may not.
+        adopted: trials (number to trial id) that were created but never reached the ledger.
+    """
+
+    study: StudySpec
+    unstarted: int | None
+    max_alive: int
+    fixed: bool = False
+    ended: dict[int, RunState] = {}
+    adopted: dict[int, int] = {}
+
+
+class Ready(_Message, frozen=True, kw_only=True):
+    """A worker process of this study waits for a run."""
+
+    study: str
+
+
+class Register(_Message, frozen=True, kw_only=True):
+    """A trial that exists already (plain Optuna) asks for its first lease."""
+
+    study: StudySpec
+    number: int
+    trial_id: int
+
+
+class Begin(_Message, frozen=True, kw_only=True):
+    """The lease of a new trial (or of a stored run) has found its trial."""
+
+    epoch: int
+    number: int
+    trial_id: int
+
+
+class Training(_Message, frozen=True, kw_only=True):
+    """The first batch since the grant begins: what came before was the cost of switching.
+
+    ``stores`` says whether the run can be suspended to disk.
+    """
+
+    epoch: int
+    stores: bool
+
+
+class Report(_Message, frozen=True, kw_only=True):
+    """The run's value (lower is better) after ``unit`` units, counted from 1."""
+
+    epoch: int
+    unit: int
+    step: int
+    value: float
+
+
+class Beat(_Message, frozen=True, kw_only=True):
+    """The run makes progress (at most once a second)."""
+
+    epoch: int
+    batches: int
+
+
+class Saved(_Message, frozen=True, kw_only=True):
+    """A checkpoint is safe; the run goes on."""
+
+    epoch: int
+    checkpoint: SavedCheckpoint
+
+
+class Parked(_Message, frozen=True, kw_only=True):
+    """The run has stopped and left its device.
+
+    ``held_bytes`` is the device memory it still holds, None if unknown; ``suspend_seconds`` is
+    what stopping cost. With tier ``disk`` the process leaves after this message.
+    """
+
+    epoch: int
+    tier: TierName
+    suspend_seconds: float
+    checkpoint: SavedCheckpoint | None = None
+    held_bytes: int | None = None
+
+
+class Ended(_Message, frozen=True, kw_only=True):
+    """The trial is told to Optuna: ``done``, or ``failed`` when its own code raised."""
+
+    epoch: int
+    state: RunState
+    error: str | None = None
+
+
+class Released(_Message, frozen=True, kw_only=True):
+    """The worker cannot run what it was given, for a reason that is not the trial's fault."""
+
+    epoch: int
+    reason: str
+
+
+class Drain(_Message, frozen=True, kw_only=True):
+    """Suspend every run of this study to disk and start none."""
+
+    study: str
+
+
+class GetStatus(_Message, frozen=True, kw_only=True):
+    """Ask for a ``Status``; ``runs`` says whether it lists every run."""
+
+    runs: bool = True
+
+
+class Quit(_Message, frozen=True, kw_only=True):
+    """End the broker if nothing is live and nobody else is connected."""
+
+
+# -- from the broker ---------------------------------------------------------------------------
+
+
+class Welcome(_Message, frozen=True, kw_only=True):
+    """Answer to ``Hello``."""
+
+    version: int
+    pid: int
+    host: str
+    devices: str  # the specification the broker was started with
+    device_ids: tuple[str, ...]
+
+
+class Refused(_Message, frozen=True, kw_only=True):
+    """The last message cannot be served; ``reason`` says what to do."""
+
+    reason: str
+
+
+class Grant(_Message, frozen=True, kw_only=True):
+    """A lease. ``number`` is None for a new trial; ``checkpoints`` are newest first.
+
+    ``device_seconds`` is what the run has had until now.
+    """
+
+    epoch: int
+    devices: tuple[str, ...]
+    number: int | None = None
+    trial_id: int | None = None
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
+    device_seconds: float = 0.0
+
+
+class Yield(_Message, frozen=True, kw_only=True):
+    """Give the device back at the next clean point, by this tier."""
+
+    epoch: int
+    tier: TierName
+
+
+class Evict(_Message, frozen=True, kw_only=True):
+    """A parked run goes to disk and its process leaves; ``epoch`` is of its last lease."""
+
+    epoch: int
+
+
+class Dismiss(_Message, frozen=True, kw_only=True):
+    """A worker that waits is not needed any more."""
+
+
+class Status(_Message, frozen=True, kw_only=True):
+    """What the broker knows, as plain JSON."""
+
+    document: dict[str, Any]
+
+
+FromClient = (
+    Hello
+    | OpenStudy
+    | Ready
+    | Register
+    | Begin
+    | Training
+    | Report
+    | Beat
+    | Saved
+    | Parked
+    | Ended
+    | Released
+    | Drain
+    | GetStatus
+    | Quit
+)
+FromBroker = Welcome | Refused | Grant | Yield | Evict | Dismiss | Status
+
+_encoder = msgspec.msgpack.Encoder()
+_client_decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
+_broker_decoder: msgspec.msgpack.Decoder[FromBroker] = msgspec.msgpack.Decoder(FromBroker)
+
+
+def frame(message: FromClient | FromBroker) -> bytes:
+    """The bytes of one frame.
+
+    Raises:
+        ProtocolError: the message is longer than ``MAX_FRAME_BYTES``.
+    """
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"A frame holds {MAX_FRAME_BYTES} bytes at most but got {len(body)}.")
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def body_length(header: bytes) -> int:
+    """The length that a frame's first 4 bytes announce.
+
+    Raises:
+        ProtocolError: it is zero or above ``MAX_FRAME_BYTES``.
+    """
+    length = int.from_bytes(header, "big")
+    if not 0 < length <= MAX_FRAME_BYTES:
+        raise ProtocolError(f"A frame holds 1 to {MAX_FRAME_BYTES} bytes but announces {length}.")
+    return length
+
+
+def decode_from_client(body: bytes) -> FromClient:
+    """Read a client's message.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        return _client_decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"Not a client's message: {error}.") from error
+
+
+def decode_from_broker(body: bytes) -> FromBroker:
+    """Read a broker's message.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        return _broker_decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"Not a broker's message: {error}.") from error

@@ -1,0 +1,268 @@
+"""The broker as a process: sockets, clocks, devices and ledgers around the pure ``State``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from optuna_hermes.broker import _election as election
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._client import peer
+from optuna_hermes.broker._devices import DeviceSource
+from optuna_hermes.broker._events import (
+    Command,
+    Connected,
+    DevicesPolled,
+    Disconnected,
+    Event,
+    Kill,
+    Received,
+    Send,
+    StudyRead,
+    Tick,
+    WritesFailed,
+)
+from optuna_hermes.broker._ledgers import Ledgers
+from optuna_hermes.broker._state import State
+from optuna_hermes.errors import HermesError, LedgerError
+from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.policies import make_policy
+
+POLL_SECONDS = 2.0
+FLUSH_SECONDS = 0.25
+_HELLO_SECONDS = 10.0
+
+log = logging.getLogger("optuna_hermes.broker")
+
+
+class Server:
+    """Serves one host's devices until nobody has needed it for a while.
+
+    Args:
+        directory: the runtime directory, whose office this process holds.
+        devices: the specification it was started with.
+        source: the devices.
+        host: this host's name.
+        idle_seconds: end after this long without a client; None never ends.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        devices: str,
+        source: DeviceSource,
+        host: str,
+        idle_seconds: float | None,
+    ) -> None:
+        self._directory = directory
+        self._devices = devices
+        self._source = source
+        self._host = host
+        self._idle_seconds = idle_seconds
+        self._ledgers = Ledgers()
+        self._state = State(
+            host=host, devices=source.poll(), wall_offset=time.time() - time.monotonic()
+        )
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._last_connection = 0
+        self._last_busy = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stop = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Listen, and return when it is time to end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        path = election.socket_path(self._directory)
+        server = await asyncio.start_unix_server(self._client, sock=_listen(path))
+        chores = [loop.create_task(self._poll()), loop.create_task(self._flush())]
+        log.info("listening, devices %s", self._devices)
+        async with server:
+            await self._stop.wait()
+            for chore in chores:
+                chore.cancel()
+            for writer in list(self._writers.values()):
+                writer.close()
+        self._ledgers.close()
+        log.info("ended")
+
+    # -- connections ---------------------------------------------------------------------------
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pid, uid = peer(writer.get_extra_info("socket"))
+        if uid != os.getuid():
+            writer.close()
+            return
+        self._last_connection += 1
+        connection = self._last_connection
+        self._writers[connection] = writer
+        try:
+            with _end_of(pid, writer):
+                await self._converse(connection, pid, reader)
+        except (OSError, EOFError, asyncio.TimeoutError):
+            pass  # gone, with or without a word: the same thing to us
+        except HermesError as error:
+            log.warning("connection %d of process %d closed: %s", connection, pid, error)
+        finally:
+            self._writers.pop(connection, None)
+            writer.close()
+            if connection in self._state.book.clients:
+                self._apply(Disconnected(connection=connection))
+
+    async def _converse(self, connection: int, pid: int, reader: asyncio.StreamReader) -> None:
+        hello = await asyncio.wait_for(_read(reader), _HELLO_SECONDS)
+        if not isinstance(hello, wire.Hello) or hello.version != wire.VERSION:
+            reason = "This broker is of another version: end it with `optuna-hermes broker --stop`."
+            self._send(connection, wire.Refused(reason=reason))
+            return
+        self._apply(Connected(connection=connection, pid=pid, role=hello.role))
+        self._send(connection, self._welcome())
+        while True:
+            message = await _read(reader)
+            if isinstance(message, wire.Quit):
+                self._quit(connection)
+            elif isinstance(message, wire.OpenStudy | wire.Register):
+                self._read_study(connection, message)
+            else:
+                self._apply(Received(connection=connection, message=message))
+
+    def _welcome(self) -> wire.Welcome:
+        return wire.Welcome(
+            version=wire.VERSION,
+            pid=os.getpid(),
+            host=self._host,
+            devices=self._devices,
+            device_ids=tuple(self._state.book.slots),
+        )
+
+    def _quit(self, connection: int) -> None:
+        others = len(self._state.book.clients) - 1
+        if others:
+            reason = f"The broker still serves {others} other process(es)."
+            self._send(connection, wire.Refused(reason=reason))
+        else:
+            self._stop.set()
+
+    def _read_study(self, connection: int, message: wire.OpenStudy | wire.Register) -> None:
+        key = message.study.key
+        try:
+            make_policy(message.study.policy)
+            self._ledgers.flush()
+            ledger = self._ledgers.open(key, message.study.ledger_url)
+            known = StudyRead(
+                connection=connection,
+                message=message,
+                last_epoch=ledger.last_epoch(),
+                runs=tuple(ledger.load_runs(key)),
+                curves=ledger.load_curves(key),
+                checkpoints=tuple(ledger.load_checkpoints(key)),
+                memory=ledger.load_memory(key),
+            )
+        except HermesError as error:
+            self._send(connection, wire.Refused(reason=str(error)))
+            return
+        self._apply(known)
+
+    # -- carrying out --------------------------------------------------------------------------
+
+    def _apply(self, event: Event) -> None:
+        now = time.monotonic()
+        self._carry_out(self._state.handle(event, now))
+        if not self._state.idle:
+            self._last_busy = now
+        self._wind_up(now)
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        try:
+            self._ledgers.write([c for c in commands if not isinstance(c, Send | Kill)])
+        except LedgerError as error:
+            log.error("the ledger refused: %s", error)
+            epochs = tuple(c.epoch for c in commands if isinstance(c, LeaseRecord))
+            self._apply(WritesFailed(epochs=epochs, reason=str(error)))
+            return
+        for command in commands:
+            if isinstance(command, Send):
+                self._send(command.connection, command.message)
+            elif isinstance(command, Kill):
+                log.warning("process %d did not yield in time: SIGKILL", command.pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(command.pid, signal.SIGKILL)
+
+    def _send(self, connection: int, message: wire.FromBroker) -> None:
+        writer = self._writers.get(connection)
+        if writer is not None and not writer.is_closing():
+            writer.write(wire.frame(message))
+
+    def _wind_up(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self._state.next_wakeup(now)
+        if due is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, due - now), self._apply, Tick())
+
+    # -- chores --------------------------------------------------------------------------------
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS if self._idle_seconds is None else self._interval())
+            pids = {client.pid for client in self._state.book.clients.values()}
+            self._apply(DevicesPolled(devices=self._source.poll(pids)))
+            quiet = time.monotonic() - self._last_busy
+            if self._state.idle and self._idle_seconds is not None and quiet > self._idle_seconds:
+                self._stop.set()
+
+    def _interval(self) -> float:
+        assert self._idle_seconds is not None
+        return min(POLL_SECONDS, max(0.05, self._idle_seconds / 4))
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            try:
+                self._ledgers.flush()
+            except LedgerError as error:
+                log.error("reports wait for the ledger: %s", error)
+
+
+async def _read(reader: asyncio.StreamReader) -> wire.FromClient:
+    header = await reader.readexactly(wire.HEADER_BYTES)
+    return wire.decode_from_client(await reader.readexactly(wire.body_length(header)))
+
+
+def _listen(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The folder is 0700 already; this closes the moment between bind and chmod as well.
+    mask = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    finally:
+        os.umask(mask)
+    return sock
+
+
+@contextlib.contextmanager
+def _end_of(pid: int, writer: asyncio.StreamWriter):  # type: ignore[no-untyped-def]
+    """Close a connection when its process ends, though a child of it may hold the socket open."""
+    loop = asyncio.get_running_loop()
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:  # it is gone already, or this kernel has no pidfd: the socket must tell
+        yield
+        return
+    loop.add_reader(handle, writer.transport.abort)
+    try:
+        yield
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

@@ -1,0 +1,281 @@
+"""One run's side of its lease, and the sessions of this process by trial."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._client import Connection
+from optuna_hermes.errors import BrokerError, Suspended
+from optuna_hermes.model import RunState, TierName
+from optuna_hermes.suspend._base import StoredState
+
+_BEAT_SECONDS = 1.0
+
+
+class RunSession:
+    """A connection that holds, or waits for, the lease of one run (``suspend.Session``).
+
+    A thread reads the socket, so that training pays one attribute read a batch.
+
+    Args:
+        connection: open, with nothing read from it yet.
+        checkpoint_dir: where this run's checkpoints go, None if it cannot leave its process.
+        noted: told ``parked``, ``running`` or ``stored`` when that has become true, off the
+            device's time where it can be.
+        rejoin: makes a new connection that asks for a lease, for a run whose process stays when
+            the broker goes.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        checkpoint_dir: Path | None = None,
+        noted: Callable[[RunState], None] = lambda state: None,
+        rejoin: Callable[[], Connection] | None = None,
+    ) -> None:
+        self.must_yield = False
+        self.managed = False
+        self.checkpoint_dir = checkpoint_dir
+        self.checkpoints: tuple[StoredState, ...] = ()
+        self.devices: tuple[str, ...] = ()
+        self.noted = noted
+        self._rejoin = rejoin
+        self._connection = connection
+        self._epoch = 0
+        self._asked: TierName = "resident"
+        self._trained = False
+        self._last_beat = 0.0
+        self._had_seconds = 0.0
+        self._granted_at: float | None = None
+        self._lost = False
+        self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
+        self._reader = self._start_reader()
+
+    @property
+    def device_seconds(self) -> float:
+        """Device time the run has had, this slice included."""
+        current = 0.0 if self._granted_at is None else time.monotonic() - self._granted_at
+        return self._had_seconds + current
+
+    # -- before training -----------------------------------------------------------------------
+
+    def wait_for_grant(self) -> wire.Grant | None:
+        """Wait for the next lease; None when there is nothing left to do.
+
+        Raises:
+            BrokerError: the broker is gone, or refuses.
+        """
+        while True:
+            message = self._inbox.get()
+            if message is None:
+                raise BrokerError("The broker is gone.")
+            if isinstance(message, wire.Refused):
+                raise BrokerError(message.reason)
+            if isinstance(message, wire.Dismiss):
+                return None
+            if isinstance(message, wire.Grant):
+                self._take(message)
+                return message
+
+    def begin(self, number: int, trial_id: int) -> None:
+        """Say which trial a lease for a new one went to."""
+        self._send(wire.Begin(epoch=self._epoch, number=number, trial_id=trial_id))
+
+    # -- while training: suspend.Session --------------------------------------------------------
+
+    def training(self, *, stores: bool) -> None:
+        """See ``suspend.Session``. From here on the loop itself looks after yielding."""
+        self.managed = True
+        self.started(stores=stores)
+
+    def started(self, *, stores: bool) -> None:
+        """The first batch since the grant begins."""
+        if not self._trained:
+            self._trained = True
+            self._send(wire.Training(epoch=self._epoch, stores=stores))
+
+    def report(self, *, unit: int, step: int, value: float) -> None:
+        """See ``suspend.Session``."""
+        self._send(wire.Report(epoch=self._epoch, unit=unit, step=step, value=value))
+
+    def beat(self, batches: int) -> None:
+        """See ``suspend.Session``."""
+        now = time.monotonic()
+        if now - self._last_beat >= _BEAT_SECONDS:
+            self._last_beat = now
+            self._send(wire.Beat(epoch=self._epoch, batches=batches))
+
+    def saved(self, state: StoredState) -> None:
+        """See ``suspend.Session``."""
+        self._send(wire.Saved(epoch=self._epoch, checkpoint=_wired(state)))
+
+    def park(self, store: Callable[[], StoredState] | None) -> None:
+        """See ``suspend.Session``.
+
+        Raises:
+            Suspended: the run is on disk.
+            BrokerError: the broker is gone and the run cannot be stored.
+        """
+        begin = time.monotonic()
+        if store is not None and (self._asked == "disk" or self._lost):
+            self._leave(store, begin)
+        if self._lost:
+            self._ask_again()
+            return
+        self.must_yield = self._trained = False
+        self._stop_clock()
+        spent = time.monotonic() - begin
+        self._send(wire.Parked(epoch=self._epoch, tier="resident", suspend_seconds=spent))
+        self.noted("parked")
+        self._wait(store)
+        self.noted("running")
+
+    # -- after training ------------------------------------------------------------------------
+
+    def end(self, state: RunState, error: str | None = None) -> None:
+        """The trial is told: the lease is over."""
+        self._send(wire.Ended(epoch=self._epoch, state=state, error=error))
+
+    def release(self, reason: str) -> None:
+        """Give the lease back: this process cannot serve the run, which stays as it was."""
+        self._send(wire.Released(epoch=self._epoch, reason=reason))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+        self._reader.join()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _wait(self, store: Callable[[], StoredState] | None) -> None:
+        while True:
+            message = self._inbox.get()
+            if isinstance(message, wire.Grant):
+                self._take(message)
+                self.started(stores=store is not None)
+                return
+            if store is not None and (message is None or isinstance(message, wire.Evict)):
+                self._leave(store, time.monotonic())
+            if message is None:
+                self._ask_again()
+                return
+
+    def _ask_again(self) -> None:
+        """The broker is gone: wait for a lease of the next one."""
+        if self._rejoin is None:
+            raise BrokerError("The broker is gone.")
+        self._connection.close()
+        self._reader.join()
+        self._connection = self._rejoin()
+        self._inbox = queue.SimpleQueue()
+        self._lost = self.must_yield = False
+        self._reader = self._start_reader()
+        self.wait_for_grant()
+        self.started(stores=False)
+
+    def _start_reader(self) -> threading.Thread:
+        reader = threading.Thread(target=self._read, name="hermes-session", daemon=True)
+        reader.start()
+        return reader
+
+    def _leave(self, store: Callable[[], StoredState], begin: float) -> None:
+        state = store()
+        self._stop_clock()
+        spent = time.monotonic() - begin
+        self._send(
+            wire.Parked(
+                epoch=self._epoch, tier="disk", suspend_seconds=spent, checkpoint=_wired(state)
+            )
+        )
+        self.noted("stored")
+        raise Suspended(f"The run is stored in {state.path}.")
+
+    def _stop_clock(self) -> None:
+        self._had_seconds, self._granted_at = self.device_seconds, None
+
+    def _take(self, grant: wire.Grant) -> None:
+        self._epoch = grant.epoch
+        self.devices = grant.devices
+        self._had_seconds, self._granted_at = grant.device_seconds, time.monotonic()
+        self._trained = False
+        if not self.managed:  # the loop read them when it started
+            self.checkpoints = tuple(_unwired(c) for c in grant.checkpoints)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = self._connection.receive()
+            except BrokerError:
+                self._lost = True
+                self.must_yield = True
+                self._inbox.put(None)
+                return
+            if isinstance(message, wire.Yield):
+                self._asked = message.tier
+                self.must_yield = True
+            else:
+                self._inbox.put(message)
+
+    def _send(self, message: wire.FromClient) -> None:
+        # Training does not stop because the broker is gone: the reader has seen it too, and the
+        # run parks at its next clean point.
+        with contextlib.suppress(BrokerError):
+            self._connection.send(message)
+
+
+def _wired(state: StoredState) -> wire.SavedCheckpoint:
+    return wire.SavedCheckpoint(
+        path=str(state.path),
+        units=state.units,
+        size_bytes=state.size_bytes,
+        sha256=state.sha256,
+    )
+
+
+def _unwired(saved: wire.SavedCheckpoint) -> StoredState:
+    return StoredState(
+        path=Path(saved.path),
+        units=saved.units,
+        size_bytes=saved.size_bytes,
+        sha256=saved.sha256,
+    )
+
+
+class Sessions:
+    """The sessions of this process, by study name and trial number.
+
+    ``worker`` is the session of a process that serves one run at a time for ``optimize``.
+    """
+
+    def __init__(self) -> None:
+        self.worker: RunSession | None = None
+        self._by_trial: dict[tuple[str, int], RunSession] = {}
+
+    def add(self, study: str, number: int, session: RunSession) -> None:
+        """Remember whose session this is."""
+        self._by_trial[study, number] = session
+
+    def get(self, study: str, number: int) -> RunSession | None:
+        """The session of a trial, None if it has none in this process."""
+        return self._by_trial.get((study, number))
+
+    def pop(self, study: str, number: int) -> RunSession | None:
+        """Forget a trial's session."""
+        return self._by_trial.pop((study, number), None)
+
+
+sessions = Sessions()
+
+
+def session_of(trial: Any) -> RunSession | None:
+    """The session of an ``optuna.Trial``, None if its study does not run under a broker."""
+    study = getattr(trial, "study", None)
+    return None if study is None else sessions.get(study.study_name, trial.number)

@@ -1,0 +1,129 @@
+"""What a broker tells about itself, as plain JSON, pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from optuna_hermes.broker._book import Book, Run, Slot, Study, counts
+
+
+def document(book: Book, now: float, *, runs: bool) -> dict[str, Any]:
+    """Devices with their holders, and studies with their runs.
+
+    Args:
+        book: the broker's book.
+        now: seconds of the broker's clock.
+        runs: whether to list every run of every study.
+    """
+    return {
+        "host": book.host,
+        "devices": [_device(slot, book, now) for slot in book.slots.values()],
+        "studies": [_study(study, book, now, runs=runs) for study in book.studies.values()],
+    }
+
+
+def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
+    device = slot.device
+    holder = None
+    if slot.lease is not None:
+        lease = slot.lease
+        client = book.clients.get(lease.connection)
+        holder = {
+            "study": book.studies[lease.study].spec.name,
+            "trial": lease.number,
+            "state": "yielding" if lease.yielding else "running",
+            "pid": client.pid if client else None,
+            "epoch": lease.epoch,
+            "since_seconds": now - lease.started,
+            "left_seconds": max(0.0, lease.deadline - now),
+        }
+    return {
+        "id": device.id,
+        "kind": device.kind,
+        "healthy": device.healthy,
+        "memory_bytes": device.memory_bytes,
+        "memory_free_bytes": device.memory_free_bytes,
+        "holder": holder,
+    }
+
+
+def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any]:
+    held = sum(
+        now - slot.lease.started
+        for slot in book.slots.values()
+        if slot.lease and slot.lease.study == study.spec.key
+    )
+    shown: dict[str, Any] = {
+        "key": study.spec.key,
+        "name": study.spec.name,
+        "policy": study.spec.policy,
+        "driver_pid": _pid(book, study.driver),
+        "draining": study.draining,
+        "problem": study.problem,
+        "finished": finished(study, book),
+        "unstarted": study.unstarted,
+        "counts": counts(study),
+        "device_seconds": study.device_seconds + held,
+        "overhead_seconds": study.overhead_seconds,
+        "switches": study.switches,
+        "best": _best(study),
+    }
+    if runs:
+        ordered = sorted(study.runs.values(), key=lambda run: run.number)
+        shown["runs"] = [_run(run, study) for run in ordered]
+    return shown
+
+
+def finished(study: Study, book: Book) -> bool:
+    """Whether nothing of the study needs a process any more.
+
+    When it is drained that is when every process could be freed; otherwise when every run is done
+    and no trial may still be created.
+    """
+    key = study.spec.key
+    if any(slot.lease and slot.lease.study == key for slot in book.slots.values()):
+        return False
+    if study.draining:
+        alive = (run for run in study.runs.values() if run.connection is not None)
+        return not any(run.stores for run in alive)
+    return not study.may_open.any and not any(run.live for run in study.runs.values())
+
+
+def _pid(book: Book, connection: int | None) -> int | None:
+    client = book.clients.get(connection) if connection is not None else None
+    return client.pid if client else None
+
+
+def _best(study: Study) -> dict[str, Any] | None:
+    last = [
+        (run.curve.values[-1], run.number)
+        for run in study.runs.values()
+        if run.curve.units and math.isfinite(run.curve.values[-1])
+    ]
+    if not last:
+        return None
+    value, number = min(last)
+    return {"trial": number, "value": _shown(value, study)}
+
+
+def _shown(value: float, study: Study) -> float | None:
+    """A value as its user knows it; JSON has no NaN."""
+    if not math.isfinite(value):
+        return None
+    return -value if study.spec.maximize else value
+
+
+def _run(run: Run, study: Study) -> dict[str, Any]:
+    return {
+        "trial": run.number,
+        "state": run.state,
+        "tier": run.tier,
+        "device": run.device if run.state == "running" else None,
+        "units": run.curve.units,
+        "units_trained": run.units,
+        "value": _shown(run.curve.values[-1], study) if run.curve.units else None,
+        "slices": run.slices,
+        "suspensions": run.suspensions,
+        "device_seconds": run.device_seconds,
+    }

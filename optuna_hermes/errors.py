@@ -1,0 +1,67 @@
+"""What can go wrong, as one tree: every error says the rule, the value, and what to do."""
+
+from __future__ import annotations
+
+
+class HermesError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InvalidInputError(HermesError, ValueError):
+    """The caller asked for something that does not exist or cannot be: exit status 2."""
+
+
+class UnknownPolicyError(InvalidInputError):
+    """No policy has this name."""
+
+
+class DeviceSpecError(InvalidInputError):
+    """A ``--devices`` text that names no device, or one this host does not have."""
+
+
+class ObjectiveError(InvalidInputError):
+    """The objective cannot be loaded, or cannot be run under this package."""
+
+
+class StorageError(InvalidInputError):
+    """The study's storage, or the study in it, cannot be opened."""
+
+
+class MonitorError(InvalidInputError):
+    """The monitored metric was never logged."""
+
+
+class UnsupportedPrunerError(InvalidInputError):
+    """A pruner that cannot be wrapped."""
+
+
+class LedgerError(HermesError, RuntimeError):
+    """The ledger refused a write, or cannot be read by this version."""
+
+
+class StaleEpochError(LedgerError):
+    """A lease was committed with an epoch that is not above every earlier one of its device."""
+
+
+class BrokerError(HermesError, RuntimeError):
+    """The broker cannot be started, reached or trusted."""
+
+
+class BrokerConflictError(BrokerError, InvalidInputError):
+    """A broker with other devices owns this host, or its socket belongs to someone else."""
+
+
+class ProtocolError(BrokerError):
+    """A frame that is not of this protocol."""
+
+
+class CheckpointError(HermesError, RuntimeError):
+    """A checkpoint is missing, damaged or not of its trial."""
+
+
+class Suspended(BaseException):  # noqa: N818  (a control flow signal, like KeyboardInterrupt)
+    """The run is on disk and its process is free: unwinds the user's objective.
+
+    It is a ``BaseException`` so that neither ``except Exception`` in the objective nor Optuna's
+    ``catch`` takes it for a failure of the trial.
+    """

@@ -1,0 +1,45 @@
+"""What outlives every process: runs, reports, leases, checkpoints, memory and events."""
+
+from __future__ import annotations
+
+from optuna_hermes.ledger._base import (
+    SCHEMA_VERSION,
+    CheckpointRecord,
+    EventRecord,
+    LeaseRecord,
+    Ledger,
+    ReportRecord,
+    RunRecord,
+)
+from optuna_hermes.ledger._memory import MemoryLedger
+from optuna_hermes.ledger._sql import SqlLedger
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CheckpointRecord",
+    "EventRecord",
+    "LeaseRecord",
+    "Ledger",
+    "MemoryLedger",
+    "ReportRecord",
+    "RunRecord",
+    "SqlLedger",
+    "open_ledger",
+]
+
+
+def open_ledger(url: str) -> Ledger:
+    """Open the ledger at a URL, and make its tables if they are missing.
+
+    Args:
+        url: a database as SQLAlchemy and Optuna name it, or ``memory:`` for a ledger that ends
+            with this process.
+
+    Raises:
+        LedgerError: the database cannot be reached, or holds a ledger of a later version.
+
+    Example:
+        >>> open_ledger("memory:").load_runs("a study's key")
+        []
+    """
+    return MemoryLedger() if url == "memory:" else SqlLedger(url)

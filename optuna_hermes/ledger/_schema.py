@@ -1,0 +1,140 @@
+"""The ledger's tables: guests in the user's database, all named ``hermes_*``.
+
+There is no foreign key to Optuna's tables: one would make ``optuna.delete_study`` fail. Names and
+texts compare byte for byte on MySQL too, whose default collation would take ``a`` for ``A``.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    insert,
+    inspect,
+    select,
+)
+from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
+
+from optuna_hermes.ledger._base import SCHEMA_VERSION
+
+METADATA = MetaData()
+"""The ledger's own: Optuna's tables and its ``alembic_version`` are not in it."""
+
+_MYSQL = ("mysql", "mariadb")
+_MYSQL_TEXT = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
+
+_Integer = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in INTEGER keys
+_Name = String(255).with_variant(VARCHAR(255, **_MYSQL_TEXT), *_MYSQL)
+_Word = String(64).with_variant(VARCHAR(64, **_MYSQL_TEXT), *_MYSQL)
+_Long = Text().with_variant(LONGTEXT(**_MYSQL_TEXT), *_MYSQL)
+
+SCHEMA = Table(
+    "hermes_schema",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("schema_version", Integer, nullable=False),
+)
+
+RUNS = Table(
+    "hermes_runs",
+    METADATA,
+    Column("study", _Name, primary_key=True),
+    Column("number", _Integer, primary_key=True, autoincrement=False),
+    Column("trial_id", _Integer, nullable=False),
+    Column("state", _Word, nullable=False),
+    Column("tier", _Word),
+    Column("host", _Name),
+    Column("units", _Integer, nullable=False),
+    Column("slices", _Integer, nullable=False),
+    Column("suspensions", _Integer, nullable=False),
+    Column("device_seconds", Double, nullable=False),
+    Column("submitted", Double, nullable=False),
+    Column("updated", Double, nullable=False),
+)
+
+REPORTS = Table(
+    "hermes_reports",
+    METADATA,
+    Column("id", _Integer, primary_key=True),
+    Column("study", _Name, nullable=False),
+    Column("number", _Integer, nullable=False),
+    Column("unit", _Integer, nullable=False),
+    Column("step", _Integer, nullable=False),
+    # A double of MySQL is never NaN or infinite: such a value is a word, and its number is NULL.
+    Column("value", Double),
+    Column("not_finite", _Word),
+    Column("device_seconds", Double, nullable=False),
+    Column("at", Double, nullable=False),
+    Index("ix_hermes_reports_run", "study", "number"),
+)
+
+LEASES = Table(
+    "hermes_leases",
+    METADATA,
+    Column("epoch", _Integer, primary_key=True, autoincrement=False),
+    Column("study", _Name, nullable=False, index=True),
+    Column("number", _Integer),
+    Column("devices", _Long, nullable=False),
+    Column("host", _Name, nullable=False),
+    Column("started", Double, nullable=False),
+    Column("ended", Double),
+)
+
+CHECKPOINTS = Table(
+    "hermes_checkpoints",
+    METADATA,
+    Column("id", _Integer, primary_key=True),
+    Column("study", _Name, nullable=False),
+    Column("number", _Integer, nullable=False),
+    Column("path", _Long, nullable=False),
+    Column("units", _Integer, nullable=False),
+    Column("size_bytes", _Integer, nullable=False),
+    Column("sha256", _Word, nullable=False),
+    Column("at", Double, nullable=False),
+    Index("ix_hermes_checkpoints_run", "study", "number"),
+)
+
+MEMORY = Table(
+    "hermes_memory",
+    METADATA,
+    Column("study", _Name, primary_key=True),
+    Column("memory", _Long, nullable=False),
+)
+
+EVENTS = Table(
+    "hermes_events",
+    METADATA,
+    Column("id", _Integer, primary_key=True),
+    Column("study", _Name, nullable=False),
+    Column("number", _Integer),
+    Column("kind", _Name, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("detail", _Long, nullable=False),
+    Index("ix_hermes_events_run", "study", "number"),
+)
+
+
+def stored_version(connection: Connection) -> int | None:
+    """The version of the tables in this database, None if they are not (all) there."""
+    if not inspect(connection).has_table(SCHEMA.name):
+        return None
+    return connection.scalar(select(SCHEMA.c.schema_version))
+
+
+def any_table_exists(connection: Connection) -> bool:
+    """Whether someone has begun to make the tables."""
+    return not METADATA.tables.keys().isdisjoint(inspect(connection).get_table_names())
+
+
+def create(connection: Connection) -> None:
+    """Make the tables that are missing; the version comes last and says that all are there."""
+    METADATA.create_all(connection)
+    connection.execute(insert(SCHEMA).values(id=1, schema_version=SCHEMA_VERSION))

@@ -1,0 +1,175 @@
+"""The frozen values that cross every boundary: what a policy sees, and what it answers.
+
+Lower is better everywhere inside the package; maximised values are turned round where they enter.
+Times are seconds of one monotonic clock, memory is in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+RunState = Literal["pending", "running", "parked", "stored", "done", "failed"]
+"""``pending``: admitted, never ran. ``parked``: suspended, its process alive. ``stored``:
+suspended on disk, no process. ``done`` and ``failed`` are final."""
+
+TierName = Literal["resident", "host", "disk"]
+"""Where a suspended run's state is."""
+
+LIVE_STATES: frozenset[RunState] = frozenset({"pending", "running", "parked", "stored"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """The reports of one run, one entry a unit.
+
+    Args:
+        steps: what the run counted when it reported (epochs, batches), ascending.
+        values: the objective, lower is better; NaN and infinite values are kept as they came.
+        device_seconds: device time the run had used when it reported, ascending.
+    """
+
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+    device_seconds: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.steps) == len(self.values) == len(self.device_seconds):
+            raise ValueError(
+                "steps, values and device_seconds must have one length but got "
+                f"{len(self.steps)}, {len(self.values)} and {len(self.device_seconds)}."
+            )
+
+    @property
+    def units(self) -> int:
+        """How many units the run has reported."""
+        return len(self.values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunView:
+    """One run as a policy sees it.
+
+    Args:
+        number: the trial's number in its study; unique in a snapshot.
+        state: see ``RunState``. A run whose slice has just ended is ``parked`` here, bound to
+            nothing yet, with ``device`` naming where it still sits.
+        curve: its reports.
+        attained_seconds: device time it has had.
+        submitted: when it was admitted.
+        waiting_since: when it last stopped running (or was admitted), None while it runs.
+        tier: where its state is, None if it never ran or is running.
+        device: the device it runs on or sits on, if any.
+        bound_to: devices it can resume on without moving; empty means any.
+        switch_cost_seconds: expected cost of bringing it onto a device.
+        devices_wanted: how many devices it trains on at once.
+        units_left: units until its end, if known.
+        params: its hyper-parameters.
+    """
+
+    number: int
+    state: RunState
+    curve: Curve = Curve()
+    attained_seconds: float = 0.0
+    submitted: float = 0.0
+    waiting_since: float | None = None
+    tier: TierName | None = None
+    device: str | None = None
+    bound_to: tuple[str, ...] = ()
+    switch_cost_seconds: float = 0.0
+    devices_wanted: int = 1
+    units_left: int | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """A GPU (``id`` is its UUID), a MIG slice or a CPU slot (``cpu:0``).
+
+    Args:
+        id: unique on its host.
+        host: the host's name.
+        kind: ``cpu`` or ``gpu``.
+        healthy: False when it is known to be broken or taken by someone else.
+        free: True when a policy may assign it now. Unknown is never free.
+        memory_bytes: its memory, None if unknown.
+        memory_free_bytes: what is free of it now, None if unknown.
+    """
+
+    id: str
+    host: str = "localhost"
+    kind: Literal["cpu", "gpu"] = "cpu"
+    healthy: bool = True
+    free: bool = False
+    memory_bytes: int | None = None
+    memory_free_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unstarted:
+    """Trials that may still be created.
+
+    Args:
+        count: how many, None for no bound.
+        fixed: True for a list known beforehand, False for proposals of a sampler that learns.
+    """
+
+    count: int | None = 0
+    fixed: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether one more trial may be created."""
+        return self.count is None or self.count > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """All that a policy may know.
+
+    Args:
+        now: the clock, in seconds.
+        seed: for policies that draw random numbers.
+        devices: every device of the host; a policy assigns only those that are ``free``.
+        runs: every run that is not finished, in any order.
+        finished: runs that are done or failed, for learners.
+        unstarted: trials that may still be created.
+        memory: JSON that the policy gave back last time.
+    """
+
+    now: float = 0.0
+    seed: int = 0
+    devices: tuple[Device, ...] = ()
+    runs: tuple[RunView, ...] = ()
+    finished: tuple[RunView, ...] = ()
+    unstarted: Unstarted = Unstarted()
+    memory: Any = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """One device (or several) to one run.
+
+    Args:
+        run: a trial's number, or None for a trial that is not created yet.
+        devices: ids, each free in the snapshot.
+        slice_seconds: length of the slice, None for the broker's own.
+    """
+
+    run: int | None
+    devices: tuple[str, ...]
+    slice_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What to do with the free devices; a device that is not named stays empty.
+
+    Args:
+        assignments: no device twice, no run twice.
+        memory: JSON to be given back with the next snapshot.
+    """
+
+    assignments: tuple[Assignment, ...] = ()
+    memory: Any = None

@@ -1,0 +1,29 @@
+"""Equal shares for all: a circular queue."""
+
+from __future__ import annotations
+
+from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.policies._base import Policy, opened, place, unopened
+
+
+class RoundRobin(Policy):
+    """Gives the next slice to the run that has waited longest.
+
+    Trials that are not opened yet count as having waited longest, so every trial gets a slice
+    before any gets a second one. Where the number of trials has no bound there is no such round:
+    a new one is opened only when no run waits.
+    """
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Open what is not opened, then go on with the run that stopped first."""
+        new = unopened(snapshot)
+        queue = sorted(opened(snapshot), key=_waits_since)
+        if snapshot.unstarted.count is not None:
+            return Decision(assignments=place(snapshot, [*new, *queue]))
+        pending = [run for run in new if run is not None]
+        return Decision(assignments=place(snapshot, [*pending, *queue, *new[len(pending) :]]))
+
+
+def _waits_since(run: RunView) -> tuple[float, int]:
+    since = run.submitted if run.waiting_since is None else run.waiting_since
+    return since, run.number

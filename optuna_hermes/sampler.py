@@ -1,0 +1,146 @@
+"""The sampler of a study whose trials are paused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.broker import Connection, RunSession, connect_or_start, sessions
+from optuna_hermes.broker._protocol import Register
+
+DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
+
+
+class HermesSampler(BaseSampler):
+    """Proposes with another sampler, which sees suspended trials at their last value.
+
+    A trial that is suspended is RUNNING in Optuna's database, and samplers take a RUNNING trial
+    for a bad one or for nothing. Through this one they see it as COMPLETE at what it last
+    reported.
+
+    Together with ``HermesPruner`` it also makes each trial of a plain ``study.optimize`` wait for
+    its first turn on a device, before anything is suggested: so a proposal uses all that is known
+    when its training begins. With another pruner it only samples.
+
+    Args:
+        base: the sampler that proposes; TPE if None.
+        devices: as ``--devices``: which devices a broker started for this study owns. ``auto``
+            takes a running broker as it is. The default is ``$OPTUNA_HERMES_DEVICES``, or
+            ``auto``.
+        policy: name of the policy for a plain ``study.optimize``; ``optimize`` has its own.
+        slice_seconds: least length of a slice, likewise.
+
+    Example:
+        >>> import optuna
+        >>> from optuna_hermes import HermesSampler
+        >>> study = optuna.create_study(sampler=HermesSampler())
+        >>> study.optimize(lambda trial: trial.suggest_float("x", -1, 1) ** 2, n_trials=3)
+        >>> len(study.trials)
+        3
+    """
+
+    def __init__(
+        self,
+        base: BaseSampler | None = None,
+        *,
+        devices: str | None = None,
+        policy: str = "hermes",
+        slice_seconds: float = 1.0,
+    ) -> None:
+        self._base = base if base is not None else optuna.samplers.TPESampler()
+        self._devices = devices
+        self._policy = policy
+        self._slice_seconds = slice_seconds
+
+    @property
+    def base(self) -> BaseSampler:
+        """The sampler that proposes."""
+        return self._base
+
+    def reseed_rng(self) -> None:
+        """Delegates."""
+        self._base.reseed_rng()
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Delegates, with the study as this class shows it."""
+        return self._base.infer_relative_search_space(private.StudyView(study), trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Delegates, with the study as this class shows it."""
+        return self._base.sample_relative(private.StudyView(study), trial, search_space)
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Delegates, with the study as this class shows it."""
+        return self._base.sample_independent(
+            private.StudyView(study), trial, param_name, param_distribution
+        )
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Wait for the trial's first turn, where that is this sampler's task."""
+        if sessions.worker is None and getattr(study.pruner, "preempts", False):
+            self._wait_for_turn(study, trial)
+        self._base.before_trial(private.StudyView(study), trial)
+
+    def after_trial(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Delegates, then gives the device back."""
+        self._base.after_trial(private.StudyView(study), trial, state, values)
+        if sessions.worker is not None:
+            return
+        session = sessions.pop(study.study_name, trial.number)
+        if session is not None:
+            session.end("failed" if state == TrialState.FAIL else "done")
+            session.close()
+
+    def _wait_for_turn(self, study: Study, trial: FrozenTrial) -> None:
+        spec = private.study_spec(study, policy=self._policy, slice_seconds=self._slice_seconds)
+        trial_id = private.trial_id(trial)
+
+        def join() -> Connection:
+            connection = connect_or_start("run", self._devices or default_devices())
+            connection.send(Register(study=spec, number=trial.number, trial_id=trial_id))
+            return connection
+
+        session = RunSession(join(), noted=_Note(study, trial_id), rejoin=join)
+        session.wait_for_grant()
+        sessions.add(study.study_name, trial.number, session)
+
+
+def default_devices() -> str:
+    """What ``--devices`` is when nobody says it."""
+    return os.environ.get(DEVICES_VARIABLE, "auto")
+
+
+class _Note:
+    """Writes a run's state where optuna-dashboard shows it."""
+
+    def __init__(self, study: Study, trial_id: int) -> None:
+        self._study = study
+        self._trial_id = trial_id
+
+    def __call__(self, state: str) -> None:
+        attributes = {private.STATE_ATTRIBUTE: state}
+        private.set_attributes(self._study, self._trial_id, attributes)

@@ -1,0 +1,22 @@
+"""One seed for every random number a trial draws."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+
+
+def trial_seed(seed: int, number: int) -> int:
+    """The seed of trial ``number`` in a study of ``seed``: the same in every process."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and, where it is loaded, torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)

@@ -1,0 +1,133 @@
+"""A broker without a process: its state, a clock that is moved by hand, clients in lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._events import (
+    Command,
+    Connected,
+    Disconnected,
+    Event,
+    Kill,
+    Received,
+    Send,
+    StudyRead,
+    Tick,
+)
+from optuna_hermes.broker._state import State
+from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.model import Device
+
+
+class FakeBroker:
+    """Feeds events to a ``State`` and keeps what it answers.
+
+    Args:
+        devices: how many CPU slots it owns.
+        grace_seconds: as for ``State``.
+
+    Example:
+        >>> broker = FakeBroker(devices=1)
+        >>> driver = broker.driver(unstarted=2)
+        >>> worker = broker.worker()
+        >>> grant = broker.last(worker, "Grant")
+        >>> grant.devices
+        ('cpu:0',)
+    """
+
+    def __init__(self, *, devices: int = 2, grace_seconds: float = 300.0) -> None:
+        slots = [Device(id=f"cpu:{i}", free=True) for i in range(devices)]
+        self.state = State(host="h", devices=slots, grace_seconds=grace_seconds)
+        self.now = 0.0
+        self.log: list[Command] = []
+        self._connections = 0
+
+    def apply(self, event: Event) -> list[Command]:
+        """Feed one event and keep the commands."""
+        commands = self.state.handle(event, self.now)
+        self.log += commands
+        return commands
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, waking the state whenever it asked to be woken."""
+        end = self.now + seconds
+        while True:
+            due = self.state.next_wakeup(self.now)
+            if due is None or due > end:
+                break
+            self.now = max(self.now, due)
+            self.apply(Tick())
+        self.now = end
+
+    def connect(self, role: str) -> int:
+        """A new connection."""
+        self._connections += 1
+        self.apply(Connected(connection=self._connections, pid=self._connections, role=role))
+        return self._connections
+
+    def driver(
+        self, *, key: str = "s", unstarted: int | None = 4, max_alive: int = 4, **spec: Any
+    ) -> int:
+        """A driver that has opened a study."""
+        connection = self.connect("driver")
+        study = wire.StudySpec(key=key, name=key, ledger_url="memory:", **spec)
+        message = wire.OpenStudy(study=study, unstarted=unstarted, max_alive=max_alive)
+        self.apply(StudyRead(connection=connection, message=message))
+        return connection
+
+    def plain(self, number: int, *, key: str = "s", **spec: Any) -> int:
+        """A trial of a plain Optuna study that asks for its turn."""
+        connection = self.connect("run")
+        study = wire.StudySpec(key=key, name=key, ledger_url="memory:", **spec)
+        message = wire.Register(study=study, number=number, trial_id=number)
+        self.apply(StudyRead(connection=connection, message=message))
+        return connection
+
+    def worker(self, *, key: str = "s") -> int:
+        """A worker that waits for a run."""
+        connection = self.connect("worker")
+        self.say(connection, wire.Ready(study=key))
+        return connection
+
+    def say(self, connection: int, message: wire.FromClient) -> list[Command]:
+        """A client sends a message."""
+        return self.apply(Received(connection=connection, message=message))
+
+    def hang_up(self, connection: int) -> list[Command]:
+        """A client is gone."""
+        return self.apply(Disconnected(connection=connection))
+
+    def sent(self, connection: int) -> list[wire.FromBroker]:
+        """All that a client was sent."""
+        sends = (c for c in self.log if isinstance(c, Send))
+        return [c.message for c in sends if c.connection == connection]
+
+    def last(self, connection: int, kind: str) -> Any:
+        """The last message of a kind that a client was sent, None if there was none."""
+        of_kind = [m for m in self.sent(connection) if type(m).__name__ == kind]
+        return of_kind[-1] if of_kind else None
+
+    def killed(self) -> list[int]:
+        """Process ids that were to be killed."""
+        return [c.pid for c in self.log if isinstance(c, Kill)]
+
+    def check(self) -> None:
+        """What must hold after any events: raises AssertionError where it does not."""
+        epochs = [c.epoch for c in self.log if isinstance(c, LeaseRecord)]
+        assert epochs == sorted(set(epochs)), "epochs only grow"
+        holders = [s.lease.number for s in self.state.book.slots.values() if s.lease]
+        named = [number for number in holders if number is not None]
+        assert len(named) == len(set(named)), "no run on two devices"
+        _check_grants(self.log)
+
+
+def _check_grants(log: Sequence[Command]) -> None:
+    committed: set[int] = set()
+    for command in log:
+        if isinstance(command, LeaseRecord):
+            committed.add(command.epoch)
+        elif isinstance(command, Send) and isinstance(command.message, wire.Grant):
+            assert command.message.epoch in committed, "a grant follows its lease"

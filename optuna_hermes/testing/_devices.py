@@ -1,0 +1,55 @@
+"""Devices that do what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from optuna_hermes.model import Device
+
+
+class FakeDevices:
+    """A ``DeviceSource`` without devices: a test says what a poll finds.
+
+    Example:
+        >>> from optuna_hermes.model import Device
+        >>> fake = FakeDevices([Device(id="GPU-a", kind="gpu", free=True)])
+        >>> fake.change("GPU-a", healthy=False)
+        >>> fake.poll()[0].healthy
+        False
+
+    Args:
+        devices: what polls find until ``change`` is called.
+        memory: bytes by process and device, for ``memory_of``; what is missing is unknown.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device], memory: Mapping[tuple[int, str], int] | None = None
+    ) -> None:
+        self._devices = {device.id: device for device in devices}
+        self.memory = dict(memory or {})
+        self.polls: list[frozenset[int]] = []
+        """The ``own_pids`` of every poll so far."""
+        self.closed = False
+
+    def change(self, device: str, **fields: Any) -> None:
+        """Change fields of a device from the next poll on.
+
+        Raises:
+            KeyError: there is no such device.
+        """
+        self._devices[device] = replace(self._devices[device], **fields)
+
+    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+        """The devices as the test left them."""
+        self.polls.append(frozenset(own_pids))
+        return tuple(self._devices.values())
+
+    def memory_of(self, pid: int, device: str) -> int | None:
+        """What the test says, None for what it does not say."""
+        return self.memory.get((pid, device))
+
+    def close(self) -> None:
+        """Remember that nobody polls any more."""
+        self.closed = True

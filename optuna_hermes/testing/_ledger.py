@@ -1,0 +1,559 @@
+"""The suite that every ledger passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
+from threading import Barrier
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from optuna_hermes.errors import StaleEpochError
+from optuna_hermes.ledger import (
+    CheckpointRecord,
+    EventRecord,
+    LeaseRecord,
+    Ledger,
+    MemoryLedger,
+    ReportRecord,
+    RunRecord,
+)
+
+Operation = tuple[str, tuple[Any, ...]]
+
+STUDY = "study"
+OTHER = "another study"
+UNICODE = "größe 学習 🌱 'quoted' \"%s\" \\"
+
+_STUDIES = count()
+_PROPERTY = settings(
+    max_examples=20,
+    deadline=None,
+    database=None,
+    # The ledger of one test serves all its examples: each has a study of its own.
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+)
+
+
+def run(number: int = 0, **fields: Any) -> RunRecord:
+    """A run, with what the test does not care about filled in."""
+    defaults: dict[str, Any] = {"study": STUDY, "trial_id": number, "state": "pending"}
+    return RunRecord(**{**defaults, **fields}, number=number)
+
+
+def report(unit: int, value: float, *, number: int = 0, **fields: Any) -> ReportRecord:
+    """A report of a run that takes a second and ten steps for each unit."""
+    defaults = {"study": STUDY, "step": unit * 10, "device_seconds": float(unit), "at": 0.0}
+    return ReportRecord(**{**defaults, **fields}, number=number, unit=unit, value=value)
+
+
+def lease(epoch: int, *, number: int | None = 0, **fields: Any) -> LeaseRecord:
+    """A live lease of one device."""
+    defaults = {"study": STUDY, "devices": ("a/cpu:0",), "host": "a", "started": 1.5}
+    return LeaseRecord(**{**defaults, **fields}, number=number, epoch=epoch)
+
+
+def checkpoint(path: str, *, number: int = 0, **fields: Any) -> CheckpointRecord:
+    """A checkpoint at a path."""
+    defaults = {"study": STUDY, "units": 3, "size_bytes": 2**40, "sha256": "0" * 64, "at": 2.5}
+    return CheckpointRecord(**{**defaults, **fields}, number=number, path=path)
+
+
+def event(kind: str, *, number: int | None = 0, **fields: Any) -> EventRecord:
+    """A line of the story."""
+    return EventRecord(**{"study": STUDY, "at": 3.5, **fields}, number=number, kind=kind)
+
+
+def _content(ledger: Ledger, study: str) -> str:
+    """All that a ledger says of a study; as text, because NaN does not equal itself."""
+    return repr(
+        (
+            ledger.load_runs(study),
+            ledger.load_curves(study),
+            ledger.load_checkpoints(study),
+            [ledger.load_checkpoints(study, number) for number in range(3)],
+            ledger.load_memory(study),
+            ledger.load_events(study),
+            [ledger.load_events(study, number) for number in range(3)],
+        )
+    )
+
+
+def _leases(ledger: Ledger, study: str, base: int) -> list[LeaseRecord]:
+    return [replace(held, epoch=held.epoch - base) for held in ledger.load_leases(study)]
+
+
+def _apply(ledger: Ledger, study: str, base: int, operation: Operation) -> str:
+    """Carry out one operation; its answer is what it raised, if anything."""
+    verb, arguments = operation
+    try:
+        _carry_out(ledger, study, base, verb, arguments)
+    except StaleEpochError:
+        return "stale"
+    return "done"
+
+
+def _carry_out(ledger: Ledger, study: str, base: int, verb: str, arguments: Iterable[Any]) -> None:
+    first, *others = arguments
+    if verb in ("save_memory", "drop_checkpoint"):
+        getattr(ledger, verb)(study, first)
+    elif verb in ("name_lease", "end_lease"):
+        getattr(ledger, verb)(base + first, *others)
+    elif verb == "commit_lease":
+        ledger.commit_lease(replace(first, study=study, epoch=base + first.epoch))
+    else:
+        getattr(ledger, verb)(replace(first, study=study))
+
+
+# SQLite keeps no sign of a zero; adding 0.0 takes it away beforehand.
+_finite = st.floats(allow_nan=False, allow_infinity=False).map(lambda number: number + 0.0)
+_values = st.floats(width=64).map(lambda number: number + 0.0)
+# PostgreSQL takes neither NUL nor half of a surrogate pair.
+_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+_numbers = st.integers(0, 2)
+_big = st.integers(0, 2**62)
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | _finite | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
+    max_leaves=5,
+)
+_paths = st.sampled_from(["/a", "/A", "/b", "/ü"])
+_epochs = st.integers(-1, 6)
+
+_runs = st.builds(
+    RunRecord,
+    study=st.just(""),
+    number=_numbers,
+    trial_id=_big,
+    state=st.sampled_from(["pending", "running", "parked", "stored", "done", "failed"]),
+    tier=st.sampled_from([None, "resident", "host", "disk"]),
+    host=st.none() | _text,
+    units=_big,
+    slices=_big,
+    suspensions=_big,
+    device_seconds=_finite,
+    submitted=_finite,
+    updated=_finite,
+)
+_reports = st.builds(
+    ReportRecord,
+    study=st.just(""),
+    number=_numbers,
+    unit=st.integers(1, 4),
+    step=_big,
+    value=_values,
+    device_seconds=_finite,
+    at=_finite,
+)
+_new_leases = st.builds(
+    LeaseRecord,
+    study=st.just(""),
+    epoch=_epochs,
+    number=st.none() | _numbers,
+    devices=st.lists(_text, max_size=3).map(tuple),
+    host=_text,
+    started=_finite,
+    ended=st.none() | _finite,
+)
+_checkpoints = st.builds(
+    CheckpointRecord,
+    study=st.just(""),
+    number=_numbers,
+    path=_paths,
+    units=_big,
+    size_bytes=_big,
+    sha256=st.text("0123456789abcdef", min_size=64, max_size=64),
+    at=_finite,
+)
+_events = st.builds(
+    EventRecord,
+    study=st.just(""),
+    number=st.none() | _numbers,
+    kind=_text,
+    at=_finite,
+    detail=st.dictionaries(_text, _json, max_size=3),
+)
+_operations = st.one_of(
+    st.tuples(st.just("save_run"), st.tuples(_runs)),
+    st.tuples(st.just("add_report"), st.tuples(_reports)),
+    st.tuples(st.just("commit_lease"), st.tuples(_new_leases)),
+    st.tuples(st.just("name_lease"), st.tuples(_epochs, _numbers)),
+    st.tuples(st.just("end_lease"), st.tuples(_epochs, _finite)),
+    st.tuples(st.just("save_checkpoint"), st.tuples(_checkpoints)),
+    st.tuples(st.just("drop_checkpoint"), st.tuples(_paths)),
+    st.tuples(st.just("save_memory"), st.tuples(_json)),
+    st.tuples(st.just("add_event"), st.tuples(_events)),
+)
+
+
+class LedgerContract:
+    """Subclass it, and give it a ``ledger`` fixture: a new, empty ledger for each test.
+
+    A ledger that outlives its process also overrides the ``reopen`` fixture: a function that
+    opens the same ledger once more.
+
+    Example:
+        >>> class TestMine(LedgerContract):
+        ...     @pytest.fixture
+        ...     def ledger(self) -> Ledger:
+        ...         return MemoryLedger()
+    """
+
+    @pytest.fixture
+    def ledger(self) -> Ledger:
+        """Override it: the ledger under test, new and empty."""
+        raise NotImplementedError("A LedgerContract needs a `ledger` fixture.")
+
+    @pytest.fixture
+    def reopen(self) -> Callable[[], Ledger]:
+        """Override it for a ledger that outlives its process."""
+        pytest.skip("This ledger ends with its process.")
+
+    def test_a_new_ledger_is_empty(self, ledger: Ledger) -> None:
+        """A study that was never written to has nothing, and the first epoch is still free."""
+        assert _content(ledger, STUDY) == _content(MemoryLedger(), STUDY)
+        assert ledger.load_leases() == []
+        assert ledger.last_epoch() == 0
+
+    def test_a_run_comes_back_as_it_went_in(self, ledger: Ledger) -> None:
+        """Every field of a run is kept, the unset ones as None."""
+        full = run(
+            1,
+            state="stored",
+            tier="disk",
+            host=UNICODE,
+            trial_id=2**40,
+            units=7,
+            slices=3,
+            suspensions=2,
+            device_seconds=0.1 + 0.2,
+            submitted=1_700_000_000.123456,
+            updated=1e300,
+        )
+        ledger.save_run(full)
+        ledger.save_run(run(0))
+        assert ledger.load_runs(STUDY) == [run(0), full]
+
+    def test_save_run_replaces_the_row_of_that_study_and_number(self, ledger: Ledger) -> None:
+        """A run has one row, the last one saved, and a namesake in another study keeps its own."""
+        ledger.save_run(run(0, state="running", tier=None, host="a"))
+        ledger.save_run(run(0, study=OTHER))
+        ledger.save_run(run(0, state="parked", tier="host"))
+        ledger.save_run(run(0, state="parked", tier="host"))
+        assert ledger.load_runs(STUDY) == [run(0, state="parked", tier="host")]
+        assert ledger.load_runs(OTHER) == [run(0, study=OTHER)]
+
+    def test_studies_that_differ_in_case_or_accent_are_apart(self, ledger: Ledger) -> None:
+        """A key names one study, to the letter."""
+        for key in ("key", "KEY", "kéy", UNICODE):
+            ledger.save_run(run(0, study=key))
+        assert ledger.load_runs("KEY") == [run(0, study="KEY")]
+        assert ledger.load_runs(UNICODE) == [run(0, study=UNICODE)]
+
+    def test_a_curve_has_its_units_in_order(self, ledger: Ledger) -> None:
+        """Reports that arrive out of order still make an ascending curve, one for each run."""
+        for record in (report(2, 0.5), report(1, 0.9), report(1, 0.7, number=3)):
+            ledger.add_report(record)
+        ledger.add_report(report(1, 0.1, study=OTHER))
+        curves = ledger.load_curves(STUDY)
+        assert list(curves) == [0, 3]
+        assert (curves[0].steps, curves[0].values) == ((10, 20), (0.9, 0.5))
+        assert curves[0].device_seconds == (1.0, 2.0)
+        assert curves[3].values == (0.7,)
+
+    def test_a_unit_trained_twice_shows_its_last_report(self, ledger: Ledger) -> None:
+        """After a crash a unit is reported again: the last report counts, even if clocks differ."""
+        for record in (report(1, 0.9), report(2, 0.5, at=9.0), report(3, 0.4)):
+            ledger.add_report(record)
+        ledger.add_report(report(2, 0.6, at=1.0))
+        assert ledger.load_curves(STUDY)[0].values == (0.9, 0.6, 0.4)
+
+    def test_values_that_are_no_numbers_come_back(self, ledger: Ledger) -> None:
+        """A loss that is NaN or infinite is kept as it is."""
+        for unit, value in enumerate((math.nan, math.inf, -math.inf, 5e-324, 0.1), start=1):
+            ledger.add_report(report(unit, value))
+        values = ledger.load_curves(STUDY)[0].values
+        assert math.isnan(values[0])
+        assert values[1:] == (math.inf, -math.inf, 5e-324, 0.1)
+
+    def test_a_lease_comes_back_as_it_went_in(self, ledger: Ledger) -> None:
+        """Every field of a lease is kept, several devices and a far epoch too."""
+        first = lease(1, devices=("a/GPU-1", "a/GPU-2"), host=UNICODE)
+        second = lease(2**40, number=None, study=OTHER)
+        ledger.commit_lease(first)
+        ledger.commit_lease(second)
+        assert ledger.load_leases() == [first, second]
+        assert ledger.load_leases(OTHER) == [second]
+        assert ledger.last_epoch() == 2**40
+
+    @pytest.mark.parametrize("epoch", [5, 4, 0, -1])
+    def test_an_epoch_that_is_not_above_all_others_is_refused(
+        self, ledger: Ledger, epoch: int
+    ) -> None:
+        """A stale lease raises and writes nothing, even in another study and after the end."""
+        ledger.commit_lease(lease(5))
+        ledger.end_lease(5, 2.0)
+        with pytest.raises(StaleEpochError, match=rf"above every earlier one.*\b5\b.*{epoch}"):
+            ledger.commit_lease(lease(epoch, study=OTHER))
+        assert ledger.load_leases() == [lease(5, ended=2.0)]
+
+    def test_the_first_epoch_is_above_zero(self, ledger: Ledger) -> None:
+        """Epoch 0 means "none yet", so no lease has it."""
+        with pytest.raises(StaleEpochError):
+            ledger.commit_lease(lease(0))
+        assert ledger.load_leases() == []
+
+    def test_a_lease_learns_its_trial(self, ledger: Ledger) -> None:
+        """The lease of a new trial gets its number; the others, and unknown epochs, do not care."""
+        ledger.commit_lease(lease(1, number=None))
+        ledger.commit_lease(lease(2, number=None))
+        ledger.name_lease(1, 7)
+        ledger.name_lease(9, 7)
+        assert ledger.load_leases() == [lease(1, number=7), lease(2, number=None)]
+
+    def test_a_lease_ends_once(self, ledger: Ledger) -> None:
+        """The first end stays; ending an unknown lease is no error."""
+        ledger.commit_lease(lease(1))
+        ledger.commit_lease(lease(2))
+        ledger.end_lease(1, 4.0)
+        ledger.end_lease(1, 9.0)
+        ledger.end_lease(3, 9.0)
+        assert ledger.load_leases() == [lease(1, ended=4.0), lease(2)]
+
+    def test_checkpoints_come_oldest_first(self, ledger: Ledger) -> None:
+        """Order is that of saving, whatever the clocks said, and a run sees only its own."""
+        first = checkpoint(f"/{UNICODE}/1", at=9.0)
+        second = checkpoint("/2", number=1)
+        third = checkpoint("/3", at=1.0)
+        for record in (first, second, third):
+            ledger.save_checkpoint(record)
+        assert ledger.load_checkpoints(STUDY) == [first, second, third]
+        assert ledger.load_checkpoints(STUDY, 0) == [first, third]
+        assert ledger.load_checkpoints(OTHER) == []
+
+    def test_a_dropped_checkpoint_is_forgotten(self, ledger: Ledger) -> None:
+        """Only that path of that study goes; dropping it again is no error."""
+        for record in (checkpoint("/a"), checkpoint("/A"), checkpoint("/a", study=OTHER)):
+            ledger.save_checkpoint(record)
+        ledger.drop_checkpoint(STUDY, "/a")
+        ledger.drop_checkpoint(STUDY, "/a")
+        assert ledger.load_checkpoints(STUDY) == [checkpoint("/A")]
+        assert ledger.load_checkpoints(OTHER) == [checkpoint("/a", study=OTHER)]
+
+    def test_memory_is_replaced(self, ledger: Ledger) -> None:
+        """A study has one memory, the last one saved, of any JSON shape; None can be saved."""
+        for memory in ({"a": [1, 2.5, None, True]}, [UNICODE, {"nul": "\0"}], 3, None):
+            ledger.save_memory(STUDY, memory)
+            ledger.save_memory(OTHER, "other")
+            assert ledger.load_memory(STUDY) == memory
+        assert ledger.load_memory(OTHER) == "other"
+
+    def test_what_was_saved_is_out_of_reach(self, ledger: Ledger) -> None:
+        """Changing a value after it was saved, or after it was loaded, changes no ledger."""
+        memory: dict[str, Any] = {"list": [1]}
+        detail: dict[str, Any] = {"list": [1]}
+        ledger.save_memory(STUDY, memory)
+        ledger.add_event(event("kind", detail=detail))
+        for mine in (
+            memory,
+            detail,
+            ledger.load_memory(STUDY),
+            ledger.load_events(STUDY)[0].detail,
+        ):
+            mine["list"].append(2)
+        assert ledger.load_memory(STUDY) == {"list": [1]}
+        assert ledger.load_events(STUDY)[0].detail == {"list": [1]}
+
+    def test_what_is_not_json_is_refused(self, ledger: Ledger) -> None:
+        """A memory or a detail that JSON cannot say raises at once and leaves no trace."""
+        ledger.save_memory(STUDY, "before")
+        with pytest.raises(TypeError):
+            ledger.save_memory(STUDY, {"a": object()})
+        with pytest.raises(TypeError):
+            ledger.add_event(event("kind", detail={"a": object()}))
+        assert ledger.load_memory(STUDY) == "before"
+        assert ledger.load_events(STUDY) == []
+
+    def test_events_come_oldest_first(self, ledger: Ledger) -> None:
+        """The story keeps the order it was written in; a run's part leaves out the others'."""
+        first = event("admitted", at=9.0, detail={UNICODE: {"deep": [1.5, None]}})
+        second = event("opened", number=None)
+        third = event("admitted", number=1)
+        fourth = event("parked", at=1.0)
+        for record in (first, second, third, fourth):
+            ledger.add_event(record)
+        ledger.add_event(event("admitted", study=OTHER))
+        assert ledger.load_events(STUDY) == [first, second, third, fourth]
+        assert ledger.load_events(STUDY, 0) == [first, fourth]
+
+    def test_a_batch_is_written_together(self, ledger: Ledger) -> None:
+        """After the block everything is there, and the next single write works as before."""
+        with ledger.batch():
+            ledger.commit_lease(lease(1))
+            ledger.save_run(run(0))
+            ledger.add_report(report(1, 0.5))
+        ledger.end_lease(1, 2.0)
+        assert ledger.load_leases() == [lease(1, ended=2.0)]
+        assert ledger.load_runs(STUDY) == [run(0)]
+        assert ledger.load_curves(STUDY)[0].values == (0.5,)
+
+    def test_a_batch_that_fails_writes_nothing(self, ledger: Ledger) -> None:
+        """A stale epoch undoes what the block wrote before it."""
+        ledger.commit_lease(lease(5))
+
+        def write() -> None:
+            with ledger.batch():
+                ledger.save_run(run(0))
+                ledger.commit_lease(lease(5))
+
+        with pytest.raises(StaleEpochError):
+            write()
+        assert ledger.load_runs(STUDY) == []
+        ledger.save_run(run(1))
+        assert ledger.load_runs(STUDY) == [run(1)]
+
+    def test_threads_race_for_each_epoch_and_one_wins(self, ledger: Ledger) -> None:
+        """Of several threads that commit one epoch, one succeeds and the others are told."""
+        threads, rounds = 4, 5
+        start = Barrier(threads)
+
+        def race(host: str) -> list[int]:
+            wins = []
+            for epoch in range(1, rounds + 1):
+                start.wait(timeout=60)
+                try:
+                    ledger.commit_lease(lease(epoch, host=host))
+                    wins.append(epoch)
+                except StaleEpochError:
+                    pass
+            return wins
+
+        with ThreadPoolExecutor(threads) as pool:
+            won = list(pool.map(race, map(str, range(threads))))
+        assert sorted(epoch for wins in won for epoch in wins) == list(range(1, rounds + 1))
+        assert [int(held.host) for held in ledger.load_leases()] == [
+            next(thread for thread, wins in enumerate(won) if epoch in wins)
+            for epoch in range(1, rounds + 1)
+        ]
+
+    def test_threads_add_one_run_at_once(self, ledger: Ledger) -> None:
+        """Of several threads that save a run nobody has saved before, all succeed: it has a row."""
+        threads, rounds = 4, 10
+        start = Barrier(threads)
+
+        def save(thread: int) -> None:
+            for number in range(rounds):
+                start.wait(timeout=60)
+                ledger.save_run(run(number, units=thread))
+                ledger.save_memory(f"{STUDY} {number}", thread)
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(save, range(threads)))
+        assert [record.number for record in ledger.load_runs(STUDY)] == list(range(rounds))
+        assert ledger.load_memory(STUDY + " 0") in range(threads)
+
+    def test_threads_write_at_once_and_nothing_is_lost(self, ledger: Ledger) -> None:
+        """Runs, reports and events that threads write at the same time all arrive."""
+        threads, each = 4, 4
+
+        def write(thread: int) -> None:
+            for unit in range(1, each + 1):
+                ledger.save_run(run(thread, units=unit))
+                ledger.save_run(run(threads, host=str(thread)))
+                ledger.add_report(report(unit, float(unit), number=thread))
+                ledger.add_event(event("report", number=thread))
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(write, range(threads)))
+        assert [record.units for record in ledger.load_runs(STUDY)] == [each] * threads + [0]
+        curves = ledger.load_curves(STUDY)
+        assert [curves[number].units for number in range(threads)] == [each] * threads
+        assert len(ledger.load_events(STUDY)) == threads * each
+
+    @_PROPERTY
+    @given(operations=st.lists(_operations, max_size=12))
+    def test_any_operations_have_the_answers_of_the_memory_ledger(
+        self, ledger: Ledger, operations: list[Operation]
+    ) -> None:
+        """Whatever is done in whatever order, this ledger and its plainest twin agree."""
+        study = f"property {next(_STUDIES)}"
+        base, twin = ledger.last_epoch(), MemoryLedger()
+        for operation in operations:
+            answer = _apply(ledger, study, base, operation)
+            assert answer == _apply(twin, study, 0, operation)
+            assert ledger.last_epoch() == base + twin.last_epoch()
+        assert _content(ledger, study) == _content(twin, study)
+        assert _leases(ledger, study, base) == twin.load_leases(study)
+
+    @_PROPERTY
+    @given(offsets=st.lists(st.integers(-3, 3), max_size=10))
+    def test_epochs_only_grow(self, ledger: Ledger, offsets: list[int]) -> None:
+        """Whatever epochs are tried, those that are held ascend, and the last is the highest."""
+        study = f"property {next(_STUDIES)}"
+        expected = []
+        for offset in offsets:
+            last = ledger.last_epoch()
+            if offset > 0:
+                ledger.commit_lease(lease(last + offset, study=study))
+                expected.append(last + offset)
+            else:
+                with pytest.raises(StaleEpochError):
+                    ledger.commit_lease(lease(last + offset, study=study))
+            assert ledger.last_epoch() == max(last, last + offset)
+        assert [held.epoch for held in ledger.load_leases(study)] == expected
+
+    def test_a_reopened_ledger_has_everything(
+        self, ledger: Ledger, reopen: Callable[[], Ledger]
+    ) -> None:
+        """What was written is there after a close, in another handle."""
+        ledger.save_run(run(0, state="stored"))
+        ledger.add_report(report(1, math.nan))
+        ledger.commit_lease(lease(4))
+        ledger.save_checkpoint(checkpoint("/a"))
+        ledger.save_memory(STUDY, {"a": 1})
+        ledger.add_event(event("stored"))
+        before = _content(ledger, STUDY)
+        ledger.close()
+        again = reopen()
+        assert _content(again, STUDY) == before
+        assert again.load_leases() == [lease(4)]
+        assert again.last_epoch() == 4
+
+    def test_a_write_is_visible_to_another_handle_at_once(
+        self, ledger: Ledger, reopen: Callable[[], Ledger]
+    ) -> None:
+        """A method that has returned has written: another handle sees it, both ways."""
+        other = reopen()
+        for writer, reader in ((ledger, other), (other, ledger)):
+            epoch = writer.last_epoch() + 1
+            writer.save_run(run(0, units=epoch))
+            writer.commit_lease(lease(epoch))
+            writer.end_lease(epoch, 2.0)
+            assert reader.load_runs(STUDY) == [run(0, units=epoch)]
+            assert reader.load_leases()[-1] == lease(epoch, ended=2.0)
+
+    def test_two_handles_cannot_hold_one_epoch(
+        self, ledger: Ledger, reopen: Callable[[], Ledger]
+    ) -> None:
+        """A broker that lost the race is told so by the ledger, not by its own memory."""
+        other = reopen()
+        epoch = ledger.last_epoch() + 1
+        assert other.last_epoch() + 1 == epoch
+        other.commit_lease(lease(epoch, host="winner"))
+        with pytest.raises(StaleEpochError):
+            ledger.commit_lease(lease(epoch, host="loser"))
+        assert [held.host for held in ledger.load_leases()] == ["winner"]
+
+    def test_closing_one_handle_leaves_the_other(
+        self, ledger: Ledger, reopen: Callable[[], Ledger]
+    ) -> None:
+        """A close gives back the connections of that handle alone."""
+        reopen().close()
+        ledger.save_run(run(0))
+        assert ledger.load_runs(STUDY) == [run(0)]

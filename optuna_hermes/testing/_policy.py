@@ -1,0 +1,249 @@
+"""The suite that every policy passes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from optuna_hermes.model import (
+    Assignment,
+    Curve,
+    Decision,
+    Device,
+    RunState,
+    RunView,
+    Snapshot,
+    Unstarted,
+)
+from optuna_hermes.policies import Policy
+
+# A contract is inherited: Hypothesis sees one test run by several classes, which is meant.
+_inherited = settings(
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+    deadline=None,
+    max_examples=60,
+)
+
+_values = st.one_of(
+    st.floats(),
+    st.sampled_from([math.nan, math.inf, -math.inf]),
+    st.integers(-2, 2).map(float),
+)
+
+
+_lists = st.integers(0, 6).flatmap(
+    lambda units: st.one_of(
+        st.lists(_values, min_size=units, max_size=units),
+        _values.map(lambda value: [value] * units),
+    )
+)
+
+
+def _curve(values: Sequence[float]) -> Curve:
+    steps = tuple(range(1, len(values) + 1))
+    seconds = tuple(float(step) for step in steps)
+    return Curve(steps=steps, values=tuple(values), device_seconds=seconds)
+
+
+curves = _lists.map(_curve)
+"""Curves of any values, constant ones and NaN, infinite and equal values among them."""
+
+# Built once, for building a strategy costs more than drawing from it.
+_flags = st.booleans()
+_small = st.integers(0, 5)
+_ids = st.lists(st.sampled_from([f"cpu:{index}" for index in range(5)]), max_size=2, unique=True)
+_waiting_states: st.SearchStrategy[RunState] = st.sampled_from(["pending", "parked", "stored"])
+_wanted = st.sampled_from([1, 1, 1, 2])
+_finished = st.lists(curves, max_size=2)
+_counts = st.none() | _small
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    """Snapshots that a broker could hand to a policy."""
+    devices = [
+        Device(id=f"cpu:{index}", free=draw(_flags), healthy=draw(_small) > 0)
+        for index in range(draw(_small))
+    ]
+    busy = [device.id for device in devices if not device.free]
+    runs = [
+        _running(draw, number, busy.pop()) if busy and draw(_flags) else _waiting(draw, number)
+        for number in range(draw(_small))
+    ]
+    finished = [
+        RunView(number=100 + index, state="done" if index else "failed", curve=curve)
+        for index, curve in enumerate(draw(_finished))
+    ]
+    count = draw(_counts)
+    return Snapshot(
+        now=1000.0,
+        seed=draw(_small),
+        devices=tuple(devices),
+        runs=tuple(runs),
+        finished=tuple(finished),
+        unstarted=Unstarted(count=count, fixed=count is not None and draw(_flags)),
+    )
+
+
+def _running(draw: st.DrawFn, number: int, device: str) -> RunView:
+    return RunView(number=number, state="running", curve=draw(curves), device=device)
+
+
+def _waiting(draw: st.DrawFn, number: int) -> RunView:
+    state, since, wanted = draw(_waiting_states), float(draw(_small)), draw(_wanted)
+    if state == "pending":
+        return RunView(number=number, state=state, submitted=since, devices_wanted=wanted)
+    ids = draw(_ids)
+    return RunView(
+        number=number,
+        state=state,
+        curve=draw(curves),
+        waiting_since=since,
+        tier="disk" if state == "stored" else "host",
+        device=ids[0] if ids and state == "parked" else None,
+        bound_to=tuple(ids) if wanted == 1 and draw(_flags) else (),
+        devices_wanted=wanted,
+    )
+
+
+_snapshots = snapshots()
+
+
+class PolicyContract:
+    """What holds for every policy: subclass it in your tests and set ``policy``.
+
+    Example:
+        >>> from optuna_hermes.policies import Fifo
+        >>> class TestFifo(PolicyContract):
+        ...     policy = Fifo()
+
+    Args:
+        policy: the policy under test; one object serves all tests, for policies have no state.
+        work_conserving: whether a device stays empty only if nothing fits on it; False for
+            policies that hold devices back on purpose.
+    """
+
+    policy: Policy
+    work_conserving: bool = True
+
+    @_inherited
+    @given(snapshot=_snapshots)
+    def test_only_free_devices_are_given_and_none_twice(self, snapshot: Snapshot) -> None:
+        """A free device goes to one run at most; an unknown, taken or broken one to nobody."""
+        given_out = [id_ for each in self._assigned(snapshot) for id_ in each.devices]
+        assert len(given_out) == len(set(given_out))
+        assert _free(snapshot).issuperset(given_out)
+
+    @_inherited
+    @given(snapshot=_snapshots)
+    def test_only_waiting_runs_are_assigned_and_none_twice(self, snapshot: Snapshot) -> None:
+        """A device goes to a run that waits, not to one that is running, over or unknown."""
+        runs = [each.run for each in self._assigned(snapshot) if each.run is not None]
+        assert len(runs) == len(set(runs))
+        assert {run.number for run in _candidates(snapshot)}.issuperset(runs)
+
+    @_inherited
+    @given(snapshot=_snapshots)
+    def test_a_run_gets_devices_that_it_can_use(self, snapshot: Snapshot) -> None:
+        """A run gets as many devices as it wants, and none that its bounds exclude."""
+        runs = {run.number: run for run in snapshot.runs}
+        for each in self._assigned(snapshot):
+            run = RunView(number=-1, state="pending") if each.run is None else runs[each.run]
+            assert len(each.devices) == run.devices_wanted
+            assert not run.bound_to or set(run.bound_to).issuperset(each.devices)
+
+    @_inherited
+    @given(snapshot=_snapshots)
+    def test_no_more_new_trials_than_there_are(self, snapshot: Snapshot) -> None:
+        """Not more trials are created than may be."""
+        new = sum(each.run is None for each in self._assigned(snapshot))
+        assert snapshot.unstarted.count is None or new <= snapshot.unstarted.count
+
+    @_inherited
+    @given(snapshot=_snapshots)
+    def test_the_same_snapshot_gives_the_same_decision(self, snapshot: Snapshot) -> None:
+        """A decision depends on nothing but its snapshot."""
+        first = self.policy.decide(snapshot)
+        self.policy.decide(Snapshot(devices=(Device(id="other", free=True),)))
+        assert self.policy.decide(snapshot) == first
+
+    @_inherited
+    @given(snapshot=_snapshots, data=st.data())
+    def test_the_order_of_a_snapshot_means_nothing(
+        self, snapshot: Snapshot, data: st.DataObject
+    ) -> None:
+        """Runs and devices in another order get the same decision."""
+        shuffled = replace(
+            snapshot,
+            devices=tuple(data.draw(st.permutations(snapshot.devices))),
+            runs=tuple(data.draw(st.permutations(snapshot.runs))),
+            finished=tuple(data.draw(st.permutations(snapshot.finished))),
+        )
+        assert self.policy.decide(shuffled) == self.policy.decide(snapshot)
+
+    @_inherited
+    @given(snapshot=_snapshots)
+    def test_memory_survives_json(self, snapshot: Snapshot) -> None:
+        """Memory that went through JSON leads to the same next decision."""
+        memory = self.policy.decide(snapshot).memory
+        restored = json.loads(json.dumps(memory))
+        assert restored == memory
+        assert self._next(snapshot, restored) == self._next(snapshot, memory)
+
+    @_inherited
+    @given(snapshot=_snapshots)
+    def test_no_device_stays_empty_that_could_be_used(self, snapshot: Snapshot) -> None:
+        """A free device stays empty only if no waiting run and no new trial fits on it."""
+        assigned = self._assigned(snapshot)
+        empty = _free(snapshot) - {id_ for each in assigned for id_ in each.devices}
+        if not self.work_conserving or not empty:
+            return
+        served = {each.run for each in assigned}
+        for run in _candidates(snapshot):
+            usable = empty.intersection(run.bound_to or empty)
+            assert run.number in served or len(usable) < run.devices_wanted
+        assert sum(each.run is None for each in assigned) == snapshot.unstarted.count
+
+    @_inherited
+    @given(curve=curves)
+    def test_one_run_gets_the_one_device(self, curve: Curve) -> None:
+        """A run that is alone gets the device, whatever its curve looks like."""
+        run = RunView(number=7, state="parked", curve=curve, waiting_since=0.0)
+        snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), runs=(run,))
+        assert not self.work_conserving or [a.run for a in self._assigned(snapshot)] == [7]
+
+    def test_without_devices_nothing_is_assigned(self) -> None:
+        """A host without devices gets an empty decision."""
+        runs = (RunView(number=0, state="pending"),)
+        assert self._assigned(Snapshot(runs=runs, unstarted=Unstarted(count=None))) == ()
+
+    def test_without_runs_nothing_is_assigned(self) -> None:
+        """A device stays empty where nothing waits and nothing may be created."""
+        assert self._assigned(Snapshot(devices=(Device(id="cpu:0", free=True),))) == ()
+
+    def test_the_first_trial_is_opened(self) -> None:
+        """An empty study on an empty device begins, with a bound on its trials or without."""
+        for count in (1, None):
+            snapshot = Snapshot(
+                devices=(Device(id="cpu:0", free=True),), unstarted=Unstarted(count=count)
+            )
+            assert [a.run for a in self._assigned(snapshot)] == [None] * self.work_conserving
+
+    def _assigned(self, snapshot: Snapshot) -> tuple[Assignment, ...]:
+        return self.policy.decide(snapshot).assignments
+
+    def _next(self, snapshot: Snapshot, memory: object) -> Decision:
+        return self.policy.decide(replace(snapshot, memory=memory))
+
+
+def _candidates(snapshot: Snapshot) -> list[RunView]:
+    return [run for run in snapshot.runs if run.state in ("pending", "parked", "stored")]
+
+
+def _free(snapshot: Snapshot) -> set[str]:
+    return {device.id for device in snapshot.devices if device.free and device.healthy}

@@ -1,0 +1,24 @@
+"""What people see: progress, status, the final summary, charts. Knows neither Optuna nor torch."""
+
+from __future__ import annotations
+
+from optuna_hermes.view._chart import BEST_MARK, chart
+from optuna_hermes.view._progress import Progress, make_progress
+from optuna_hermes.view._status import status_view
+from optuna_hermes.view._summary import summary_view, suspensions
+from optuna_hermes.view._words import duration, parameters, plural, ranges, size
+
+__all__ = [
+    "BEST_MARK",
+    "Progress",
+    "chart",
+    "duration",
+    "make_progress",
+    "parameters",
+    "plural",
+    "ranges",
+    "size",
+    "status_view",
+    "summary_view",
+    "suspensions",
+]

@@ -1,0 +1,191 @@
+"""What is shown while a study runs: a live screen on a terminal, plain lines elsewhere.
+
+Everything goes to standard error: standard output belongs to results.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from optuna_hermes.view import _words as words
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+LINE_SECONDS = 5.0
+"""Least time between two plain lines."""
+
+
+class Progress(Protocol):
+    """Someone who is told how a study goes."""
+
+    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
+        """Show the state of things.
+
+        Args:
+            document: a broker's status.
+            study: the entry of this study in it.
+        """
+
+    def note(self, text: str) -> None:
+        """Show a line for people."""
+
+    def close(self) -> None:
+        """Show nothing any more."""
+
+
+def make_progress(show: bool, *, total: int | None) -> Progress:
+    """The progress that fits standard error.
+
+    Args:
+        show: False for silence.
+        total: how many trials the study shall have, None if nobody knows.
+    """
+    if not show:
+        return Silence()
+    return Screen(total) if sys.stderr.isatty() else Lines(total)
+
+
+class Silence:
+    """Shows nothing."""
+
+    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Lines:
+    """A plain line when something has changed, not more often than every few seconds.
+
+    Args:
+        total: as for ``make_progress``.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total = total
+        self._clock = clock
+        self._shown: object = None
+        self._next = 0.0
+
+    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
+        """Print the study's line if it is time, and counts or best value are new."""
+        now = self._clock()
+        state = (study["counts"], study["best"])
+        if state == self._shown or now < self._next:
+            return
+        self._shown, self._next = state, now + LINE_SECONDS
+        self.note(study_line(study, self._total))
+
+    def note(self, text: str) -> None:
+        """Print it."""
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Screen:
+    """A line for each device and one for the study, always the newest.
+
+    Args:
+        total: as for ``make_progress``.
+    """
+
+    def __init__(self, total: int | None) -> None:
+        from rich.console import Console
+
+        self._total = total
+        self._console = Console(stderr=True, highlight=False)
+        self._live: Live | None = None
+
+    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
+        """Draw anew."""
+        view = live_view(document, study, self._total)
+        if self._live is None:
+            from rich.live import Live
+
+            # Transient: the final table takes its place.
+            self._live = Live(
+                view,
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+            )
+            self._live.start(refresh=True)
+        self._live.update(view, refresh=True)
+
+    def note(self, text: str) -> None:
+        """Print it above the lines."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the lines off the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def study_line(study: dict[str, Any], total: int | None) -> str:
+    """The state of a study in a line.
+
+    Args:
+        study: its entry in a broker's status.
+        total: how many trials it shall have, None if nobody knows.
+    """
+    counts = study["counts"]
+    done = counts["done"] + counts["failed"]
+    live = counts["running"] + counts["parked"] + counts["stored"] + counts["pending"]
+    parts = [
+        f"{done} done" if total is None else f"{done} of {total} done",
+        f"{live} live",
+        f"{counts['parked']} parked",
+        f"{counts['stored']} stored",
+    ]
+    if counts["failed"]:
+        parts.append(f"{counts['failed']} failed")
+    best = study["best"]
+    if best is not None:
+        parts.append(f"best {words.number(best['value'])} (trial {best['trial']})")
+    parts.append(f"{study['device_seconds']:.1f} device-seconds")
+    return f"{study['name']}: {', '.join(parts)}"
+
+
+def device_lines(document: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Device, what it does, and for how long, of every device of a broker."""
+    lines = []
+    for device in document["devices"]:
+        holder = device["holder"]
+        if holder is None:
+            lines.append((device["id"], "free" if device["healthy"] else "not healthy", ""))
+            continue
+        what = "a new trial" if holder["trial"] is None else f"trial {holder['trial']}"
+        if holder["state"] == "yielding":
+            what += ", being suspended"
+        lines.append((device["id"], what, words.duration(holder["since_seconds"])))
+    return lines
+
+
+def live_view(document: dict[str, Any], study: dict[str, Any], total: int | None) -> RenderableType:
+    """What ``Screen`` draws."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    devices = Table.grid(padding=(0, 2))
+    devices.add_column(style="cyan", no_wrap=True)
+    devices.add_column(min_width=24)
+    devices.add_column(justify="right")
+    for line in device_lines(document):
+        devices.add_row(*map(Text, line))
+    return Group(devices, Text(study_line(study, total), style="bold"))

@@ -1,0 +1,111 @@
+"""Tables of what a broker serves and of what a study's ledger holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.view import _words as words
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_STATES = ("running", "parked", "stored", "pending", "done", "failed")
+
+
+def status_view(document: dict[str, Any]) -> RenderableType:
+    """The document of ``optuna-hermes status`` as tables.
+
+    Args:
+        document: ``broker`` (what the broker tells, or None) and ``study`` (what the ledger
+            holds, or None).
+    """
+    from rich.console import Group
+
+    parts: list[RenderableType] = []
+    broker, study = document["broker"], document["study"]
+    if broker is None:
+        parts.append("No broker runs on this host: nothing trains.")
+    else:
+        parts.append(_devices(broker))
+        parts.extend(_served(entry) for entry in broker["studies"])
+        if not broker["studies"]:
+            parts.append("It serves no study.")
+    if study is not None:
+        parts.append(_ledger(study))
+    return Group(*parts)
+
+
+def trials_by_state(runs: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """States with the numbers of their trials, in the order of a trial's life.
+
+    Example:
+        >>> trials_by_state([{"trial": 2, "state": "parked"}, {"trial": 1, "state": "parked"}])
+        [('parked', '1, 2')]
+    """
+    numbers = {state: [r["trial"] for r in runs if r["state"] == state] for state in _STATES}
+    return [(state, words.ranges(found)) for state, found in numbers.items() if found]
+
+
+def _devices(broker: dict[str, Any]) -> Table:
+    table = _table(f"Devices of {broker['host']}", "device", "trial", "state", "since", "memory")
+    for device in broker["devices"]:
+        table.add_row(*_device(device))
+    return table
+
+
+def _device(device: dict[str, Any]) -> tuple[str, str, str, str, str]:
+    holder = device["holder"]
+    if holder is None:
+        state = "free" if device["healthy"] else "not healthy"
+        return device["id"], "", state, "", _memory(device)
+    trial = "a new one" if holder["trial"] is None else str(holder["trial"])
+    since = words.duration(holder["since_seconds"])
+    return device["id"], f"{holder['study']} {trial}", holder["state"], since, _memory(device)
+
+
+def _memory(device: dict[str, Any]) -> str:
+    total, free = device["memory_bytes"], device["memory_free_bytes"]
+    if total is None:
+        return ""
+    return f"{words.size(free) if free is not None else '?'} of {words.size(total)} free"
+
+
+def _served(entry: dict[str, Any]) -> Table:
+    table = _table(f"Study {entry['name']} (policy {entry['policy']})")
+    for label, numbers in trials_by_state(entry.get("runs", [])):
+        table.add_row(label, numbers)
+    best = entry["best"]
+    if best is not None:
+        table.add_row("best until now", f"{words.number(best['value'])} (trial {best['trial']})")
+    table.add_row("device time", words.duration(entry["device_seconds"]))
+    table.add_row("driver", str(entry["driver_pid"] or "none: nobody opens new trials"))
+    if entry["problem"]:
+        table.add_row("problem", entry["problem"])
+    return table
+
+
+def _ledger(study: dict[str, Any]) -> Table:
+    columns = ("trial", "state", "value", "units", "slices", "suspensions", "device time")
+    table = _table(f"Study {study['name']} in its ledger", *columns)
+    for run in study["runs"]:
+        table.add_row(
+            str(run["trial"]),
+            run["state"],
+            words.number(run["value"]),
+            str(run["units"]),
+            str(run["slices"]),
+            str(run["suspensions"]),
+            words.duration(run["device_seconds"]),
+        )
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", show_header=bool(columns))
+    for column in columns or ("", ""):
+        table.add_column(column, overflow="fold")
+    return table

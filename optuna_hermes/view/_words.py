@@ -1,0 +1,93 @@
+"""How figures are written for people, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A value with a few significant digits; a dash for none.
+
+    Example:
+        >>> number(0.123456), number(None), number(float("nan"))
+        ('0.1235', '-', 'nan')
+    """
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, in the unit they are read best in.
+
+    Example:
+        >>> duration(0.42), duration(75), duration(7384)
+        ('0.4 s', '1:15 min', '2:03 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02d} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d} h"
+
+
+def size(n_bytes: float) -> str:
+    """Bytes, in the unit they are read best in.
+
+    Example:
+        >>> size(12), size(2_500_000), size(3 * 1024**4)
+        ('12 B', '2.4 MiB', '3072.0 GiB')
+    """
+    if n_bytes < 1000:
+        return f"{n_bytes:.0f} B"
+    for unit in ("KiB", "MiB"):
+        n_bytes /= 1024
+        if n_bytes < 1000:
+            return f"{n_bytes:.1f} {unit}"
+    return f"{n_bytes / 1024:.1f} GiB"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    Example:
+        >>> plural(1, "trial"), plural(3, "trial")
+        ('1 trial', '3 trials')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in order, neighbours put together.
+
+    Example:
+        >>> ranges([5, 1, 2, 3, 9, 8])
+        '1-3, 5, 8, 9'
+    """
+    spans: list[tuple[int, int]] = []
+    for value in sorted(set(numbers)):
+        if spans and value == spans[-1][1] + 1:
+            spans[-1] = spans[-1][0], value
+        else:
+            spans.append((value, value))
+    return ", ".join(_span(first, last) for first, last in spans)
+
+
+def _span(first: int, last: int) -> str:
+    if first == last:
+        return str(first)
+    return f"{first}, {last}" if last == first + 1 else f"{first}-{last}"
+
+
+def parameters(values: Mapping[str, Any]) -> str:
+    """Hyper-parameters as ``name=value``.
+
+    Example:
+        >>> parameters({"lr": 0.001234567, "kind": "adam"})
+        'lr=0.001235, kind=adam'
+    """
+    return ", ".join(
+        f"{name}={number(value) if isinstance(value, float) else value}"
+        for name, value in values.items()
+    )

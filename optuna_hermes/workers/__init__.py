@@ -1,0 +1,95 @@
+"""``optimize``: worker processes for a study whose trials take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import optuna
+
+from optuna_hermes.errors import HermesError
+from optuna_hermes.policies import make_policy
+from optuna_hermes.sampler import default_devices
+from optuna_hermes.view import Progress, make_progress
+from optuna_hermes.workers._driver import Callback, Driver, Settings
+from optuna_hermes.workers._objective import Objective
+from optuna_hermes.workers._result import OptimizeResult, TrialResult
+
+__all__ = ["OptimizeResult", "Settings", "TrialResult", "optimize", "run_study"]
+
+
+def optimize(
+    study: optuna.Study,
+    objective: Objective | str,
+    n_trials: int | None = None,
+    timeout: float | None = None,
+    *,
+    device_seconds: float | None = None,
+    devices: str | None = None,
+    policy: str = "hermes",
+    slice_seconds: float = 1.0,
+    seed: int | None = None,
+    checkpoint_dir: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    show_progress: bool = True,
+) -> OptimizeResult:
+    """Optimize an objective with many more live trials than devices; none is killed.
+
+    Trials train in worker processes, take turns on the devices, and are suspended in between. A
+    call that ends early (``timeout``, ``device_seconds``, a callback, Ctrl-C) leaves the
+    unfinished ones suspended; the same call carries on with them.
+
+    Args:
+        study: in a storage that other processes can reach. Its sampler should be a
+            ``HermesSampler`` and its pruner a ``HermesPruner``.
+        objective: as for ``study.optimize``, or ``"FILE.py:NAME"`` or ``"module:NAME"``.
+        n_trials: how many trials the study shall have in the end; those it has count.
+        timeout: seconds.
+        device_seconds: device time to spend.
+        devices: ``auto``, ``cpu:2`` or GPU UUIDs with commas; None for ``$OPTUNA_HERMES_DEVICES``.
+        policy: who trains next: a name of ``optuna_hermes.policies.POLICIES``.
+        slice_seconds: least length of a slice.
+        seed: sampler and trials draw their random numbers from it.
+        checkpoint_dir: where suspended trials go; beside the database if None.
+        callbacks: called with study and trial after each finished trial, as in Optuna.
+        show_progress: show what runs on standard error.
+
+    Returns:
+        What was done, and every trial of the study.
+
+    Raises:
+        InvalidInputError: before anything is changed.
+        KeyboardInterrupt: after Ctrl-C, once every live trial is suspended.
+    """
+    settings = Settings(
+        n_trials=n_trials,
+        timeout=timeout,
+        device_seconds=device_seconds,
+        devices=devices or default_devices(),
+        policy=policy,
+        slice_seconds=slice_seconds,
+        seed=seed,
+        checkpoint_dir=checkpoint_dir,
+    )
+    progress = make_progress(show_progress, total=n_trials)
+    try:
+        result = run_study(study, objective, settings, progress, callbacks)
+    finally:
+        progress.close()
+    if result.interrupted:
+        raise KeyboardInterrupt
+    if result.problem:
+        raise HermesError(result.problem)
+    return result
+
+
+def run_study(
+    study: optuna.Study,
+    objective: Objective | str,
+    settings: Settings,
+    progress: Progress,
+    callbacks: Sequence[Callback] = (),
+) -> OptimizeResult:
+    """As ``optimize``, for callers that show things themselves."""
+    make_policy(settings.policy)
+    return Driver(study, objective, settings, progress, callbacks).run()

@@ -1,0 +1,382 @@
+"""The process that calls ``optimize``: it keeps workers alive until the study is done."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import cloudpickle
+import optuna
+import psutil
+from optuna.trial import FrozenTrial
+
+from optuna_hermes import _optuna as private
+from optuna_hermes import errors
+from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect_or_start
+from optuna_hermes.broker._protocol import Drain
+from optuna_hermes.errors import (
+    BrokerConflictError,
+    BrokerError,
+    HermesError,
+    ObjectiveError,
+    StorageError,
+)
+from optuna_hermes.ledger import Ledger, open_ledger
+from optuna_hermes.view import Progress
+from optuna_hermes.workers._objective import Objective, pack
+from optuna_hermes.workers._result import OptimizeResult, best_of, trial_results
+from optuna_hermes.workers._worker import Job
+
+PARK_SECONDS = 10.0
+"""How long Ctrl-C waits for every live trial to be suspended, before it ends their processes."""
+
+POLL_SECONDS = 0.2
+_WORKERS_PER_DEVICE = 4
+_WORKER_BYTES = 1_000_000_000
+
+Callback = Callable[[optuna.Study, FrozenTrial], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What ``optimize`` may be told.
+
+    Args:
+        n_trials: how many trials the study shall have in the end; those it has count, so that
+            the same call carries on after a crash. None for no bound.
+        timeout: seconds after which every trial is suspended.
+        device_seconds: device time after which every trial is suspended.
+        devices: as ``--devices``.
+        policy: a policy's name.
+        slice_seconds: least length of a slice.
+        seed: every random number of sampler and trials follows from it; None draws one, once.
+        checkpoint_dir: where suspended trials go; None for beside the database.
+    """
+
+    n_trials: int | None = None
+    timeout: float | None = None
+    device_seconds: float | None = None
+    devices: str = "auto"
+    policy: str = "hermes"
+    slice_seconds: float = 1.0
+    seed: int | None = None
+    checkpoint_dir: Path | None = None
+
+
+class Driver:
+    """One call of ``optimize``. See ``Settings``; ``progress`` is shown what happens."""
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        objective: Objective | str,
+        settings: Settings,
+        progress: Progress,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self._study = study
+        self._settings = settings
+        self._progress = progress
+        self._callbacks = callbacks
+        self._objective = pack(objective)
+        self._interrupted = False
+        self._problem: str | None = None
+        self._called_back: set[int] = set()
+        self._last_done = 0
+        self._last: dict[str, Any] = {}
+        self._devices: tuple[str, ...] = ()
+
+    def run(self) -> OptimizeResult:
+        """Run the study until it is done or told to stop.
+
+        Raises:
+            InvalidInputError: with nothing changed.
+            BrokerError: the broker cannot be started or kept alive.
+        """
+        begin = time.monotonic()
+        _refuse_unshared(self._study)
+        finished = (t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished())
+        self._called_back = {trial.number for trial in finished}
+        ledger = open_ledger(private.ledger_url(self._study))
+        try:
+            with _signals(self._interrupt), private.optimize_loop(self._study):
+                self._serve(ledger, begin)
+            return self._result(ledger, time.monotonic() - begin)
+        finally:
+            ledger.close()
+
+    # -- the call ------------------------------------------------------------------------------
+
+    def _serve(self, ledger: Ledger, begin: float) -> None:
+        settings = self._settings
+        seed = private.study_seed(self._study, settings.seed)
+        spec = private.study_spec(
+            self._study, policy=settings.policy, slice_seconds=settings.slice_seconds, seed=seed
+        )
+        root = settings.checkpoint_dir or private.checkpoint_root(self._study)
+        job = Job(
+            study=cloudpickle.dumps(self._study), key=spec.key, seed=seed, checkpoint_root=root
+        )
+        with _Nursery(job, self._objective, settings.devices) as nursery:
+            while True:
+                connection = connect_or_start("driver", settings.devices)
+                try:
+                    self._attend(connection, nursery, spec, ledger, begin)
+                    return
+                except BrokerConflictError:
+                    raise
+                except BrokerError as error:
+                    # Whoever still trains has no valid lease: they end before anyone else begins.
+                    nursery.clear()
+                    self._progress.note(f"{error} Starting another one.")
+                finally:
+                    connection.close()
+
+    def _attend(
+        self,
+        connection: Connection,
+        nursery: _Nursery,
+        spec: StudySpec,
+        ledger: Ledger,
+        begin: float,
+    ) -> None:
+        self._devices = connection.welcome.device_ids
+        max_alive = _max_alive(len(self._devices))
+        connection.send(self._opening(spec, ledger, max_alive))
+        drained_at: float | None = None
+        while True:
+            document = connection.ask_status(runs=False)
+            mine = _entry(document, spec.key)
+            self._last = mine
+            self._progress.update(document, mine)
+            self._call_back(mine)
+            nursery.wait(POLL_SECONDS)
+            if mine["finished"]:
+                self._problem = mine["problem"]
+                return
+            if mine["draining"] and drained_at is None:
+                drained_at = time.monotonic()
+            if drained_at is not None:
+                if time.monotonic() - drained_at > PARK_SECONDS:
+                    self._problem = mine["problem"]
+                    return
+            elif self._should_stop(mine, begin):
+                connection.send(Drain(study=spec.key))
+            else:
+                nursery.keep(max_alive)
+
+    def _opening(self, spec: StudySpec, ledger: Ledger, max_alive: int) -> OpenStudy:
+        trials = self._study.get_trials(deepcopy=False)
+        known = {run.number: run for run in ledger.load_runs(spec.key)}
+        ended: dict[int, Any] = {}
+        for trial in trials:
+            run = known.get(trial.number)
+            if run is not None and trial.state.is_finished():
+                ended[trial.number] = "failed" if trial.state.name == "FAIL" else "done"
+        adopted = {
+            trial.number: private.trial_id(trial)
+            for trial in trials
+            if private.ours(trial) and trial.number not in known
+        }
+        opened = sum(1 for trial in trials if trial.state.name != "WAITING")
+        total = self._settings.n_trials
+        return OpenStudy(
+            study=spec,
+            unstarted=None if total is None else max(0, total - opened),
+            max_alive=max_alive,
+            ended=ended,
+            adopted=adopted,
+        )
+
+    def _should_stop(self, mine: dict[str, Any], begin: float) -> bool:
+        settings = self._settings
+        late = settings.timeout is not None and time.monotonic() - begin >= settings.timeout
+        spent = (
+            settings.device_seconds is not None
+            and mine["device_seconds"] >= settings.device_seconds
+        )
+        return self._interrupted or late or spent or private.asked_to_stop(self._study)
+
+    def _interrupt(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
+        self._progress.note("Suspending every live trial; press Ctrl-C again to end at once.")
+
+    def _call_back(self, mine: dict[str, Any]) -> None:
+        done = mine["counts"]["done"] + mine["counts"]["failed"]
+        if not self._callbacks or done == self._last_done:
+            return
+        self._last_done = done
+        for trial in self._study.get_trials():
+            if trial.state.is_finished() and trial.number not in self._called_back:
+                self._called_back.add(trial.number)
+                for callback in self._callbacks:
+                    callback(self._study, trial)
+
+    def _result(self, ledger: Ledger, elapsed: float) -> OptimizeResult:
+        trials = trial_results(self._study, ledger)
+        used = float(self._last.get("device_seconds", 0.0))
+        overhead = float(self._last.get("overhead_seconds", 0.0))
+        return OptimizeResult(
+            study=self._study.study_name,
+            policy=self._settings.policy,
+            devices=self._devices,
+            elapsed_seconds=elapsed,
+            device_seconds=sum(trial.device_seconds for trial in trials),
+            switches=int(self._last.get("switches", 0)),
+            overhead_fraction=overhead / used if used else 0.0,
+            best=best_of(self._study),
+            trials=trials,
+            interrupted=self._interrupted,
+            problem=self._problem,
+        )
+
+
+class _Nursery:
+    """The process that workers are forked from, seen from its parent."""
+
+    def __init__(self, job: Job, objective: bytes | str, devices: str) -> None:
+        self._socket, end = socket.socketpair()
+        self._alive: set[int] = set()
+        self._asked = 0
+        self._buffer = b""
+        with end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "optuna_hermes.workers._nursery", str(end.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                pass_fds=(end.fileno(),),
+                env=_environment(devices),
+            )
+        payload = pickle.dumps((job, objective))
+        self._socket.sendall(len(payload).to_bytes(8, "big") + payload)
+
+    def __enter__(self) -> _Nursery:
+        try:
+            while not self._ready():
+                pass
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+        try:
+            self._process.wait(timeout=PARK_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def keep(self, count: int) -> None:
+        """Fork as many workers as are missing."""
+        missing = count - len(self._alive) - self._asked
+        if missing > 0:
+            self._asked += missing
+            self._socket.sendall(b"f" * missing)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for news of workers, or for ``seconds``."""
+        readable, _, _ = select.select([self._socket], [], [], seconds)
+        if readable:
+            self._read()
+
+    def clear(self) -> None:
+        """SIGKILL every worker and wait until they are gone."""
+        for pid in list(self._alive):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while self._alive or self._asked:
+            self._read()
+
+    def _ready(self) -> bool:
+        for line in self._lines():
+            if "error" in line:
+                kind = getattr(errors, line["kind"], ObjectiveError)
+                raise kind(line["error"])
+            return True
+        return False
+
+    def _read(self) -> None:
+        for line in self._lines():
+            if "forked" in line:
+                self._asked -= 1
+                self._alive.add(line["forked"])
+            elif "exited" in line:
+                self._alive.discard(line["exited"])
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        data = self._socket.recv(65536)
+        if not data:
+            raise HermesError("The process that workers are forked from has ended: see above.")
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return iter([json.loads(line) for line in lines])
+
+
+def _environment(devices: str) -> dict[str, str]:
+    """Threads for CPU slots: the cores are shared out, unless the user has said otherwise."""
+    slots = devices.removeprefix("cpu:")
+    share = max(1, (os.cpu_count() or 1) // int(slots)) if slots.isdigit() and int(slots) else 1
+    return {"OMP_NUM_THREADS": str(share), **os.environ}
+
+
+def _has_fileno(stream: Any) -> bool:
+    try:
+        stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
+
+
+def _max_alive(devices: int) -> int:
+    """Worker processes kept alive: enough to hold parked trials, as far as memory goes."""
+    room = psutil.virtual_memory().available // _WORKER_BYTES
+    return max(devices + 1, min(_WORKERS_PER_DEVICE * devices, int(room)))
+
+
+def _refuse_unshared(study: optuna.Study) -> None:
+    if not private.shared(study):
+        raise StorageError(
+            "optimize() trains in processes of their own and needs a storage that they can reach "
+            "but this study is in memory: use create_study(storage='sqlite:///study.db')."
+        )
+
+
+def _entry(document: dict[str, Any], key: str) -> dict[str, Any]:
+    for study in document["studies"]:
+        if study["key"] == key:
+            return dict(study)
+    raise BrokerError("The broker does not know the study any more.")
+
+
+@contextlib.contextmanager
+def _signals(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM call ``interrupt`` instead of tearing down what is in flight."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        interrupt()
+
+    before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -1,0 +1,78 @@
+"""How an objective gets from its author into a worker process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from optuna_hermes.errors import ObjectiveError
+
+Objective = Callable[..., Any]
+
+
+def pack(objective: Objective | str) -> bytes | str:
+    """What is sent to the nursery: a ``FILE.py:NAME`` as it is, a function by value.
+
+    Raises:
+        ObjectiveError: the function holds something that cannot be sent to another process.
+    """
+    if isinstance(objective, str):
+        return objective
+    try:
+        return bytes(cloudpickle.dumps(objective))
+    except Exception as error:
+        raise ObjectiveError(
+            f"The objective must be picklable but {error}: create what it cannot carry (locks, "
+            "open files, a device's memory) inside of it."
+        ) from error
+
+
+def unpack(packed: bytes | str) -> Objective:
+    """The objective itself, with everything it imports.
+
+    Raises:
+        ObjectiveError: there is no such file, module or function, or importing it fails.
+    """
+    if isinstance(packed, bytes):
+        return cloudpickle.loads(packed)  # type: ignore[no-any-return]  # our own parent sent it
+    place, colon, name = packed.rpartition(":")
+    if not colon or not place or not name:
+        raise ObjectiveError(f"An objective is FILE.py:NAME or module:NAME but got {packed!r}.")
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    objective = getattr(module, name, None)
+    if not callable(objective):
+        functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        known = ", ".join(sorted(functions)[:8]) or "none"
+        raise ObjectiveError(f"No function {name!r} in {place} (there: {known}).")
+    return objective  # type: ignore[no-any-return]
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ObjectiveError(f"No file {str(path)!r}: give the path of the objective's file.")
+    sys.path.insert(0, str(path.parent.absolute()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ObjectiveError(f"{str(path)!r} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ObjectiveError(f"Importing {path} raised {error!r}: mend that first.") from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ObjectiveError(f"Importing module {name!r} raised {error!r}.") from error

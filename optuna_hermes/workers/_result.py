@@ -1,0 +1,132 @@
+"""What a call of ``optimize`` leaves behind, as values and as the JSON document of the CLI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.ledger import Ledger
+from optuna_hermes.ledger._base import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """One trial: ``state`` is Optuna's once it is finished, else PARKED, STORED or PENDING.
+
+    ``units`` counts the units trained, those that were trained twice after a crash included.
+    """
+
+    number: int
+    state: str
+    value: float | None
+    slices: int
+    suspensions: int
+    device_seconds: float
+    units: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizeResult:
+    """The outcome of ``optimize``.
+
+    Args:
+        study: the study's name.
+        policy: the policy that decided.
+        devices: the devices it decided about.
+        elapsed_seconds: how long this call took.
+        device_seconds: device time of all trials, earlier calls included.
+        switches: suspended trials brought back, in this call.
+        overhead_fraction: share of this call's device time that switching took.
+        best: number, value and parameters of the best finished trial, None if there is none.
+        trials: every trial of the study.
+        interrupted: whether Ctrl-C or SIGTERM ended the call.
+        problem: why it ended early, None if it did not.
+    """
+
+    study: str
+    policy: str
+    devices: tuple[str, ...]
+    elapsed_seconds: float
+    device_seconds: float
+    switches: int
+    overhead_fraction: float
+    best: dict[str, Any] | None
+    trials: tuple[TrialResult, ...] = field(default=())
+    interrupted: bool = False
+    problem: str | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """How many trials are suspended, for a later call to carry on."""
+        return sum(1 for t in self.trials if t.state in ("PARKED", "STORED", "PENDING"))
+
+    def document(self) -> dict[str, Any]:
+        """The result as plain JSON."""
+        return {
+            "study": self.study,
+            "policy": self.policy,
+            "devices": list(self.devices),
+            "elapsed_seconds": self.elapsed_seconds,
+            "device_seconds": self.device_seconds,
+            "switches": self.switches,
+            "overhead_fraction": self.overhead_fraction,
+            "best": self.best,
+            "trials": [
+                {
+                    "number": trial.number,
+                    "state": trial.state,
+                    "value": trial.value,
+                    "slices": trial.slices,
+                    "suspensions": trial.suspensions,
+                    "device_seconds": trial.device_seconds,
+                    "units": trial.units,
+                }
+                for trial in self.trials
+            ],
+        }
+
+
+def trial_results(study: optuna.Study, ledger: Ledger) -> tuple[TrialResult, ...]:
+    """Every trial of the study, with what the ledger knows of it."""
+    runs = {run.number: run for run in ledger.load_runs(private.study_key(study))}
+    trials = study.get_trials(deepcopy=False)
+    return tuple(_trial(trial, runs.get(trial.number)) for trial in trials)
+
+
+def _trial(trial: optuna.trial.FrozenTrial, run: RunRecord | None) -> TrialResult:
+    return TrialResult(
+        number=trial.number,
+        state=_state(trial, run),
+        value=_value(trial),
+        slices=run.slices if run else 0,
+        suspensions=run.suspensions if run else 0,
+        device_seconds=run.device_seconds if run else 0.0,
+        units=run.units if run else len(trial.intermediate_values),
+    )
+
+
+def _state(trial: optuna.trial.FrozenTrial, run: RunRecord | None) -> str:
+    if trial.state == TrialState.RUNNING and run is not None and run.state != "running":
+        return run.state.upper()
+    return str(trial.state.name)
+
+
+def _value(trial: optuna.trial.FrozenTrial) -> float | None:
+    if trial.values:
+        return float(trial.values[0])
+    reported = trial.intermediate_values
+    return float(reported[max(reported)]) if reported else None
+
+
+def best_of(study: optuna.Study) -> dict[str, Any] | None:
+    """Number, value and parameters of the best finished trial; of the first objective's."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if not complete:
+        return None
+    sign = private.sign(study)
+    best = min(complete, key=lambda trial: (sign * trial.values[0], trial.number))
+    return {"number": best.number, "value": best.values[0], "params": dict(best.params)}

@@ -1,0 +1,150 @@
+"""One worker process: it waits for a lease, trains one run for as long as it may, and ends."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import cloudpickle
+import optuna
+from optuna.trial import TrialState
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.broker import RunSession, connect, sessions
+from optuna_hermes.broker._devices import environment
+from optuna_hermes.broker._protocol import Grant, Ready
+from optuna_hermes.errors import HermesError, Suspended
+from optuna_hermes.model import RunState
+from optuna_hermes.suspend._seed import seed_everything, trial_seed
+from optuna_hermes.workers._objective import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What every worker of a study is given.
+
+    Args:
+        study: the study, pickled.
+        key: its key.
+        seed: every trial's seed is derived from it.
+        checkpoint_root: folder with one folder for each trial.
+    """
+
+    study: bytes
+    key: str
+    seed: int
+    checkpoint_root: Path
+
+
+def work(job: Job, objective: Objective) -> None:
+    """Serve one lease after another of one run, then return."""
+    study: optuna.Study = cloudpickle.loads(job.study)
+    connection = connect("worker")
+    session = RunSession(connection)
+    sessions.worker = session
+    connection.send(Ready(study=job.key))
+    grant = session.wait_for_grant()
+    if grant is not None:
+        os.environ.update(environment(grant.devices))
+        _Engagement(job, study, session).serve(grant, objective)
+    session.close()
+
+
+class _Engagement:
+    """A run in this process, from its grant to its end or its suspension."""
+
+    def __init__(self, job: Job, study: optuna.Study, session: RunSession) -> None:
+        self._job = job
+        self._study = study
+        self._session = session
+
+    def serve(self, grant: Grant, objective: Objective) -> None:
+        trial = self._trial(grant)
+        folder = self._job.checkpoint_root / f"trial-{trial.number:05d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_output_to(folder / "output.log")
+        notes = _Notes(self._study, private.trial_id(trial), self._session)
+        self._session.checkpoint_dir = folder
+        self._session.noted = notes.put
+        private.reseed(self._study.sampler, self._job.seed, trial.number)
+        seed_everything(trial_seed(self._job.seed, trial.number))
+        try:
+            self._train(trial, objective, notes)
+        except Suspended:
+            pass  # the session has said so
+        except HermesError as error:
+            traceback.print_exc()
+            self._session.release(f"Trial {trial.number}: {error}")
+        finally:
+            notes.close()
+
+    def _trial(self, grant: Grant) -> optuna.Trial:
+        if grant.number is None or grant.trial_id is None:
+            trial = private.open_trial(self._study)
+        else:
+            trial = private.reattach(self._study, grant.trial_id)
+        self._session.begin(trial.number, private.trial_id(trial))
+        sessions.add(self._study.study_name, trial.number, self._session)
+        return trial
+
+    def _train(self, trial: optuna.Trial, objective: Objective, notes: _Notes) -> None:
+        error: str | None = None
+        values, state = None, None
+        try:
+            values = objective(trial)
+        except optuna.TrialPruned:
+            state = TrialState.PRUNED
+        except HermesError:
+            raise
+        except Exception as raised:  # the trial's own code: that is what FAIL means
+            traceback.print_exc()
+            state, error = TrialState.FAIL, repr(raised)
+        notes.put("failed" if state == TrialState.FAIL else "done")
+        notes.close()
+        told = self._study.tell(trial, values, state=state)
+        failed = told.state == TrialState.FAIL
+        if failed and error is None:
+            error = f"the objective returned {values!r}"
+        self._session.end("failed" if failed else "done", error)
+
+
+class _Notes:
+    """Writes a run's state where optuna-dashboard shows it, off the device's time."""
+
+    def __init__(self, study: optuna.Study, trial_id: int, session: RunSession) -> None:
+        self._study = study
+        self._trial_id = trial_id
+        self._session = session
+        self._queue: queue.SimpleQueue[RunState | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="hermes-notes", daemon=True)
+        self._thread.start()
+
+    def put(self, state: RunState) -> None:
+        """Write this state soon."""
+        self._queue.put(state)
+
+    def close(self) -> None:
+        """Wait until all is written."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        while (state := self._queue.get()) is not None:
+            seconds = round(self._session.device_seconds, 3)
+            attributes = {private.STATE_ATTRIBUTE: state, private.SECONDS_ATTRIBUTE: seconds}
+            private.set_attributes(self._study, self._trial_id, attributes)
+
+
+def _write_output_to(path: Path) -> None:
+    """Send what the objective prints to a file of its trial: many trials share one screen."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)

@@ -1,0 +1,108 @@
+"""Every ledger of the package keeps the ledger's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy
+
+from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger, open_ledger
+from optuna_hermes.testing._ledger import STUDY, LedgerContract, run
+
+
+class TestMemoryLedger(LedgerContract):
+    """The ledger that ends with its process."""
+
+    @pytest.fixture
+    def ledger(self) -> Ledger:
+        """A ledger of this process."""
+        return open_ledger("memory:")
+
+    def test_memory_names_it(self, ledger: Ledger) -> None:
+        """The URL ``memory:`` gives the ledger without a database."""
+        assert isinstance(ledger, MemoryLedger)
+
+
+class SqlContract(LedgerContract):
+    """What ledgers in a database share; a subclass gives the ``url`` of an empty one."""
+
+    @pytest.fixture
+    def url(self) -> str:
+        """Override it: an empty database."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def ledger(self, url: str) -> Iterator[Ledger]:
+        """The first handle."""
+        with closing(open_ledger(url)) as ledger:
+            assert isinstance(ledger, SqlLedger)
+            yield ledger
+
+    @pytest.fixture
+    def reopen(self, url: str) -> Iterator[Callable[[], Ledger]]:
+        """Further handles, closed after the test."""
+        handles: list[Ledger] = []
+
+        def open_again() -> Ledger:
+            handles.append(open_ledger(url))
+            return handles[-1]
+
+        yield open_again
+        for handle in handles:
+            handle.close()
+
+    def test_handles_that_open_at_once_share_the_tables(self, url: str) -> None:
+        """Whoever makes the tables of a new ledger, the others wait for them and find them."""
+        start = Barrier(4)
+
+        def open_and_write(number: int) -> None:
+            start.wait(timeout=60)
+            with closing(open_ledger(url)) as ledger:
+                ledger.save_run(run(number))
+                ledger.save_run(run(99))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(open_and_write, range(4)))
+        with closing(open_ledger(url)) as ledger:
+            assert ledger.load_runs(STUDY) == [run(number) for number in (0, 1, 2, 3, 99)]
+
+
+class TestSqlite(SqlContract):
+    """A file of SQLite."""
+
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        """A file that is not there yet."""
+        return f"sqlite:///{tmp_path}/ledger.db"
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlalchemy.Engine]:
+    """A server of PostgreSQL for this module."""
+    pgserver: Any = pytest.importorskip("pgserver", reason="needs pgserver: pip install pgserver")
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
+    server = pgserver.get_server(tmp_path_factory.mktemp("postgres"))
+    url = sqlalchemy.make_url(server.get_uri()).set(drivername="postgresql+psycopg")
+    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    yield engine
+    engine.dispose()
+    server.cleanup()
+
+
+class TestPostgres(SqlContract):
+    """A database of PostgreSQL."""
+
+    @pytest.fixture
+    def url(self, postgres: sqlalchemy.Engine) -> str:
+        """An empty database on the server."""
+        name = f"ledger_{uuid4().hex}"
+        with postgres.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        return postgres.url.set(database=name).render_as_string(hide_password=False)

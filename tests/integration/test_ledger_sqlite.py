@@ -1,0 +1,313 @@
+"""The ledger in a file of SQLite, beside Optuna and between processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from optuna_hermes.errors import LedgerError, StaleEpochError
+from optuna_hermes.ledger import (
+    SCHEMA_VERSION,
+    LeaseRecord,
+    Ledger,
+    ReportRecord,
+    RunRecord,
+    SqlLedger,
+    open_ledger,
+)
+
+DEADLINE_SECONDS = 120
+PASSWORD = "p@ss word"
+TABLES = {
+    f"hermes_{name}"
+    for name in ("schema", "runs", "reports", "leases", "checkpoints", "memory", "events")
+}
+
+Work = Callable[[str, int, Barrier], object]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file that is not there yet."""
+    return tmp_path / "study.db"
+
+
+@pytest.fixture
+def url(file: Path) -> str:
+    """Its URL."""
+    return f"sqlite:///{file}"
+
+
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    """A ledger in the file."""
+    with closing(open_ledger(url)) as ledger:
+        yield ledger
+
+
+def lease(epoch: int, host: str = "a") -> LeaseRecord:
+    """A lease of one device."""
+    return LeaseRecord(
+        study="study", epoch=epoch, number=None, devices=("a/cpu:0",), host=host, started=0.0
+    )
+
+
+def query(file: Path, sql: str) -> list[Any]:
+    """What the file says, read without the package."""
+    with closing(sqlite3.connect(file)) as connection, connection:
+        return connection.execute(sql).fetchall()
+
+
+def in_processes(work: Work, url: str, count: int) -> list[Any]:
+    """What ``work`` returned in each of ``count`` processes, all started and all reaped."""
+    context = multiprocessing.get_context("spawn")
+    start, answers = context.Barrier(count), context.SimpleQueue()
+    processes = [
+        context.Process(target=_work, args=(work, url, index, start, answers))
+        for index in range(count)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join(DEADLINE_SECONDS)
+            assert process.exitcode == 0
+        return [answer for _, answer in sorted(answers.get() for _ in processes)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
+        answers.close()
+
+
+def _work(work: Work, url: str, index: int, start: Barrier, answers: Any) -> None:
+    answers.put((index, work(url, index, start)))
+
+
+def race_for_epochs(url: str, index: int, start: Barrier) -> list[int]:
+    """Commit epoch after epoch, as fast as it goes; which ones were won."""
+    won = []
+    with closing(open_ledger(url)) as ledger:
+        for epoch in range(1, 31):
+            start.wait(DEADLINE_SECONDS)
+            try:
+                ledger.commit_lease(lease(epoch, host=str(index)))
+                won.append(epoch)
+            except StaleEpochError:
+                pass
+    return won
+
+
+def open_at_once(url: str, index: int, start: Barrier) -> int:
+    """Open the new ledger with the others, and use it."""
+    start.wait(DEADLINE_SECONDS)
+    with closing(open_ledger(url)) as ledger:
+        ledger.save_run(RunRecord(study="study", number=index, trial_id=index, state="pending"))
+        ledger.save_run(RunRecord(study="study", number=-1, trial_id=-1, state="pending"))
+        return len(ledger.load_runs("study"))
+
+
+def write_beside_optuna(url: str, index: int, start: Barrier) -> str:
+    """One process reports through Optuna while the others write to the ledger."""
+    study = optuna.load_study(study_name="study", storage=url)
+    with closing(open_ledger(url)) as ledger:
+        start.wait(DEADLINE_SECONDS)
+        trial = study.ask()
+        for step in range(10):
+            trial.report(step, step)
+            ledger.add_report(
+                ReportRecord(
+                    study="study",
+                    number=trial.number,
+                    unit=step + 1,
+                    step=step,
+                    value=step,
+                    device_seconds=step,
+                    at=step,
+                )
+            )
+        study.tell(trial, 0.0)
+    return "done"
+
+
+def test_of_two_processes_one_wins_each_epoch(url: str, file: Path) -> None:
+    """Two brokers that race for thirty epochs share them: none is lost, none is won twice."""
+    won = in_processes(race_for_epochs, url, 2)
+    assert sorted(won[0] + won[1]) == list(range(1, 31))
+    held = query(file, "SELECT epoch, host FROM hermes_leases ORDER BY epoch")
+    assert held == [(epoch, str(int(epoch in won[1]))) for epoch in range(1, 31)]
+
+
+def test_processes_open_a_new_ledger_at_once(url: str, file: Path) -> None:
+    """Whoever makes the tables, every process finds them, and there is one version row."""
+    assert all(runs >= 2 for runs in in_processes(open_at_once, url, 4))
+    assert query(file, "SELECT schema_version FROM hermes_schema") == [(SCHEMA_VERSION,)]
+    assert query(file, "SELECT count(*) FROM hermes_runs") == [(5,)]
+
+
+def test_optuna_and_the_ledger_write_at_the_same_time(url: str) -> None:
+    """Neither makes the other fail with a locked database, and no report is lost."""
+    optuna.create_study(study_name="study", storage=url)
+    assert in_processes(write_beside_optuna, url, 2) == ["done", "done"]
+    trials = optuna.load_study(study_name="study", storage=url).trials
+    with closing(open_ledger(url)) as ledger:
+        curves = ledger.load_curves("study")
+    for trial in trials:
+        assert curves[trial.number].values == tuple(trial.intermediate_values.values())
+
+
+def test_optuna_lives_beside_the_tables(url: str, file: Path, ledger: Ledger) -> None:
+    """Studies are made and deleted as if the ledger were not there, and the ledger stays."""
+    study = optuna.create_study(study_name="study", storage=url)
+    study.optimize(lambda trial: trial.suggest_float("x", 0.0, 1.0), n_trials=1)
+    ledger.save_run(RunRecord(study="study", number=0, trial_id=1, state="done"))
+    migrated = query(file, "SELECT * FROM alembic_version")
+    optuna.delete_study(study_name="study", storage=url)
+    optuna.create_study(study_name="study", storage=url)
+    assert query(file, "SELECT count(*) FROM trials") == [(0,)]
+    assert len(ledger.load_runs("study")) == 1
+    assert query(file, "SELECT * FROM alembic_version") == migrated
+
+
+def test_a_ledger_adds_nothing_but_its_tables(url: str, file: Path) -> None:
+    """Optuna's tables are the same before and after, and every new one says whose it is."""
+    optuna.create_study(study_name="study", storage=url)
+    tables = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
+    before = set(query(file, tables))
+    open_ledger(url).close()
+    after = set(query(file, tables))
+    assert before < after
+    assert {name for name, _ in after - before} == TABLES
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_the_journal_mode_stays(url: str, file: Path, mode: str) -> None:
+    """The file is the user's: how it keeps its journal is not changed."""
+    query(file, f"PRAGMA journal_mode = {mode}")
+    with closing(open_ledger(url)) as ledger:
+        ledger.commit_lease(lease(1))
+        assert query(file, "PRAGMA journal_mode") == [(mode,)]
+
+
+def test_a_later_version_is_refused_and_left_alone(url: str, file: Path) -> None:
+    """Tables of a later version are not guessed at: the error says what to do."""
+    open_ledger(url).close()
+    query(file, f"UPDATE hermes_schema SET schema_version = {SCHEMA_VERSION + 1}")
+    query(file, "DROP TABLE hermes_events")
+    with pytest.raises(LedgerError, match=r"at most 1 but got 2.*Upgrade optuna-hermes"):
+        open_ledger(url)
+    assert query(file, "SELECT 1 FROM sqlite_master WHERE name = 'hermes_events'") == []
+
+
+def test_a_half_made_ledger_is_finished(url: str, file: Path) -> None:
+    """Tables whose maker died before it wrote the version are completed by the next process."""
+    open_ledger(url).close()
+    query(file, "DELETE FROM hermes_schema")
+    query(file, "DROP TABLE hermes_events")
+    with closing(open_ledger(url)) as ledger:
+        assert ledger.load_events("study") == []
+    assert query(file, "SELECT schema_version FROM hermes_schema") == [(SCHEMA_VERSION,)]
+
+
+def test_a_missing_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    """The folder of a new ledger is private."""
+    open_ledger(f"sqlite:///{tmp_path}/state/hermes/ledger.db").close()
+    assert stat.S_IMODE((tmp_path / "state" / "hermes").stat().st_mode) == 0o700
+
+
+def test_a_change_of_folder_keeps_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative URL names the file of the moment it was opened."""
+    monkeypatch.chdir(tmp_path)
+    with closing(open_ledger("sqlite:///here.db")) as ledger:
+        monkeypatch.chdir("/")
+        ledger.close()  # so that the next call connects anew
+        ledger.commit_lease(lease(1))
+    assert query(tmp_path / "here.db", "SELECT count(*) FROM hermes_leases") == [(1,)]
+
+
+def test_a_forked_process_is_told_to_open_its_own(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection is never shared across a fork."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(LedgerError, match="Open the ledger again after a fork"):
+            ledger.last_epoch()
+    assert ledger.last_epoch() == 0
+
+
+def test_the_file_is_not_a_database(url: str, file: Path) -> None:
+    """Some other file is refused in one line that names it, and stays as it was."""
+    file.write_text("These are my notes, do not touch them. " * 100)
+    with pytest.raises(LedgerError, match=rf"^The ledger at {url} cannot be used: .*$") as caught:
+        open_ledger(url)
+    assert caught.value.__cause__ is not None
+    assert file.read_text().startswith("These are my notes")
+
+
+def test_the_folder_cannot_be_made(tmp_path: Path) -> None:
+    """A path below a file is refused in one line."""
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError, match="cannot be used"):
+        open_ledger(f"sqlite:///{tmp_path}/file/ledger.db")
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory"])
+def test_a_database_in_memory_is_refused(url: str) -> None:
+    """A ledger must outlive its process, so the error names what does."""
+    with pytest.raises(LedgerError, match="Name a file"):
+        open_ledger(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://ann:p%40ss word@127.0.0.1:1/study?connect_timeout=1",
+        "postgresql+nodriver://ann:p%40ss word@127.0.0.1/study",
+        "nosuchdatabase://ann:p%40ss word@127.0.0.1/study",
+        "mysql+pymysql://ann:p%40ss word@127.0.0.1:1/study?password=p%40ss word",
+        "postgresql://ann:p%40ss word@127.0.0.1:port/study",
+        "p@ss word",
+    ],
+)
+def test_a_database_out_of_reach_is_one_line_without_the_password(url: str) -> None:
+    """Whatever is wrong, the message is one line, says what to do, and keeps the secret."""
+    with pytest.raises(LedgerError) as caught:
+        open_ledger(url)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "URL" in message
+    for secret in (PASSWORD, "p%40ss"):
+        assert secret not in message
+        assert secret not in str(caught.value.__cause__)
+    assert caught.value.__cause__ is not None or "cannot be read" in message
+
+
+def test_a_repr_has_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger in a traceback or a log keeps the secret."""
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
+    monkeypatch.setattr(SqlLedger, "_open", lambda self: None)
+    with closing(SqlLedger("postgresql+psycopg://ann:p%40ss word@host/study?key=x")) as ledger:
+        assert repr(ledger) == "SqlLedger('postgresql+psycopg://ann:***@host/study')"
+
+
+def test_a_write_that_is_refused_is_one_line(url: str, file: Path) -> None:
+    """A file that stays locked is a ledger error without a page of SQL, and can be tried again."""
+    with closing(open_ledger(f"{url}?timeout=0")) as ledger:
+        with closing(sqlite3.connect(file)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(LedgerError, match=r"cannot be used: database is locked\. Check"):
+                ledger.commit_lease(lease(1))
+        ledger.commit_lease(lease(1))
+        assert ledger.last_epoch() == 1

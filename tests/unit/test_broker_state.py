@@ -1,0 +1,402 @@
+"""The broker's rules, without a process, a socket or a clock."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._events import EndLease, NameLease, StudyRead, WritesFailed
+from optuna_hermes.ledger._base import LeaseRecord, RunRecord
+from optuna_hermes.model import Curve
+from optuna_hermes.testing import FakeBroker
+
+
+def checkpoint(units: int = 1) -> wire.SavedCheckpoint:
+    return wire.SavedCheckpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
+
+
+def begin(broker: FakeBroker, worker: int, number: int, *, stores: bool = True) -> int:
+    """A worker that was granted a new trial starts to train it; returns the epoch."""
+    epoch: int = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    broker.say(worker, wire.Training(epoch=epoch, stores=stores))
+    return epoch
+
+
+def report(broker: FakeBroker, worker: int, epoch: int, unit: int, value: float) -> None:
+    broker.say(worker, wire.Report(epoch=epoch, unit=unit, step=unit, value=value))
+
+
+def test_a_lease_is_written_before_its_grant_is_sent() -> None:
+    """The ledger's record stands before the grant in the answer to the event."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    worker = broker.worker()
+    kinds = [type(command).__name__ for command in broker.log[-2:]]
+    assert kinds == ["LeaseRecord", "Send"]
+    assert broker.last(worker, "Grant").number is None
+
+
+def test_a_new_trial_names_its_lease() -> None:
+    """A lease that was granted to a new trial gets the trial's number in the ledger."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    epoch = begin(broker, broker.worker(), 7)
+    assert NameLease(study="s", epoch=epoch, number=7) in broker.log
+
+
+def test_the_device_goes_on_when_its_slice_is_over() -> None:
+    """At a slice's end the holder yields, and only its answer lets the next one begin."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin")
+    first, second = broker.worker(), broker.worker()
+    epoch = begin(broker, first, 0)
+    report(broker, first, epoch, 1, 0.5)
+    broker.advance(1.5)
+    assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="resident")
+    assert broker.last(second, "Grant") is None
+    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    assert broker.last(second, "Grant").epoch == epoch + 1
+    broker.check()
+
+
+def test_a_run_that_stays_the_best_keeps_its_device() -> None:
+    """A slice that ends with the same choice is renewed without a word."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker = broker.worker()
+    begin(broker, worker, 0)
+    broker.advance(10.0)
+    assert broker.last(worker, "Yield") is None
+
+
+def test_messages_of_an_old_lease_are_dropped() -> None:
+    """A report under an epoch that is over changes nothing."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker = broker.worker()
+    epoch = begin(broker, worker, 0)
+    report(broker, worker, epoch - 1, 1, 0.5)
+    assert broker.state.status(0.0)["studies"][0]["runs"][0]["units"] == 0
+
+
+def test_nobody_reports_for_someone_else() -> None:
+    """A lease answers only to the connection it was granted to."""
+    broker = FakeBroker(devices=2)
+    broker.driver()
+    first, second = broker.worker(), broker.worker()
+    epoch = begin(broker, first, 0)
+    report(broker, second, epoch, 1, 0.5)
+    assert broker.state.status(0.0)["studies"][0]["runs"][0]["units"] == 0
+
+
+def test_a_dead_worker_frees_its_device_and_its_run_is_stored() -> None:
+    """What is left of a run is its last checkpoint, and the next worker gets that one."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker = broker.worker()
+    epoch = begin(broker, worker, 0)
+    report(broker, worker, epoch, 1, 0.5)
+    broker.say(worker, wire.Saved(epoch=epoch, checkpoint=checkpoint()))
+    broker.hang_up(worker)
+    assert any(isinstance(c, EndLease) and c.epoch == epoch for c in broker.log)
+    grant = broker.last(broker.worker(), "Grant")
+    assert grant.number == 0
+    assert grant.checkpoints == (checkpoint(),)
+
+
+def test_a_worker_that_dies_before_its_trial_exists_loses_no_trial() -> None:
+    """The trial that was to be created may still be created."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    broker.hang_up(broker.worker())
+    assert broker.state.status(0.0)["studies"][0]["unstarted"] == 1
+    assert broker.last(broker.worker(), "Grant") is not None
+
+
+def test_parked_runs_make_room_for_new_trials() -> None:
+    """With every process taken, the run that has not run for longest goes to disk."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", max_alive=2)
+    first, second = broker.worker(), broker.worker()
+    epoch = begin(broker, first, 0)
+    report(broker, first, epoch, 1, 0.5)
+    broker.advance(1.5)
+    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    after = begin(broker, second, 1)
+    report(broker, second, after, 1, 0.5)
+    broker.advance(1.5)
+    assert broker.last(first, "Evict") == wire.Evict(epoch=epoch)
+    gone = wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=checkpoint())
+    broker.say(first, gone)
+    broker.hang_up(first)
+    states = [run["state"] for run in broker.state.status(broker.now)["studies"][0]["runs"]]
+    assert states == ["stored", "running"]
+    broker.say(second, wire.Parked(epoch=after, tier="resident", suspend_seconds=0.0))
+    assert broker.last(broker.worker(), "Grant").number is None
+
+
+def test_runs_that_cannot_leave_take_turns_among_themselves() -> None:
+    """Without a free process no device is kept for a trial that could not get one."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", max_alive=2)
+    first, second = broker.worker(), broker.worker()
+    epoch = begin(broker, first, 0, stores=False)
+    report(broker, first, epoch, 1, 0.5)
+    broker.advance(1.5)
+    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    after = begin(broker, second, 1, stores=False)
+    report(broker, second, after, 1, 0.5)
+    broker.advance(1.5)
+    broker.say(second, wire.Parked(epoch=after, tier="resident", suspend_seconds=0.0))
+    assert broker.last(first, "Grant").number == 0
+
+
+def test_draining_suspends_everything() -> None:
+    """After ``Drain`` holders go to disk, parked runs too, and idle workers are sent home."""
+    broker = FakeBroker(devices=1)
+    driver = broker.driver(policy="round-robin")
+    first, second = broker.worker(), broker.worker()
+    epoch = begin(broker, first, 0)
+    report(broker, first, epoch, 1, 0.5)
+    broker.advance(1.5)
+    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    after = begin(broker, second, 1)
+    idle = broker.worker()
+    broker.say(driver, wire.Drain(study="s"))
+    assert broker.last(first, "Evict") is not None
+    assert broker.last(second, "Yield") == wire.Yield(epoch=after, tier="disk")
+    assert broker.last(idle, "Dismiss") is not None
+    assert not broker.state.status(broker.now)["studies"][0]["finished"]
+    gone = {"tier": "disk", "suspend_seconds": 0.1, "checkpoint": checkpoint()}
+    broker.say(first, wire.Parked(epoch=epoch, **gone))
+    broker.say(second, wire.Parked(epoch=after, **gone))
+    assert broker.state.status(broker.now)["studies"][0]["finished"]
+
+
+def test_a_silent_worker_is_killed_after_the_grace_period() -> None:
+    """A worker that was asked to yield and makes no progress is killed, once per period."""
+    broker = FakeBroker(devices=1, grace_seconds=10.0)
+    broker.driver(policy="round-robin")
+    first, _ = broker.worker(), broker.worker()
+    report(broker, first, begin(broker, first, 0), 1, 0.5)
+    broker.advance(9.0)
+    assert broker.killed() == []
+    broker.advance(5.0)
+    assert broker.killed() == [first]
+
+
+def test_progress_puts_the_grace_period_off() -> None:
+    """A long validation that goes on is not a hang."""
+    broker = FakeBroker(devices=1, grace_seconds=10.0)
+    broker.driver(policy="round-robin")
+    first, _ = broker.worker(), broker.worker()
+    epoch = begin(broker, first, 0)
+    report(broker, first, epoch, 1, 0.5)
+    for _ in range(5):
+        broker.advance(6.0)
+        broker.say(first, wire.Beat(epoch=epoch, batches=1))
+    assert broker.killed() == []
+
+
+def test_a_second_driver_is_refused() -> None:
+    """Two calls of optimize on one study at one time would count its trials twice."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    second = broker.driver()
+    assert "already being optimized" in broker.last(second, "Refused").reason
+
+
+def test_plain_trials_take_turns() -> None:
+    """Trials of ``study.optimize`` wait for their first lease and never share a device."""
+    broker = FakeBroker(devices=1)
+    first, second = broker.plain(0, policy="round-robin"), broker.plain(1, policy="round-robin")
+    epoch = broker.last(first, "Grant").epoch
+    assert broker.last(second, "Grant") is None
+    broker.say(first, wire.Training(epoch=epoch, stores=False))
+    report(broker, first, epoch, 1, 0.5)
+    broker.advance(1.5)
+    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    assert broker.last(second, "Grant").epoch > epoch
+
+
+def test_two_studies_share_the_devices() -> None:
+    """A study that comes later gets its share when slices end."""
+    broker = FakeBroker(devices=2)
+    broker.driver(key="a")
+    for number in range(2):
+        begin(broker, broker.worker(key="a"), number)
+    broker.driver(key="b")
+    other = broker.worker(key="b")
+    broker.advance(1.5)
+    yields = [c for c in (2, 3) if broker.last(c, "Yield")]
+    assert len(yields) == 1
+    broker.say(yields[0], wire.Parked(epoch=yields[0] - 1, tier="resident", suspend_seconds=0.0))
+    assert broker.last(other, "Grant") is not None
+
+
+def test_a_study_comes_back_from_its_ledger() -> None:
+    """Runs with a checkpoint are stored, those without begin again, finished ones stay so."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    connection = broker.connect("driver")
+    study = wire.StudySpec(key="t", name="t", ledger_url="memory:")
+    runs = [
+        RunRecord(study="t", number=n, trial_id=n, state=state)
+        for n, state in enumerate(["done", "running", "parked", "running"])
+    ]
+    saved = checkpoint_record("t", 1)
+    curve = Curve(steps=(1,), values=(0.5,), device_seconds=(1.0,))
+    message = wire.OpenStudy(study=study, unstarted=0, max_alive=2, ended={3: "done"})
+    broker.apply(
+        StudyRead(
+            connection=connection,
+            message=message,
+            last_epoch=90,
+            runs=tuple(runs),
+            curves={1: curve},
+            checkpoints=(saved,),
+        )
+    )
+    shown = next(s for s in broker.state.status(0.0)["studies"] if s["key"] == "t")
+    assert [run["state"] for run in shown["runs"]] == ["done", "stored", "pending", "done"]
+    broker.worker(key="t")
+    assert max(c.epoch for c in broker.log if isinstance(c, LeaseRecord)) == 91
+
+
+def checkpoint_record(study: str, number: int):  # type: ignore[no-untyped-def]
+    from optuna_hermes.ledger._base import CheckpointRecord
+
+    return CheckpointRecord(
+        study=study, number=number, path="/c", units=1, size_bytes=1, sha256="0", at=0.0
+    )
+
+
+def test_a_lease_that_was_not_written_is_not_held() -> None:
+    """When the ledger refuses, the device is empty and the study stops with the reason."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    epoch = broker.last(broker.worker(), "Grant").epoch
+    broker.apply(WritesFailed(epochs=(epoch,), reason="disk full"))
+    shown = broker.state.status(0.0)
+    assert shown["devices"][0]["holder"] is None
+    assert shown["studies"][0]["problem"] == "disk full"
+
+
+def test_a_policy_that_raises_ends_its_study_only() -> None:
+    """The broker goes on, and says whose fault it is."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    study = broker.state.book.studies["s"]
+
+    class Broken(type(study.policy)):  # type: ignore[misc]
+        def decide(self, snapshot):  # type: ignore[no-untyped-def]
+            raise RuntimeError("no idea")
+
+    study.policy = Broken()
+    broker.worker()
+    assert "no idea" in (broker.state.status(0.0)["studies"][0]["problem"] or "")
+
+
+class Play:
+    """Clients that behave, driven by a list of choices."""
+
+    def __init__(self, policy: str, devices: int, max_alive: int) -> None:
+        self.broker = FakeBroker(devices=devices)
+        self.driver = self.broker.driver(
+            policy=policy, unstarted=6, max_alive=max_alive, slice_seconds=1.0
+        )
+        self.max_alive = max_alive
+        self.workers: dict[int, int | None] = {}
+        self.next_number = 0
+        self.units: dict[int, int] = {}
+        self.done: set[int] = set()
+
+    def step(self, choice: int) -> None:
+        broker = self.broker
+        if len(self.workers) < self.max_alive:
+            self.workers[broker.worker()] = None
+        broker.advance(0.4)
+        for worker in list(self.workers):
+            self.act(worker, choice)
+            broker.check()
+
+    def act(self, worker: int, choice: int) -> None:
+        broker = self.broker
+        grant = broker.last(worker, "Grant")
+        if grant is None:
+            return
+        lease = next(
+            (
+                s.lease
+                for s in broker.state.book.slots.values()
+                if s.lease and s.lease.epoch == grant.epoch
+            ),
+            None,
+        )
+        if lease is None:
+            return self.off_device(worker, grant)
+        if lease.number is None:
+            broker.say(worker, wire.Begin(epoch=grant.epoch, number=self.next_number, trial_id=1))
+            self.next_number += 1
+        self.workers[worker] = lease.number
+        number = lease.number
+        assert number is not None
+        broker.say(worker, wire.Training(epoch=grant.epoch, stores=True))
+        if choice % 11 == 0:
+            broker.hang_up(worker)
+            del self.workers[worker]
+            return None
+        unit = self.units.get(number, 0) + 1
+        value = float("nan") if choice % 5 == 0 else 1.0 / (unit + number)
+        broker.say(worker, wire.Report(epoch=grant.epoch, unit=unit, step=unit, value=value))
+        broker.say(worker, wire.Saved(epoch=grant.epoch, checkpoint=checkpoint(unit)))
+        self.units[number] = unit
+        if unit >= 4:
+            self.done.add(number)
+            broker.say(worker, wire.Ended(epoch=grant.epoch, state="done"))
+            broker.hang_up(worker)
+            del self.workers[worker]
+        elif lease.yielding:
+            parked = wire.Parked(
+                epoch=grant.epoch,
+                tier=lease.yielding,
+                suspend_seconds=0.0,
+                checkpoint=checkpoint(unit) if lease.yielding == "disk" else None,
+            )
+            broker.say(worker, parked)
+        return None
+
+    def off_device(self, worker: int, grant: wire.Grant) -> None:
+        evict = self.broker.last(worker, "Evict")
+        if evict is not None and evict.epoch == grant.epoch:
+            number = self.workers[worker]
+            saved = checkpoint(self.units.get(number or 0, 0))
+            parked = wire.Parked(
+                epoch=evict.epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved
+            )
+            self.broker.say(worker, parked)
+            self.broker.hang_up(worker)
+            del self.workers[worker]
+
+
+@given(
+    choices=st.lists(st.integers(1, 1000), max_size=40),
+    policy=st.sampled_from(["fifo", "round-robin", "hermes"]),
+    devices=st.integers(1, 3),
+    room=st.integers(1, 3),
+)
+def test_every_study_finishes_whatever_dies(
+    choices: list[int], policy: str, devices: int, room: int
+) -> None:
+    """With workers dying at random every trial is trained to its end, and no rule is broken."""
+    play = Play(policy, devices, devices + room)
+    for choice in choices:
+        play.step(choice)
+    for _ in range(400):
+        if play.broker.state.status(play.broker.now)["studies"][0]["finished"]:
+            break
+        play.step(1)
+    assert play.done == set(range(6)) | play.done
+    assert play.broker.state.status(play.broker.now)["studies"][0]["counts"]["done"] >= 6

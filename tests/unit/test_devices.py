@@ -1,0 +1,146 @@
+"""What device specifications mean, as far as no driver is needed."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from optuna_hermes.broker._devices import (
+    CpuSlots,
+    Devices,
+    DeviceSlot,
+    DeviceSource,
+    NvmlDevices,
+    environment,
+    parse_devices,
+)
+from optuna_hermes.errors import DeviceSpecError
+from optuna_hermes.model import Device
+from optuna_hermes.testing import FakeDevices
+
+
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host without the NVIDIA library."""
+
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+
+
+@pytest.fixture
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calling NVML is a failure."""
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: pytest.fail("NVML was called"))
+
+
+def cpu(n_slots: int) -> list[DeviceSlot]:
+    return [DeviceSlot(id=f"cpu:{index}", kind="cpu") for index in range(n_slots)]
+
+
+@pytest.mark.usefixtures("no_nvml")
+@pytest.mark.parametrize(("spec", "n_slots"), [("cpu:1", 1), ("cpu:3", 3), (" cpu:12 ", 12)])
+def test_cpu_slots_are_counted(spec: str, n_slots: int) -> None:
+    """``cpu:N`` is N slots, and no driver is asked for them."""
+    assert parse_devices(spec) == cpu(n_slots)
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_auto_without_a_gpu_is_two_cpu_slots() -> None:
+    """A host without a driver trains on two CPU slots."""
+    assert parse_devices("auto") == cpu(2)
+
+
+@pytest.mark.usefixtures("no_nvml")
+@pytest.mark.parametrize(
+    "part", ["", "cpu", "cpu:", "cpu:-1", "cpu:two", "cuda:0", "0", "GPU-", "auto", "gpu-1"]
+)
+def test_a_part_that_means_nothing_is_refused(part: str) -> None:
+    """The error is one line with the rule, the part, and where UUIDs come from."""
+    with pytest.raises(DeviceSpecError) as caught:
+        parse_devices(f"cpu:1,{part}")
+    assert str(caught.value) == (
+        "--devices must be auto alone, or a list of cpu:N, GPU-uuid and MIG-uuid, "
+        f"but got {part!r}; `nvidia-smi -L` prints the UUIDs."
+    )
+
+
+@pytest.mark.usefixtures("no_nvml")
+@pytest.mark.parametrize("spec", ["cpu:0", "cpu:1025"])
+def test_a_number_of_slots_has_bounds(spec: str) -> None:
+    """No slots, or absurdly many, are refused with the bounds."""
+    with pytest.raises(DeviceSpecError, match=f"between 1 and 1024 but got '{spec}'; use"):
+        parse_devices(spec)
+
+
+@pytest.mark.usefixtures("no_nvml")
+@pytest.mark.parametrize(
+    ("spec", "twice"), [("cpu:1,cpu:2", "cpu:0"), ("GPU-a,cpu:1,GPU-a", "GPU-a")]
+)
+def test_a_device_is_named_once(spec: str, twice: str) -> None:
+    """A device that is named twice is refused, before anybody asks whether it exists."""
+    with pytest.raises(DeviceSpecError, match=f"each device once but got {twice} more than once"):
+        parse_devices(spec)
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_a_gpu_needs_a_driver() -> None:
+    """Without a driver the error names the GPU, what NVML says, and the way out."""
+    with pytest.raises(DeviceSpecError) as caught:
+        parse_devices("cpu:1,GPU-a")
+    assert str(caught.value) == (
+        "A GPU needs a working NVIDIA driver but got 'GPU-a' and NVML says "
+        "'NVML Shared Library Not Found'; install the driver, or use cpu:2."
+    )
+    assert isinstance(caught.value.__cause__, pynvml.NVMLError)
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_gpus_cannot_be_polled_without_a_driver() -> None:
+    """A driver that went away between parsing and polling is the same error."""
+    with pytest.raises(DeviceSpecError, match="needs a working NVIDIA driver but got 'GPU-a'"):
+        NvmlDevices(["GPU-a"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "visible"),
+    [
+        (["GPU-b", "GPU-a"], "GPU-b,GPU-a"),
+        (["MIG-c"], "MIG-c"),
+        (["cpu:0"], ""),
+        (["cpu:1", "GPU-a"], "GPU-a"),
+        ([], ""),
+    ],
+)
+def test_a_process_sees_its_devices_only(ids: list[str], visible: str) -> None:
+    """Granted GPUs are visible in the order of the grant, and a CPU slot shows none."""
+    assert environment(ids) == {"CUDA_VISIBLE_DEVICES": visible}
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_cpu_slots_are_free_and_of_unknown_memory() -> None:
+    """CPU slots are healthy, free of strangers, and nobody says how much memory is theirs."""
+    source: DeviceSource = Devices(parse_devices("cpu:2"), host="here")
+    assert source.poll(own_pids={1}) == (
+        Device(id="cpu:0", host="here", kind="cpu", free=True),
+        Device(id="cpu:1", host="here", kind="cpu", free=True),
+    )
+    assert source.memory_of(1, "cpu:0") is None
+    source.close()
+
+
+def test_fake_devices_do_what_the_test_says() -> None:
+    """The twin for tests is a source, changes on demand and remembers what it was asked."""
+    fake = FakeDevices(CpuSlots(2).poll(), memory={(7, "cpu:1"): 5})
+    source: DeviceSource = fake
+    before = source.poll(own_pids=[7])
+    fake.change("cpu:1", free=False)
+    assert [device.free for device in before] == [True, True]
+    assert [device.free for device in source.poll()] == [True, False]
+    assert fake.polls == [{7}, frozenset()]
+    assert (source.memory_of(7, "cpu:1"), source.memory_of(7, "cpu:0")) == (5, None)
+    with pytest.raises(KeyError):
+        fake.change("cpu:2", free=False)
+    source.close()
+    assert fake.closed

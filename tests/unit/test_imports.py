@@ -1,0 +1,69 @@
+"""What importing the package needs, loads and costs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "lightning", "pytorch_lightning", "sqlalchemy", "typer", "rich", "sklearn"}
+ROUNDS = 7
+PROMISED_RATIO = 1.2
+
+
+def _python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _modules_after(statement: str) -> set[str]:
+    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    return set(json.loads(_python(code)))
+
+
+def _import_seconds(name: str) -> float:
+    # Processor time: whatever else the machine does stretches the wall clock, not this.
+    code = (
+        "import time\nstart = time.process_time()\n"
+        f"import {name}\nprint(time.process_time() - start)"
+    )
+    return float(_python(code))
+
+
+def test_imports_without_torch_and_lightning() -> None:
+    """The package imports, with every public name, where torch and Lightning are not installed."""
+    _python(
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in {'torch', 'lightning', 'pytorch_lightning'}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from optuna_hermes import *\n"
+        "import optuna_hermes\n"
+        "for name in optuna_hermes.__all__:\n"
+        "    getattr(optuna_hermes, name)\n"
+    )
+
+
+def test_import_loads_nothing_heavy() -> None:
+    """Importing the package loads no heavy library that ``import optuna`` does not load too."""
+    added = _modules_after("import optuna_hermes") - _modules_after("import optuna")
+    assert not HEAVY & added
+
+
+@pytest.mark.timeout(600)
+def test_import_is_as_fast_as_optuna() -> None:
+    """``import optuna_hermes`` takes at most 1.2 times as long as ``import optuna``."""
+    ours, theirs = [], []
+    for _ in range(ROUNDS):  # interleaved, so that a slow moment of the machine hits both
+        theirs.append(_import_seconds("optuna"))
+        ours.append(_import_seconds("optuna_hermes"))
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    assert ratio <= PROMISED_RATIO, f"{ratio:.2f} times: {ours} s against {theirs} s"

@@ -1,0 +1,286 @@
+"""Small snapshots with exact decisions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from optuna_hermes.curves import Signal
+from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
+from optuna_hermes.model import Curve, Device, RunView, Snapshot, Unstarted
+from optuna_hermes.policies import POLICIES, Fifo, Hermes, Policy, RoundRobin, make_policy
+
+
+def curve(values: Sequence[float]) -> Curve:
+    steps = tuple(range(1, len(values) + 1))
+    return Curve(steps=steps, values=tuple(values), device_seconds=tuple(map(float, steps)))
+
+
+def parked(number: int, *values: float, since: float = 0.0) -> RunView:
+    return RunView(number=number, state="parked", curve=curve(values), waiting_since=since)
+
+
+def pending(number: int, submitted: float = 0.0) -> RunView:
+    return RunView(number=number, state="pending", submitted=submitted)
+
+
+def decide(
+    policy: Policy,
+    *runs: RunView,
+    devices: int = 1,
+    unstarted: int | None = 0,
+    fixed: bool = False,
+    finished: tuple[RunView, ...] = (),
+) -> list[int | None]:
+    """Which runs get the devices, best first."""
+    snapshot = Snapshot(
+        devices=tuple(Device(id=f"cpu:{index}", free=True) for index in range(devices)),
+        runs=runs,
+        finished=finished,
+        unstarted=Unstarted(count=unstarted, fixed=fixed),
+    )
+    return [assignment.run for assignment in policy.decide(snapshot).assignments]
+
+
+def replay(
+    policy: Policy,
+    curves: Mapping[int, Sequence[float]],
+    *,
+    slices: int,
+    ages: Mapping[int, int] | None = None,
+) -> list[int]:
+    """Who gets each slice of one device, one unit a slice, all trials being known."""
+    age = dict.fromkeys(curves, 0) | dict(ages or {})
+    since = dict.fromkeys(curves, 0.0)
+    trace: list[int] = []
+    for now in range(1, slices + 1):
+        views = [
+            parked(n, *values[: age[n]], since=since[n]) if age[n] else pending(n)
+            for n, values in curves.items()
+        ]
+        live = [view for view in views if age[view.number] < len(curves[view.number])]
+        over = tuple(view for view in views if view not in live)
+        chosen = decide(policy, *live, fixed=True, finished=over)
+        if not chosen:
+            break
+        (number,) = chosen
+        assert number is not None
+        age[number] += 1
+        since[number] = float(now)
+        trace.append(number)
+    return trace
+
+
+# FIFO
+
+
+def test_fifo_runs_each_trial_to_its_end() -> None:
+    """The next trial begins when the one before it is over."""
+    trace = replay(Fifo(), {0: [3, 2, 1], 1: [9, 9], 2: [0]}, slices=9)
+    assert trace == [0, 0, 0, 1, 1, 2]
+
+
+def test_fifo_prefers_started_then_admitted_then_new() -> None:
+    """A started run keeps going before an admitted one, and that before a new trial."""
+    runs = (pending(1, submitted=5.0), pending(2, submitted=4.0), parked(3, 1.0))
+    assert decide(Fifo(), *runs, devices=4, unstarted=9) == [3, 2, 1, None]
+
+
+# Round-robin
+
+
+def test_round_robin_goes_round() -> None:
+    """Every trial is opened, then each gets a slice in turn until it is over."""
+    trace = replay(RoundRobin(), {0: [1] * 3, 1: [1] * 2, 2: [1] * 3}, slices=9)
+    assert trace == [0, 1, 2, 0, 1, 2, 0, 2]
+
+
+def test_round_robin_opens_before_anybody_goes_on() -> None:
+    """Trials that are not opened yet have waited longest, created or not."""
+    runs = (parked(0, 1.0, since=1.0), pending(1))
+    assert decide(RoundRobin(), *runs, devices=3, unstarted=1) == [1, None, 0]
+
+
+def test_round_robin_without_a_bound_on_trials_goes_on_with_runs() -> None:
+    """Trials without end are opened only on devices that no run waits for."""
+    runs = (parked(0, 1.0, since=2.0), parked(1, 1.0, since=1.0))
+    assert decide(RoundRobin(), *runs, devices=3, unstarted=None) == [1, 0, None]
+
+
+# Hermes
+
+
+def test_harmonic_rank_by_hand() -> None:
+    """The order is that of ``rank_at_equal_age ** 1.5 * units``, worked out by hand."""
+    runs = (
+        parked(0, 0.9, 0.5, 0.4),  # age 3, behind 4:                rank 2, 2.83 * 3 = 8.49
+        parked(1, 0.8, 0.6),  # age 2, behind 0 and 4:               rank 3, 5.20 * 2 = 10.39
+        parked(2, 0.7),  # age 1, behind 4:                          rank 2, 2.83 * 1 = 2.83
+        parked(3, 1.0),  # age 1, behind all others:                 rank 5, 11.18 * 1 = 11.18
+    )
+    over = RunView(number=4, state="done", curve=curve([0.6, 0.3, 0.2, 0.1]))
+    assert decide(Hermes(), *runs, devices=4, finished=(over,)) == [2, 0, 1, 3]
+
+
+def test_running_trials_count_in_ranks() -> None:
+    """A trial that runs elsewhere still lets others rank behind it."""
+    runs = (parked(0, 0.5, 0.5, 0.5), parked(1, 0.6))
+    faster = RunView(number=2, state="running", curve=curve([0.1]))
+    assert decide(Hermes(), *runs) == [1]
+    # Age 1 of trial 1: rank 3, 5.20 > 3, where without trial 2 it had rank 2, 2.83 < 3.
+    assert decide(Hermes(), *runs, faster) == [0]
+
+
+def test_equal_indices_go_to_the_earlier_trial() -> None:
+    """Equal values have equal ranks, and the lower number goes first, at other ages as well."""
+    assert decide(Hermes(), parked(4, 0.5), parked(3, 0.5), devices=2) == [3, 4]
+    # Trial 0: rank 1 at age 2; trial 9: rank 2 at age 1, and 2 ** 1 * 1 == 1 ** 1 * 2.
+    assert decide(Hermes(alpha=1.0), parked(9, 0.5), parked(0, 0.4, 0.4), devices=2) == [0, 9]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_diverged_ranks_last(value: float) -> None:
+    """A NaN or infinite value ranks behind everything, even where nobody else is as old."""
+    runs = (parked(0, 0.1, value), parked(1, 0.9), parked(2, 0.5), parked(3, 0.7))
+    assert decide(Hermes(), *runs, devices=4) == [2, 3, 1, 0]
+
+
+def test_every_trial_of_a_fixed_list_gets_its_first_unit() -> None:
+    """All trials of a list are opened before the best of them goes on."""
+    trace = replay(Hermes(), {0: [1] * 9, 1: [2] * 9, 2: [3] * 9}, slices=4)
+    assert trace == [0, 1, 2, 0]
+
+
+def test_a_run_without_a_report_goes_first() -> None:
+    """A first unit that was interrupted is finished before anything is ranked or opened."""
+    runs = (parked(0, 0.1), parked(1), pending(2))
+    assert decide(Hermes(), *runs, devices=4, unstarted=1, fixed=True) == [1, 2, None, 0]
+    assert decide(Hermes(opening=0.0), *runs, devices=4, unstarted=1) == [1, 2, None, 0]
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        # One trial opened: index 1, the second is opened at 0.25 * 2 ** 1.5 = 0.71.
+        ([parked(0, 0.5)], None),
+        # Two opened: smallest index 1, the third is opened at 0.25 * 3 ** 1.5 = 1.30.
+        ([parked(0, 0.5), parked(1, 0.6)], 0),
+        # The leader has had two units: smallest index 2 >= 1.30.
+        ([parked(0, 0.5, 0.4), parked(1, 0.6)], None),
+        # Three opened: the fourth is opened at 0.25 * 4 ** 1.5 = 2, which is reached exactly.
+        ([parked(0, 0.5, 0.4), parked(1, 0.6), parked(2, 0.6)], None),
+    ],
+)
+def test_a_trial_is_opened_once_the_smallest_index_is_large_enough(
+    runs: list[RunView], expected: int | None
+) -> None:
+    """A sampler that learns is asked for trial m + 1 at the threshold, not before."""
+    assert decide(Hermes(), *runs, unstarted=99) == [expected]
+
+
+def test_admitted_trials_are_opened_before_new_ones_and_as_late() -> None:
+    """An admitted trial that never ran counts as not opened."""
+    runs = (parked(0, 0.5), parked(1, 0.6), pending(2))
+    assert decide(Hermes(), *runs, unstarted=9) == [0]
+    assert decide(Hermes(), parked(0, 0.5), pending(2), unstarted=9) == [2]
+
+
+def test_finished_trials_count_as_opened() -> None:
+    """The threshold grows with all trials that were ever opened."""
+    over = tuple(RunView(number=n, state="done", curve=curve([0.9])) for n in (1, 2, 3))
+    assert decide(Hermes(), parked(0, 0.5), unstarted=9, finished=over) == [0]
+
+
+def test_several_devices_are_decided_one_after_another() -> None:
+    """Opening one trial puts off the next, in the same decision."""
+    # After the first opening two are open, and the smallest index, 1, is below 1.30.
+    assert decide(Hermes(), parked(0, 0.5), devices=2, unstarted=9) == [None, 0]
+    assert decide(Hermes(), parked(0, 0.5), devices=3, unstarted=9) == [None, 0, None]
+
+
+def test_an_idle_device_opens_a_trial_whatever_the_threshold() -> None:
+    """Where no run waits a trial is opened."""
+    busy = RunView(number=0, state="running", curve=curve([0.5]))
+    assert decide(Hermes(opening=1e9), busy, unstarted=None) == [None]
+
+
+def test_a_winner_near_its_end_is_not_starved() -> None:
+    """A leader whose curve is flat finishes after a bounded number of slices of others."""
+    curves = {0: [0.1] * 30} | {n: [0.5 + n / 10] * 30 for n in range(1, 6)}
+    trace = replay(Hermes(), curves, slices=60, ages={0: 28} | dict.fromkeys(range(1, 6), 1))
+    # Trial of rank r overtakes while r ** 1.5 * units < 29: at most 29 / r ** 1.5 slices.
+    bound = sum(29 / rank**1.5 for rank in range(2, 7)) + 2
+    assert [index for index, number in enumerate(trace) if number == 0][1] < bound
+
+
+@pytest.mark.parametrize(("signal", "expected"), [("value", 1), ("descent", 0), ("slope", 2)])
+def test_the_signal_decides_what_is_compared(signal: Signal, expected: int) -> None:
+    """Level, descent and recent slope each have their own winner."""
+    runs = (
+        parked(0, 9.0, 3.0, 3.0, 3.0, 3.0),
+        parked(1, 1.0, 1.0, 1.0, 1.0, 1.0),
+        parked(2, 6.0, 6.0, 5.0, 4.0, 3.0),
+    )
+    assert decide(Hermes(signal=signal), *runs) == [expected]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"alpha": -1.0}, {"alpha": math.nan}, {"alpha": 33.0}, {"opening": -0.1}, {"signal": "luck"}],
+)
+def test_bad_settings_are_refused(arguments: dict[str, object]) -> None:
+    """A setting out of its range is an error that names it and its value."""
+    ((name, value),) = arguments.items()
+    with pytest.raises(InvalidInputError, match=rf"{name} must be .* but got '?{value}"):
+        Hermes(**arguments)  # type: ignore[arg-type]
+
+
+# Places
+
+
+def test_a_run_stays_where_it_is() -> None:
+    """Runs that sit on a free device get that one, also against the order of ranks."""
+    here = RunView(number=0, state="parked", curve=curve([0.9]), device="cpu:0")
+    there = RunView(number=1, state="parked", curve=curve([0.1]), device="cpu:1")
+    anywhere = RunView(number=2, state="stored", curve=curve([0.05]))
+    snapshot = Snapshot(
+        devices=tuple(Device(id=f"cpu:{index}", free=True) for index in range(3)),
+        runs=(here, there, anywhere),
+    )
+    places = {given.run: given.devices for given in Hermes().decide(snapshot).assignments}
+    assert places == {0: ("cpu:0",), 1: ("cpu:1",), 2: ("cpu:2",)}
+
+
+def test_a_run_makes_room_for_one_that_is_bound() -> None:
+    """A run that fits anywhere leaves its device to one that fits nowhere else."""
+    best = RunView(number=0, state="parked", curve=curve([0.1]), device="cpu:1")
+    bound = RunView(number=1, state="parked", curve=curve([0.9]), bound_to=("cpu:1",))
+    snapshot = Snapshot(
+        devices=(Device(id="cpu:0", free=True), Device(id="cpu:1", free=True)), runs=(best, bound)
+    )
+    places = {given.run: given.devices for given in Hermes().decide(snapshot).assignments}
+    assert places == {0: ("cpu:0",), 1: ("cpu:1",)}
+
+
+def test_a_run_that_fits_nowhere_is_passed_over() -> None:
+    """The device goes to the next best run that can use it."""
+    bound = RunView(number=0, state="parked", curve=curve([0.1]), bound_to=("cpu:5",))
+    assert decide(Hermes(), bound, parked(1, 0.9)) == [1]
+
+
+# Names
+
+
+def test_policies_are_made_by_name() -> None:
+    """Each name gives a policy of its class, and ``hermes`` comes first as the default."""
+    assert list(POLICIES) == ["hermes", "fifo", "round-robin"]
+    assert all(type(make_policy(name)) is POLICIES[name] for name in POLICIES)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    """The error is one line with the names there are and the one that was asked for."""
+    with pytest.raises(UnknownPolicyError) as caught:
+        make_policy("lifo")
+    assert str(caught.value) == "A policy must be one of hermes, fifo, round-robin but got 'lifo'."
