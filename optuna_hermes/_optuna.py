@@ -20,7 +20,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes.broker import StudySpec
-from optuna_hermes.errors import StorageError
+from optuna_hermes.errors import InvalidInputError, StorageError
 
 STATE_ATTRIBUTE = "hermes:state"
 SECONDS_ATTRIBUTE = "hermes:device_seconds"
@@ -315,3 +315,83 @@ def shared(study: optuna.Study) -> bool:
         return False
     backend = storage._backend if isinstance(storage, _CachedStorage) else storage
     return not isinstance(backend, RDBStorage) or _database_url(study) is not None
+
+
+# -- the command line --------------------------------------------------------------------------
+
+Study = optuna.Study
+"""For the annotations of those who have no other business with Optuna."""
+
+
+def study_names(storage: str) -> list[str]:
+    """The names of all studies of a storage.
+
+    Raises:
+        StorageError: the storage cannot be reached.
+    """
+    with _storage_errors(storage):
+        return sorted(optuna.get_all_study_names(storage))
+
+
+def delete_study(study: optuna.Study) -> None:
+    """Take a study out of its storage."""
+    study._storage.delete_study(study._study_id)
+
+
+def sqlite_file(storage: str) -> Path | None:
+    """The file of an SQLite URL; None for every other storage."""
+    scheme, separator, path = storage.partition(":///")
+    if not separator or scheme.split("+")[0] != "sqlite":
+        return None
+    return Path(path.partition("?")[0])
+
+
+def known_key(study: optuna.Study) -> str | None:
+    """The study's key, None if it never met this package; gives it none."""
+    key = study._storage.get_study_system_attrs(study._study_id).get(_KEY_ATTRIBUTE)
+    return None if key is None else str(key)
+
+
+def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> None:
+    """Tell an unfinished trial COMPLETE.
+
+    Raises:
+        StorageError: it was finished by someone else meanwhile.
+    """
+    set_attributes(study, trial._trial_id, {STATE_ATTRIBUTE: "done"})
+    try:
+        study.tell(trial.number, value)
+    except (ValueError, optuna.exceptions.UpdateFinishedTrialError) as error:
+        raise StorageError(f"Trial {trial.number} cannot be finished: {_line(error)}") from error
+
+
+def log_warnings_only() -> None:
+    """Keep Optuna's own lines about every trial off the screen."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def optuna_verbs() -> frozenset[str]:
+    """The verbs of Optuna's own command line, some of two words."""
+    import optuna.cli
+
+    return frozenset(optuna.cli._COMMANDS)
+
+
+def run_optuna_cli() -> int:
+    """Run Optuna's own command line on ``sys.argv``.
+
+    Raises:
+        InvalidInputError: what Optuna would show as a traceback.
+    """
+    import optuna.cli
+
+    try:
+        return int(optuna.cli.main() or 0)
+    except KeyError as error:
+        raise InvalidInputError(str(error.args[0]) if error.args else repr(error)) from error
+    except (ImportError, ValueError, OSError) as error:
+        raise InvalidInputError(_line(error)) from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
+            raise
+        raise InvalidInputError(_line(error)) from error

@@ -91,8 +91,9 @@ class Device:
         id: unique on its host.
         host: the host's name.
         kind: ``cpu`` or ``gpu``.
-        healthy: False when it is known to be broken or taken by someone else.
-        free: True when a policy may assign it now. Unknown is never free.
+        healthy: False when it is known to be broken.
+        free: True when a policy may assign it now: no run and no stranger is on it. Unknown is
+            never free.
         memory_bytes: its memory, None if unknown.
         memory_free_bytes: what is free of it now, None if unknown.
     """

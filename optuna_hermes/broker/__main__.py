@@ -1,4 +1,4 @@
-"""``python -m optuna_hermes.broker --devices cpu:2``: a broker without the command line's weight."""
+"""``python -m optuna_hermes.broker --devices cpu:2``: without the command line's weight."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._devices import Devices, parse_devices
@@ -18,12 +19,15 @@ IDLE_SECONDS = 30.0
 IDLE_VARIABLE = "OPTUNA_HERMES_BROKER_IDLE_SECONDS"
 
 
-def run_broker(devices: str, *, idle_seconds: float | None) -> None:
+def run_broker(
+    devices: str, *, idle_seconds: float | None, ready: Callable[[], None] = lambda: None
+) -> None:
     """Be the broker of this host and user until it is time to end.
 
     Args:
         devices: which devices to own, as ``--devices``.
         idle_seconds: end after this long without a client; None stays.
+        ready: called once clients can connect.
 
     Raises:
         DeviceSpecError: there is no such device.
@@ -37,27 +41,58 @@ def run_broker(devices: str, *, idle_seconds: float | None) -> None:
         server = Server(
             directory, devices=devices, source=source, host=host, idle_seconds=idle_seconds
         )
-        asyncio.run(server.serve())
+        asyncio.run(server.serve(ready))
     finally:
         office.leave()
         source.close()
 
 
 def main() -> int:
-    """Run in the background: log to stderr, end when idle."""
+    """Log to stderr, and end when idle; with ``--background`` return once clients can connect."""
     parser = argparse.ArgumentParser(prog="python -m optuna_hermes.broker")
     parser.add_argument("--devices", default="auto")
+    parser.add_argument("--background", action="store_true")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     idle = float(os.environ.get(IDLE_VARIABLE, IDLE_SECONDS))
+    if arguments.background:
+        return _in_background(arguments.devices, idle)
+    return _run(arguments.devices, idle, lambda: None)
+
+
+def _run(devices: str, idle_seconds: float, ready: Callable[[], None]) -> int:
     try:
-        run_broker(arguments.devices, idle_seconds=idle)
+        run_broker(devices, idle_seconds=idle_seconds, ready=ready)
     except HermesError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr, flush=True)
         if isinstance(error, BrokerConflictError):
             return election.EXIT_IN_OFFICE
         return election.EXIT_BAD_INPUT if isinstance(error, InvalidInputError) else 1
     return 0
+
+
+def _in_background(devices: str, idle_seconds: float) -> int:
+    """Leave a child behind, in a session of its own, that nobody has to wait for."""
+    said, say = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(said)
+        os.setsid()
+        status = 1
+        try:
+            status = _run(devices, idle_seconds, lambda: _say(say))
+        finally:
+            logging.shutdown()
+            os._exit(status)
+    os.close(say)
+    if os.read(said, 1):
+        return 0
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _say(pipe: int) -> None:
+    os.write(pipe, b"1")
+    os.close(pipe)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from optuna_hermes.errors import DeviceSpecError
@@ -333,7 +334,8 @@ def _memory(nvml: Any, handle: Any) -> tuple[int | None, int | None]:
     Version 2 does not count what the driver reserves for itself as used; old drivers lack it.
     """
     for version in (nvml.nvmlMemory_v2, None):
-        info = _known(nvml, lambda v=version: nvml.nvmlDeviceGetMemoryInfo(handle, version=v))
+        read = partial(nvml.nvmlDeviceGetMemoryInfo, handle, version=version)
+        info = _known(nvml, read)
         if info is not None:
             return int(info.total), int(info.free)
     return None, None

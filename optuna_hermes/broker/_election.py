@@ -7,11 +7,10 @@ import os
 import stat
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import filelock
-import platformdirs
 
 from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecError
 
@@ -24,21 +23,19 @@ EXIT_IN_OFFICE = 3
 """Exit statuses of a broker that could not start; 3: another one is at work."""
 
 _MAX_SOCKET_PATH = 107
-_POLL_SECONDS = 0.02
 
 
 def runtime_dir() -> Path:
     """The private folder of lock, socket and log, made if missing.
 
-    It is ``$OPTUNA_HERMES_RUNTIME_DIR`` or the user's runtime folder.
+    It is ``$OPTUNA_HERMES_RUNTIME_DIR``, or a folder in ``$XDG_RUNTIME_DIR``, or one of the user's
+    own in the folder for temporary files.
 
     Raises:
         BrokerConflictError: it is a link, someone else's, or open to others.
         BrokerError: its path is too long for a socket.
     """
-    named = os.environ.get(RUNTIME_DIR_VARIABLE)
-    path = Path(named) if named else platformdirs.user_runtime_path("optuna-hermes")
-    path = path.absolute()
+    path = _runtime_path().absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
@@ -54,6 +51,16 @@ def runtime_dir() -> Path:
             f"longer: set {RUNTIME_DIR_VARIABLE} to a short path."
         )
     return path
+
+
+def _runtime_path() -> Path:
+    named = os.environ.get(RUNTIME_DIR_VARIABLE)
+    if named:
+        return Path(named)
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    if session:
+        return Path(session) / "optuna-hermes"
+    return Path(tempfile.gettempdir()) / f"optuna-hermes-{os.getuid()}"
 
 
 def check_private(path: Path, status: os.stat_result) -> None:
@@ -136,32 +143,28 @@ def start(directory: Path, devices: str) -> None:
         DeviceSpecError: it does not know the devices.
         BrokerError: it ended for another reason; the message is its own.
     """
-    command = [sys.executable, "-m", "optuna_hermes.broker", "--devices", devices]
+    command = [sys.executable, "-m", "optuna_hermes.broker", "--background", "--devices", devices]
     with log_path(directory).open("ab") as log:
         begin = log.tell()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-            env={**os.environ, RUNTIME_DIR_VARIABLE: str(directory)},
-        )
-    deadline = time.monotonic() + START_SECONDS
-    while (incumbent(directory) or {}).get("pid") != process.pid or not listening(directory):
-        status = process.poll()
-        if status == EXIT_IN_OFFICE:
-            return
-        if status is not None:
-            words = _last_words(directory, begin)
-            raise DeviceSpecError(words) if status == EXIT_BAD_INPUT else BrokerError(words)
-        if time.monotonic() > deadline:
+        try:
+            status = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env={**os.environ, RUNTIME_DIR_VARIABLE: str(directory)},
+                timeout=START_SECONDS,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired as error:
             raise BrokerError(
                 f"The broker did not listen within {START_SECONDS:.0f} s: see "
                 f"{log_path(directory)}."
-            )
-        time.sleep(_POLL_SECONDS)
+            ) from error
+    if status not in (0, EXIT_IN_OFFICE):
+        words = _last_words(directory, begin)
+        raise DeviceSpecError(words) if status == EXIT_BAD_INPUT else BrokerError(words)
 
 
 def _last_words(directory: Path, begin: int) -> str:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from optuna_hermes.broker import _election as election
@@ -77,8 +77,8 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._stop = asyncio.Event()
 
-    async def serve(self) -> None:
-        """Listen, and return when it is time to end."""
+    async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Listen, say that this process is ``ready``, and return when it is time to end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -86,6 +86,7 @@ class Server:
         server = await asyncio.start_unix_server(self._client, sock=_listen(path))
         chores = [loop.create_task(self._poll()), loop.create_task(self._flush())]
         log.info("listening, devices %s", self._devices)
+        ready()
         async with server:
             await self._stop.wait()
             for chore in chores:
@@ -252,7 +253,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _end_of(pid: int, writer: asyncio.StreamWriter):  # type: ignore[no-untyped-def]
+def _end_of(pid: int, writer: asyncio.StreamWriter) -> Iterator[None]:
     """Close a connection when its process ends, though a child of it may hold the socket open."""
     loop = asyncio.get_running_loop()
     try:

@@ -37,8 +37,14 @@ def free_devices(snapshot: Snapshot) -> list[Device]:
 
 
 def candidates(snapshot: Snapshot) -> list[RunView]:
-    """The runs that could use a device now, in the order of their numbers."""
-    waiting = [run for run in snapshot.runs if run.state in ("pending", "parked", "stored")]
+    """The runs that could use a free device now, in the order of their numbers."""
+    free = {device.id for device in free_devices(snapshot)}
+    waiting = [
+        run
+        for run in snapshot.runs
+        if run.state in ("pending", "parked", "stored")
+        and not (run.bound_to and free.isdisjoint(run.bound_to))
+    ]
     return sorted(waiting, key=lambda run: run.number)
 
 

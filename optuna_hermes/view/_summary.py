@@ -44,7 +44,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "switching",
-            f"{words.plural(document['switches'], 'switch').replace('switchs', 'switches')}, "
+            f"{words.plural(document['switches'], 'switch', 'switches')}, "
             f"{100 * overhead:.1f} % of device time",
         ),
     ]

@@ -48,14 +48,14 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes / 1024:.1f} GiB"
 
 
-def plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """A count with its noun.
 
     Example:
-        >>> plural(1, "trial"), plural(3, "trial")
-        ('1 trial', '3 trials')
+        >>> plural(1, "trial"), plural(3, "trial"), plural(2, "switch", "switches")
+        ('1 trial', '3 trials', '2 switches')
     """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -47,6 +47,7 @@ def work(job: Job, objective: Objective) -> None:
     connection = connect("worker")
     session = RunSession(connection)
     sessions.worker = session
+    study.get_trials(deepcopy=False)  # what can be done before a device waits for it
     connection.send(Ready(study=job.key))
     grant = session.wait_for_grant()
     if grant is not None:

@@ -1,0 +1,95 @@
+"""From words to a verb, and from an error to one line and an exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from optuna_hermes import __version__
+from optuna_hermes.cli import _broker, _doctor, _optimize, _optuna_verbs, _status, _upkeep
+from optuna_hermes.cli._output import BAD_INPUT, FAILED, INTERRUPTED, complain
+from optuna_hermes.cli._studies import PROGRAM
+from optuna_hermes.errors import HermesError, InvalidInputError
+
+# Typer brings its own copy of click or uses the installed one: this is the base either way.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "optimize": _optimize.optimize,
+    "quickstart": _optimize.quickstart,
+    "status": _status.status,
+    "finish": _upkeep.finish,
+    "gc": _upkeep.gc,
+    "broker": _broker.broker,
+    "doctor": _doctor.doctor,
+}
+"""This package's own verbs; every other one is Optuna's."""
+
+app = typer.Typer(
+    name=PROGRAM,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"Optuna's own verbs work too: {', '.join(sorted(_optuna_verbs.KNOWN))}.",
+)
+for _name, _verb in VERBS.items():
+    app.command(_name)(_verb)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line.
+
+    Args:
+        argv: the words after the program's name.
+
+    Returns:
+        The exit status: 0, 1 for a failure, 2 for bad input, 130 after Ctrl-C.
+    """
+    try:
+        if _optuna_verbs.wanted(argv, VERBS):
+            return _optuna_verbs.run(argv)
+        return int(app(args=list(argv), prog_name=PROGRAM, standalone_mode=False) or 0)
+    except _UsageError as error:
+        return complain(_usage(error), BAD_INPUT)
+    except InvalidInputError as error:
+        return complain(str(error), BAD_INPUT)
+    except HermesError as error:
+        return complain(str(error), FAILED)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+
+
+def _usage(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else PROGRAM
+    message = str(error.format_message()).strip()
+    return f"{message.rstrip('.')}. See `{path} --help`."
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Never kill a trial, pause it: Optuna studies with more live trials than devices.
+
+    \b
+    Start with:
+      optuna-hermes quickstart
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

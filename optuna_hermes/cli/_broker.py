@@ -1,0 +1,69 @@
+"""``broker``: be this host's broker, or end the one that is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from optuna_hermes.cli._output import note
+from optuna_hermes.errors import BrokerConflictError, BrokerError
+
+
+def broker(
+    devices: Annotated[
+        str,
+        typer.Option(
+            envvar="OPTUNA_HERMES_DEVICES",
+            metavar="SPEC",
+            help="auto, or a list of cpu:N, GPU-uuid and MIG-uuid with commas.",
+        ),
+    ] = "auto",
+    idle_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="S", help="End after so long without a client."),
+    ] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="End the broker that runs.")] = False,
+) -> None:
+    """Own this host's devices and share them out, in the foreground, until a signal comes.
+
+    You need not call it: `optimize` starts a broker when there is none. It is for systemd units,
+    containers, and hosts whose devices shall stay with one broker. It logs to standard error.
+
+    \b
+    Example:
+      optuna-hermes broker --devices cpu:2
+    """
+    if stop:
+        _stop()
+        return
+    import logging
+
+    from optuna_hermes.broker.__main__ import run_broker
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    run_broker(devices, idle_seconds=idle_seconds)
+
+
+def _stop() -> None:
+    from optuna_hermes.broker import connect
+    from optuna_hermes.broker import _protocol as wire
+
+    try:
+        connection = connect("viewer")
+    except BrokerConflictError:
+        raise
+    except BrokerError:
+        note("No broker runs on this host.")
+        return
+    pid = connection.welcome.pid
+    connection.send(wire.Quit())
+    try:
+        answer = connection.receive()
+    except BrokerError:
+        note(f"The broker (process {pid}) has ended.")
+        return
+    finally:
+        connection.close()
+    reason = answer.reason if isinstance(answer, wire.Refused) else repr(answer)
+    raise BrokerError(f"{reason} Stop what uses it first; `optuna-hermes status` shows it.")

@@ -1,0 +1,65 @@
+"""Optuna's own verbs, with HermesSampler known to them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Sequence
+
+from optuna_hermes.errors import InvalidInputError
+
+KNOWN = frozenset(
+    {
+        "ask",
+        "best-trial",
+        "best-trials",
+        "create-study",
+        "delete-study",
+        "storage upgrade",
+        "studies",
+        "study set-user-attr",
+        "study-names",
+        "tell",
+        "trials",
+    }
+)
+"""Optuna's verbs, so that no other command line has to import Optuna."""
+
+
+def wanted(argv: Sequence[str], ours: Container[str]) -> bool:
+    """Whether this is for Optuna's command line.
+
+    Args:
+        argv: the words after the program's name.
+        ours: this package's own verbs.
+
+    Raises:
+        InvalidInputError: the verb is neither ours nor Optuna's.
+    """
+    if not argv or argv[0] in ours:
+        return False
+    if argv[0].startswith("-"):  # options may stand before Optuna's verbs
+        return not KNOWN.isdisjoint(argv)
+    if {argv[0], " ".join(argv[:2])} & KNOWN:
+        return True
+    from optuna_hermes import _optuna as private
+
+    if {argv[0], " ".join(argv[:2])} & private.optuna_verbs():
+        return True
+    raise InvalidInputError(f"No verb {argv[0]!r}: see `optuna-hermes --help`.")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run Optuna's command line.
+
+    Raises:
+        InvalidInputError: what Optuna would show as a traceback.
+    """
+    import optuna
+
+    from optuna_hermes import HermesSampler
+    from optuna_hermes import _optuna as private
+
+    # Optuna's `ask --sampler NAME` looks names up there.
+    optuna.samplers.HermesSampler = HermesSampler  # type: ignore[attr-defined]
+    sys.argv = ["optuna-hermes", *argv]
+    return private.run_optuna_cli()

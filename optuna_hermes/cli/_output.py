@@ -1,0 +1,47 @@
+"""What goes to standard output (results) and to standard error (everything else)."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FAILED = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+"""Exit statuses. 130 is what a shell says of a process that Ctrl-C ended."""
+
+
+def complain(message: str, status: int) -> int:
+    """Print an error as one line and return its exit status."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def note(text: str) -> None:
+    """Print a line for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(view: RenderableType) -> None:
+    """Print a result for people."""
+    from rich.console import Console
+
+    Console(highlight=False, markup=False).print(view)
+
+
+def show_json(document: Any) -> None:
+    """Print a result for programs; JSON has no NaN and no infinity, so they become null."""
+    print(json.dumps(_finite(document), indent=2, default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

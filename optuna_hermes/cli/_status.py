@@ -1,0 +1,116 @@
+"""``status``: what the broker serves, and what a study's ledger holds."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from optuna_hermes.cli._output import show, show_json
+from optuna_hermes.cli._studies import Json, broker_status, study_and_ledger
+from optuna_hermes.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from optuna_hermes._optuna import Study
+    from optuna_hermes.ledger import Ledger, RunRecord
+    from optuna_hermes.model import Curve
+
+
+def status(
+    storage: Annotated[
+        str | None,
+        typer.Option(envvar="OPTUNA_STORAGE", metavar="URL", help="Show a study's ledger too."),
+    ] = None,
+    study_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="That study's name.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show the devices with their holders, and the running, parked and stored trials.
+
+    Without a broker there is nothing to show on this host. With --storage and --study-name a
+    study's ledger is shown too, also after its end.
+
+    \b
+    Example:
+      optuna-hermes status --storage sqlite:///study.db --study-name digits
+    """
+    document: dict[str, Any] = {"broker": broker_status(), "study": None}
+    if study_name is not None:
+        if storage is None:
+            raise InvalidInputError(
+                f"--study-name needs --storage but got {study_name!r} alone: add --storage URL."
+            )
+        document["study"] = _ledger_document(storage, study_name, document["broker"])
+    if json:
+        show_json(document)
+        return
+    from optuna_hermes.view import status_view
+
+    show(status_view(document))
+
+
+def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> dict[str, Any]:
+    with study_and_ledger(storage, name) as (study, ledger):
+        runs = _runs(study, ledger, broker)
+    finite = [run for run in runs if run["value"] is not None and math.isfinite(run["value"])]
+    better = max if study.direction.name == "MAXIMIZE" else min
+    best = better(finite, key=lambda run: run["value"], default=None)
+    return {
+        "name": name,
+        "counts": dict(Counter(run["state"] for run in runs)),
+        "device_seconds": sum(run["device_seconds"] for run in runs),
+        "best": best and {"trial": best["trial"], "value": best["value"]},
+        "runs": runs,
+    }
+
+
+def _runs(study: Study, ledger: Ledger, broker: dict[str, Any] | None) -> list[dict[str, Any]]:
+    from optuna_hermes import _optuna as private
+
+    key = private.known_key(study)
+    if key is None:
+        return []
+    served = broker is not None and any(entry["key"] == key for entry in broker["studies"])
+    stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
+    trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+    curves, sign = ledger.load_curves(key), private.sign(study)
+    return [
+        _run(
+            run,
+            state=_state(run, trials.get(run.number), served=served, stored=run.number in stored),
+            value=_value(curves.get(run.number), sign),
+        )
+        for run in ledger.load_runs(key)
+    ]
+
+
+def _state(run: RunRecord, trial: Any, *, served: bool, stored: bool) -> str:
+    """The state of a run; what the ledger says may be older than the end of a process."""
+    if trial is not None and trial.state.is_finished():
+        return "failed" if trial.state.name == "FAIL" else "done"
+    ours = run.host in (None, socket.gethostname())
+    if run.state in ("running", "parked") and ours and not served:
+        return "stored" if stored else "pending"
+    return run.state
+
+
+def _value(curve: Curve | None, sign: float) -> float | None:
+    return sign * curve.values[-1] if curve is not None and curve.units else None
+
+
+def _run(run: RunRecord, *, state: str, value: float | None) -> dict[str, Any]:
+    return {
+        "trial": run.number,
+        "state": state,
+        "tier": run.tier,
+        "host": run.host,
+        "units": run.units,
+        "value": value,
+        "slices": run.slices,
+        "suspensions": run.suspensions,
+        "device_seconds": run.device_seconds,
+    }

@@ -1,0 +1,123 @@
+"""The options that name a study, and the way from them to the study."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from optuna_hermes.cli._output import note
+from optuna_hermes.errors import BrokerConflictError, BrokerError, InvalidInputError, StorageError
+
+if TYPE_CHECKING:
+    from optuna_hermes._optuna import Study
+    from optuna_hermes.ledger import Ledger
+
+PROGRAM = "optuna-hermes"
+
+Storage = Annotated[
+    str,
+    typer.Option(
+        envvar="OPTUNA_STORAGE", metavar="URL", help="Optuna's storage, as sqlite:///study.db."
+    ),
+]
+StudyName = Annotated[str, typer.Option(metavar="NAME", help="The study's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@contextlib.contextmanager
+def study_to_optimize(storage: str, name: str) -> Iterator[Study]:
+    """The study, made if its storage holds none at all; taken back if the block refuses its input.
+
+    Raises:
+        StorageError: the storage cannot be reached, or holds other studies but not this one.
+    """
+    from optuna_hermes import HermesPruner, HermesSampler
+    from optuna_hermes import _optuna as private
+
+    private.log_warnings_only()
+    file = private.sqlite_file(storage)
+    file_is_new = file is not None and not file.exists()
+    names = private.study_names(storage)
+    if names and name not in names:
+        raise StorageError(_no_such_study(storage, name, names))
+    study = private.create_study(storage, name, sampler=HermesSampler(), pruner=HermesPruner())
+    if not names:
+        note(f"Made study {name!r} in {private.hidden(storage)}; it minimises.")
+    try:
+        yield study
+    except InvalidInputError:
+        if not names and not study.get_trials(deepcopy=False):
+            private.delete_study(study)
+            if file is not None and file_is_new:
+                file.unlink(missing_ok=True)
+        raise
+
+
+def _no_such_study(storage: str, name: str, names: list[str]) -> str:
+    from optuna_hermes import _optuna as private
+
+    shown = private.hidden(storage)
+    make = shlex.join([PROGRAM, "create-study", "--storage", shown, "--study-name", name])
+    there = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+    return f"No study {name!r} in {shown} (there: {there}): create it with `{make}`."
+
+
+@contextlib.contextmanager
+def study_and_ledger(storage: str, name: str) -> Iterator[tuple[Study, Ledger]]:
+    """A study that exists and has a ledger, and that.
+
+    Raises:
+        StorageError: the storage cannot be reached, has no such study, or no ledger of it.
+    """
+    from optuna_hermes import _optuna as private
+    from optuna_hermes.ledger import open_ledger
+
+    private.log_warnings_only()
+    file = private.sqlite_file(storage)
+    if file is not None and not file.exists():  # reading would make it
+        raise StorageError(f"No file {str(file)!r}: check the path in --storage {storage}.")
+    study = private.load_study(storage, name)
+    if private.known_key(study) is None:
+        raise StorageError(
+            f"Study {name!r} has no ledger, for no trial of it was ever suspended: run it with "
+            "`optuna-hermes optimize`, or see `optuna-hermes trials`."
+        )
+    ledger = open_ledger(private.ledger_url(study))
+    try:
+        yield study, ledger
+    finally:
+        ledger.close()
+
+
+def broker_status() -> dict[str, Any] | None:
+    """What this host's broker tells, None if there is none.
+
+    Raises:
+        BrokerConflictError: its socket is not ours.
+    """
+    from optuna_hermes.broker import connect
+
+    try:
+        connection = connect("viewer")
+    except BrokerConflictError:
+        raise
+    except BrokerError:
+        return None
+    try:
+        return connection.ask_status()
+    except BrokerError:  # it has just ended
+        return None
+    finally:
+        connection.close()
+
+
+def same_command() -> str:
+    """This process's command line for a shell, passwords hidden."""
+    from optuna_hermes import _optuna as private
+
+    return shlex.join([PROGRAM, *map(private.hidden, sys.argv[1:])])

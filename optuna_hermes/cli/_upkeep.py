@@ -1,0 +1,95 @@
+"""``finish`` and ``gc``: what is done to a study while it does not run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from optuna_hermes.cli._output import note, show, show_json
+from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, study_and_ledger
+from optuna_hermes.errors import InvalidInputError
+
+
+def finish(
+    storage: Storage,
+    study_name: StudyName,
+    trials: Annotated[
+        list[int] | None, typer.Argument(metavar="[TRIAL]...", help="Numbers of trials.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every suspended trial that has reported.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Close suspended trials without training on: COMPLETE, at their last reported value.
+
+    Refused for a trial that has reported nothing, and for one that a running `optimize` holds.
+
+    \b
+    Example:
+      optuna-hermes finish --storage sqlite:///study.db --study-name digits 3 7
+    """
+    from optuna_hermes import upkeep
+    from optuna_hermes.view import plural, ranges
+
+    if every == bool(trials):
+        raise InvalidInputError("Name the trials to finish, or say --all for every suspended one.")
+    held_by = broker_status()
+    with study_and_ledger(storage, study_name) as (study, ledger):
+        held = upkeep.held_trials(held_by, study)
+        plan = upkeep.plan_finish(study, None if every else trials, held)
+        reasons = "; ".join(f"trial {n}: {reason}" for n, reason in plan.refused.items())
+        if plan.refused and not (every and plan.values):
+            raise InvalidInputError(f"Nothing was finished: {reasons}.")
+        upkeep.finish(study, ledger, plan.values)
+    if json:
+        show_json({"finished": dict(plan.values), "refused": dict(plan.refused)})
+        return
+    which = f": {ranges(plan.values)}" if plan.values else ""
+    show(f"Finished {plural(len(plan.values), 'trial')}{which}.")
+    if reasons:
+        note(f"Left as they are: {reasons}.")
+
+
+def gc(
+    storage: Storage,
+    study_name: StudyName,
+    checkpoint_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="As given to `optimize`, if it was."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Remove checkpoints that nobody needs: of finished trials, and files of no trial at all.
+
+    What a suspended or a running trial needs stays. What trials have printed stays too.
+
+    \b
+    Example:
+      optuna-hermes gc --storage sqlite:///study.db --study-name digits --dry-run
+    """
+    from optuna_hermes import _optuna as private
+    from optuna_hermes import upkeep
+    from optuna_hermes.view import plural, size
+
+    held_by = broker_status()
+    with study_and_ledger(storage, study_name) as (study, ledger):
+        folders = [private.checkpoint_root(study)]
+        if checkpoint_dir is not None:
+            folders.append(checkpoint_dir.absolute() / private.study_key(study))
+        held = upkeep.held_trials(held_by, study)
+        litter = upkeep.find_litter(study, ledger, folders, held, time.time())
+        if not dry_run:
+            upkeep.remove(study, ledger, litter)
+    if json:
+        files = {str(path): n_bytes for path, n_bytes in litter.files.items()}
+        show_json({"dry_run": dry_run, "freed_bytes": litter.size_bytes, "files": files})
+        return
+    files_text = f"{plural(len(litter.files), 'file')}, {size(litter.size_bytes)}"
+    show(f"Would remove {files_text}." if dry_run else f"Removed {files_text}.")

@@ -1,0 +1,78 @@
+"""What a run's state is beyond its weights and its optimizer: the random numbers it will draw.
+
+Torch is imported inside the functions: importing ``optuna_hermes.suspend`` must not cost seconds.
+Everything is encoded in what ``torch.load(weights_only=True)`` accepts: tensors, lists, numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of every global random number generator of this process."""
+    import torch
+
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": _numpy_state(),
+        "python": _python_state(),
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put back what ``rng_state`` returned, in this process or in another one."""
+    import torch
+
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        # A run may come back on a host with fewer devices: its own is always the first.
+        for index in range(min(len(state["cuda"]), torch.cuda.device_count())):
+            torch.cuda.set_rng_state(state["cuda"][index], index)
+    _set_numpy_state(state["numpy"])
+    _set_python_state(state["python"])
+
+
+@contextlib.contextmanager
+def kept_rng() -> Iterator[dict[str, Any]]:
+    """Give the random state, and put it back at the end whatever happened in between."""
+    state = rng_state()
+    try:
+        yield state
+    finally:
+        set_rng_state(state)
+
+
+def _numpy_state() -> dict[str, Any]:
+    import torch
+
+    _, key, position, has_gauss, gauss = np.random.get_state()
+    words = torch.from_numpy(np.asarray(key).astype(np.int64))
+    return {
+        "key": words,
+        "position": int(position),
+        "has_gauss": int(has_gauss),
+        "gauss": float(gauss),
+    }
+
+
+def _set_numpy_state(state: dict[str, Any]) -> None:
+    key = state["key"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", key, state["position"], state["has_gauss"], state["gauss"]))
+
+
+def _python_state() -> dict[str, Any]:
+    import torch
+
+    version, words, gauss = random.getstate()
+    return {"version": version, "words": torch.tensor(words), "gauss": gauss}
+
+
+def _set_python_state(state: dict[str, Any]) -> None:
+    random.setstate((state["version"], tuple(state["words"].tolist()), state["gauss"]))

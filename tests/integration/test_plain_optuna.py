@@ -1,0 +1,156 @@
+"""Plain ``study.optimize`` with the sampler and the pruner alone, on a real broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+
+from optuna_hermes import HermesPruner, HermesSampler
+from optuna_hermes import _optuna as private
+from optuna_hermes.broker import connect
+from optuna_hermes.errors import BrokerError, UnsupportedPrunerError
+from optuna_hermes.ledger import open_ledger
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Gauge:
+    """Counts how many objectives train at once."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._busy = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._busy += 1
+            self.peak = max(self.peak, self._busy)
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._busy -= 1
+
+
+def train(seconds: float) -> None:
+    """Take device time, as a kernel does, so that slices end in the middle of trials."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
+def make_study(storage: str | None, **sampler: object) -> optuna.Study:
+    return optuna.create_study(
+        storage=storage,
+        sampler=HermesSampler(devices="cpu:2", slice_seconds=0.1, **sampler),  # type: ignore[arg-type]
+        pruner=HermesPruner(),
+    )
+
+
+def objective_with(gauge: Gauge, units: int = 6):  # type: ignore[no-untyped-def]
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", -5, 5)
+        value = 0.0
+        for unit in range(1, units + 1):
+            with gauge:
+                train(0.05)
+            value = (x - 1) ** 2 + 1 / unit
+            trial.report(value, unit)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return value
+
+    return objective
+
+
+@pytest.mark.parametrize("policy", ["hermes", "fifo", "round-robin"])
+def test_never_more_objectives_train_than_there_are_devices(storage_url: str, policy: str) -> None:
+    """Twelve trials in six threads on two devices: at most two train at once, all complete."""
+    gauge = Gauge()
+    study = make_study(storage_url, policy=policy)
+    study.optimize(objective_with(gauge), n_trials=12, n_jobs=6)
+    assert gauge.peak == 2
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 12
+    leases = open_ledger(private.ledger_url(study)).load_leases()
+    assert all(lease.ended is not None for lease in leases)
+    assert policy == "fifo" or len(leases) > 12, "some trial was suspended and came back"
+
+
+def test_a_study_in_memory_keeps_its_ledger_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage without a database is served as well, with a ledger of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    study = make_study(None)
+    study.optimize(objective_with(Gauge(), units=2), n_trials=3)
+    assert len(study.trials) == 3
+    assert list((tmp_path / "optuna-hermes" / "ledgers").glob("*.db"))
+
+
+def test_maximised_values_are_turned_round(storage_url: str) -> None:
+    """The broker sees lower-is-better values, its status shows the user's own."""
+    study = optuna.create_study(
+        storage=storage_url,
+        direction="maximize",
+        sampler=HermesSampler(devices="cpu:1"),
+        pruner=HermesPruner(),
+    )
+    trial = study.ask()
+    trial.report(0.75, 1)
+    assert not trial.should_prune()
+    watcher = connect("viewer")
+    shown = watcher.ask_status()["studies"][0]  # type: ignore[index]
+    watcher.close()
+    study.tell(trial, 0.75)
+    assert shown["runs"][0]["value"] == 0.75
+    curve = open_ledger(private.ledger_url(study)).load_curves(private.study_key(study))[0]
+    assert curve.values == (-0.75,)
+
+
+def test_a_trial_outlives_its_broker(storage_url: str, runtime_dir: Path) -> None:
+    """When the broker is killed the trial waits for the next one's turn and goes on."""
+    study = make_study(storage_url)
+    trial = study.ask()
+    watcher = connect("viewer")
+    os.kill(watcher.welcome.pid, signal.SIGKILL)
+    with pytest.raises(BrokerError):
+        watcher.receive()
+    watcher.close()
+    trial.report(0.5, 1)
+    assert not trial.should_prune()
+    trial.report(0.4, 2)
+    assert not trial.should_prune()
+    study.tell(trial, 0.4)
+    assert study.best_value == 0.4
+
+
+def test_without_the_pruner_the_sampler_only_samples(storage_url: str, runtime_dir: Path) -> None:
+    """With another pruner nothing waits, and no broker is started."""
+    study = optuna.create_study(storage=storage_url, sampler=HermesSampler())
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=3)
+    assert not list(runtime_dir.iterdir())
+
+
+def test_a_wrapped_pruner_still_stops_trials(storage_url: str) -> None:
+    """The answer of ``should_prune`` is the wrapped pruner's."""
+    study = optuna.create_study(
+        storage=storage_url,
+        sampler=HermesSampler(devices="cpu:1"),
+        pruner=HermesPruner(optuna.pruners.ThresholdPruner(upper=1.0)),
+    )
+    trial = study.ask()
+    trial.report(2.0, 1)
+    assert trial.should_prune()
+    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+
+
+def test_hyperband_is_refused() -> None:
+    """Wrapping HyperbandPruner would silently break its brackets."""
+    with pytest.raises(UnsupportedPrunerError, match="bracket"):
+        HermesPruner(optuna.pruners.HyperbandPruner())
