@@ -153,16 +153,16 @@ def _make_way(connection: Connection, devices: str) -> None:
     """End a broker that owns other devices, if nobody uses it; wait until it is gone."""
     pid, owned = connection.welcome.pid, connection.welcome.devices
     connection.send(wire.Quit())
-    with contextlib.suppress(BrokerError):
-        answer = connection.receive()
-        if isinstance(answer, wire.Refused):
-            connection.close()
-            raise BrokerConflictError(
-                f"A broker (process {pid}) is at work with devices {owned!r} but {devices!r} was "
-                f"asked for: use --devices auto, wait until it is idle, or give this one another "
-                f"{election.RUNTIME_DIR_VARIABLE}."
-            )
+    refused = False
+    with contextlib.suppress(BrokerError):  # it hangs up when it agrees
+        refused = isinstance(connection.receive(), wire.Refused)
     connection.close()
+    if refused:
+        raise BrokerConflictError(
+            f"A broker (process {pid}) is at work with devices {owned!r} but {devices!r} was asked "
+            f"for: use --devices auto, wait until it is idle, or give this one another "
+            f"{election.RUNTIME_DIR_VARIABLE}."
+        )
     directory = election.runtime_dir()
     deadline = time.monotonic() + CONNECT_SECONDS
     while (election.incumbent(directory) or {}).get("pid") == pid:

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from optuna_hermes import __version__
-from optuna_hermes.cli import _broker, _doctor, _optimize, _optuna_verbs, _status, _upkeep
+from optuna_hermes.cli import (
+    _broker,
+    _doctor,
+    _optimize,
+    _optuna_verbs,
+    _quickstart,
+    _status,
+    _upkeep,
+)
 from optuna_hermes.cli._output import BAD_INPUT, FAILED, INTERRUPTED, complain
 from optuna_hermes.cli._studies import PROGRAM
 from optuna_hermes.errors import HermesError, InvalidInputError
@@ -18,7 +26,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 VERBS: dict[str, Callable[..., Any]] = {
     "optimize": _optimize.optimize,
-    "quickstart": _optimize.quickstart,
+    "quickstart": _quickstart.quickstart,
     "status": _status.status,
     "finish": _upkeep.finish,
     "gc": _upkeep.gc,

@@ -25,7 +25,7 @@ def broker(
     ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="End the broker that runs.")] = False,
 ) -> None:
-    """Own this host's devices and share them out, in the foreground, until a signal comes.
+    """Be the broker of this host, in the foreground.
 
     You need not call it: `optimize` starts a broker when there is none. It is for systemd units,
     containers, and hosts whose devices shall stay with one broker. It logs to standard error.
@@ -46,8 +46,8 @@ def broker(
 
 
 def _stop() -> None:
-    from optuna_hermes.broker import connect
     from optuna_hermes.broker import _protocol as wire
+    from optuna_hermes.broker import connect
 
     try:
         connection = connect("viewer")

@@ -1,9 +1,7 @@
-"""``optimize`` and ``quickstart``: run a study, and say what came of it."""
+"""``optimize``: run a study, and say what came of it."""
 
 from __future__ import annotations
 
-import importlib.util
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +15,6 @@ from optuna_hermes.cli._studies import (
     same_command,
     study_to_optimize,
 )
-from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
@@ -35,7 +32,10 @@ Devices = Annotated[
 
 def optimize(
     objective: Annotated[
-        str, typer.Argument(help="FILE.py:NAME or module:NAME.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="OBJECTIVE", help="FILE.py:NAME or module:NAME.", show_default=False
+        ),
     ],
     storage: Storage,
     study_name: StudyName,
@@ -58,7 +58,7 @@ def optimize(
         float, typer.Option(min=0.001, metavar="S", help="Least length of a slice.")
     ] = 1.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Sampler and trials draw from it.")
+        int | None, typer.Option(min=0, metavar="N", help="Sampler and trials draw from it.")
     ] = None,
     checkpoint_dir: Annotated[
         Path | None,
@@ -66,10 +66,10 @@ def optimize(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Run a study with many more live trials than devices; none is killed.
+    """Run a study with many more live trials than devices.
 
-    Trials train in slices. The most promising go on, the others are suspended and carried on
-    later, exactly where they were. After Ctrl-C, a timeout or a crash the same command goes on.
+    None is killed: trials train in slices, the most promising go on, and the others are
+    suspended and carried on later, exactly where they were. After Ctrl-C, a timeout or a crash the same command goes on.
     The study is made if the storage is empty; `create-study` makes one that maximises.
 
     \b
@@ -95,17 +95,18 @@ def optimize(
             seed=seed,
             checkpoint_dir=checkpoint_dir,
         )
-        result = _run(study, objective, settings)
+        result = run_shown(study, objective, settings)
     if json:
         show_json(result.document())
     else:
         from optuna_hermes.view import summary_view
 
         show(summary_view(result.document()))
-    return _conclude(result, same_command())
+    return conclude(result, same_command())
 
 
-def _run(study: Study, objective: str, settings: Settings) -> OptimizeResult:
+def run_shown(study: Study, objective: str, settings: Settings) -> OptimizeResult:
+    """Run a study with progress on standard error."""
     from optuna_hermes.view import make_progress
     from optuna_hermes.workers import run_study
 
@@ -116,60 +117,20 @@ def _run(study: Study, objective: str, settings: Settings) -> OptimizeResult:
         progress.close()
 
 
-def _conclude(result: OptimizeResult, again: str) -> int:
-    """Say what is left to do, and how; the exit status."""
+def conclude(result: OptimizeResult, again: str) -> int:
+    """Say what is left to do, and how.
+
+    Args:
+        result: of the run.
+        again: the command line that goes on with it.
+
+    Returns:
+        The exit status.
+    """
     from optuna_hermes.view import plural
 
-    left = plural(result.unfinished, "trial")
     if result.problem is not None:
         return complain(result.problem, BAD_INPUT)
-    if result.unfinished:
-        note(f"{left} suspended. To go on:\n  {again}")
-    elif result.interrupted:
-        note(f"Stopped; nothing is left suspended. To go on:\n  {again}")
+    if result.unfinished or result.interrupted:
+        note(f"Stopped with {plural(result.unfinished, 'trial')} suspended. To go on:\n  {again}")
     return INTERRUPTED if result.interrupted else 0
-
-
-# -- quickstart --------------------------------------------------------------------------------
-
-_OBJECTIVE = "optuna_hermes.quickstart:objective"
-_STUDY = "quickstart"
-_SLICE_SECONDS = 0.5
-
-
-def quickstart(
-    devices: Devices = "auto",
-    n_trials: Annotated[int, typer.Option(min=1, metavar="N", help="Trials to train.")] = 16,
-    storage: Annotated[
-        str | None, typer.Option(metavar="URL", help="Keep the study there.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Sampler and trials draw from it.")] = 0,
-    json: Json = False,
-) -> int:
-    """Tune a small network on real data (handwritten digits), in under a minute.
-
-    It takes the GPUs there are, or two CPU slots, and ends with the best trial, a chart of all
-    learning curves, and what was suspended and resumed on the way.
-
-    \b
-    Example:
-      optuna-hermes quickstart --devices cpu:2
-    """
-    from optuna_hermes.broker._devices import parse_devices
-
-    _require("lightning", "sklearn")
-    slots = parse_devices(devices)
-    url = storage or f"sqlite:///{Path(tempfile.mkdtemp(prefix='optuna-hermes-')) / 'study.db'}"
-    _explain(n_trials, [slot.id for slot in slots], url)
-    with study_to_optimize(url, _STUDY) as study:
-        from optuna_hermes.workers import Settings
-
-        settings = Settings(
-            n_trials=n_trials, devices=devices, slice_seconds=_SLICE_SECONDS, seed=seed
-        )
-        result = _run(study, _OBJECTIVE, settings)
-    if json:
-        show_json(result.document())
-    else:
-        _show_all(study, result, url)
-    return _conclude(result, _again(url, n_trials, devices))

@@ -29,7 +29,7 @@ def status(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the devices with their holders, and the running, parked and stored trials.
+    """Show devices with their holders, and suspended trials.
 
     Without a broker there is nothing to show on this host. With --storage and --study-name a
     study's ledger is shown too, also after its end.

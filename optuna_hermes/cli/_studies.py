@@ -30,8 +30,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @contextlib.contextmanager
-def study_to_optimize(storage: str, name: str) -> Iterator[Study]:
-    """The study, made if its storage holds none at all; taken back if the block refuses its input.
+def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterator[Study]:
+    """The study; one that was made here is taken back if the block refuses its input.
+
+    Args:
+        storage: Optuna's storage URL.
+        name: the study's name.
+        make: make it if it is not there; otherwise only in a storage that holds no study at all.
 
     Raises:
         StorageError: the storage cannot be reached, or holds other studies but not this one.
@@ -43,15 +48,16 @@ def study_to_optimize(storage: str, name: str) -> Iterator[Study]:
     file = private.sqlite_file(storage)
     file_is_new = file is not None and not file.exists()
     names = private.study_names(storage)
-    if names and name not in names:
+    is_new = name not in names
+    if is_new and names and not make:
         raise StorageError(_no_such_study(storage, name, names))
     study = private.create_study(storage, name, sampler=HermesSampler(), pruner=HermesPruner())
-    if not names:
+    if is_new:
         note(f"Made study {name!r} in {private.hidden(storage)}; it minimises.")
     try:
         yield study
     except InvalidInputError:
-        if not names and not study.get_trials(deepcopy=False):
+        if is_new and not study.get_trials(deepcopy=False):
             private.delete_study(study)
             if file is not None and file_is_new:
                 file.unlink(missing_ok=True)

@@ -17,16 +17,16 @@ def finish(
     storage: Storage,
     study_name: StudyName,
     trials: Annotated[
-        list[int] | None, typer.Argument(metavar="[TRIAL]...", help="Numbers of trials.")
+        list[int] | None, typer.Argument(metavar="TRIAL", help="Numbers of trials.")
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Every suspended trial that has reported.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Close suspended trials without training on: COMPLETE, at their last reported value.
+    """Close suspended trials at their last reported value.
 
-    Refused for a trial that has reported nothing, and for one that a running `optimize` holds.
+    They are told COMPLETE without training on. Refused for a trial that has reported nothing, and for one that a running `optimize` holds.
 
     \b
     Example:
@@ -66,9 +66,9 @@ def gc(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Remove checkpoints that nobody needs: of finished trials, and files of no trial at all.
+    """Remove checkpoints that nobody needs.
 
-    What a suspended or a running trial needs stays. What trials have printed stays too.
+    Those are of finished trials, and files that the ledger does not know. What a suspended or a running trial needs stays. What trials have printed stays too.
 
     \b
     Example:

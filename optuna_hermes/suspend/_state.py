@@ -49,6 +49,30 @@ def kept_rng() -> Iterator[dict[str, Any]]:
         set_rng_state(state)
 
 
+def plain(value: object) -> bool:
+    """Whether ``torch.load(weights_only=True)`` gives a value back as it is."""
+    import torch
+
+    if type(value) in (list, tuple):
+        return all(plain(item) for item in value)  # type: ignore[attr-defined]
+    if type(value) is dict:
+        return all(plain(item) for pair in value.items() for item in pair)
+    return value is None or type(value) in (bool, int, float, str, torch.Tensor)
+
+
+def moved(value: Any, device: Any) -> Any:
+    """A plain value with all its tensors on one device."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, list | tuple):
+        return type(value)(moved(item, device) for item in value)
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}
+    return value
+
+
 def _numpy_state() -> dict[str, Any]:
     import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from optuna_hermes.view._chart import BEST_MARK, chart
+from optuna_hermes.view._checks import checks_view
 from optuna_hermes.view._progress import Progress, make_progress
 from optuna_hermes.view._status import status_view
 from optuna_hermes.view._summary import summary_view, suspensions
@@ -12,6 +13,7 @@ __all__ = [
     "BEST_MARK",
     "Progress",
     "chart",
+    "checks_view",
     "duration",
     "make_progress",
     "parameters",

@@ -1,0 +1,126 @@
+"""``quickstart``: the bundled study, with words around it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import tempfile
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optuna_hermes.cli._optimize import Devices, conclude, run_shown
+from optuna_hermes.cli._output import note, show, show_json
+from optuna_hermes.cli._studies import PROGRAM, Json, study_to_optimize
+from optuna_hermes.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from optuna_hermes._optuna import Study
+    from optuna_hermes.workers import OptimizeResult
+
+OBJECTIVE = "optuna_hermes.quickstart:objective"
+STUDY_NAME = "quickstart"
+SLICE_SECONDS = 0.5
+"""Shorter than the default of `optimize`: the whole study shall take less than a minute."""
+
+
+def quickstart(
+    devices: Devices = "auto",
+    n_trials: Annotated[int, typer.Option(min=1, metavar="N", help="Trials to train.")] = 16,
+    storage: Annotated[
+        str | None, typer.Option(metavar="URL", help="Keep the study there.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Sampler and trials draw from it.")
+    ] = 0,
+    json: Json = False,
+) -> int:
+    """Tune a small network on real data, in under a minute.
+
+    It learns handwritten digits on the GPUs there are, or on two CPU slots, and ends with the best
+    trial, a chart of all learning curves, and what was suspended and resumed on the way.
+
+    \b
+    Example:
+      optuna-hermes quickstart --devices cpu:2
+    """
+    from optuna_hermes.broker._devices import parse_devices
+
+    _require_packages()
+    slots = [slot.id for slot in parse_devices(devices)]
+    url = storage or f"sqlite:///{tempfile.mkdtemp(prefix='optuna-hermes-')}/study.db"
+    with study_to_optimize(url, STUDY_NAME, make=True) as study:
+        from optuna_hermes.workers import Settings
+
+        _explain(n_trials, slots)
+        settings = Settings(
+            n_trials=n_trials, devices=devices, slice_seconds=SLICE_SECONDS, seed=seed
+        )
+        result = run_shown(study, OBJECTIVE, settings)
+    if json:
+        show_json(result.document())
+    else:
+        _show_all(study, result, url)
+    options = ["--storage", url, "--devices", devices, "--n-trials", str(n_trials)]
+    return conclude(result, _command("quickstart", *options, "--seed", str(seed)))
+
+
+def _require_packages() -> None:
+    missing = [
+        package
+        for module, package in (
+            ("torch", "torch"),
+            ("lightning", "lightning"),
+            ("sklearn", "sklearn"),
+        )
+        if importlib.util.find_spec(module) is None
+    ]
+    if missing:
+        raise InvalidInputError(
+            f"The quickstart needs {' and '.join(missing)}: install them with "
+            "`python -m pip install 'optuna-hermes[lightning]'`."
+        )
+
+
+def _explain(n_trials: int, devices: list[str]) -> None:
+    from optuna_hermes.view import plural
+
+    note(
+        f"{plural(n_trials, 'trial')} of a small network on scikit-learn's digits share "
+        f"{plural(len(devices), 'device')} ({', '.join(devices)}).\n"
+        f"Each trains for {SLICE_SECONDS} s or so, then the most promising one is next; the others "
+        "are suspended\nand carried on later. None is killed. (Importing torch takes a moment.)"
+    )
+
+
+def _show_all(study: Study, result: OptimizeResult, url: str) -> None:
+    from optuna_hermes.view import BEST_MARK, chart, summary_view
+
+    best = result.best["number"] if result.best else None
+    curves = {
+        trial.number: list(enumerate((v for _, v in sorted(trial.intermediate_values.items())), 1))
+        for trial in study.get_trials(deepcopy=False)
+    }
+    show(summary_view(result.document()))
+    label = f"validation loss (log scale), every trial; {BEST_MARK} the best one"
+    show("\n" + chart(curves, best=best, x_label="epoch", y_label=label, log=True))
+    if not result.unfinished:
+        show(_next_steps(url))
+
+
+def _next_steps(url: str) -> str:
+    where = ("--storage", url, "--study-name", STUDY_NAME)
+    return "\n".join(
+        [
+            "\nNext:",
+            f"  {_command('best-trial', *where)}",
+            f"  {_command('status', *where)}",
+            f"  {_command('optimize', 'train.py:objective', '--help')}",
+        ]
+    )
+
+
+def _command(*words: str) -> str:
+    from optuna_hermes import _optuna as private
+
+    return shlex.join([PROGRAM, *map(private.hidden, words)])

@@ -1,0 +1,302 @@
+"""Suspend and resume a Lightning training between any two batches."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import time
+import weakref
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from optuna_hermes import _lightning as private
+from optuna_hermes._optuna import pruned, sign
+from optuna_hermes.broker import session_of
+from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError
+from optuna_hermes.suspend import (
+    Session,
+    StoredState,
+    kept_rng,
+    newest_good,
+    rng_state,
+    set_rng_state,
+    write,
+)
+
+_KEY = "optuna_hermes"
+_BEAT_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+_owners: weakref.WeakKeyDictionary[Session, HermesCallback] = weakref.WeakKeyDictionary()
+
+
+class HermesCallback(Callback):
+    """Reports a run after each validation, and lets other runs have its device between batches.
+
+    Under ``optuna_hermes.optimize`` the run is suspended when its slice is over and goes on later
+    with the same losses and weights as if nothing had happened, in this process or in another one.
+    Under plain Optuna it reports to the trial and asks the study's pruner.
+
+    Args:
+        trial: the ``optuna.Trial`` of this run.
+        monitor: name of a logged metric. If validation logs it, every validation is one unit of
+            the run; otherwise every epoch of training is.
+
+    Raises:
+        MonitorError: in training, when the metric was not logged.
+
+    Example:
+        .. code-block:: python
+
+            def objective(trial):
+                model = Net(lr=trial.suggest_float("lr", 1e-5, 1e-1, log=True))
+                hermes = HermesCallback(trial, monitor="val_loss")
+                L.Trainer(max_epochs=30, callbacks=[hermes]).fit(model, data)
+                return hermes.value
+    """
+
+    def __init__(self, trial: Any, monitor: str, *, _session: Session | None = None) -> None:
+        self.value: float | None = None
+        """The last value of the monitored metric."""
+        self._trial = trial
+        self._monitor = monitor
+        self._session = _session
+        self._run = f"trial {getattr(trial, 'number', '?')}"
+        self._unit = 0
+        self._reported: frozenset[int] = frozenset()
+        self._by_validation = False
+        self._validated = False
+        self._epoch_ended = False
+        self._fits = 0
+        self._trainer: Trainer | None = None
+        self._wiring: private.Wiring | None = None
+        self._restored: dict[str, Any] | None = None
+        self._stores = False
+        self._begun = False
+        self._unsaved = False
+        self._busy = True
+        self._next_beat = -math.inf
+
+    # -- Lightning's hooks ---------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the run's session, and make ``fit`` go on from its newest checkpoint."""
+        if stage != "fit":
+            return
+        session = self._session = self._session or session_of(self._trial)
+        if session is None:
+            return
+        self._own(session)
+        self._fits += 1
+        self._trainer = trainer
+        self._reported = _reported_steps(self._trial)
+        self._wiring = private.Wiring(trainer)
+        if self._fits == 1:
+            self._resume(session)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Watch the batches from here on."""
+        session, wiring = self._session, self._wiring
+        if session is None or wiring is None:
+            return
+        reason = self._why_not_stored(trainer, session)
+        if reason is not None:
+            log.info("The run of %s can only wait in memory: %s.", self._run, reason)
+        self._stores = reason is None
+        self._begun = False
+        self._busy = True
+        if self._restored is not None:
+            wiring.skip_finished_validation()
+        wiring.between_batches(self._between_batches)
+
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """A long validation is progress too."""
+        if self._session is not None and self._wiring is not None:
+            self._beat(self._session)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A unit is done, if this validation logged the metric."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        self._validated = True
+        if self._monitor in private.validated_names(trainer):
+            self._by_validation = True
+            self._report(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember that metrics of the whole epoch are due: the module may still log some."""
+        self._epoch_ended = True
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The epoch before this one is through."""
+        self._end_epoch(trainer, last=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The last epoch is through."""
+        self._end_epoch(trainer, last=True)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the trainer as it was."""
+        self._leave()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the trainer as it was."""
+        self._leave()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Units reported, and the last value."""
+        return {"unit": self._unit, "value": self.value, "by_validation": self._by_validation}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Count on from a checkpoint."""
+        self._unit = state_dict["unit"]
+        self.value = state_dict["value"]
+        self._by_validation = state_dict["by_validation"]
+
+    # -- units ---------------------------------------------------------------------------------
+
+    def _report(self, trainer: Trainer) -> None:
+        value = float(trainer.callback_metrics[self._monitor])
+        self.value = value
+        self._unit += 1
+        self._busy = self._unsaved = True
+        if self._unit not in self._reported:  # it may be trained again, after a crash
+            self._trial.report(value, step=self._unit)
+        if self._session is not None:
+            lower_is_better = sign(self._trial) * value
+            self._session.report(unit=self._unit, step=self._unit, value=lower_is_better)
+        if self._trial.should_prune():
+            raise pruned(f"Pruned after unit {self._unit} at {self._monitor}={value}.")
+
+    def _end_epoch(self, trainer: Trainer, *, last: bool) -> None:
+        ended, self._epoch_ended = self._epoch_ended, False
+        if not ended or self._by_validation:
+            return
+        if self._monitor in trainer.callback_metrics:
+            self._report(trainer)
+        elif last or self._validated or not trainer.enable_validation:
+            names = ", ".join(sorted(trainer.callback_metrics)) or "none"
+            raise MonitorError(
+                f"HermesCallback(monitor={self._monitor!r}) needs a metric of this name after the "
+                f"first epoch, but the metrics logged are: {names}."
+            )
+
+    # -- between two batches -------------------------------------------------------------------
+
+    def _between_batches(self) -> None:
+        session = self._session
+        if self._busy or session.must_yield:  # type: ignore[union-attr]  # there is one here
+            self._attend()
+        if time.monotonic() >= self._next_beat:
+            self._beat(session)  # type: ignore[arg-type]
+
+    def _attend(self) -> None:
+        trainer, session = self._trainer, self._session
+        assert trainer is not None
+        assert session is not None
+        if not self._begun:
+            self._begun = True
+            self._restore(trainer)
+            session.training(stores=self._stores)
+        if self._stores and not private.clean(trainer):
+            return
+        if session.must_yield:
+            self._park(trainer, session)
+        if self._unsaved and self._stores:
+            session.saved(self._store(rng_state()))
+        self._busy = False
+
+    def _park(self, trainer: Trainer, session: Session) -> None:
+        begin = time.monotonic()
+        with kept_rng() as rng:
+            session.park(functools.partial(self._store, rng) if self._stores else None)
+        private.leave_out(trainer, time.monotonic() - begin)
+        session.training(stores=self._stores)
+
+    def _beat(self, session: Session) -> None:
+        assert self._trainer is not None
+        self._next_beat = time.monotonic() + _BEAT_SECONDS
+        session.beat(private.batches_done(self._trainer))
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def _store(self, rng: dict[str, Any]) -> StoredState:
+        trainer, session, wiring = self._trainer, self._session, self._wiring
+        assert trainer is not None
+        assert session is not None
+        assert session.checkpoint_dir is not None
+        assert wiring is not None
+        checkpoint = wiring.dump()
+        checkpoint[_KEY] = {"run": self._run, "rng": rng, "loop": private.loop_state(trainer)}
+        save = functools.partial(torch.save, checkpoint)
+        state = write(session.checkpoint_dir, units=self._unit, save=save)
+        self._unsaved = False
+        return state
+
+    def _resume(self, session: Session) -> None:
+        state = newest_good(session.checkpoints, self._run)
+        if state is None:
+            return
+        checkpoint = _load(state, self._run)
+        self._restored = checkpoint.pop(_KEY)
+        assert self._wiring is not None
+        self._wiring.resume_from(checkpoint, state.path)
+
+    def _restore(self, trainer: Trainer) -> None:
+        restored, self._restored = self._restored, None
+        if restored is None:
+            return
+        assert self._wiring is not None
+        self._wiring.hide_loader_states()
+        private.restore_loop_state(trainer, restored["loop"])
+        set_rng_state(restored["rng"])
+
+    def _why_not_stored(self, trainer: Trainer, session: Session) -> str | None:
+        if session.checkpoint_dir is None:
+            return "it has no folder for checkpoints"
+        if self._fits > 1:
+            return "the objective calls fit more than once"
+        return private.why_not_storable(trainer)
+
+    def _own(self, session: Session) -> None:
+        if _owners.setdefault(session, self) is not self:
+            raise InvalidInputError(
+                f"{self._run.capitalize()} has more than one HermesCallback: give the same one to "
+                "every Trainer of a trial."
+            )
+
+    def _leave(self) -> None:
+        if self._wiring is not None:
+            self._wiring.remove()
+        self._wiring = self._trainer = self._restored = None
+
+
+def _load(state: StoredState, run: str) -> dict[str, Any]:
+    """Read a verified checkpoint without unpickling anything."""
+    try:
+        checkpoint = torch.load(state.path, map_location="cpu", weights_only=True)
+        owner = checkpoint[_KEY]["run"]
+    except Exception as error:
+        raise CheckpointError(
+            f"Checkpoint {state.path} of {run} cannot be loaded: {error}"
+        ) from error
+    if owner != run:
+        raise CheckpointError(f"Checkpoint {state.path} must be of {run} but is of {owner}.")
+    return checkpoint  # type: ignore[no-any-return]
+
+
+def _reported_steps(trial: Any) -> frozenset[int]:
+    """Steps that Optuna has a value for, from before this process."""
+    study = getattr(trial, "study", None)
+    if study is None:
+        return frozenset()
+    for frozen in study.get_trials(deepcopy=False):
+        if frozen.number == trial.number:
+            return frozenset(frozen.intermediate_values)
+    return frozenset()

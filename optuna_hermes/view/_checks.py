@@ -1,0 +1,29 @@
+"""The report of ``doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def checks_view(checks: Sequence[tuple[str, str, str, str]]) -> RenderableType:
+    """A line for each check.
+
+    Args:
+        checks: state (ok, warn or fail), name, what was found, and a hint.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for state, name, found, hint in checks:
+        words = found if not hint else f"{found}. {hint}"
+        table.add_row(Text(state, style=_COLOURS[state]), Text(name), Text(words))
+    return table

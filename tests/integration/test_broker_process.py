@@ -1,0 +1,218 @@
+"""A real broker process: its office, its socket, and what it does when clients misbehave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect, connect_or_start
+from optuna_hermes.broker import _election as election
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecError
+
+
+@pytest.fixture
+def broker(runtime_dir: Path) -> Connection:  # type: ignore[misc]
+    """A connection to a broker of two CPU slots that was started for it."""
+    connection = connect_or_start("viewer", "cpu:2")
+    yield connection
+    connection.close()
+
+
+def spec(tmp_path: Path, key: str = "s", **fields: Any) -> StudySpec:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    return StudySpec(key=key, name=key, ledger_url=url, **fields)
+
+
+def raw(runtime_dir: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(runtime_dir / "broker.sock"))
+    sock.settimeout(10)
+    return sock
+
+
+def test_the_runtime_directory_is_for_its_user_alone(broker: Connection, runtime_dir: Path) -> None:
+    """The folder has mode 0700 and the socket 0600."""
+    assert stat.S_IMODE(runtime_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE((runtime_dir / "broker.sock").stat().st_mode) == 0o600
+
+
+def test_the_broker_tells_its_devices(broker: Connection) -> None:
+    """Its welcome names the devices it owns."""
+    assert broker.welcome.device_ids == ("cpu:0", "cpu:1")
+
+
+def test_a_running_broker_is_used_again(broker: Connection) -> None:
+    """A second client with ``auto`` or the same devices meets the same process."""
+    for devices in ("auto", "cpu:2"):
+        other = connect_or_start("viewer", devices)
+        assert other.welcome.pid == broker.welcome.pid
+        other.close()
+
+
+def test_other_devices_are_refused_while_it_is_used(broker: Connection) -> None:
+    """Two brokers for one host cannot be: the message names the process and what to do."""
+    with pytest.raises(BrokerConflictError, match=f"process {broker.welcome.pid}.*--devices auto"):
+        connect_or_start("viewer", "cpu:3")
+
+
+def test_an_idle_broker_makes_way_for_other_devices(runtime_dir: Path) -> None:
+    """When nobody is connected, asking for other devices replaces it."""
+    first = connect_or_start("viewer", "cpu:2")
+    first.close()
+    second = connect_or_start("viewer", "cpu:3")
+    assert len(second.welcome.device_ids) == 3
+    second.close()
+
+
+def test_unknown_devices_start_no_broker(runtime_dir: Path) -> None:
+    """A bad specification is said in one line, and nothing is left running."""
+    with pytest.raises(DeviceSpecError, match="cpu:0"):
+        connect_or_start("viewer", "cpu:0")
+    with pytest.raises(BrokerError, match="optuna-hermes broker"):
+        connect("viewer")
+
+
+def test_the_second_broker_is_turned_away(broker: Connection) -> None:
+    """The office is held by one process; the other ends and says who holds it."""
+    second = subprocess.run(
+        [sys.executable, "-m", "optuna_hermes.broker", "--devices", "cpu:2"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode == election.EXIT_IN_OFFICE
+    assert f"process {broker.welcome.pid}" in second.stderr
+
+
+def test_it_ends_when_nobody_needs_it(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., Any]
+) -> None:
+    """Without clients it ends by itself, and leaves neither socket nor card behind."""
+    monkeypatch.setenv("OPTUNA_HERMES_BROKER_IDLE_SECONDS", "0.2")
+    connection = connect_or_start("viewer", "cpu:1")
+    process = psutil.Process(connection.welcome.pid)
+    connection.close()
+    wait_for(lambda: not process.is_running())
+    assert not (runtime_dir / "broker.sock").exists()
+    assert not (runtime_dir / "broker.json").exists()
+
+
+def test_sigterm_ends_it_in_order(
+    broker: Connection, runtime_dir: Path, wait_for: Callable[..., Any]
+) -> None:
+    """SIGTERM closes the connections and takes the socket away."""
+    os.kill(broker.welcome.pid, signal.SIGTERM)
+    with pytest.raises(BrokerError):
+        broker.receive()
+    wait_for(lambda: not (runtime_dir / "broker.sock").exists())
+
+
+def test_a_killed_broker_is_replaced(runtime_dir: Path) -> None:
+    """After SIGKILL the left-over socket is nobody's, and the next client starts another."""
+    first = connect_or_start("viewer", "cpu:1")
+    os.kill(first.welcome.pid, signal.SIGKILL)
+    with pytest.raises(BrokerError):
+        first.receive()
+    first.close()
+    second = connect_or_start("viewer", "cpu:1")
+    assert second.welcome.pid != first.welcome.pid
+    second.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\x00\x00\x00\x00",
+        b"\xff\xff\xff\xff" + b"x" * 100,
+        struct.pack(">I", 3) + b"\xc1\xc1\xc1",
+        struct.pack(">I", 9) + b"\x81\xa4type\xa2Hi",
+        struct.pack(">I", 1000) + b"\x91" * 1000,
+    ],
+    ids=["empty", "huge", "no msgpack", "unknown type", "nested"],
+)
+def test_a_bad_frame_closes_its_own_connection_only(
+    broker: Connection, runtime_dir: Path, frame: bytes
+) -> None:
+    """Whoever sends rubbish is hung up on; others do not notice."""
+    with raw(runtime_dir) as sock:
+        sock.sendall(frame)
+        assert sock.recv(100) == b""
+    assert broker.ask_status()["devices"]
+
+
+def test_an_older_client_is_refused_with_a_reason(broker: Connection, runtime_dir: Path) -> None:
+    """Another version of the protocol is answered, not guessed at."""
+    with raw(runtime_dir) as sock:
+        sock.sendall(wire.frame(wire.Hello(version=wire.VERSION + 1, role="viewer")))
+        length = wire.body_length(sock.recv(wire.HEADER_BYTES))
+        answer = wire.decode_from_broker(sock.recv(length))
+    assert isinstance(answer, wire.Refused)
+    assert "version" in answer.reason
+
+
+def test_a_socket_of_someone_else_is_refused(runtime_dir: Path) -> None:
+    """A folder that others may enter is not used, and the message says how to close it."""
+    runtime_dir.chmod(0o755)
+    with pytest.raises(BrokerConflictError, match="chmod go-rwx"):
+        connect("viewer")
+
+
+def test_a_link_in_place_of_the_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A symbolic link could lead to a folder that someone else prepared."""
+    real = tmp_path / "real"
+    real.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(real)
+    monkeypatch.setenv(election.RUNTIME_DIR_VARIABLE, str(tmp_path / "link"))
+    with pytest.raises(BrokerConflictError, match="real directory"):
+        election.runtime_dir()
+
+
+def test_an_unknown_policy_is_refused(broker: Connection, tmp_path: Path) -> None:
+    """A driver learns at once that the broker has no such policy."""
+    study = spec(tmp_path, policy="astrology")
+    broker.send(OpenStudy(study=study, unstarted=1, max_alive=1))
+    with pytest.raises(BrokerConflictError, match="astrology"):
+        broker.ask_status()
+
+
+def test_the_end_of_a_client_is_seen_though_its_child_holds_the_socket(
+    broker: Connection, tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    """A data loader inherits its parent's socket; the parent's death is seen all the same."""
+    broker.send(OpenStudy(study=spec(tmp_path), unstarted=1, max_alive=1))
+    broker.ask_status()
+    script = (
+        "import os, signal\n"
+        "from optuna_hermes.broker import RunSession, connect\n"
+        "from optuna_hermes.broker._protocol import Ready\n"
+        "connection = connect('worker'); session = RunSession(connection)\n"
+        "connection.send(Ready(study='s')); session.wait_for_grant()\n"
+        "if os.fork() == 0: signal.pause()\n"
+        "print('granted', flush=True); signal.pause()\n"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "granted\n"
+    child = psutil.Process(worker.pid).children()[0]
+    assert broker.ask_status()["devices"][0]["holder"]["pid"] == worker.pid  # type: ignore[index]
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+    wait_for(lambda: broker.ask_status()["devices"][0]["holder"] is None, 5)  # type: ignore[index]
+    assert child.is_running()
+    child.kill()
