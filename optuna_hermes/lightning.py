@@ -236,6 +236,7 @@ class HermesCallback(Callback):
         checkpoint[_KEY] = {"run": self._run, "rng": rng, "loop": private.loop_state(trainer)}
         save = functools.partial(torch.save, checkpoint)
         state = write(session.checkpoint_dir, units=self._unit, save=save)
+        _check_loadable(state, self._run)
         self._unsaved = False
         return state
 
@@ -275,6 +276,17 @@ class HermesCallback(Callback):
         if self._wiring is not None:
             self._wiring.remove()
         self._wiring = self._trainer = self._restored = None
+
+
+def _check_loadable(state: StoredState, run: str) -> None:
+    """Better now than when the run shall come back."""
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(state.path)
+    if unsafe:
+        state.path.unlink()
+        raise CheckpointError(
+            f"A checkpoint of {run} must hold only tensors, numbers, text, lists and dictionaries, "
+            f"but a callback, scheduler or on_save_checkpoint put in {', '.join(unsafe)}."
+        )
 
 
 def _load(state: StoredState, run: str) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes.lightning import HermesCallback
 
-EPOCHS = 20
-BATCH_SIZE = 32
+EPOCHS = 15
+BATCH_SIZE = 64
 _N_TRAIN = 1437
 """Four fifths of the digits."""
 
@@ -69,7 +69,7 @@ def data() -> tuple[TensorDataset, TensorDataset]:
     )
 
 
-def objective(trial: Trial) -> float:
+def objective(trial: Trial) -> float | None:
     """Train one network; the validation loss of its last epoch."""
     model = Digits(
         width=trial.suggest_int("width", 8, 256, log=True),

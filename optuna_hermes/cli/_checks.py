@@ -124,9 +124,9 @@ def _version(package: str) -> str | None:
 
 
 def _devices() -> Iterator[Check]:
-    from optuna_hermes.broker._devices import open_devices
+    from optuna_hermes.broker._devices import Devices, parse_devices
 
-    source = open_devices("auto")
+    source = Devices(parse_devices("auto"))
     try:
         devices = source.poll()
     finally:

@@ -69,8 +69,9 @@ def optimize(
     """Run a study with many more live trials than devices.
 
     None is killed: trials train in slices, the most promising go on, and the others are
-    suspended and carried on later, exactly where they were. After Ctrl-C, a timeout or a crash the same command goes on.
-    The study is made if the storage is empty; `create-study` makes one that maximises.
+    suspended and carried on later, exactly where they were. After Ctrl-C, a timeout or a crash the
+    same command goes on. The study is made if the storage is empty; `create-study` makes one that
+    maximises.
 
     \b
     Example:

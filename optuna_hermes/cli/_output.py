@@ -28,7 +28,10 @@ def note(text: str) -> None:
 
 
 def show(view: RenderableType) -> None:
-    """Print a result for people."""
+    """Print a result for people; a text as it is, for lines that are to be copied must not wrap."""
+    if isinstance(view, str):
+        print(view)
+        return
     from rich.console import Console
 
     Console(highlight=False, markup=False).print(view)

@@ -115,7 +115,8 @@ def _next_steps(url: str) -> str:
             "\nNext:",
             f"  {_command('best-trial', *where)}",
             f"  {_command('status', *where)}",
-            f"  {_command('optimize', 'train.py:objective', '--help')}",
+            f"  {_command('gc', *where)}",
+            f"  {_command('optimize', '--help')}",
         ]
     )
 

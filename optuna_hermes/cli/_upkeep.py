@@ -26,7 +26,8 @@ def finish(
 ) -> None:
     """Close suspended trials at their last reported value.
 
-    They are told COMPLETE without training on. Refused for a trial that has reported nothing, and for one that a running `optimize` holds.
+    They are told COMPLETE without training on. Refused for a trial that has reported nothing, and
+    for one that a running `optimize` holds.
 
     \b
     Example:
@@ -68,7 +69,8 @@ def gc(
 ) -> None:
     """Remove checkpoints that nobody needs.
 
-    Those are of finished trials, and files that the ledger does not know. What a suspended or a running trial needs stays. What trials have printed stays too.
+    Those are of finished trials, and files that the ledger does not know. What a suspended or a
+    running trial needs stays. What trials have printed stays too.
 
     \b
     Example:

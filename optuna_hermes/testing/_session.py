@@ -38,7 +38,7 @@ class FakeSession:
         self.beats: list[int] = []
         self.parks: list[Literal["resident", "disk"]] = []
         self.states: list[StoredState] = []
-        self._yields = dict(yields or {})
+        self.script = dict(yields or {})
         self._while_parked = while_parked
         self._evicts = evicts
         self._batches = 0
@@ -47,7 +47,7 @@ class FakeSession:
     def tick(self) -> None:
         """Say that a batch is trained: the test's own loop calls it."""
         self._batches += 1
-        asked = self._yields.pop(self._batches, None)
+        asked = self.script.pop(self._batches, None)
         if asked is not None:
             self._asked = asked
             self.must_yield = True

@@ -44,6 +44,9 @@ from optuna_hermes.workers._worker import Job
 PARK_SECONDS = 10.0
 """How long Ctrl-C waits for every live trial to be suspended, before it ends their processes."""
 
+MAX_BROKERS = 5
+"""How many brokers one call uses up before it believes that something is wrong with them."""
+
 POLL_SECONDS = 0.2
 _WORKERS_PER_DEVICE = 4
 _WORKER_BYTES = 1_000_000_000
@@ -109,42 +112,45 @@ class Driver:
         """
         begin = time.monotonic()
         _refuse_unshared(self._study)
+        with _Nursery(self._objective, self._settings.devices) as nursery:
+            return self._with_workers(nursery, begin)
+
+    def _with_workers(self, nursery: _Nursery, begin: float) -> OptimizeResult:
         finished = (t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished())
         self._called_back = {trial.number for trial in finished}
         ledger = open_ledger(private.ledger_url(self._study))
         try:
             with _signals(self._interrupt), private.optimize_loop(self._study):
-                self._serve(ledger, begin)
+                self._serve(nursery, ledger, begin)
             return self._result(ledger, time.monotonic() - begin)
         finally:
             ledger.close()
 
     # -- the call ------------------------------------------------------------------------------
 
-    def _serve(self, ledger: Ledger, begin: float) -> None:
+    def _serve(self, nursery: _Nursery, ledger: Ledger, begin: float) -> None:
         settings = self._settings
         seed = private.study_seed(self._study, settings.seed)
         spec = private.study_spec(
             self._study, policy=settings.policy, slice_seconds=settings.slice_seconds, seed=seed
         )
         root = settings.checkpoint_dir or private.checkpoint_root(self._study)
-        job = Job(
-            study=cloudpickle.dumps(self._study), key=spec.key, seed=seed, checkpoint_root=root
-        )
-        with _Nursery(job, self._objective, settings.devices) as nursery:
-            while True:
-                connection = connect_or_start("driver", settings.devices)
-                try:
-                    self._attend(connection, nursery, spec, ledger, begin)
-                    return
-                except BrokerConflictError:
-                    raise
-                except BrokerError as error:
-                    # Whoever still trains has no valid lease: they end before anyone else begins.
-                    nursery.clear()
-                    self._progress.note(f"{error} Starting another one.")
-                finally:
-                    connection.close()
+        study = cloudpickle.dumps(self._study)
+        nursery.employ(Job(study=study, key=spec.key, seed=seed, checkpoint_root=root.absolute()))
+        for _ in range(MAX_BROKERS):
+            connection = connect_or_start("driver", settings.devices)
+            try:
+                self._attend(connection, nursery, spec, ledger, begin)
+                return
+            except BrokerConflictError:
+                raise
+            except BrokerError as error:
+                # Whoever still trains has no valid lease: they end before anyone else begins.
+                nursery.clear()
+                self._progress.note(f"{error} Starting another one.")
+            finally:
+                connection.close()
+        raise BrokerError(f"The broker ended {MAX_BROKERS} times: see broker.log.")
 
     def _attend(
         self,
@@ -250,7 +256,7 @@ class Driver:
 class _Nursery:
     """The process that workers are forked from, seen from its parent."""
 
-    def __init__(self, job: Job, objective: bytes | str, devices: str) -> None:
+    def __init__(self, objective: bytes | str, devices: str) -> None:
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()
         self._asked = 0
@@ -263,8 +269,7 @@ class _Nursery:
                 pass_fds=(end.fileno(),),
                 env=_environment(devices),
             )
-        payload = pickle.dumps((job, objective))
-        self._socket.sendall(len(payload).to_bytes(8, "big") + payload)
+        self._send(objective)
 
     def __enter__(self) -> _Nursery:
         try:
@@ -282,6 +287,10 @@ class _Nursery:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def employ(self, job: Job) -> None:
+        """Say what workers will be for, once and before the first of them."""
+        self._send(job)
 
     def keep(self, count: int) -> None:
         """Fork as many workers as are missing."""
@@ -303,6 +312,10 @@ class _Nursery:
                 os.kill(pid, signal.SIGKILL)
         while self._alive or self._asked:
             self._read()
+
+    def _send(self, payload: object) -> None:
+        data = pickle.dumps(payload)
+        self._socket.sendall(len(data).to_bytes(8, "big") + data)
 
     def _ready(self) -> bool:
         for line in self._lines():

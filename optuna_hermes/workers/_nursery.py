@@ -29,18 +29,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Read the job, say whether it can be done, then fork a worker for every line."""
+    """Load the objective, say whether that can be done, then fork a worker whenever asked."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to deal with
     parent = socket.socket(fileno=int(sys.argv[1]))
-    job, packed = pickle.loads(_read_payload(parent))
     try:
-        objective = _prepare(packed)
+        objective = _prepare(_read_payload(parent))
     except HermesError as error:
         _tell(parent, {"error": str(error), "kind": type(error).__name__})
         return 2
     _tell(parent, {"ready": True})
-    _Nursery(parent, job, objective).run()
+    _Nursery(parent, _read_payload(parent), objective).run()
     return 0
 
 
@@ -64,10 +63,11 @@ def _prepare(packed: bytes | str) -> Objective:
     return objective
 
 
-def _read_payload(parent: socket.socket) -> bytes:
+def _read_payload(parent: socket.socket) -> Any:
+    """What the driver, which is this process's own parent, sends through their private pipe."""
     with parent.makefile("rb", buffering=0) as stream:
         size = int.from_bytes(_read(stream, 8), "big")
-        return _read(stream, size)
+        return pickle.loads(_read(stream, size))
 
 
 def _read(stream: Any, size: int) -> bytes:

@@ -1,0 +1,325 @@
+"""``optuna-hermes optimize`` as its users run it: processes, signals, a database on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.ledger import LeaseRecord, Ledger, open_ledger
+
+TINY = Path(__file__).parent / "tiny.py"
+EPOCHS = 12
+N_TRIALS = 8
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+StartCli = Callable[..., Any]
+
+
+def command(storage: str, name: str = "objective", **options: object) -> list[object]:
+    given = {"n_trials": N_TRIALS, "devices": "cpu:2", "seed": 0, "slice_seconds": 0.1, **options}
+    flags = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", value)]
+    target = name if ":" in name else f"{TINY}:{name}"
+    return ["optimize", target, "--storage", storage, "--study-name", "s", *flags, "--json"]
+
+
+def load(storage: str) -> optuna.Study:
+    return optuna.load_study(study_name="s", storage=storage)
+
+
+@contextlib.contextmanager
+def ledger_of(storage: str) -> Iterator[Ledger]:
+    ledger = open_ledger(private.ledger_url(load(storage)))
+    yield ledger
+    ledger.close()
+
+
+def check_leases(storage: str) -> list[LeaseRecord]:
+    """Prove from the ledger that no device was ever held twice; returns all leases."""
+    with ledger_of(storage) as ledger:
+        leases = ledger.load_leases()
+    epochs = [lease.epoch for lease in leases]
+    assert epochs == sorted(set(epochs)), "epochs only grow"
+    by_device: dict[str, list[LeaseRecord]] = {}
+    for lease in leases:
+        for device in lease.devices:
+            by_device.setdefault(device, []).append(lease)
+    for held in by_device.values():
+        for before, after in zip(held, held[1:], strict=False):
+            assert before.ended is not None
+            assert before.ended <= after.started, f"{before} and {after} overlap"
+    return leases
+
+
+def check_finished(storage: str, n_trials: int = N_TRIALS) -> list[optuna.trial.FrozenTrial]:
+    trials = load(storage).trials
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * n_trials
+    for trial in trials:
+        assert sorted(trial.intermediate_values) == list(range(1, EPOCHS + 1))
+        assert trial.value == trial.intermediate_values[EPOCHS]
+    return trials
+
+
+@pytest.fixture
+def reference(cli: Cli, tmp_path: Path) -> dict[tuple[float, float], float]:
+    """Values by parameters of an undisturbed run with the same seed."""
+    storage = f"sqlite:///{tmp_path / 'reference.db'}"
+    assert cli(*command(storage, policy="fifo")).returncode == 0
+    return {key(trial): trial.value for trial in load(storage).trials}
+
+
+def key(trial: optuna.trial.FrozenTrial) -> tuple[float, float]:
+    return trial.params["lr"], trial.params["p"]
+
+
+def test_a_study_is_run_to_its_end(cli: Cli, storage_url: str) -> None:
+    """Every trial completes, most were suspended, and Optuna's own command shows the values."""
+    done = cli(*command(storage_url))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    check_finished(storage_url)
+    assert check_leases(storage_url)
+    assert document["best"]["value"] == load(storage_url).best_value
+    assert {trial["units"] for trial in document["trials"]} == {EPOCHS}
+    assert sum(trial["suspensions"] > 0 for trial in document["trials"]) >= N_TRIALS // 2
+    optunas = subprocess.run(
+        [Path(sys.executable).parent / "optuna", "trials", "-f", "json"]
+        + ["--storage", storage_url, "--study-name", "s"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = {row["number"]: row["values"] for row in json.loads(optunas.stdout)}
+    assert [shown[t["number"]] for t in document["trials"]] == [
+        t["value"] for t in document["trials"]
+    ]
+
+
+def test_a_finished_study_is_left_alone(cli: Cli, storage_url: str) -> None:
+    """The same command on a study that has its trials does nothing, and says so in its JSON."""
+    first = cli(*command(storage_url, n_trials=2))
+    again = cli(*command(storage_url, n_trials=2))
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["trials"] == json.loads(first.stdout)["trials"]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "round-robin"])
+def test_every_policy_runs_the_study(cli: Cli, storage_url: str, policy: str) -> None:
+    """Another policy is another order: the same trials complete."""
+    done = cli(*command(storage_url, n_trials=4, policy=policy))
+    assert done.returncode == 0, done.stderr
+    trials = json.loads(done.stdout)["trials"]
+    check_finished(storage_url, 4)
+    check_leases(storage_url)
+    suspensions = sum(trial["suspensions"] for trial in trials)
+    assert suspensions == 0 if policy == "fifo" else suspensions >= 4
+
+
+def test_a_killed_run_is_carried_on(
+    start_cli: StartCli,
+    cli: Cli,
+    storage_url: str,
+    wait_for: Callable[..., Any],
+    reference: dict[tuple[float, float], float],
+) -> None:
+    """After SIGKILL of the whole group the same command loses nothing and repeats one unit a run."""
+    running = start_cli(*command(storage_url))
+    wait_for(lambda: reports(storage_url) > 20, 90)
+    running.kill()
+    live = [t for t in load(storage_url).trials if not t.state.is_finished()]
+    reported = {t.number: dict(t.intermediate_values) for t in load(storage_url).trials}
+    assert live
+    done = cli(*command(storage_url))
+    assert done.returncode == 0, done.stderr
+    for trial in check_finished(storage_url):
+        before = reported.get(trial.number, {})
+        assert {k: trial.intermediate_values[k] for k in before} == before
+        if key(trial) in reference:
+            assert trial.value == reference[key(trial)]
+    check_leases(storage_url)
+    for trial in json.loads(done.stdout)["trials"]:
+        assert EPOCHS <= trial["units"] <= EPOCHS + 1
+
+
+def reports(storage: str) -> int:
+    try:
+        return sum(len(trial.intermediate_values) for trial in load(storage).trials)
+    except KeyError:
+        return 0
+
+
+def test_ctrl_c_suspends_and_the_same_command_goes_on(
+    start_cli: StartCli, cli: Cli, storage_url: str, wait_for: Callable[..., Any]
+) -> None:
+    """SIGINT parks every live trial within 10 s and says how to go on; going on works."""
+    running = start_cli(*command(storage_url))
+    wait_for(lambda: reports(storage_url) > 10, 90)
+    running.send(signal.SIGINT)
+    stopped = running.wait(12)
+    assert stopped.returncode == 130
+    assert "optimize" in stopped.stderr
+    states = {trial["state"] for trial in json.loads(stopped.stdout)["trials"]}
+    assert states <= {"COMPLETE", "STORED", "PENDING"}
+    assert "STORED" in states
+    done = cli(*command(storage_url))
+    assert done.returncode == 0, done.stderr
+    check_finished(storage_url)
+    assert {trial["units"] for trial in json.loads(done.stdout)["trials"]} == {EPOCHS}
+
+
+def test_a_timeout_suspends_what_is_left(cli: Cli, storage_url: str) -> None:
+    """``--timeout`` ends with status 0, and unfinished trials wait on disk."""
+    done = cli(*command(storage_url, timeout=4, n_trials=40))
+    assert done.returncode == 0, done.stderr
+    states = [trial["state"] for trial in json.loads(done.stdout)["trials"]]
+    assert set(states) <= {"COMPLETE", "STORED", "PENDING"}
+    assert "to go on" in done.stderr.lower()
+
+
+def test_status_names_devices_holders_and_suspended_trials(
+    start_cli: StartCli, cli: Cli, storage_url: str, wait_for: Callable[..., Any]
+) -> None:
+    """While a study runs ``status --json`` shows who trains where, and who waits."""
+    running = start_cli(*command(storage_url, policy="round-robin"))
+
+    def suspended() -> Any:
+        document = json.loads(cli("status", "--json").stdout)
+        runs = [run for study in document.get("studies", []) for run in study["runs"]]
+        return document if any(run["state"] in ("parked", "stored") for run in runs) else None
+
+    document = wait_for(suspended, 90)
+    assert {device["id"] for device in document["devices"]} == {"cpu:0", "cpu:1"}
+    holders = [device["holder"] for device in document["devices"] if device["holder"]]
+    assert all(holder["study"] == "s" for holder in holders)
+    assert running.wait().returncode == 0
+
+
+def test_a_killed_broker_costs_at_most_a_unit(
+    start_cli: StartCli, storage_url: str, runtime_dir: Path, wait_for: Callable[..., Any]
+) -> None:
+    """When the broker dies the driver starts another one, and every trial completes."""
+    running = start_cli(*command(storage_url))
+    wait_for(lambda: reports(storage_url) > 10, 90)
+    os.kill(json.loads((runtime_dir / "broker.json").read_text())["pid"], signal.SIGKILL)
+    done = running.wait()
+    assert done.returncode == 0, done.stderr
+    check_finished(storage_url)
+    for trial in json.loads(done.stdout)["trials"]:
+        assert EPOCHS <= trial["units"] <= EPOCHS + 1
+
+
+def test_a_killed_worker_is_replaced(
+    start_cli: StartCli, cli: Cli, storage_url: str, wait_for: Callable[..., Any]
+) -> None:
+    """A worker that dies gives its device back, and its trial goes on from its checkpoint."""
+    running = start_cli(*command(storage_url))
+    wait_for(lambda: reports(storage_url) > 10, 90)
+    document = json.loads(cli("status", "--json").stdout)
+    holder = next(device["holder"] for device in document["devices"] if device["holder"])
+    os.kill(holder["pid"], signal.SIGKILL)
+    done = running.wait()
+    assert done.returncode == 0, done.stderr
+    check_finished(storage_url)
+    check_leases(storage_url)
+
+
+def test_only_the_trial_whose_code_raised_has_failed(cli: Cli, storage_url: str) -> None:
+    """An exception in the objective fails its own trial, and the study goes on."""
+    done = cli(*command(storage_url, "failing", n_trials=3))
+    assert done.returncode == 0, done.stderr
+    states = [trial["state"] for trial in json.loads(done.stdout)["trials"]]
+    assert states == ["COMPLETE", "FAIL", "COMPLETE"]
+
+
+def test_an_objective_without_the_callback_waits_in_memory(cli: Cli, storage_url: str) -> None:
+    """A loop that only asks ``should_prune`` takes turns too."""
+    done = cli(*command(storage_url, "only_reports", n_trials=6))
+    assert done.returncode == 0, done.stderr
+    assert {trial["state"] for trial in json.loads(done.stdout)["trials"]} == {"COMPLETE"}
+
+
+def test_a_metric_that_is_not_logged_is_said_with_the_names_there_are(
+    cli: Cli, storage_url: str
+) -> None:
+    """The run stops with status 2 after one epoch, and no trial has failed for it."""
+    done = cli(*command(storage_url, "misnamed"))
+    assert done.returncode == 2
+    assert "val_loss" in done.stderr
+    assert "accuracy" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert all(trial.state == TrialState.RUNNING for trial in load(storage_url).trials)
+    mended = cli(*command(storage_url, n_trials=2))
+    assert mended.returncode == 0, mended.stderr
+
+
+def test_a_damaged_checkpoint_is_never_a_silent_restart(
+    start_cli: StartCli, cli: Cli, storage_url: str, wait_for: Callable[..., Any]
+) -> None:
+    """With every checkpoint of a trial cut short the command names trial and file, status 2."""
+    running = start_cli(*command(storage_url))
+    wait_for(lambda: reports(storage_url) > 10, 90)
+    running.send(signal.SIGINT)
+    running.wait(12)
+    with ledger_of(storage_url) as ledger:
+        runs = ledger.load_runs(private.study_key(load(storage_url)))
+        stored = [run.number for run in runs if run.state == "stored"]
+        saved = ledger.load_checkpoints(private.study_key(load(storage_url)))
+    for checkpoint in saved:
+        if checkpoint.number in stored and Path(checkpoint.path).exists():
+            os.truncate(checkpoint.path, 100)
+    done = cli(*command(storage_url))
+    assert done.returncode == 2
+    assert "heckpoint" in done.stderr
+    assert any(f"trial-{number:05d}" in done.stderr for number in stored)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"policy": "astrology"}, ["astrology", "hermes"]),
+        ({"devices": "cpu:0"}, ["cpu:0"]),
+        ({"devices": "tpu:1"}, ["tpu:1"]),
+        ({"name": "nowhere.py:objective"}, ["nowhere.py"]),
+        ({"name": f"{TINY}:nothing"}, ["nothing", "objective"]),
+        ({"name": "no_such_module:f"}, ["no_such_module"]),
+        ({"name": "train.py:"}, ["FILE.py:NAME"]),
+        ({"storage": "sqlite:////no/such/folder/s.db"}, ["/no/such/folder"]),
+        ({"storage": "postgresql://me:secret@localhost:1/x"}, ["localhost"]),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(
+    cli: Cli, storage_url: str, tmp_path: Path, options: dict[str, Any], words: list[str]
+) -> None:
+    """Whatever is wrong is said in one line with status 2; no study is left behind."""
+    options = dict(options)
+    storage = options.pop("storage", storage_url)
+    done = cli(*command(storage, **options))
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    for word in words:
+        assert word in errors[0]
+    assert "secret" not in done.stderr
+    assert "Traceback" not in done.stderr
+    if (tmp_path / "study.db").exists():
+        assert optuna.get_all_study_names(storage_url) == []
+
+
+def test_an_unknown_study_in_a_storage_with_others_is_refused(cli: Cli, storage_url: str) -> None:
+    """A name that was misspelt does not quietly make a second study."""
+    optuna.create_study(storage=storage_url, study_name="digits")
+    done = cli(*command(storage_url))
+    assert done.returncode == 2
+    assert "digits" in done.stderr
+    assert "create-study" in done.stderr

@@ -1,0 +1,80 @@
+"""A study that trains for real and is small enough for tests."""
+
+from __future__ import annotations
+
+import lightning as L  # noqa: N812
+import optuna
+import torch
+from sklearn.datasets import load_iris
+from torch.utils.data import DataLoader, TensorDataset
+
+from optuna_hermes.lightning import HermesCallback
+
+EPOCHS = 12
+
+
+class Net(L.LightningModule):
+    def __init__(self, lr: float, dropout: float) -> None:
+        super().__init__()
+        self.lr = lr
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(4, 32),
+            torch.nn.BatchNorm1d(32),
+            torch.nn.Dropout(dropout),
+            torch.nn.ReLU(),
+            torch.nn.Linear(32, 3),
+        )
+
+    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: list[torch.Tensor]) -> None:
+        self.log("val_loss", torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+def train(trial: optuna.Trial, monitor: str = "val_loss") -> float | None:
+    inputs, labels = load_iris(return_X_y=True)
+    data = TensorDataset(torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels))
+    hermes = HermesCallback(trial, monitor=monitor)
+    trainer = L.Trainer(
+        max_epochs=EPOCHS,
+        callbacks=[hermes],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = Net(trial.suggest_float("lr", 1e-4, 1e-1, log=True), trial.suggest_float("p", 0, 0.5))
+    trainer.fit(
+        model, DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=150)
+    )
+    return hermes.value
+
+
+def objective(trial: optuna.Trial) -> float | None:
+    return train(trial)
+
+
+def misnamed(trial: optuna.Trial) -> float | None:
+    return train(trial, monitor="accuracy")
+
+
+def failing(trial: optuna.Trial) -> float | None:
+    if trial.number == 1:
+        raise RuntimeError("out of luck")
+    return train(trial)
+
+
+def only_reports(trial: optuna.Trial) -> float:
+    """No callback: it can wait in memory, and not leave its process."""
+    x = trial.suggest_float("x", -1, 1)
+    for unit in range(1, 6):
+        trial.report(x * x + 1 / unit, unit)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return x * x
