@@ -10,15 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from optuna_hermes.lightning import HermesCallback
     from optuna_hermes.pruner import HermesPruner
     from optuna_hermes.sampler import HermesSampler
     from optuna_hermes.workers import OptimizeResult, optimize
 
 __version__ = "0.1.0"
 
-__all__ = ["HermesPruner", "HermesSampler", "OptimizeResult", "optimize"]
+__all__ = ["HermesCallback", "HermesPruner", "HermesSampler", "OptimizeResult", "optimize"]
 
 _HOMES = {
+    "HermesCallback": "optuna_hermes.lightning",
     "HermesPruner": "optuna_hermes.pruner",
     "HermesSampler": "optuna_hermes.sampler",
     "OptimizeResult": "optuna_hermes.workers",

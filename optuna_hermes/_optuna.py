@@ -19,7 +19,7 @@ from optuna.storages._cached_storage import _CachedStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from optuna_hermes.broker import StudySpec
+from optuna_hermes.broker import RunSession, StudySpec
 from optuna_hermes.errors import InvalidInputError, StorageError
 
 STATE_ATTRIBUTE = "hermes:state"
@@ -220,6 +220,27 @@ def ours(trial: FrozenTrial) -> bool:
     return trial.state == TrialState.RUNNING and _OPENED_ATTRIBUTE in trial.system_attrs
 
 
+class Note:
+    """Writes a run's state where optuna-dashboard shows it: among its trial's user attributes.
+
+    Args:
+        study: of the trial.
+        trial_id: Optuna's id of the trial; one that is finished keeps what it has.
+        session: knows the run's device time.
+    """
+
+    def __init__(self, study: optuna.Study, trial_id: int, session: RunSession) -> None:
+        self._study = study
+        self._trial_id = trial_id
+        self._session = session
+
+    def __call__(self, state: RunState) -> None:
+        """Write ``state`` and the device time until now."""
+        seconds = round(self._session.device_seconds, 3)
+        attributes = {STATE_ATTRIBUTE: state, SECONDS_ATTRIBUTE: seconds}
+        set_attributes(self._study, self._trial_id, attributes)
+
+
 def set_attributes(study: optuna.Study, trial_id: int, attributes: dict[str, Any]) -> None:
     """Set user attributes of a trial, unless it has just been finished."""
     with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
@@ -377,14 +398,19 @@ def optuna_verbs() -> frozenset[str]:
     return frozenset(optuna.cli._COMMANDS)
 
 
-def run_optuna_cli() -> int:
+def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
     """Run Optuna's own command line on ``sys.argv``.
+
+    Args:
+        samplers: more samplers that ``ask --sampler NAME`` shall know.
 
     Raises:
         InvalidInputError: what Optuna would show as a traceback.
     """
     import optuna.cli
 
+    for sampler in samplers:
+        setattr(optuna.samplers, sampler.__name__, sampler)
     try:
         return int(optuna.cli.main() or 0)
     except KeyError as error:

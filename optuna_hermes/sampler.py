@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import Connection, RunSession, connect_or_start, sessions
 from optuna_hermes.broker._protocol import Register
+from optuna_hermes.model import RunState
 
 DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
 
@@ -112,7 +113,9 @@ class HermesSampler(BaseSampler):
             return
         session = sessions.pop(study.study_name, trial.number)
         if session is not None:
-            session.end("failed" if state == TrialState.FAIL else "done")
+            ended: RunState = "failed" if state == TrialState.FAIL else "done"
+            session.end(ended)
+            session.noted(ended)
             session.close()
 
     def _wait_for_turn(self, study: Study, trial: FrozenTrial) -> None:
@@ -124,7 +127,8 @@ class HermesSampler(BaseSampler):
             connection.send(Register(study=spec, number=trial.number, trial_id=trial_id))
             return connection
 
-        session = RunSession(join(), noted=_Note(study, trial_id), rejoin=join)
+        session = RunSession(join(), rejoin=join)
+        session.noted = private.Note(study, trial_id, session)
         session.wait_for_grant()
         sessions.add(study.study_name, trial.number, session)
 
@@ -132,15 +136,3 @@ class HermesSampler(BaseSampler):
 def default_devices() -> str:
     """What ``--devices`` is when nobody says it."""
     return os.environ.get(DEVICES_VARIABLE, "auto")
-
-
-class _Note:
-    """Writes a run's state where optuna-dashboard shows it."""
-
-    def __init__(self, study: Study, trial_id: int) -> None:
-        self._study = study
-        self._trial_id = trial_id
-
-    def __call__(self, state: str) -> None:
-        attributes = {private.STATE_ATTRIBUTE: state}
-        private.set_attributes(self._study, self._trial_id, attributes)

@@ -21,6 +21,8 @@ LOG_NAME = "output.log"
 ORPHAN_SECONDS = 3600.0
 """From this age on a file that the ledger does not name belongs to nobody."""
 
+_CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
+
 _TRIAL_FOLDER = re.compile(r"trial-(\d+)")
 
 
@@ -84,17 +86,16 @@ def plan_finish(
 
 def _refusal(trial: Any, held: Collection[int]) -> str | None:
     if trial is None:
-        return "there is no such trial"
+        return "no such trial"
     if not private.ours(trial):
-        return f"it is not suspended but {trial.state.name}"
+        return f"not suspended but {trial.state.name}"
     if trial.number in held:
-        return "a live process holds it: stop its `optimize` first"
+        return "held by a live process: stop its `optimize` first"
     reported = trial.intermediate_values
-    close = f"close it with `optuna-hermes tell --trial-number {trial.number} --state fail`"
     if not reported:
-        return f"it has reported nothing: {close}"
+        return f"nothing was reported: {_CLOSE}"
     if math.isnan(reported[max(reported)]):
-        return f"its last value is nan: {close}"
+        return f"the last value is nan: {_CLOSE}"
     return None
 
 

@@ -184,9 +184,11 @@ class Dispatcher:
         )
 
     def _make_room(self, study: Study, out: list[Command]) -> None:
-        needed = sum(
-            1 for want in self._book.reserved(study.spec.key) if _wants_process(study, want)
-        )
+        """Send parked runs to disk, so that a process is ready when a device is."""
+        wants = self._book.reserved(study.spec.key)
+        needed = sum(1 for want in wants if _wants_process(study, want))
+        if study.may_open.any or any(run.state == "stored" for run in study.runs.values()):
+            needed += len(self._book.slots)  # one in reserve for each device
         leaving = sum(1 for run in study.runs.values() if run.evicting)
         coming = len(study.idle) + leaving + max(0, study.max_alive - len(study.workers))
         for run in residency.to_evict(study.parked, needed=needed, coming=coming):

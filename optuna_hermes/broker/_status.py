@@ -63,6 +63,7 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "problem": study.problem,
         "finished": finished(study, book),
         "unstarted": study.unstarted,
+        "workers": {"alive": len(study.workers), "idle": len(study.idle)},
         "counts": counts(study),
         "device_seconds": study.device_seconds + held,
         "overhead_seconds": study.overhead_seconds,

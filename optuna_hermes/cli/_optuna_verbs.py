@@ -54,12 +54,8 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         InvalidInputError: what Optuna would show as a traceback.
     """
-    import optuna
-
     from optuna_hermes import HermesSampler
     from optuna_hermes import _optuna as private
 
-    # Optuna's `ask --sampler NAME` looks names up there.
-    optuna.samplers.HermesSampler = HermesSampler  # type: ignore[attr-defined]
     sys.argv = ["optuna-hermes", *argv]
-    return private.run_optuna_cli()
+    return private.run_optuna_cli(HermesSampler)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 OBJECTIVE = "optuna_hermes.quickstart:objective"
 STUDY_NAME = "quickstart"
 SLICE_SECONDS = 0.5
-"""Shorter than the default of `optimize`: the whole study shall take less than a minute."""
+"""Shorter than the default of ``optimize``: the whole study shall take less than a minute."""
+
+_NEEDED = {"torch": "torch", "lightning": "lightning", "sklearn": "scikit-learn"}
 
 
 def quickstart(
@@ -67,17 +69,11 @@ def quickstart(
 
 def _require_packages() -> None:
     missing = [
-        package
-        for module, package in (
-            ("torch", "torch"),
-            ("lightning", "lightning"),
-            ("sklearn", "sklearn"),
-        )
-        if importlib.util.find_spec(module) is None
+        package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None
     ]
     if missing:
         raise InvalidInputError(
-            f"The quickstart needs {' and '.join(missing)}: install them with "
+            f"The quickstart needs {' and '.join(missing)}: install with "
             "`python -m pip install 'optuna-hermes[lightning]'`."
         )
 
@@ -102,9 +98,10 @@ def _show_all(study: Study, result: OptimizeResult, url: str) -> None:
         for trial in study.get_trials(deepcopy=False)
     }
     show(summary_view(result.document()))
-    label = f"validation loss (log scale), every trial; {BEST_MARK} the best one"
-    show("\n" + chart(curves, best=best, x_label="epoch", y_label=label, log=True))
-    if not result.unfinished:
+    if any(curves.values()):
+        label = f"validation loss (log scale), every trial; {BEST_MARK} the best one"
+        show("\n" + chart(curves, best=best, x_label="epoch", y_label=label, log=True))
+    if not result.unfinished and not result.interrupted:
         show(_next_steps(url))
 
 

@@ -54,11 +54,13 @@ def status(
 
 
 def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> dict[str, Any]:
+    from optuna_hermes import _optuna as private
+
     with study_and_ledger(storage, name) as (study, ledger):
         runs = _runs(study, ledger, broker)
+        sign = private.sign(study)
     finite = [run for run in runs if run["value"] is not None and math.isfinite(run["value"])]
-    better = max if study.direction.name == "MAXIMIZE" else min
-    best = better(finite, key=lambda run: run["value"], default=None)
+    best = min(finite, key=lambda run: sign * run["value"], default=None)
     return {
         "name": name,
         "counts": dict(Counter(run["state"] for run in runs)),
@@ -71,9 +73,7 @@ def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> 
 def _runs(study: Study, ledger: Ledger, broker: dict[str, Any] | None) -> list[dict[str, Any]]:
     from optuna_hermes import _optuna as private
 
-    key = private.known_key(study)
-    if key is None:
-        return []
+    key = private.study_key(study)
     served = broker is not None and any(entry["key"] == key for entry in broker["studies"])
     stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,7 @@ def finish(
     with study_and_ledger(storage, study_name) as (study, ledger):
         held = upkeep.held_trials(held_by, study)
         plan = upkeep.plan_finish(study, None if every else trials, held)
-        reasons = "; ".join(f"trial {n}: {reason}" for n, reason in plan.refused.items())
+        reasons = _reasons(plan.refused)
         if plan.refused and not (every and plan.values):
             raise InvalidInputError(f"Nothing was finished: {reasons}.")
         upkeep.finish(study, ledger, plan.values)
@@ -53,6 +54,18 @@ def finish(
     show(f"Finished {plural(len(plan.values), 'trial')}{which}.")
     if reasons:
         note(f"Left as they are: {reasons}.")
+
+
+def _reasons(refused: Mapping[int, str]) -> str:
+    from optuna_hermes.view import ranges
+
+    by_reason: dict[str, list[int]] = {}
+    for number, reason in refused.items():
+        by_reason.setdefault(reason, []).append(number)
+    return "; ".join(
+        f"{'trial' if len(numbers) == 1 else 'trials'} {ranges(numbers)}: {reason}"
+        for reason, numbers in by_reason.items()
+    )
 
 
 def gc(

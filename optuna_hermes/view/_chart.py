@@ -134,7 +134,9 @@ def _placer(xs: Point, ys: Point, *, size: Pixel, log: bool) -> Callable[[Point]
 
 
 def _share(value: float, low: float, high: float) -> float:
-    return (value - low) / (high - low) if high > low else 0.5
+    # Halves, since a difference of diverged values may be infinite.
+    span = high / 2 - low / 2
+    return (value / 2 - low / 2) / span if span > 0 else 0.5
 
 
 def _path(pixels: Sequence[Pixel]) -> Iterator[Pixel]:
@@ -158,7 +160,7 @@ def _ticks(ys: Point, rows: int, *, log: bool) -> dict[int, str]:
         return {rows // 2: _short(low)}
     ticks = {0: _short(high), rows - 1: _short(low)}
     if rows % 2 and rows > 2:
-        ticks[rows // 2] = _short(math.sqrt(low * high) if log else (low + high) / 2)
+        ticks[rows // 2] = _short(math.sqrt(low * high) if log else low / 2 + high / 2)
     return ticks
 
 

@@ -22,18 +22,25 @@ def status_view(document: dict[str, Any]) -> RenderableType:
     """
     from rich.console import Group
 
-    parts: list[RenderableType] = []
     broker, study = document["broker"], document["study"]
+    parts: list[RenderableType] = []
     if broker is None:
         parts.append("No broker runs on this host: nothing trains.")
     else:
-        parts.append(_devices(broker))
-        parts.extend(_served(entry) for entry in broker["studies"])
+        parts += _titled(f"Devices of {broker['host']}", _devices(broker))
+        for entry in broker["studies"]:
+            parts += _titled(f"Study {entry['name']}, policy {entry['policy']}", _served(entry))
         if not broker["studies"]:
-            parts.append("It serves no study.")
+            parts.append("The broker serves no study.")
     if study is not None:
-        parts.append(_ledger(study))
+        parts += _titled(f"Study {study['name']}, as its ledger has it", _ledger(study))
     return Group(*parts)
+
+
+def _titled(title: str, table: Table) -> list[RenderableType]:
+    from rich.text import Text
+
+    return [Text(title, style="bold"), table]
 
 
 def trials_by_state(runs: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -48,7 +55,7 @@ def trials_by_state(runs: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _devices(broker: dict[str, Any]) -> Table:
-    table = _table(f"Devices of {broker['host']}", "device", "trial", "state", "since", "memory")
+    table = _table("device", "trial", "state", "since", "memory")
     for device in broker["devices"]:
         table.add_row(*_device(device))
     return table
@@ -72,7 +79,7 @@ def _memory(device: dict[str, Any]) -> str:
 
 
 def _served(entry: dict[str, Any]) -> Table:
-    table = _table(f"Study {entry['name']} (policy {entry['policy']})")
+    table = _table()
     for label, numbers in trials_by_state(entry.get("runs", [])):
         table.add_row(label, numbers)
     best = entry["best"]
@@ -87,7 +94,7 @@ def _served(entry: dict[str, Any]) -> Table:
 
 def _ledger(study: dict[str, Any]) -> Table:
     columns = ("trial", "state", "value", "units", "slices", "suspensions", "device time")
-    table = _table(f"Study {study['name']} in its ledger", *columns)
+    table = _table(*columns)
     for run in study["runs"]:
         table.add_row(
             str(run["trial"]),
@@ -101,11 +108,10 @@ def _ledger(study: dict[str, Any]) -> Table:
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(*columns: str) -> Table:
     from rich.table import Table
-    from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", show_header=bool(columns))
+    table = Table(show_header=bool(columns))
     for column in columns or ("", ""):
         table.add_column(column, overflow="fold")
     return table

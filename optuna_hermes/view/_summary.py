@@ -19,15 +19,16 @@ def summary_view(document: dict[str, Any]) -> RenderableType:
     Args:
         document: as ``OptimizeResult.document`` makes it.
     """
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"Study {document['study']}"), show_header=False, title_justify="left")
+    table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for label, text in _facts(document):
         table.add_row(label, Text(text))
-    return table
+    return Group(Text(f"Study {document['study']}", style="bold"), table)
 
 
 def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:

@@ -48,8 +48,9 @@ MAX_BROKERS = 5
 """How many brokers one call uses up before it believes that something is wrong with them."""
 
 POLL_SECONDS = 0.2
-_WORKERS_PER_DEVICE = 4
-_WORKER_BYTES = 1_000_000_000
+_WORKERS_PER_DEVICE = 8
+_WORKER_BYTES = {"cpu": 500_000_000, "gpu": 4_000_000_000}
+"""Host memory that a worker may come to hold of its own, with some room for data."""
 
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
@@ -61,7 +62,7 @@ class Settings:
     Args:
         n_trials: how many trials the study shall have in the end; those it has count, so that
             the same call carries on after a crash. None for no bound.
-        timeout: seconds after which every trial is suspended.
+        timeout: seconds after which every trial is suspended, from when workers can begin.
         device_seconds: device time after which every trial is suspended.
         devices: as ``--devices``.
         policy: a policy's name.
@@ -100,6 +101,7 @@ class Driver:
         self._problem: str | None = None
         self._called_back: set[int] = set()
         self._last_done = 0
+        self._began = 0.0
         self._last: dict[str, Any] = {}
         self._devices: tuple[str, ...] = ()
 
@@ -121,14 +123,14 @@ class Driver:
         ledger = open_ledger(private.ledger_url(self._study))
         try:
             with _signals(self._interrupt), private.optimize_loop(self._study):
-                self._serve(nursery, ledger, begin)
+                self._serve(nursery, ledger)
             return self._result(ledger, time.monotonic() - begin)
         finally:
             ledger.close()
 
     # -- the call ------------------------------------------------------------------------------
 
-    def _serve(self, nursery: _Nursery, ledger: Ledger, begin: float) -> None:
+    def _serve(self, nursery: _Nursery, ledger: Ledger) -> None:
         settings = self._settings
         seed = private.study_seed(self._study, settings.seed)
         spec = private.study_spec(
@@ -137,10 +139,11 @@ class Driver:
         root = settings.checkpoint_dir or private.checkpoint_root(self._study)
         study = cloudpickle.dumps(self._study)
         nursery.employ(Job(study=study, key=spec.key, seed=seed, checkpoint_root=root.absolute()))
+        self._began = time.monotonic()
         for _ in range(MAX_BROKERS):
             connection = connect_or_start("driver", settings.devices)
             try:
-                self._attend(connection, nursery, spec, ledger, begin)
+                self._attend(connection, nursery, spec, ledger)
                 return
             except BrokerConflictError:
                 raise
@@ -158,10 +161,9 @@ class Driver:
         nursery: _Nursery,
         spec: StudySpec,
         ledger: Ledger,
-        begin: float,
     ) -> None:
         self._devices = connection.welcome.device_ids
-        max_alive = _max_alive(len(self._devices))
+        max_alive = _max_alive(self._devices)
         connection.send(self._opening(spec, ledger, max_alive))
         drained_at: float | None = None
         while True:
@@ -180,10 +182,11 @@ class Driver:
                 if time.monotonic() - drained_at > PARK_SECONDS:
                     self._problem = mine["problem"]
                     return
-            elif self._should_stop(mine, begin):
+            elif self._should_stop(mine):
                 connection.send(Drain(study=spec.key))
             else:
-                nursery.keep(max_alive)
+                busy = mine["workers"]["alive"] - mine["workers"]["idle"]
+                nursery.keep(min(max_alive, busy + len(self._devices)))
 
     def _opening(self, spec: StudySpec, ledger: Ledger, max_alive: int) -> OpenStudy:
         trials = self._study.get_trials(deepcopy=False)
@@ -208,9 +211,9 @@ class Driver:
             adopted=adopted,
         )
 
-    def _should_stop(self, mine: dict[str, Any], begin: float) -> bool:
+    def _should_stop(self, mine: dict[str, Any]) -> bool:
         settings = self._settings
-        late = settings.timeout is not None and time.monotonic() - begin >= settings.timeout
+        late = settings.timeout is not None and time.monotonic() - self._began >= settings.timeout
         spent = (
             settings.device_seconds is not None
             and mine["device_seconds"] >= settings.device_seconds
@@ -356,10 +359,11 @@ def _has_fileno(stream: Any) -> bool:
     return True
 
 
-def _max_alive(devices: int) -> int:
+def _max_alive(devices: Sequence[str]) -> int:
     """Worker processes kept alive: enough to hold parked trials, as far as memory goes."""
-    room = psutil.virtual_memory().available // _WORKER_BYTES
-    return max(devices + 1, min(_WORKERS_PER_DEVICE * devices, int(room)))
+    on_cpu = all(device.startswith("cpu:") for device in devices)
+    room = psutil.virtual_memory().available // _WORKER_BYTES["cpu" if on_cpu else "gpu"]
+    return max(len(devices) + 1, min(_WORKERS_PER_DEVICE * len(devices), int(room)))
 
 
 def _refuse_unshared(study: optuna.Study) -> None:

@@ -97,6 +97,15 @@ class _Nursery:
     def run(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
+        with contextlib.suppress(ConnectionError):  # the driver is gone, with or without a word
+            self._serve()
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+
+    def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._parent, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
@@ -108,14 +117,9 @@ class _Nursery:
                 if self._parent in ready:
                     asked = self._parent.recv(4096)
                     if not asked:
-                        break
+                        return
                     for _ in range(asked.count(b"f")):
                         self._fork()
-        for pid in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in self._children:
-            os.waitpid(pid, 0)
 
     def _fork(self) -> None:
         nursery = os.getpid()

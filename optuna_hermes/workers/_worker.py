@@ -69,7 +69,7 @@ class _Engagement:
         folder = self._job.checkpoint_root / f"trial-{trial.number:05d}"
         folder.mkdir(parents=True, exist_ok=True)
         _write_output_to(folder / "output.log")
-        notes = _Notes(self._study, private.trial_id(trial), self._session)
+        notes = _Notes(private.Note(self._study, private.trial_id(trial), self._session))
         self._session.checkpoint_dir = folder
         self._session.noted = notes.put
         private.reseed(self._study.sampler, self._job.seed, trial.number)
@@ -115,12 +115,10 @@ class _Engagement:
 
 
 class _Notes:
-    """Writes a run's state where optuna-dashboard shows it, off the device's time."""
+    """Takes notes on a thread: what the dashboard shows must not cost the device time."""
 
-    def __init__(self, study: optuna.Study, trial_id: int, session: RunSession) -> None:
-        self._study = study
-        self._trial_id = trial_id
-        self._session = session
+    def __init__(self, note: private.Note) -> None:
+        self._note = note
         self._queue: queue.SimpleQueue[RunState | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="hermes-notes", daemon=True)
         self._thread.start()
@@ -136,9 +134,7 @@ class _Notes:
 
     def _write(self) -> None:
         while (state := self._queue.get()) is not None:
-            seconds = round(self._session.device_seconds, 3)
-            attributes = {private.STATE_ATTRIBUTE: state, private.SECONDS_ATTRIBUTE: seconds}
-            private.set_attributes(self._study, self._trial_id, attributes)
+            self._note(state)
 
 
 def _write_output_to(path: Path) -> None:

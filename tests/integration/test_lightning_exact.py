@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+import lightning.pytorch as pl
 import numpy as np
 import optuna
 import pytest
@@ -38,6 +38,11 @@ from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.suspend import StoredState
 from optuna_hermes.testing import FakeSession
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:'set_vital' is deprecated",  # torchdata
+    "ignore:ReduceLROnPlateau conditioned",  # before the first validation
+)
 
 LOADERS = {"plain": DataLoader, "stateful": StatefulDataLoader}
 EPOCHS = 5
@@ -61,7 +66,7 @@ class Points(Dataset[tuple[torch.Tensor, int]]):
         return self._x[index] + 0.1 * noise, int(self._y[index])
 
 
-class Net(L.LightningModule):
+class Net(pl.LightningModule):
     """Everything that has a state of its own in one small network."""
 
     def __init__(self, total_steps: int) -> None:
@@ -114,6 +119,16 @@ class ByHand(Net):
         return loss
 
 
+class Plateau(Net):
+    """Asks after every batch whether the last validation was any better."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.9)
+        config = {"scheduler": schedule, "interval": "step", "monitor": "val_loss", "strict": False}
+        return [optimizer], [config]
+
+
 class Trace(Logger):
     """What a run did, to the bit: losses by batch, rows by step, weights at the end."""
 
@@ -160,7 +175,7 @@ class Watch(Callback):
         self._batches = 0
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *args: Any
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
         loss = outputs["loss"] if isinstance(outputs, dict) else pl_module.smoothed
         self._trace.note(self._trace.losses, trainer.fit_loop.total_batch_idx, loss)
@@ -169,7 +184,7 @@ class Watch(Callback):
         if self._batches == self._killed_after:
             raise SystemExit(9)
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for name, value in pl_module.state_dict().items():
             self._trace.note(self._trace.end, name, value)
         self._trace.note(self._trace.end, "steps", trainer.global_step)
@@ -199,12 +214,12 @@ def train(
     **options: Any,
 ) -> HermesCallback:
     """One process of a run; a new one starts with other random numbers."""
-    L.seed_everything(1, verbose=False)
+    pl.seed_everything(1, verbose=False)
     model = net(total_steps=EPOCHS * BATCHES)
     data = Points(BATCHES * 8) if data is None else data
     batches = loader(data, batch_size=8, **{"shuffle": True, **(loader_options or {})})
     if session.checkpoints:
-        L.seed_everything(seed, verbose=False)
+        pl.seed_everything(seed, verbose=False)
     hermes = HermesCallback(trial or new_trial(), "val_loss", _session=session)
     watch = Watch(trace, session, killed_after)
     stop = EarlyStopping("val_loss", patience=patience)
@@ -218,7 +233,7 @@ def train(
         "log_every_n_steps": 1,
         "callbacks": [hermes, stop, watch, *callbacks],
     }
-    L.Trainer(**{**settings, **options}).fit(model, batches, DataLoader(Points(24), batch_size=8))
+    pl.Trainer(**{**settings, **options}).fit(model, batches, DataLoader(Points(24), batch_size=8))
     trace.note(trace.end, "value", hermes.value)
     trace.note(trace.end, "early stopping", [stop.wait_count, float(stop.best_score)])
     return hermes
@@ -261,6 +276,7 @@ def options_of(name: str) -> dict[str, Any]:
         "one-batch-epochs": {"limit_train_batches": 1, "max_epochs": 30},
         "steps": {"max_steps": 90, "max_epochs": -1},
         "across-epochs": {"val_check_interval": 7, "check_val_every_n_epoch": None},
+        "plateau": {"net": Plateau, "val_check_interval": 7, "check_val_every_n_epoch": None},
         "by-hand": {"net": ByHand},
         "reloaded": {"reload_dataloaders_every_n_epochs": 1},
         "stopped-early": {"patience": 0, "min_epochs": 3, "val_check_interval": 0.25},
@@ -295,6 +311,7 @@ def _one_thread() -> None:
         "one-batch-epochs",
         "steps",
         "across-epochs",
+        "plateau",
         "by-hand",
         "reloaded",
         "stopped-early",

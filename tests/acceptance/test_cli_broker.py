@@ -1,0 +1,71 @@
+"""``optuna-hermes broker``: in the foreground, and ended from outside."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from optuna_hermes.broker import connect
+
+Cli = Callable[..., "CompletedProcess[str]"]
+
+
+@pytest.fixture
+def broker(start_cli: Callable[..., Any], runtime_dir: Path, wait_for: Callable[..., Any]) -> Any:
+    """A broker with three slots, in the foreground, listening."""
+    process = start_cli("broker", "--devices", "cpu:3")
+    wait_for((runtime_dir / "broker.sock").exists)
+    return process
+
+
+def test_status_knows_the_broker_and_stop_ends_it(cli: Cli, broker: Any, runtime_dir: Path) -> None:
+    """The broker is seen with its devices, ends when told to, and leaves no socket."""
+    shown = json.loads(cli("status", "--json").stdout)
+    assert [device["id"] for device in shown["broker"]["devices"]] == ["cpu:0", "cpu:1", "cpu:2"]
+    assert shown["broker"]["studies"] == []
+    stopped = cli("broker", "--stop")
+    assert stopped.returncode == 0
+    assert f"process {broker.process.pid}) has ended" in stopped.stderr
+    assert broker.wait(30.0).returncode == 0
+    assert not (runtime_dir / "broker.sock").exists()
+
+
+def test_a_broker_in_use_is_not_stopped(cli: Cli, broker: Any) -> None:
+    """While anyone is connected ``--stop`` is refused with the reason."""
+    connection = connect("viewer")
+    try:
+        refused = cli("broker", "--stop")
+    finally:
+        connection.close()
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: The broker still serves 1 other process")
+    assert broker.process.poll() is None
+
+
+def test_a_second_broker_is_refused(cli: Cli, broker: Any) -> None:
+    """One host has one broker: another one is bad input, with what to do."""
+    second = cli("broker", "--devices", "cpu:1")
+    assert second.returncode == 2
+    assert f"process {broker.process.pid}" in second.stderr
+    assert "optuna-hermes broker --stop" in second.stderr
+
+
+def test_a_signal_ends_the_broker(broker: Any) -> None:
+    """SIGTERM, as systemd sends it, is an orderly end."""
+    broker.send(signal.SIGTERM)
+    assert broker.wait(30.0).returncode == 0
+    assert "Traceback" not in broker.stderr
+
+
+def test_an_idle_broker_ends_when_it_was_told_to(
+    start_cli: Callable[..., Any],
+) -> None:
+    """With ``--idle-seconds`` a broker that nobody uses ends by itself."""
+    process = start_cli("broker", "--devices", "cpu:1", "--idle-seconds", "0.1")
+    assert process.wait(30.0).returncode == 0

@@ -1,0 +1,405 @@
+"""What HermesCallback reports, refuses, and leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
+from optuna_hermes.lightning import HermesCallback
+from optuna_hermes.suspend import StoredState
+from optuna_hermes.testing import FakeSession
+
+
+class Line(LightningModule):
+    """Four weights, and metrics named by the test."""
+
+    def __init__(self, odd: object = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss: torch.Tensor = self.layer(batch[0]).square().mean()
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("late", float(self.current_epoch))
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.layer(batch[0]).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@dataclasses.dataclass
+class Oddity:
+    """What only pickle can store."""
+
+    text: str = ""
+
+
+class Ticks(Callback):
+    def __init__(self, session: FakeSession) -> None:
+        self._session = session
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self._session.tick()
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.ones(4) * index for index in range(6))
+
+
+class Batches:
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        return iter([[torch.ones(1, 4)]] * len(self))
+
+    def __len__(self) -> int:
+        return 3
+
+
+def data() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(24.0).reshape(6, 4)), batch_size=1)
+
+
+def ask(direction: str = "minimize", **parts: Any) -> optuna.Trial:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(direction=direction, **parts).ask()
+
+
+def trainer(hermes: HermesCallback, session: FakeSession | None = None, **options: Any) -> Trainer:
+    watch = [] if session is None else [Ticks(session)]
+    settings: dict[str, Any] = {
+        "max_epochs": 3,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "callbacks": [hermes, *watch, *options.pop("callbacks", [])],
+    }
+    return Trainer(**{**settings, **options})
+
+
+def fit(
+    session: FakeSession | None,
+    *,
+    monitor: str = "val_loss",
+    trial: optuna.Trial | None = None,
+    module: LightningModule | None = None,
+    loader: Any = None,
+    **options: Any,
+) -> HermesCallback:
+    hermes = HermesCallback(trial or ask(), monitor, _session=session)
+    batches = data() if loader is None else loader
+    trainer(hermes, session, **options).fit(module or Line(), batches, data())
+    return hermes
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+# -- units -------------------------------------------------------------------------------------
+
+
+def test_without_session() -> None:
+    """Under plain Optuna every validation is reported to the trial, counted from 1."""
+    trial = ask()
+    hermes = fit(None, trial=trial)
+    reported = trial.study.trials[0].intermediate_values
+    assert list(reported) == [1, 2, 3]
+    assert hermes.value == reported[3]
+
+
+def test_pruned() -> None:
+    """Under plain Optuna the study's pruner stops the run."""
+    trial = ask(pruner=optuna.pruners.ThresholdPruner(upper=-1.0))
+    with pytest.raises(optuna.TrialPruned, match="after unit 1 at val_loss="):
+        fit(None, trial=trial)
+
+
+def test_maximized_values_are_turned_for_the_session_only() -> None:
+    """The session gets lower-is-better values, the user and Optuna get the metric."""
+    session, trial = FakeSession(), ask("maximize")
+    hermes = fit(session, trial=trial)
+    assert hermes.value is not None
+    assert hermes.value > 0
+    assert session.reports[-1] == (3, 3, -hermes.value)
+    assert trial.study.trials[0].intermediate_values[3] == hermes.value
+
+
+@pytest.mark.parametrize("monitor", ["train_loss", "late"])
+def test_training_metric(monitor: str) -> None:
+    """A metric that only training logs is a unit at the end of each epoch, whose mean it is."""
+    session = FakeSession()
+    hermes = fit(session, monitor=monitor)
+    assert [unit for unit, *_ in session.reports] == [1, 2, 3]
+    if monitor == "late":
+        assert [value for *_, value in session.reports] == [0.0, 1.0, 2.0]
+        assert hermes.value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("options", "units"),
+    [
+        ({"check_val_every_n_epoch": 2}, 1),
+        ({"check_val_every_n_epoch": None, "val_check_interval": 8}, 2),
+        ({"val_check_interval": 0.5}, 6),
+    ],
+)
+def test_validations_that_are_not_epochs(options: dict[str, Any], units: int) -> None:
+    """Each validation is a unit, however often there is one."""
+    session = FakeSession()
+    fit(session, **options)
+    assert [unit for unit, *_ in session.reports] == list(range(1, units + 1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"limit_val_batches": 0}, {"check_val_every_n_epoch": 9}, {"max_epochs": 1}],
+)
+def test_metric_that_does_not_exist(options: dict[str, Any]) -> None:
+    """A misspelled monitor ends the run after its first epoch, naming what there is."""
+    with pytest.raises(MonitorError, match=r"'val_los'.*late.*train_loss") as caught:
+        fit(FakeSession(), monitor="val_los", **options)
+    assert "\n" not in str(caught.value)
+
+
+# -- where a run waits -------------------------------------------------------------------------
+
+
+def test_first_batch_is_told_once_a_grant(tmp_path: Path) -> None:
+    """The session learns of the first batch, and whether the run can be stored, at every grant."""
+    session = FakeSession({4: "resident"}, checkpoint_dir=tmp_path)
+    fit(session)
+    assert session.trainings == [True, True]
+    assert session.beats
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("no folder", {}),
+        ("unknown length", {"loader": DataLoader(Stream(), batch_size=1)}),
+        ("two loaders", {"loader": {"a": data(), "b": data()}}),
+        ("not a DataLoader", {"loader": Batches()}),
+    ],
+)
+def test_runs_that_cannot_be_stored(case: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """A run that could not come back exactly waits in memory, whatever tier it is asked for."""
+
+    class First(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            x = batch["a"] if isinstance(batch, dict) else batch
+            return super().training_step(x if isinstance(x, list) else [x], 0)
+
+    folder = None if case == "no folder" else tmp_path
+    session = FakeSession({2: "disk", 5: "disk"}, checkpoint_dir=folder)
+    fit(session, module=First(), **options)
+    assert session.parks == ["resident", "resident"]
+    assert not any(session.trainings)
+    assert not session.states
+
+
+def test_iterator_in_the_training_step(tmp_path: Path) -> None:
+    """A training step that fetches by itself waits in memory too."""
+
+    class Fetches(Line):
+        def training_step(self, dataloader_iter: Iterator[Any]) -> torch.Tensor:  # type: ignore[override]
+            batch, *_ = next(dataloader_iter)
+            return self.layer(batch[0]).square().mean()  # type: ignore[no-any-return]
+
+        def on_train_epoch_end(self) -> None:
+            pass
+
+    session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path)
+    fit(session, module=Fetches())
+    assert session.parks == ["resident"]
+
+
+def test_second_fit(tmp_path: Path) -> None:
+    """In a second fit of the same trial units count on, and nothing is stored or resumed."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    hermes = HermesCallback(ask(), "val_loss", _session=session)
+    for _ in range(2):
+        trainer(hermes, session).fit(Line(), data(), data())
+    assert [unit for unit, *_ in session.reports] == [1, 2, 3, 4, 5, 6]
+    assert session.trainings == [True, False]
+
+
+def test_second_callback() -> None:
+    """Two callbacks of one trial would count the same units: that is refused."""
+    session, trial = FakeSession(), ask()
+    fit(session, trial=trial)
+    with pytest.raises(InvalidInputError, match="Trial 0 has more than one HermesCallback"):
+        fit(session, trial=trial)
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+
+def stored(folder: Path, **options: Any) -> FakeSession:
+    """A run that was stored after its second unit, with two checkpoints."""
+    session = FakeSession({14: "disk"}, checkpoint_dir=folder)
+    with pytest.raises(Suspended):
+        fit(session, **options)
+    return session.again()
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+    (flip, "is damaged"),
+    (cut, "must have"),
+    (Path.unlink, "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
+def test_damaged_checkpoint(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    """The checkpoint before a damaged one is used, with a warning that names the file and trial."""
+    session = stored(tmp_path)
+    newest, before = session.checkpoints
+    damage(newest.path)
+    with pytest.warns(RuntimeWarning, match=f"{newest.path.name} of trial 0 {message}"):
+        fit(session)
+    assert [unit for unit, *_ in session.reports] == [3]
+    assert before.units == 2
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
+def test_no_good_checkpoint(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    """A run none of whose checkpoints is good is an error, never a restart from epoch 0."""
+    session = stored(tmp_path)
+    for state in session.checkpoints:
+        damage(state.path)
+    with pytest.raises(CheckpointError, match=f"No checkpoint of trial 0 can be used.*{message}"):
+        fit(session)
+    assert session.reports == []
+
+
+def test_checkpoint_of_another_trial(tmp_path: Path) -> None:
+    """A checkpoint is only ever used for the trial that wrote it."""
+    session = stored(tmp_path)
+    study = ask().study
+    with pytest.raises(CheckpointError, match="must be of trial 1 but is of trial 0"):
+        fit(session, trial=study.ask())
+
+
+def test_foreign_file(tmp_path: Path) -> None:
+    """A file that would have to be unpickled is refused even if its digest is right."""
+    session = stored(tmp_path)
+    path = session.checkpoints[0].path
+    torch.save({"optuna_hermes": object()}, path)
+    content = path.read_bytes()
+    forged = StoredState(
+        path=path, units=2, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()
+    )
+    session.checkpoints = (forged,)
+    with pytest.raises(CheckpointError, match="of trial 0 cannot be loaded"):
+        fit(session)
+
+
+def test_state_that_could_not_be_loaded(tmp_path: Path) -> None:
+    """A callback whose state needs pickle is an error at the first checkpoint, which goes again."""
+
+    class Odd(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"odd": Oddity()}
+
+    session = FakeSession(checkpoint_dir=tmp_path)
+    with pytest.raises(CheckpointError, match=r"trial 0 must hold only .*Odd"):
+        fit(session, callbacks=[Odd()])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_odd_hyperparameters(tmp_path: Path) -> None:
+    """Arguments of the module that need pickle stay out of the checkpoint: nobody needs them."""
+    session = stored(tmp_path, module=Line(odd=Oddity()))
+    fit(session, module=Line(odd=Oddity()))
+    assert [unit for unit, *_ in session.reports] == [3]
+
+
+def test_own_ckpt_path(tmp_path: Path) -> None:
+    """The run's own checkpoint wins over the one that the objective gives to fit."""
+    plain = Trainer(max_epochs=1, logger=False, enable_progress_bar=False, accelerator="cpu",
+                    default_root_dir=tmp_path)  # fmt: skip
+    plain.fit(Line(), data(), data())
+    plain.save_checkpoint(tmp_path / "pretrained.ckpt")
+    session = stored(tmp_path / "run")
+    hermes = HermesCallback(ask(), "val_loss", _session=session)
+    own = trainer(hermes, session)
+    own.fit(Line(), data(), data(), ckpt_path=tmp_path / "pretrained.ckpt")
+    assert [unit for unit, *_ in session.reports] == [3]
+    assert own.global_step == 18
+
+
+# -- what is left behind -----------------------------------------------------------------------
+
+
+def test_nothing_is_left_in_the_trainer(tmp_path: Path) -> None:
+    """After a suspension, and after a resumed fit, trainer and loader are as before."""
+    session = FakeSession({14: "disk"}, checkpoint_dir=tmp_path)
+    loader = data()
+    before = dict(vars(loader))
+    for expects_end in (False, True):
+        hermes = HermesCallback(ask(), "val_loss", _session=session)
+        own = trainer(hermes, session)
+        if expects_end:
+            own.fit(Line(), loader, data())
+        else:
+            with pytest.raises(Suspended):
+                own.fit(Line(), loader, data())
+        owners = (own.fit_loop, own.fit_loop.epoch_loop, own._checkpoint_connector)
+        assert not any(
+            callable(v) and k in dir(type(o)) for o in owners for k, v in vars(o).items()
+        )
+        assert {k: v for k, v in vars(loader).items() if k != "_iterator"} == {
+            k: v for k, v in before.items() if k != "_iterator"
+        }
+        session = session.again()
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming", "ignore:Be aware that when using")
+def test_users_checkpoints_need_no_hermes(tmp_path: Path) -> None:
+    """What ModelCheckpoint writes in the middle of an epoch loads in a Trainer without us."""
+    saves = ModelCheckpoint(tmp_path / "models", every_n_train_steps=4, save_top_k=-1)
+    session = stored(tmp_path / "run", callbacks=[saves], enable_checkpointing=True, max_epochs=4)
+    later = ModelCheckpoint(tmp_path / "models", every_n_train_steps=4, save_top_k=-1)
+    fit(session, callbacks=[later], enable_checkpointing=True, max_epochs=4)
+    assert len(list((tmp_path / "models").iterdir())) == 6
+    for path in (tmp_path / "models").iterdir():
+        plain = Trainer(max_epochs=4, logger=False, enable_progress_bar=False,
+                        accelerator="cpu", enable_checkpointing=False)  # fmt: skip
+        plain.fit(Line(), data(), data(), ckpt_path=path)
+        assert plain.global_step == 24
+
+
+def test_progress_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The default progress bar works in a fit that goes on in the middle of an epoch."""
+    fit(stored(tmp_path), enable_progress_bar=True)
+    assert "Epoch" in capsys.readouterr().out

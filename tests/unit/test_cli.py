@@ -1,0 +1,490 @@
+"""The command line in this process: help, bad input, and what is said at the end of a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from optuna_hermes import __version__, workers
+from optuna_hermes import _optuna as private
+from optuna_hermes.cli import _optuna_verbs, run
+from optuna_hermes.cli._app import VERBS
+from optuna_hermes.cli._output import show_json
+from optuna_hermes.errors import BrokerError, InvalidInputError, ObjectiveError
+from optuna_hermes.workers import OptimizeResult, Settings, TrialResult
+
+STORED = TrialResult(
+    number=0,
+    state="STORED",
+    value=0.5,
+    slices=1,
+    suspensions=1,
+    device_seconds=1.0,
+    units=2,
+)
+RESULT: dict[str, Any] = {
+    "study": "digits",
+    "policy": "hermes",
+    "devices": ("cpu:0",),
+    "elapsed_seconds": 2.0,
+    "device_seconds": 1.0,
+    "switches": 0,
+    "overhead_fraction": 0.0,
+    "best": None,
+    "trials": (),
+}
+OPTIMIZE = ("optimize", "x.py:f", "--storage", "sqlite:///s.db", "--study-name", "digits")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to work in; Optuna's verbosity is put back."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("OPTUNA_STORAGE", "OPTUNA_HERMES_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    verbosity = optuna.logging.get_verbosity()
+    yield folder
+    optuna.logging.set_verbosity(verbosity)
+
+
+@pytest.fixture
+def refuse(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run words that must be refused: status 2, one line on stderr, which is returned."""
+
+    def run_refused(*words: str) -> str:
+        status = run(words)
+        out, err = capsys.readouterr()
+        assert (status, out) == (2, "")
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        return err
+
+    return run_refused
+
+
+@pytest.fixture
+def runs_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Let ``run_study`` return a result, or raise; the settings it is called with are kept."""
+
+    def install(**result: Any) -> list[Any]:
+        called: list[Any] = []
+
+        def stand_in(study: Any, objective: Any, settings: Settings, progress: Any) -> Any:
+            called.append(settings)
+            if "raises" in result:
+                raise result["raises"]
+            return OptimizeResult(**{**RESULT, **result})
+
+        monkeypatch.setattr(workers, "run_study", stand_in)
+        return called
+
+    return install
+
+
+# -- help --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_every_verb_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--help`` explains the verb and shows a command line that can be copied."""
+    assert run([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Example:" in text
+    assert f"      optuna-hermes {verb}" in text.replace("    optuna-", "      optuna-")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_names_every_verb(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The program's help lists its own verbs, each in a whole sentence, and Optuna's."""
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    for verb in VERBS:
+        (line,) = (line for line in text.splitlines() if line.split()[:1] == [verb])
+        assert line.endswith(".")
+        assert not line.endswith("...")
+    assert "best-trial" in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--version`` names program and version."""
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"optuna-hermes {__version__}\n"
+
+
+def test_facts_can_be_had_as_json() -> None:
+    """Every verb that prints facts has ``--json``."""
+    with_json = {name for name, verb in VERBS.items() if "json" in verb.__annotations__}
+    assert with_json == set(VERBS) - {"broker"}
+
+
+def test_optunas_verbs_are_those_of_optuna() -> None:
+    """The list that spares an import is Optuna's own."""
+    assert private.optuna_verbs() == _optuna_verbs.KNOWN
+
+
+@pytest.mark.parametrize("words", [["--help"], ["status"]])
+def test_light_verbs_import_nothing_heavy(words: list[str]) -> None:
+    """Help and status start without torch, and without Optuna."""
+    code = (
+        "import json, sys; from optuna_hermes.cli import run; status = run(sys.argv[1:]); "
+        "print(json.dumps(list(sys.modules)), file=sys.stderr); sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert not {"torch", "lightning", "optuna", "sqlalchemy"} & set(json.loads(done.stderr))
+
+
+# -- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fly"], "No verb 'fly'"),
+        (["--fly"], "No such option: --fly"),
+        (["optimize"], "See `optuna-hermes optimize --help`"),
+        ([*OPTIMIZE, "--fly"], "No such option: --fly"),
+        ([*OPTIMIZE, "--n-trials", "0"], "--n-trials"),
+        ([*OPTIMIZE, "--n-trials", "many"], "--n-trials"),
+        ([*OPTIMIZE, "--slice-seconds", "0"], "--slice-seconds"),
+        ([*OPTIMIZE, "--timeout", "-1"], "--timeout"),
+        ([*OPTIMIZE, "--seed", "-1"], "--seed"),
+        ([*OPTIMIZE, "--policy", "magic"], "hermes, fifo, round-robin but got 'magic'"),
+        ([*OPTIMIZE, "--devices", "tpu"], "but got 'tpu'"),
+        ([*OPTIMIZE, "--devices", "cpu:0"], "between 1 and"),
+        (["quickstart", "--devices", "tpu"], "but got 'tpu'"),
+        (["broker", "--devices", "tpu"], "but got 'tpu'"),
+        (["status", "--study-name", "digits"], "add --storage URL"),
+        (["finish", *OPTIMIZE[2:]], "--all"),
+        (["finish", *OPTIMIZE[2:], "--all", "3"], "--all"),
+        (["finish", *OPTIMIZE[2:], "three"], "TRIAL"),
+        (["finish", *OPTIMIZE[2:], "--all"], "No file 's.db'"),
+        (["gc", *OPTIMIZE[2:]], "No file 's.db'"),
+        (["status", *OPTIMIZE[2:]], "No file 's.db'"),
+        (["gc", "--storage", "nonsense", "--study-name", "digits"], "nonsense cannot be"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    words: list[str], said: str, refuse: Callable[..., str], here: Path
+) -> None:
+    """What is wrong is said in a line, with the value, and nothing is changed."""
+    assert said in refuse(*words)
+    assert list(here.iterdir()) == []
+
+
+def test_a_storage_in_a_missing_folder(refuse: Callable[..., str], here: Path) -> None:
+    """A database that cannot be made is bad input, and its folder is not made either."""
+    line = refuse(*OPTIMIZE[:3], "sqlite:///no/where.db", *OPTIMIZE[4:])
+    assert "sqlite:///no/where.db cannot be reached" in line
+    assert list(here.iterdir()) == []
+
+
+def test_passwords_are_not_shown(refuse: Callable[..., str]) -> None:
+    """A server that is not there is named without the password."""
+    line = refuse(*OPTIMIZE[:3], "postgresql://me:sesame@localhost:1/db", *OPTIMIZE[4:])
+    assert "me:***@localhost" in line
+    assert "sesame" not in line
+
+
+def test_an_unknown_study_among_others(refuse: Callable[..., str]) -> None:
+    """A storage with other studies gets no new one by a typing error; what is there is named."""
+    optuna.create_study(storage="sqlite:///s.db", study_name="faces")
+    line = refuse(*OPTIMIZE)
+    assert "(there: 'faces')" in line
+    assert "`optuna-hermes create-study --storage sqlite:///s.db --study-name digits`" in line
+    assert private.study_names("sqlite:///s.db") == ["faces"]
+
+
+@pytest.mark.parametrize("verb", ["finish", "gc", "status"])
+def test_a_study_that_was_never_run_here(verb: str, refuse: Callable[..., str]) -> None:
+    """A study of plain Optuna has no ledger, and gets none by looking for it."""
+    study = optuna.create_study(storage="sqlite:///s.db", study_name="digits")
+    line = refuse(verb, *OPTIMIZE[2:], *(["--all"] if verb == "finish" else []))
+    assert "has no ledger" in line
+    assert private.known_key(study) is None
+
+
+def test_a_file_made_for_a_refused_run_is_gone_again(
+    runs_with: Callable[..., list[Any]], here: Path
+) -> None:
+    """Where there was no database, none is left by an objective that is not there."""
+    runs_with(raises=ObjectiveError("No."))
+    assert run(OPTIMIZE) == 2
+    assert list(here.iterdir()) == []
+
+
+def test_the_study_of_a_refused_run_is_taken_back(
+    runs_with: Callable[..., list[Any]], here: Path
+) -> None:
+    """In a file that was there before, only the study made for the refused run goes again."""
+    optuna.storages.get_storage("sqlite:///s.db")
+    runs_with(raises=ObjectiveError("No."))
+    assert run(OPTIMIZE) == 2
+    assert (here / "s.db").exists()
+    assert private.study_names("sqlite:///s.db") == []
+
+
+def test_a_study_that_was_there_survives_a_refused_run(
+    runs_with: Callable[..., list[Any]],
+) -> None:
+    """A study that existed is never taken back."""
+    optuna.create_study(storage="sqlite:///s.db", study_name="digits")
+    runs_with(raises=ObjectiveError("No."))
+    assert run(OPTIMIZE) == 2
+    assert private.study_names("sqlite:///s.db") == ["digits"]
+
+
+def test_the_quickstart_names_what_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, refuse: Callable[..., str]
+) -> None:
+    """Without Lightning and scikit-learn the quickstart says in a line how to install them."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name != "torch" else 1)
+    line = refuse("quickstart")
+    assert "needs lightning and scikit-learn" in line
+    assert "pip install 'optuna-hermes[lightning]'" in line
+
+
+# -- the end of a run --------------------------------------------------------------------------
+
+
+def test_optimize_hands_on_what_it_was_told(runs_with: Callable[..., list[Any]]) -> None:
+    """Every option reaches the run."""
+    (settings,) = _settings(
+        runs_with,
+        *("--n-trials", "7", "--timeout", "60", "--device-seconds", "30", "--devices", "cpu:3"),
+        *("--policy", "fifo", "--slice-seconds", "0.25", "--seed", "5", "--checkpoint-dir", "c"),
+    )
+    assert settings == Settings(
+        n_trials=7,
+        timeout=60.0,
+        device_seconds=30.0,
+        devices="cpu:3",
+        policy="fifo",
+        slice_seconds=0.25,
+        seed=5,
+        checkpoint_dir=Path("c"),
+    )
+
+
+def _settings(runs_with: Callable[..., list[Any]], *options: str) -> list[Any]:
+    called = runs_with()
+    assert run([*OPTIMIZE, *options]) == 0
+    return called
+
+
+def test_json_is_one_document_and_nothing_else(
+    runs_with: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``--json`` standard output is the result document; notes go to standard error."""
+    runs_with(trials=(STORED,), best={"number": 1, "value": float("inf"), "params": {}})
+    assert run([*OPTIMIZE, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == list(RESULT)
+    assert document["trials"][0]["state"] == "STORED"
+    assert document["best"]["value"] is None
+
+
+def test_suspended_trials_are_named_with_the_way_on(
+    runs_with: Callable[..., list[Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a timeout the number of suspended trials and the same command line are shown."""
+    words = [*OPTIMIZE[:-1], "my digits", "--timeout", "5"]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/optuna-hermes", *words])
+    runs_with(trials=(STORED,))
+    assert run(words) == 0
+    err = capsys.readouterr().err
+    assert "Stopped with 1 trial suspended" in err
+    assert (
+        "  optuna-hermes optimize x.py:f --storage sqlite:///s.db --study-name 'my digits'" in err
+    )
+
+
+def test_ctrl_c_is_status_130(
+    runs_with: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After Ctrl-C the way on is shown, and the status is the one shells know."""
+    runs_with(interrupted=True)
+    assert run(OPTIMIZE) == 130
+    assert "To go on:" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_anything_runs_is_status_130(
+    runs_with: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C at any other moment gives the same status, and no traceback."""
+    runs_with(raises=KeyboardInterrupt())
+    assert run(OPTIMIZE) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_problem_is_bad_input(
+    runs_with: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that ends with a problem, as a checkpoint that cannot be read, has status 2."""
+    runs_with(problem="Checkpoint x of trial 3 cannot be read.")
+    assert run(OPTIMIZE) == 2
+    assert capsys.readouterr().err.endswith("error: Checkpoint x of trial 3 cannot be read.\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(InvalidInputError("a\nb"), 2), (BrokerError("The broker is gone."), 1)],
+)
+def test_expected_errors_are_one_line(
+    error: Exception,
+    status: int,
+    runs_with: Callable[..., list[Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Errors of this package end in one line: status 2 for bad input, 1 for what broke."""
+    optuna.create_study(storage="sqlite:///s.db", study_name="digits")
+    capsys.readouterr()
+    runs_with(raises=error)
+    assert run(OPTIMIZE) == status
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+# -- status, finish, gc, doctor, broker --------------------------------------------------------
+
+
+def test_status_without_a_broker(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody at work is a fact, not an error."""
+    assert run(["status"]) == 0
+    assert "No broker runs on this host" in capsys.readouterr().out
+    assert run(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"broker": None, "study": None}
+
+
+@pytest.fixture
+def suspended(here: Path) -> optuna.Study:
+    """A study with trial 0 COMPLETE and trial 1 suspended, made without any broker."""
+    from optuna_hermes.ledger import RunRecord, open_ledger
+
+    study = optuna.create_study(storage="sqlite:///s.db", study_name="digits")
+    key = private.study_key(study)
+    study.tell(study.ask(), 3.0)
+    trial = private.open_trial(study)
+    trial.report(2.0, 1)
+    run_ = RunRecord(study=key, number=1, trial_id=private.trial_id(trial), state="running")
+    ledger = open_ledger(private.ledger_url(study))
+    ledger.save_run(run_)
+    ledger.close()
+    return study
+
+
+def test_status_of_a_study_from_its_ledger(
+    suspended: optuna.Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a broker no run is running, whatever the ledger was told last."""
+    assert run(["status", *OPTIMIZE[2:], "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["study"]
+    assert document["counts"] == {"pending": 1}
+    assert [entry["trial"] for entry in document["runs"]] == [1]
+
+
+def test_status_of_a_study_that_maximises(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Values are shown as their user knows them, and the best is the highest."""
+    from optuna_hermes.ledger import ReportRecord, RunRecord, open_ledger
+
+    study = optuna.create_study(storage="sqlite:///s.db", study_name="digits", direction="maximize")
+    key = private.study_key(study)
+    ledger = open_ledger(private.ledger_url(study))
+    for number, value in enumerate((0.5, 0.9, float("nan"))):
+        ledger.save_run(RunRecord(study=key, number=number, trial_id=number, state="stored"))
+        ledger.add_report(
+            ReportRecord(
+                study=key, number=number, unit=1, step=1, value=-value, device_seconds=1.0, at=0.0
+            )
+        )
+    ledger.close()
+    assert run(["status", *OPTIMIZE[2:], "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["study"]
+    assert document["best"] == {"trial": 1, "value": 0.9}
+    assert [entry["value"] for entry in document["runs"]] == [0.5, 0.9, None]
+
+
+def test_finish_by_number(suspended: optuna.Study, capsys: pytest.CaptureFixture[str]) -> None:
+    """A suspended trial is told COMPLETE at its last value, and the verb says so."""
+    assert run(["finish", *OPTIMIZE[2:], "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"finished": {"1": 2.0}, "refused": {}}
+    assert suspended.trials[1].value == 2.0
+
+
+def test_finish_changes_nothing_if_one_is_refused(
+    suspended: optuna.Study, refuse: Callable[..., str]
+) -> None:
+    """Named trials are finished all together or not at all."""
+    assert "trial 0: not suspended but COMPLETE" in refuse("finish", *OPTIMIZE[2:], "0", "1")
+    assert not suspended.trials[1].state.is_finished()
+
+
+def test_finish_all_says_what_it_left(
+    suspended: optuna.Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--all`` finishes what has reported and names the rest."""
+    for _ in range(2):
+        private.open_trial(suspended)
+    assert run(["finish", *OPTIMIZE[2:], "--all"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Finished 1 trial: 1.\n"
+    assert "trials 2, 3: nothing was reported" in err
+
+
+def test_gc_says_what_it_freed(suspended: optuna.Study, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dry run removes nothing; the same without it removes what was announced."""
+    path = private.checkpoint_root(suspended) / "trial-00000" / "1.ckpt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(2048))
+    assert run(["gc", *OPTIMIZE[2:], "--dry-run"]) == 0
+    assert path.exists()
+    assert run(["gc", *OPTIMIZE[2:]]) == 0
+    assert not path.exists()
+    assert capsys.readouterr().out == ("Would remove 1 file, 2.0 KiB.\nRemoved 1 file, 2.0 KiB.\n")
+
+
+def test_doctor_looks_at_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    """Versions, devices, folder, broker, disk and memory are checked, as JSON too."""
+    assert run(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    names = {check["name"] for check in document["checks"]}
+    assert document["ok"] is True
+    assert {"Python", "optuna", "torch", "runtime folder", "broker", "SQLite commit"} <= names
+    assert any(name.startswith("device ") for name in names)
+    assert {check["state"] for check in document["checks"]} <= {"ok", "warn"}
+
+
+def test_doctor_fails_with_a_hint(runtime_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A runtime folder that is open to others fails, with the command that closes it."""
+    os.chmod(runtime_dir, 0o755)
+    try:
+        assert run(["doctor"]) == 1
+    finally:
+        os.chmod(runtime_dir, 0o700)
+    assert "chmod go-rwx" in " ".join(capsys.readouterr().out.split())
+
+
+def test_stopping_no_broker_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """``broker --stop`` without a broker has nothing to do."""
+    assert run(["broker", "--stop"]) == 0
+    assert capsys.readouterr().err == "No broker runs on this host.\n"
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    """NaN and infinity become null, at any depth."""
+    show_json({"a": [float("nan"), (1.0, float("inf"))]})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, [1.0, None]]}

@@ -1,0 +1,261 @@
+"""Closing suspended trials and clearing files away, on a real study and ledger."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from optuna_hermes import _optuna as private
+from optuna_hermes import upkeep
+from optuna_hermes.ledger import CheckpointRecord, Ledger, RunRecord, open_ledger
+
+NOW = 1_000_000_000.0
+OLD = NOW - 2 * upkeep.ORPHAN_SECONDS
+
+
+class House:
+    """A study with its ledger and its checkpoint folder."""
+
+    def __init__(self, url: str) -> None:
+        self.study = optuna.create_study(storage=url, study_name="study")
+        self.key = private.study_key(self.study)
+        self.ledger: Ledger = open_ledger(private.ledger_url(self.study))
+        self.root = private.checkpoint_root(self.study)
+
+    def suspended(self, *values: float) -> int:
+        """A trial that was opened by us, has reported, and was stored."""
+        trial = private.open_trial(self.study)
+        for step, value in enumerate(values, 1):
+            trial.report(value, step)
+        self.ledger.save_run(
+            RunRecord(
+                study=self.key,
+                number=trial.number,
+                trial_id=private.trial_id(trial),
+                state="stored",
+                tier="disk",
+                device_seconds=3.5,
+            )
+        )
+        return trial.number
+
+    def finished(self) -> int:
+        """A trial that is COMPLETE."""
+        trial = self.study.ask()
+        self.study.tell(trial, 1.0)
+        return trial.number
+
+    def file(self, number: int, name: str, *, changed: float = OLD) -> Path:
+        """A file of 10 bytes in a trial's folder."""
+        path = self.root / f"trial-{number:05d}" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"0123456789")
+        os.utime(path, (changed, changed))
+        return path
+
+    def checkpoint(self, number: int, name: str = "1.ckpt", *, changed: float = OLD) -> Path:
+        """A file with its row."""
+        path = self.file(number, name, changed=changed)
+        self.row(number, path)
+        return path
+
+    def row(self, number: int, path: Path) -> None:
+        """A row of the ledger."""
+        self.ledger.save_checkpoint(
+            CheckpointRecord(
+                study=self.key,
+                number=number,
+                path=str(path),
+                units=1,
+                size_bytes=10,
+                sha256="",
+                at=OLD,
+            )
+        )
+
+    def litter(self, *held: int) -> upkeep.Litter:
+        """What may go."""
+        return upkeep.find_litter(self.study, self.ledger, [self.root], held, NOW)
+
+    def clear(self, *held: int) -> None:
+        """Remove it."""
+        upkeep.remove(self.study, self.ledger, self.litter(*held))
+
+
+@pytest.fixture
+def house(storage_url: str) -> Iterator[House]:
+    house = House(storage_url)
+    yield house
+    house.ledger.close()
+
+
+def entry(key: str, driver_pid: int | None, **states: str) -> dict[str, Any]:
+    runs = [{"trial": int(name[1:]), "state": state} for name, state in states.items()]
+    return {"key": key, "driver_pid": driver_pid, "runs": runs}
+
+
+# -- who holds what ----------------------------------------------------------------------------
+
+
+def test_without_a_broker_nothing_is_held(house: House) -> None:
+    """No broker, or one that does not know the study, holds no trial."""
+    house.suspended(1.0)
+    other = {"studies": [entry("other", 1, t0="running")]}
+    assert upkeep.held_trials(None, house.study) == frozenset()
+    assert upkeep.held_trials(other, house.study) == frozenset()
+
+
+def test_a_driver_holds_every_unfinished_trial(house: House) -> None:
+    """While an ``optimize`` runs, it may carry on with any unfinished trial."""
+    house.finished()
+    number = house.suspended(1.0)
+    status = {"studies": [entry(house.key, 4711)]}
+    assert upkeep.held_trials(status, house.study) == {number}
+
+
+def test_without_a_driver_only_living_runs_are_held(house: House) -> None:
+    """A broker that still knows a study holds what has a process: running and parked runs."""
+    status = {"studies": [entry(house.key, None, t0="stored", t1="parked", t2="running")]}
+    assert upkeep.held_trials(status, house.study) == {1, 2}
+
+
+# -- finish ------------------------------------------------------------------------------------
+
+
+def test_finish_completes_at_the_last_value(house: House) -> None:
+    """A suspended trial becomes COMPLETE at its last report, and done in the ledger."""
+    number = house.suspended(3.0, 2.0, 2.5)
+    plan = upkeep.plan_finish(house.study, [number], held=())
+    upkeep.finish(house.study, house.ledger, plan.values)
+    trial = house.study.trials[number]
+    assert (trial.state, trial.value) == (TrialState.COMPLETE, 2.5)
+    assert trial.user_attrs["hermes:state"] == "done"
+    (run,) = house.ledger.load_runs(house.key)
+    assert (run.state, run.tier, run.device_seconds) == ("done", None, 3.5)
+    (event,) = house.ledger.load_events(house.key, number)
+    assert (event.kind, event.detail) == ("finished", {"value": 2.5})
+
+
+def test_finish_all_takes_what_is_suspended(house: House) -> None:
+    """Without numbers it is every suspended trial; those of plain Optuna are not touched."""
+    house.finished()
+    house.study.ask()
+    number = house.suspended(1.0)
+    plan = upkeep.plan_finish(house.study, None, held=())
+    assert plan.values == {number: 1.0}
+    assert plan.refused == {}
+
+
+def test_finish_says_why_not(house: House) -> None:
+    """Every trial that cannot be finished is named with its reason, and nothing is changed."""
+    silent, broken = house.suspended(), house.suspended(1.0, math.nan)
+    held, done, missing = house.suspended(1.0), house.finished(), 99
+    plan = upkeep.plan_finish(house.study, [silent, broken, held, done, missing], held={held})
+    assert plan.values == {}
+    assert "nothing was reported" in plan.refused[silent]
+    assert "the last value is nan" in plan.refused[broken]
+    assert "held by a live process" in plan.refused[held]
+    assert plan.refused[done] == "not suspended but COMPLETE"
+    assert plan.refused[missing] == "no such trial"
+
+
+# -- gc ----------------------------------------------------------------------------------------
+
+
+def test_gc_removes_checkpoints_of_finished_trials(house: House) -> None:
+    """Files, rows and folders of finished trials go; what they printed stays."""
+    number, quiet = house.finished(), house.finished()
+    files = [house.checkpoint(number, "1.ckpt"), house.checkpoint(number, "2.ckpt", changed=NOW)]
+    log = house.file(number, upkeep.LOG_NAME)
+    lonely = house.checkpoint(quiet)
+    litter = house.litter()
+    assert set(litter.files) == {*files, lonely}
+    assert litter.size_bytes == 30
+    house.clear()
+    assert not any(path.exists() for path in files)
+    assert log.exists()
+    assert not lonely.parent.exists()
+    assert house.ledger.load_checkpoints(house.key) == []
+    assert house.litter().files == {}
+
+
+def test_gc_keeps_what_a_suspended_trial_needs(house: House) -> None:
+    """Checkpoints that the ledger names for an unfinished trial stay, with their rows."""
+    path = house.checkpoint(house.suspended(1.0))
+    house.clear()
+    assert path.exists()
+    assert len(house.ledger.load_checkpoints(house.key)) == 1
+
+
+def test_gc_removes_orphans_that_are_old(house: House) -> None:
+    """A file the ledger does not name goes once it is too old to be in the making."""
+    number = house.suspended(1.0)
+    old = house.file(number, "old.partial")
+    young = house.file(number, "young.partial", changed=NOW - 1)
+    unknown = house.file(77, "1.ckpt")
+    house.clear()
+    assert not old.exists()
+    assert not unknown.exists()
+    assert young.exists()
+
+
+def test_gc_leaves_live_trials_alone(house: House) -> None:
+    """Nothing of a trial that a live process answers for is removed."""
+    number = house.suspended(1.0)
+    path = house.file(number, "old.partial")
+    house.clear(number)
+    assert path.exists()
+
+
+def test_gc_stays_in_the_folders_of_trials(house: House, tmp_path: Path) -> None:
+    """Neither other files, nor links, nor what lies behind them, nor odd rows are touched."""
+    number = house.finished()
+    house.root.mkdir(parents=True)
+    precious = tmp_path / "precious.ckpt"
+    precious.write_text("mine")
+    beside = house.root / "notes.txt"
+    beside.write_text("mine")
+    (house.root / "trial-00050").symlink_to(tmp_path)
+    link = house.root / f"trial-{number:05d}" / "link.ckpt"
+    link.parent.mkdir()
+    link.symlink_to(precious)
+    house.row(number, precious)
+    house.clear()
+    assert precious.exists()
+    assert beside.exists()
+    assert link.is_symlink()
+
+
+def test_gc_finds_rows_in_other_folders(house: House, tmp_path: Path) -> None:
+    """A finished trial's checkpoint that the ledger names goes, wherever its trial folder is."""
+    number = house.finished()
+    path = tmp_path / "elsewhere" / f"trial-{number:05d}" / "1.ckpt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"0123456789")
+    house.row(number, path)
+    house.clear()
+    assert not path.exists()
+
+
+def test_a_row_without_a_file_is_forgotten(house: House) -> None:
+    """A finished trial's row goes although somebody has removed the file before."""
+    number = house.finished()
+    house.checkpoint(number).unlink()
+    assert house.litter().size_bytes == 0
+    house.clear()
+    assert house.ledger.load_checkpoints(house.key) == []
+
+
+def test_now_is_the_wall_clock(house: House) -> None:
+    """Ages are counted on the clock that files are stamped with."""
+    house.file(77, "1.ckpt", changed=time.time())
+    litter = upkeep.find_litter(house.study, house.ledger, [house.root], (), time.time())
+    assert litter.files == {}

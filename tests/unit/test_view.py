@@ -1,0 +1,299 @@
+"""What people see, as far as it is text: charts, lines, tables."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from optuna_hermes import view
+from optuna_hermes.view import _progress as progress
+from optuna_hermes.view._chart import EMPTY, MIN_HEIGHT, MIN_WIDTH
+
+STUDY: dict[str, Any] = {
+    "key": "k",
+    "name": "digits",
+    "policy": "hermes",
+    "driver_pid": 4711,
+    "draining": False,
+    "problem": None,
+    "finished": False,
+    "unstarted": 3,
+    "counts": {"pending": 0, "running": 2, "parked": 3, "stored": 1, "done": 4, "failed": 0},
+    "device_seconds": 12.34,
+    "overhead_seconds": 0.1,
+    "switches": 9,
+    "best": {"trial": 7, "value": 0.08125},
+    "runs": [
+        {"trial": 1, "state": "running"},
+        {"trial": 2, "state": "parked"},
+        {"trial": 3, "state": "parked"},
+        {"trial": 4, "state": "parked"},
+        {"trial": 9, "state": "stored"},
+    ],
+}
+
+
+def device(id_: str, holder: dict[str, Any] | None = None, *, healthy: bool = True) -> Any:
+    memory = {"memory_bytes": None, "memory_free_bytes": None}
+    return {"id": id_, "kind": "cpu", "healthy": healthy, "holder": holder, **memory}
+
+
+def holder(trial: int | None, state: str = "running") -> dict[str, Any]:
+    return {"study": "digits", "trial": trial, "state": state, "pid": 1, "since_seconds": 1.5}
+
+
+BROKER: dict[str, Any] = {
+    "host": "box",
+    "devices": [device("cpu:0", holder(1)), device("cpu:1"), device("cpu:2", healthy=False)],
+    "studies": [STUDY],
+}
+
+
+def rendered(what: RenderableType) -> str:
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(what)
+    return console.export_text()
+
+
+# -- words and imports -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["_chart", "_status", "_summary", "_words"])
+def test_examples_hold(module: str) -> None:
+    """The examples in the docstrings are true."""
+    result = doctest.testmod(importlib.import_module(f"optuna_hermes.view.{module}"))
+    assert result.attempted
+    assert not result.failed
+
+
+def test_importing_the_views_is_cheap() -> None:
+    """Nothing heavy is imported before something is drawn."""
+    code = "import json, sys, optuna_hermes.view; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert not {"rich", "torch", "optuna", "numpy"} & set(json.loads(done.stdout))
+
+
+# -- charts ------------------------------------------------------------------------------------
+
+
+FALLING = [(float(x), 1.0 / x) for x in range(1, 21)]
+
+
+@pytest.mark.parametrize(("width", "height"), [(MIN_WIDTH, MIN_HEIGHT), (72, 16), (120, 33)])
+def test_a_chart_has_the_size_asked_for(width: int, height: int) -> None:
+    """It has as many lines as were asked for, and the widest one is as wide."""
+    lines = view.chart({"a": FALLING}, width=width, height=height).splitlines()
+    assert len(lines) == height
+    assert max(map(len, lines)) == width
+
+
+def test_a_chart_names_its_axes_and_their_ends() -> None:
+    """Labels of both axes, and the smallest and largest value of each, stand at their places."""
+    lines = view.chart({"a": FALLING}, x_label="epoch", y_label="val_loss").splitlines()
+    assert lines[0] == "val_loss"
+    assert lines[1].split("┤")[0].strip() == "1"
+    assert lines[-3].split("┤")[0].strip() == "0.05"
+    assert lines[-1].split() == ["1", "epoch", "20"]
+
+
+def test_a_falling_curve_falls() -> None:
+    """A straight line from top left to bottom right goes through these two corners."""
+    lines = view.chart({"a": [(0.0, 1.0), (1.0, 0.0)]}, width=40, height=12).splitlines()
+    first, last = lines[1], lines[-3]
+    assert first.split("┤")[1][0] != " "
+    assert len(last) == 40
+    assert last.split("┤")[1].startswith(" " * 30)
+
+
+def test_the_best_curve_is_drawn_over_the_others() -> None:
+    """Where all curves coincide only the mark of the best one shows."""
+    text = view.chart({0: FALLING, 1: FALLING, 2: FALLING}, best=1)
+    drawn = [line.split("┤")[-1].split("│")[-1] for line in text.splitlines()[1:-2]]
+    assert set("".join(drawn)) <= {view.BEST_MARK, " "}
+    assert view.BEST_MARK in text
+
+
+def test_a_logarithmic_chart_has_a_geometric_middle() -> None:
+    """With ``log`` the middle label of 0.01 to 1 is 0.1; a value of zero turns ``log`` off."""
+    points = [(1.0, 1.0), (2.0, 0.01)]
+    assert " 0.1 ┤" in view.chart({"a": points}, log=True)
+    assert "0.5 ┤" in view.chart({"a": [(1.0, 1.0), (2.0, 0.0)]}, log=True)
+
+
+def test_points_that_are_not_finite_are_left_out() -> None:
+    """A chart with NaN and infinite points is the chart without them."""
+    broken = [*FALLING, (21.0, float("nan")), (22.0, float("inf"))]
+    assert view.chart({"a": broken}) == view.chart({"a": FALLING})
+
+
+@pytest.mark.parametrize("curves", [{}, {"a": []}, {"a": [(1.0, float("nan"))]}])
+def test_a_chart_of_nothing_says_so(curves: dict[str, list[tuple[float, float]]]) -> None:
+    """Without a point there is a line of text, not an error."""
+    assert view.chart(curves) == EMPTY
+
+
+def test_a_chart_that_is_too_small_is_refused() -> None:
+    """Below the least size the message says the rule and the value."""
+    with pytest.raises(ValueError, match="at least 20 x 5 characters but got 19 x 9"):
+        view.chart({"a": FALLING}, width=19, height=9)
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(
+    st.dictionaries(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 99), numbers), max_size=5))
+)
+def test_a_chart_never_leaves_its_paper(curves: dict[int, list[tuple[int, float]]]) -> None:
+    """Whatever the points are, the text stays within its width and height."""
+    lines = view.chart(curves, width=50, height=10, best=0, log=True).splitlines()
+    assert len(lines) in (1, 10)
+    assert max(map(len, lines)) <= 50
+
+
+# -- progress ----------------------------------------------------------------------------------
+
+
+def test_the_study_line_tells_all_that_matters() -> None:
+    """Done, live, parked, stored, the best value and device-seconds are in one line."""
+    assert progress.study_line(STUDY, 16) == (
+        "digits: 4 of 16 done, 6 live, 3 parked, 1 stored, best 0.08125 (trial 7), "
+        "12.3 device-seconds"
+    )
+
+
+def test_the_study_line_without_a_total_or_a_best_value() -> None:
+    """An unbounded study that has not reported yet has a line too; failures are named."""
+    counts = {**STUDY["counts"], "failed": 2}
+    line = progress.study_line({**STUDY, "best": None, "counts": counts}, None)
+    assert line.startswith("digits: 6 done, 6 live, 3 parked, 1 stored, 2 failed, 12.3")
+
+
+def test_each_device_has_a_line() -> None:
+    """A device shows its trial and for how long, or that it is free, or that it is broken."""
+    devices = [*BROKER["devices"], device("cpu:3", holder(None, "yielding"))]
+    assert progress.device_lines({"devices": devices}) == [
+        ("cpu:0", "trial 1", "1.5 s"),
+        ("cpu:1", "free", ""),
+        ("cpu:2", "not healthy", ""),
+        ("cpu:3", "a new trial, being suspended", "1.5 s"),
+    ]
+
+
+def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line comes when something is new, and not before the last one is seconds old."""
+    now = 100.0
+    lines = progress.Lines(16, clock=lambda: now)
+    changed = {**STUDY, "best": {"trial": 8, "value": 0.05}}
+    lines.update(BROKER, STUDY)
+    lines.update(BROKER, changed)  # too early
+    now += progress.LINE_SECONDS
+    lines.update(BROKER, STUDY)  # nothing new
+    lines.update(BROKER, changed)
+    lines.close()
+    out, err = capsys.readouterr()
+    assert [line.split("best ")[1][:6] for line in err.splitlines()] == ["0.0812", "0.05 ("]
+    assert out == ""
+
+
+def test_progress_fits_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal it is plain lines; when nothing shall be shown it is silent."""
+    assert isinstance(view.make_progress(True, total=1), progress.Lines)
+    silent = view.make_progress(False, total=1)
+    silent.update(BROKER, STUDY)
+    silent.note("psst")
+    silent.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_screen_shows_devices_and_study() -> None:
+    """The live view has a line for each device and one for the study."""
+    text = rendered(progress.live_view(BROKER, STUDY, 16))
+    assert [line.split()[0] for line in text.splitlines()] == ["cpu:0", "cpu:1", "cpu:2", "digits:"]
+
+
+def test_a_screen_can_be_closed_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing twice, or before anything was shown, is no error."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    screen = view.make_progress(True, total=16)
+    screen.close()
+    screen.update(BROKER, STUDY)
+    screen.note("a [bold]line[/bold]")
+    screen.close()
+    screen.close()
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def test_status_names_holders_and_suspended_trials() -> None:
+    """Devices, their holders, and the parked and stored trials of each study are there."""
+    text = rendered(view.status_view({"broker": BROKER, "study": None}))
+    for words in ("cpu:0", "digits 1", "not healthy", "2-4", "parked", "stored", "0.08125"):
+        assert words in text
+
+
+def test_status_without_a_broker_still_shows_a_ledger() -> None:
+    """A study that has ended is shown from its ledger."""
+    run = {"trial": 5, "state": "stored", "value": None, "units": 3, "slices": 2}
+    run |= {"suspensions": 1, "device_seconds": 75.0}
+    text = rendered(view.status_view({"broker": None, "study": {"name": "old", "runs": [run]}}))
+    assert "No broker runs on this host" in text
+    assert "1:15 min" in text
+
+
+def result(*trials: tuple[str, int]) -> dict[str, Any]:
+    return {
+        "study": "digits",
+        "policy": "hermes",
+        "devices": ["cpu:0", "cpu:1"],
+        "elapsed_seconds": 30.0,
+        "device_seconds": 55.0,
+        "switches": 1,
+        "overhead_fraction": 0.0123,
+        "best": {"number": 3, "value": 0.5, "params": {"lr": 0.00123456, "kind": "[red]"}},
+        "trials": [{"state": state, "suspensions": n} for state, n in trials],
+    }
+
+
+def test_the_summary_tells_best_counts_and_costs() -> None:
+    """Best trial with parameters, states, suspensions and the cost of switching are there."""
+    text = rendered(view.summary_view(result(("COMPLETE", 2), ("STORED", 1), ("COMPLETE", 0))))
+    for words in (
+        "0.5 (trial 3)",
+        "lr=0.001235, kind=[red]",
+        "2 complete, 1 stored",
+        "2 of 3 trials, 3 times; 1 still are",
+        "1 switch, 1.2 % of device time",
+    ):
+        assert words in text
+
+
+def test_the_summary_of_a_study_without_a_finished_trial() -> None:
+    """There is a summary although nothing is best."""
+    text = rendered(view.summary_view({**result(), "best": None}))
+    assert "no trial is finished" in text
+
+
+@pytest.mark.parametrize(
+    ("trials", "ending"),
+    [
+        ([("COMPLETE", 0)], "none"),
+        ([("COMPLETE", 1)], "1 of 1 trial, 1 time; each was resumed and finished"),
+        ([("PRUNED", 1)], "1 of 1 trial, 1 time; each was resumed"),
+        ([("PARKED", 1), ("COMPLETE", 1)], "2 of 2 trials, 2 times; 1 still are"),
+    ],
+)
+def test_what_became_of_suspended_trials(trials: list[tuple[str, int]], ending: str) -> None:
+    """The words match what became of them."""
+    assert view.suspensions(result(*trials)["trials"]) == ending
