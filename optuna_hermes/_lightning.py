@@ -224,6 +224,7 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
         "should_stop": trainer.should_stop,
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
         "validation": epoch_loop.val_loop.batch_progress.state_dict(),
+        "validated": dict(epoch_loop.val_loop._seen_batches_per_dataloader),
         "connector": {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR},
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
         "metrics": {name: _metric_state(metric) for name, metric in _metrics(module)},
@@ -241,6 +242,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     trainer.should_stop = state["should_stop"]
     trainer.accumulate_grad_batches = state["accumulate_grad_batches"]
     epoch_loop.val_loop.batch_progress.load_state_dict(state["validation"])
+    epoch_loop.val_loop._seen_batches_per_dataloader.update(state["validated"])
     for name, value in state["connector"].items():
         setattr(trainer._logger_connector, name, value)
     for name, metric in _metrics(module):

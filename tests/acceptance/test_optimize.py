@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -56,7 +57,7 @@ def check_leases(storage: str) -> list[LeaseRecord]:
         for device in lease.devices:
             by_device.setdefault(device, []).append(lease)
     for held in by_device.values():
-        for before, after in zip(held, held[1:], strict=False):
+        for before, after in itertools.pairwise(held):
             assert before.ended is not None
             assert before.ended <= after.started, f"{before} and {after} overlap"
     return leases
@@ -94,8 +95,10 @@ def test_a_study_is_run_to_its_end(cli: Cli, storage_url: str) -> None:
     assert {trial["units"] for trial in document["trials"]} == {EPOCHS}
     assert sum(trial["suspensions"] > 0 for trial in document["trials"]) >= N_TRIALS // 2
     optunas = subprocess.run(
-        [Path(sys.executable).parent / "optuna", "trials", "-f", "json"]
-        + ["--storage", storage_url, "--study-name", "s"],
+        [
+            *(Path(sys.executable).parent / "optuna", "trials", "-f", "json"),
+            *("--storage", storage_url, "--study-name", "s"),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -133,7 +136,7 @@ def test_a_killed_run_is_carried_on(
     wait_for: Callable[..., Any],
     reference: dict[tuple[float, float], float],
 ) -> None:
-    """After SIGKILL of the whole group the same command loses nothing and repeats one unit a run."""
+    """After SIGKILL of the group the same command loses nothing and repeats a unit at most."""
     running = start_cli(*command(storage_url))
     wait_for(lambda: reports(storage_url) > 20, 90)
     running.kill()

@@ -94,7 +94,9 @@ class Net(pl.LightningModule):
 
     def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         x, y = batch
-        self.log("val_loss", nn.functional.cross_entropy(self.net(x), y))
+        self.log(
+            "val_loss", nn.functional.cross_entropy(self.net(x), y), on_step=True, on_epoch=True
+        )
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -120,13 +122,36 @@ class ByHand(Net):
 
 
 class Plateau(Net):
-    """Asks after every batch whether the last validation was any better."""
+    """Asks after every batch whether training and the last validation were any better."""
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.9)
-        config = {"scheduler": schedule, "interval": "step", "monitor": "val_loss", "strict": False}
-        return [optimizer], [config]
+        configs = [
+            {
+                "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
+                "interval": "step",
+                "monitor": monitor,
+                "strict": monitor == "train_loss",  # there is no validation in the beginning
+            }
+            for monitor in ("train_loss", "val_loss")
+        ]
+        return [optimizer], configs
+
+
+class Frozen(Net):
+    """Freezes a part of the network in the course of the training."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.net[1].eval()
+
+
+class Stops(Callback):
+    """Wants to stop much sooner than it may."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.fit_loop.total_batch_idx == 2:
+            trainer.should_stop = True
 
 
 class Trace(Logger):
@@ -135,6 +160,7 @@ class Trace(Logger):
     def __init__(self) -> None:
         super().__init__()
         self.folder: str | None = None
+        self.batch = -1  # validation counts its steps anew when its loader is loaded anew
         self.losses: Bits = {}
         self.rows: Bits = {}
         self.end: Bits = {}
@@ -155,7 +181,7 @@ class Trace(Logger):
         pass
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.note(self.rows, (step, *sorted(metrics)), list(metrics.values()))
+        self.note(self.rows, (step, self.batch, *sorted(metrics)), list(metrics.values()))
 
     def note(self, where: Bits, key: Any, value: Any) -> None:
         bits = torch.as_tensor(value, dtype=torch.float64).numpy().tobytes()
@@ -178,7 +204,8 @@ class Watch(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
         loss = outputs["loss"] if isinstance(outputs, dict) else pl_module.smoothed
-        self._trace.note(self._trace.losses, trainer.fit_loop.total_batch_idx, loss)
+        self._trace.batch = trainer.fit_loop.total_batch_idx
+        self._trace.note(self._trace.losses, self._trace.batch, loss)
         self._session.tick()
         self._batches += 1
         if self._batches == self._killed_after:
@@ -188,7 +215,8 @@ class Watch(Callback):
         for name, value in pl_module.state_dict().items():
             self._trace.note(self._trace.end, name, value)
         self._trace.note(self._trace.end, "steps", trainer.global_step)
-        self._trace.note(self._trace.end, "epochs", trainer.current_epoch)
+        progress = {**trainer.fit_loop.state_dict(), "state_dict": None}
+        self._trace.end["progress"] = repr(progress).encode()
         for name, value in trainer.callback_metrics.items():
             self._trace.note(self._trace.end, f"metric {name}", value)
 
@@ -272,16 +300,19 @@ def options_of(name: str) -> dict[str, Any]:
         "accumulated": {"accumulate_grad_batches": 4},
         "accumulated-later": {"callbacks": (GradientAccumulationScheduler({1: 4}),)},
         "twice-an-epoch": {"val_check_interval": 0.5},
-        "every-batch": {"val_check_interval": 1, "limit_train_batches": 5},
-        "one-batch-epochs": {"limit_train_batches": 1, "max_epochs": 30},
-        "steps": {"max_steps": 90, "max_epochs": -1},
+        "every-batch": {"val_check_interval": 1, "limit_train_batches": 5, "max_epochs": 8},
+        "one-batch-epochs": {"limit_train_batches": 1, "max_epochs": 35},
+        "steps": {"max_steps": 50, "max_epochs": -1},
         "across-epochs": {"val_check_interval": 7, "check_val_every_n_epoch": None},
         "plateau": {"net": Plateau, "val_check_interval": 7, "check_val_every_n_epoch": None},
         "by-hand": {"net": ByHand},
         "reloaded": {"reload_dataloaders_every_n_epochs": 1},
-        "stopped-early": {"patience": 0, "min_epochs": 3, "val_check_interval": 0.25},
+        "frozen-later": {"net": Frozen},
+        "stopped-early": {"patience": 0, "val_check_interval": 0.25},
+        "stopped-later": {"min_epochs": 2, "callbacks": (Stops(),)},
     }
-    return options[name]
+    whole = name in ("shuffled", "stateful")  # the others need not be as long
+    return {"max_epochs": EPOCHS if whole else 3, **options[name]}
 
 
 @functools.cache
@@ -314,7 +345,9 @@ def _one_thread() -> None:
         "plateau",
         "by-hand",
         "reloaded",
+        "frozen-later",
         "stopped-early",
+        "stopped-later",
     ],
 )
 def test_disk(name: str, tmp_path: Path) -> None:

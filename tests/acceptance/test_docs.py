@@ -1,0 +1,107 @@
+"""What the README and the examples say is run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+pytestmark = pytest.mark.docs
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def python(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, args)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+SNIPPETS = [
+    pytest.param(b, id=f"{p.name}-{i}") for p in PAGES for i, b in enumerate(blocks(p, "python"))
+]
+COMMANDS = [
+    line
+    for page in PAGES
+    for block in blocks(page, "bash")
+    for line in block.splitlines()
+    if line.startswith("optuna-hermes ")
+]
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_every_python_snippet_runs(snippet: str, tmp_path: Path) -> None:
+    """A reader who copies a snippet gets what it promises."""
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet)
+    done = python(script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_exists_with_its_flags(command: str, cli: Cli) -> None:
+    """The verbs and flags of the pages are those of the program."""
+    verb, flags = command.split()[1], re.findall(r"--[a-z-]+", command)
+    shown = cli(verb, "--help").stdout
+    for flag in flags:
+        assert flag in shown
+
+
+def test_the_diff_adds_at_most_four_lines() -> None:
+    """The first screen shows how little has to change."""
+    (diff,) = blocks(ROOT / "README.md", "diff")
+    assert sum(line.startswith("+") for line in diff.splitlines()) <= 4
+
+
+def test_the_set_up_is_two_command_lines() -> None:
+    """One line installs and runs the main job, one runs the tests."""
+    lines = [
+        line for line in (ROOT / "README.md").read_text().splitlines() if "pip install" in line
+    ]
+    assert lines == [
+        'python -m pip install -c constraints.txt -e ".[lightning]" && optuna-hermes quickstart',
+        "python -m pip install nox && python -m nox -s tests",
+    ]
+
+
+def test_links_lead_somewhere() -> None:
+    """Files that the pages link to are there."""
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_the_lightning_example_runs(cli: Cli, storage_url: str) -> None:
+    """The example is what ``optimize`` is given in the README."""
+    done = cli(
+        "optimize",
+        f"{ROOT}/examples/digits_lightning.py:objective",
+        "--storage",
+        storage_url,
+        "--study-name",
+        "digits",
+        "--n-trials",
+        2,
+        "--devices",
+        "cpu:2",
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(optuna.load_study(study_name="digits", storage=storage_url).trials) == 2
+
+
+def test_the_plain_example_runs(tmp_path: Path) -> None:
+    """Only sampler and pruner differ from a script without this package."""
+    done = python(ROOT / "examples" / "plain_optuna.py", 4, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Best of 4" in done.stdout
