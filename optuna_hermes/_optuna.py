@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes.broker import RunSession, StudySpec
 from optuna_hermes.errors import InvalidInputError, StorageError
+from optuna_hermes.model import RunState
 
 STATE_ATTRIBUTE = "hermes:state"
 SECONDS_ATTRIBUTE = "hermes:device_seconds"

@@ -59,9 +59,10 @@ class CheckpointError(HermesError, RuntimeError):
     """A checkpoint is missing, damaged or not of its trial."""
 
 
-class Suspended(BaseException):  # noqa: N818  (a control flow signal, like KeyboardInterrupt)
+class Suspended(BaseException):
     """The run is on disk and its process is free: unwinds the user's objective.
 
+    A signal like ``KeyboardInterrupt``, not an error.
     It is a ``BaseException`` so that neither ``except Exception`` in the objective nor Optuna's
     ``catch`` takes it for a failure of the trial.
     """
