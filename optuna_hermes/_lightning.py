@@ -124,7 +124,7 @@ class Wiring:
             for loader, replay in self._replays:
                 self._show_state(loader, replay)
                 # Workers draw the indices as soon as there is an iterator.
-                _set_epoch(loader, fit_loop.epoch_progress.current.processed)
+                _set_epoch(loader, fit_loop)
         load_states()
 
     def _resume_start(
@@ -163,7 +163,7 @@ class Wiring:
 
 
 def why_not_storable(trainer: Trainer) -> str | None:
-    """Why a run cannot be put on disk exactly, to be asked in ``on_train_start``; None if it can."""
+    """Why a run cannot be put on disk exactly; to be asked in ``on_train_start``, None if it can."""
     fit_loop = trainer.fit_loop
     fetcher, combined = fit_loop._data_fetcher, fit_loop._combined_loader
     if trainer.world_size > 1:
@@ -210,7 +210,7 @@ def leave_out(trainer: Trainer, seconds: float) -> None:
         elif isinstance(callback, ModelCheckpoint) and callback._last_time_checked is not None:
             callback._last_time_checked += seconds
     if getattr(trainer, "_val_check_time_interval", None) is not None:
-        trainer._last_val_time += seconds
+        trainer._last_val_time += seconds  # type: ignore[attr-defined]  # it is set in ``fit``
 
 
 # -- what a checkpoint of Lightning lacks ------------------------------------------------------
@@ -225,6 +225,10 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
         "validation": epoch_loop.val_loop.batch_progress.state_dict(),
         "validated": dict(epoch_loop.val_loop._seen_batches_per_dataloader),
+        "reloaded": [
+            trainer.fit_loop._last_train_dl_reload_epoch,
+            epoch_loop.val_loop._last_val_dl_reload_epoch,
+        ],
         "connector": {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR},
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
         "metrics": {name: _metric_state(metric) for name, metric in _metrics(module)},
@@ -243,6 +247,8 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     trainer.accumulate_grad_batches = state["accumulate_grad_batches"]
     epoch_loop.val_loop.batch_progress.load_state_dict(state["validation"])
     epoch_loop.val_loop._seen_batches_per_dataloader.update(state["validated"])
+    trainer.fit_loop._last_train_dl_reload_epoch = state["reloaded"][0]
+    epoch_loop.val_loop._last_val_dl_reload_epoch = state["reloaded"][1]
     for name, value in state["connector"].items():
         setattr(trainer._logger_connector, name, value)
     for name, metric in _metrics(module):
@@ -301,7 +307,7 @@ def _restore_results(
         meta = _Metadata(**state["meta"], reduce_fx=_REDUCTIONS[state["reduce_fx"]])
         meta.sync = _Sync(fn=trainer.strategy.reduce, **state["sync"])
         item = _ResultMetric(meta, state["is_tensor"])
-        if not item.is_tensor:
+        if meta.metric_attribute is not None:
             item.value = module.get_submodule(meta.metric_attribute)
         item.has_reset = state["has_reset"]
         _restore_metric(item, state["metric"])
@@ -349,7 +355,8 @@ def _stateful(loader: object) -> bool:
     return callable(getattr(loader, "state_dict", None))
 
 
-def _set_epoch(loader: Any, epoch: int) -> None:
+def _set_epoch(loader: Any, fit_loop: Any) -> None:
+    epoch = fit_loop.epoch_progress.current.processed
     for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
         set_epoch = getattr(sampler, "set_epoch", None)
         if callable(set_epoch):

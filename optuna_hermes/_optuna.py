@@ -143,10 +143,15 @@ def ledger_url(study: optuna.Study) -> str:
     return str(url.render_as_string(hide_password=False))
 
 
-def checkpoint_root(study: optuna.Study) -> Path:
-    """The default folder of a study's checkpoints: beside an SQLite file, else the user's own."""
+def checkpoint_root(study: optuna.Study, chosen: Path | None = None) -> Path:
+    """The folder of a study's checkpoints, its own also where several studies share ``chosen``.
+
+    The default is beside an SQLite file, else among the user's own.
+    """
     url = _database_url(study)
-    if url is not None and url.get_backend_name() == "sqlite":
+    if chosen is not None:
+        folder = chosen
+    elif url is not None and url.get_backend_name() == "sqlite":
         folder = Path(url.database + ".hermes")
     else:
         folder = state_dir() / "checkpoints"

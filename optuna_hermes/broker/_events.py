@@ -117,6 +117,14 @@ class EndLease:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DropCheckpoint:
+    """Forget a checkpoint whose file the run has replaced."""
+
+    study: str
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SaveMemory:
     """Keep the policy's memory."""
 
@@ -132,6 +140,7 @@ Write = (
     | EventRecord
     | NameLease
     | EndLease
+    | DropCheckpoint
     | SaveMemory
 )
 Command = Write | Send | Kill

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optuna_hermes.broker._events import EndLease, NameLease, SaveMemory, Write
+from optuna_hermes.broker._events import DropCheckpoint, EndLease, NameLease, SaveMemory, Write
 from optuna_hermes.ledger import Ledger, open_ledger
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
@@ -88,6 +88,8 @@ def _write(ledger: Ledger, item: Write) -> None:
         ledger.add_report(item)
     elif isinstance(item, CheckpointRecord):
         ledger.save_checkpoint(item)
+    elif isinstance(item, DropCheckpoint):
+        ledger.drop_checkpoint(item.study, item.path)
     elif isinstance(item, SaveMemory):
         ledger.save_memory(item.study, item.memory)
     else:

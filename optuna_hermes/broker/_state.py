@@ -25,6 +25,7 @@ from optuna_hermes.broker._events import (
     Connected,
     DevicesPolled,
     Disconnected,
+    DropCheckpoint,
     EndLease,
     Event,
     Kill,
@@ -42,6 +43,10 @@ from optuna_hermes.policies import make_policy
 
 GRACE_SECONDS = 300.0
 """A worker that was asked to yield and shows no progress for this long is killed."""
+
+
+KEPT_CHECKPOINTS = 2
+"""A run's newest ones; the older is for the day on which the newest cannot be read."""
 
 
 class State:
@@ -207,7 +212,9 @@ class State:
     def _save(
         self, run: Run, checkpoint: wire.SavedCheckpoint, now: float, out: list[Command]
     ) -> None:
-        run.checkpoints = [*run.checkpoints[-1:], checkpoint]
+        for old in run.checkpoints[: 1 - KEPT_CHECKPOINTS]:
+            out.append(DropCheckpoint(study=run.study, path=old.path))
+        run.checkpoints = [*run.checkpoints[1 - KEPT_CHECKPOINTS :], checkpoint]
         out.append(
             CheckpointRecord(
                 study=run.study,
@@ -336,7 +343,7 @@ class State:
                 slices=known.slices,
                 suspensions=known.suspensions,
                 device_seconds=known.device_seconds,
-                checkpoints=saved[-2:],
+                checkpoints=saved[-KEPT_CHECKPOINTS:],
             )
             if run.live:
                 run.state = "stored" if saved else "pending"

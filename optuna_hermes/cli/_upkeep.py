@@ -97,7 +97,7 @@ def gc(
     with study_and_ledger(storage, study_name) as (study, ledger):
         folders = [private.checkpoint_root(study)]
         if checkpoint_dir is not None:
-            folders.append(checkpoint_dir.absolute() / private.study_key(study))
+            folders.append(private.checkpoint_root(study, checkpoint_dir))
         held = upkeep.held_trials(held_by, study)
         litter = upkeep.find_litter(study, ledger, folders, held, time.time())
         if not dry_run:

@@ -20,7 +20,7 @@ def rng_state() -> dict[str, Any]:
 
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "cuda": _cuda_states(),
         "numpy": _numpy_state(),
         "python": _python_state(),
     }
@@ -71,6 +71,13 @@ def moved(value: Any, device: Any) -> Any:
     if isinstance(value, dict):
         return {key: moved(item, device) for key, item in value.items()}
     return value
+
+
+def _cuda_states() -> list[Any]:
+    import torch
+
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.get_rng_state_all() if initialized else []  # else it would wake CUDA up
 
 
 def _numpy_state() -> dict[str, Any]:

@@ -136,9 +136,9 @@ class Driver:
         spec = private.study_spec(
             self._study, policy=settings.policy, slice_seconds=settings.slice_seconds, seed=seed
         )
-        root = settings.checkpoint_dir or private.checkpoint_root(self._study)
+        root = private.checkpoint_root(self._study, settings.checkpoint_dir)
         study = cloudpickle.dumps(self._study)
-        nursery.employ(Job(study=study, key=spec.key, seed=seed, checkpoint_root=root.absolute()))
+        nursery.employ(Job(study=study, key=spec.key, seed=seed, checkpoint_root=root))
         self._began = time.monotonic()
         for _ in range(MAX_BROKERS):
             connection = connect_or_start("driver", settings.devices)

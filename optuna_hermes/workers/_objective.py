@@ -21,9 +21,11 @@ def pack(objective: Objective | str) -> bytes | str:
     """What is sent to the nursery: a ``FILE.py:NAME`` as it is, a function by value.
 
     Raises:
-        ObjectiveError: the function holds something that cannot be sent to another process.
+        ObjectiveError: there is no such file, or the function holds something that cannot be sent
+            to another process.
     """
     if isinstance(objective, str):
+        _split(objective)
         return objective
     try:
         return bytes(cloudpickle.dumps(objective))
@@ -42,9 +44,7 @@ def unpack(packed: bytes | str) -> Objective:
     """
     if isinstance(packed, bytes):
         return cloudpickle.loads(packed)  # type: ignore[no-any-return]  # our own parent sent it
-    place, colon, name = packed.rpartition(":")
-    if not colon or not place or not name:
-        raise ObjectiveError(f"An objective is FILE.py:NAME or module:NAME but got {packed!r}.")
+    place, name = _split(packed)
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     objective = getattr(module, name, None)
     if not callable(objective):
@@ -54,9 +54,17 @@ def unpack(packed: bytes | str) -> Objective:
     return objective  # type: ignore[no-any-return]
 
 
+def _split(target: str) -> tuple[str, str]:
+    """The two sides of ``FILE.py:NAME``; that the file is there can be said before any import."""
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise ObjectiveError(f"An objective is FILE.py:NAME or module:NAME but got {target!r}.")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ObjectiveError(f"No file {place!r}: give the path of the objective's file.")
+    return place, name
+
+
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ObjectiveError(f"No file {str(path)!r}: give the path of the objective's file.")
     sys.path.insert(0, str(path.parent.absolute()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

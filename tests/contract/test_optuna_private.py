@@ -1,0 +1,178 @@
+"""What ``_optuna.py`` relies on in Optuna without a promise: it fails here when Optuna changes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from optuna_hermes import HermesSampler
+from optuna_hermes import _optuna as private
+from optuna_hermes.errors import StorageError
+
+
+@pytest.fixture
+def study(storage_url: str) -> optuna.Study:
+    return optuna.create_study(storage=storage_url, study_name="s")
+
+
+def reported(study: optuna.Study, *values: float) -> optuna.Trial:
+    trial = study.ask()
+    trial.suggest_float("x", 0, 1)
+    for step, value in enumerate(values, start=1):
+        trial.report(value, step)
+    return trial
+
+
+def test_unfinished_trials_are_shown_complete_at_their_last_value(study: optuna.Study) -> None:
+    """The base sampler never sees a trial that has reported as RUNNING."""
+    reported(study, 0.9, 0.4)
+    study.ask()
+    seen = private.StudyView(study).get_trials()
+    assert [trial.state for trial in seen] == [TrialState.COMPLETE, TrialState.RUNNING]
+    assert seen[0].value == 0.4
+    assert [trial.state for trial in study.trials] == [TrialState.RUNNING] * 2
+
+
+@pytest.mark.parametrize(("direction", "worst"), [("minimize", math.inf), ("maximize", -math.inf)])
+def test_a_diverged_trial_is_shown_as_the_worst(direction: str, worst: float) -> None:
+    """NaN is no value that a sampler could sort."""
+    study = optuna.create_study(direction=direction)
+    reported(study, 0.5, math.nan)
+    assert private.StudyView(study).get_trials()[0].value == worst
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        optuna.samplers.TPESampler(n_startup_trials=2, seed=0),
+        optuna.samplers.GPSampler(n_startup_trials=2, seed=0),
+        optuna.samplers.RandomSampler(seed=0),
+    ],
+    ids=lambda base: type(base).__name__,
+)
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_samplers_propose_from_the_view(
+    base: optuna.samplers.BaseSampler, study: optuna.Study
+) -> None:
+    """Base samplers accept the view in the place of a study."""
+    study.sampler = HermesSampler(base)
+    for value in (0.9, 0.5, 0.4, 0.3):
+        reported(study, value)
+    assert 0 <= study.ask().suggest_float("x", 0, 1) <= 1
+
+
+def test_tpe_learns_from_trials_that_are_suspended(storage_url: str) -> None:
+    """With good suspended trials at one place TPE proposes near it, and plain TPE does not."""
+
+    def proposals(sampler: optuna.samplers.BaseSampler, name: str) -> float:
+        study = optuna.create_study(storage=storage_url, study_name=name, sampler=sampler)
+        for i in range(30):
+            trial = study.ask()
+            x = trial.suggest_float("x", 0, 1)
+            trial.report(abs(x - 0.2), 1)
+            assert i == trial.number
+        late = [t.params["x"] for t in study.trials[15:]]
+        return sum(abs(x - 0.2) for x in late) / len(late)
+
+    base = optuna.samplers.TPESampler
+    ours = proposals(HermesSampler(base(seed=0)), "ours")
+    plain = proposals(base(seed=0), "plain")
+    assert ours < 0.5 * plain
+
+
+def test_reseeding_makes_proposals_repeatable(storage_url: str) -> None:
+    """The same seed and number give the same draw, another number another one."""
+
+    def draw(seed: int, number: int) -> float:
+        sampler = HermesSampler()
+        private.reseed(sampler, seed, number)
+        study = optuna.create_study(sampler=sampler)
+        return study.ask().suggest_float("x", 0, 1)
+
+    assert draw(1, 2) == draw(1, 2)
+    assert len({draw(1, 2), draw(1, 3), draw(2, 2)}) == 3
+
+
+def test_a_trial_is_marked_from_its_first_moment(study: optuna.Study) -> None:
+    """A trial that was opened and never registered can be told from a plain worker's."""
+    study.ask()
+    mine = private.open_trial(study)
+    assert [private.ours(trial) for trial in study.get_trials()] == [False, True]
+    study.tell(mine, 1.0)
+    assert not private.ours(study.trials[1])
+
+
+def test_queued_trials_are_opened_first(study: optuna.Study) -> None:
+    """``enqueue_trial`` works as with ``study.ask``, and the trial is marked as well."""
+    study.enqueue_trial({"x": 0.25})
+    trial = private.open_trial(study)
+    assert trial.suggest_float("x", 0, 1) == 0.25
+    assert private.ours(study.trials[0])
+
+
+def test_another_process_gets_the_same_trial(storage_url: str, study: optuna.Study) -> None:
+    """A trial that is taken up again has its parameters and its reported values."""
+    first = reported(study, 0.5)
+    again = optuna.load_study(study_name="s", storage=storage_url)
+    trial = private.reattach(again, private.trial_id(first))
+    assert trial.suggest_float("x", 0, 1) == first.params["x"]
+    trial.suggest_float("y", 0, 1)
+    trial.report(0.4, 2)
+    again.tell(trial, 0.4)
+    assert study.trials[0].intermediate_values == {1: 0.5, 2: 0.4}
+
+
+def test_a_study_made_again_has_another_key(storage_url: str, study: optuna.Study) -> None:
+    """The ledger of a deleted study is not taken for that of its namesake."""
+    key = private.study_key(study)
+    assert private.study_key(optuna.load_study(study_name="s", storage=storage_url)) == key
+    optuna.delete_study(study_name="s", storage=storage_url)
+    assert private.study_key(optuna.create_study(storage=storage_url, study_name="s")) != key
+
+
+def test_the_seed_is_kept(study: optuna.Study) -> None:
+    """Without a seed one is drawn once, so that a later call seeds its trials alike."""
+    assert private.study_seed(study, None) == private.study_seed(study, None)
+    assert private.study_seed(study, 7) == 7
+    assert private.study_seed(study, None) == 7
+
+
+def test_where_ledger_and_checkpoints_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, study: optuna.Study
+) -> None:
+    """Beside an SQLite file, whatever the folder a process runs in; else in the user's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert private.ledger_url(study) == f"sqlite:///{tmp_path / 'study.db'}"
+    assert private.checkpoint_root(study).parent == tmp_path / "study.db.hermes"
+    monkeypatch.chdir(tmp_path)
+    relative = optuna.create_study(storage="sqlite:///other.db")
+    assert private.ledger_url(relative) == f"sqlite:///{tmp_path / 'other.db'}"
+    journal = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
+    )
+    for storage in (None, journal):
+        away = optuna.create_study(storage=storage)
+        assert private.ledger_url(away).startswith(f"sqlite:///{tmp_path / 'state'}")
+        assert private.shared(away) == (storage is not None)
+
+
+def test_stop_works_inside_of_the_loop_only(study: optuna.Study) -> None:
+    """``study.stop()`` may be called by callbacks, as in ``study.optimize``."""
+    with pytest.raises(RuntimeError):
+        study.stop()
+    with private.optimize_loop(study):
+        assert not private.asked_to_stop(study)
+        study.stop()
+        assert private.asked_to_stop(study)
+
+
+def test_storages_that_cannot_be_used_are_named_without_their_password() -> None:
+    """One line says which storage, and hides what must not be seen."""
+    with pytest.raises(StorageError, match="localhost") as raised:
+        private.create_study("postgresql://me:secret@localhost:1/x", "s")
+    assert "secret" not in str(raised.value)
+    assert private.hidden("sqlite:///a@b:c.db") == "sqlite:///a@b:c.db"

@@ -1,0 +1,72 @@
+"""Objectives by name and by value."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from optuna_hermes.errors import ObjectiveError
+from optuna_hermes.workers._objective import pack, unpack
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "study_of_mine.py"
+    path.write_text("limit = 3\n\n\ndef objective(trial):\n    return trial + limit\n")
+    return path
+
+
+def test_a_function_of_a_file_is_found(script: Path) -> None:
+    """``FILE.py:NAME`` needs no package around the file."""
+    assert unpack(pack(f"{script}:objective"))(1) == 4
+
+
+def test_a_function_of_a_module_is_found() -> None:
+    """``module:NAME`` is what Python itself would import."""
+    assert unpack(pack("math:sqrt"))(4.0) == 2.0
+
+
+def test_a_closure_goes_by_value() -> None:
+    """A function defined in a function, or in a notebook's cell, is sent whole."""
+    offset = 5
+    assert unpack(pack(lambda trial: trial + offset))(1) == 6
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    """A lock in a closure is named before any process is started."""
+    lock = threading.Lock()
+    with pytest.raises(ObjectiveError, match="picklable"):
+        pack(lambda trial: lock)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("objective", "FILE.py:NAME"),
+        (":objective", "FILE.py:NAME"),
+        ("file.py:", "FILE.py:NAME"),
+        ("nowhere.py:objective", "No file 'nowhere.py'"),
+        ("no.such.module:objective", "no.such.module"),
+        ("math:nothing", "No function 'nothing'"),
+    ],
+)
+def test_what_is_not_there_is_named(target: str, words: str) -> None:
+    """The message says which part of the name is wrong."""
+    with pytest.raises(ObjectiveError, match=words):
+        unpack(target)
+
+
+def test_functions_that_are_there_are_listed(script: Path) -> None:
+    """A misspelt name is answered with the names there are."""
+    with pytest.raises(ObjectiveError, match=r"there: objective"):
+        unpack(f"{script}:objectiv")
+
+
+def test_a_file_that_raises_is_said_to(tmp_path: Path) -> None:
+    """An error at import is the file's own, and is shown."""
+    path = tmp_path / "broken_study.py"
+    path.write_text("1 / 0\n")
+    with pytest.raises(ObjectiveError, match="ZeroDivisionError"):
+        unpack(f"{path}:objective")

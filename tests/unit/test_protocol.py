@@ -1,0 +1,112 @@
+"""Frames: what goes out comes in, and rubbish is refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.errors import ProtocolError
+
+numbers = st.integers(0, 2**40)
+values = st.floats(allow_nan=False)
+checkpoints = st.builds(
+    wire.SavedCheckpoint, path=st.text(), units=numbers, size_bytes=numbers, sha256=st.text()
+)
+specs = st.builds(
+    wire.StudySpec, key=st.text(), name=st.text(), ledger_url=st.text(), slice_seconds=values
+)
+from_client = st.one_of(
+    st.builds(wire.Hello, version=numbers, role=st.text()),
+    st.builds(
+        wire.OpenStudy,
+        study=specs,
+        unstarted=st.none() | numbers,
+        max_alive=numbers,
+        ended=st.dictionaries(numbers, st.sampled_from(["done", "failed"])),
+        adopted=st.dictionaries(numbers, numbers),
+    ),
+    st.builds(wire.Register, study=specs, number=numbers, trial_id=numbers),
+    st.builds(wire.Report, epoch=numbers, unit=numbers, step=numbers, value=values),
+    st.builds(
+        wire.Parked,
+        epoch=numbers,
+        tier=st.sampled_from(["resident", "host", "disk"]),
+        suspend_seconds=values,
+        checkpoint=st.none() | checkpoints,
+    ),
+    st.builds(wire.Ended, epoch=numbers, state=st.sampled_from(["done", "failed"])),
+)
+from_broker = st.one_of(
+    st.builds(wire.Refused, reason=st.text()),
+    st.builds(
+        wire.Grant,
+        epoch=numbers,
+        devices=st.tuples(st.text()),
+        number=st.none() | numbers,
+        checkpoints=st.tuples(checkpoints),
+    ),
+    st.builds(wire.Yield, epoch=numbers, tier=st.sampled_from(["resident", "disk"])),
+    st.builds(wire.Status, document=st.dictionaries(st.text(), st.none() | st.text())),
+)
+
+
+def body(data: bytes) -> bytes:
+    length = wire.body_length(data[: wire.HEADER_BYTES])
+    assert len(data) == wire.HEADER_BYTES + length
+    return data[wire.HEADER_BYTES :]
+
+
+@given(from_client)
+def test_a_clients_message_comes_in_as_it_went_out(message: wire.FromClient) -> None:
+    """Every field survives."""
+    assert wire.decode_from_client(body(wire.frame(message))) == message
+
+
+@given(from_broker)
+def test_a_brokers_message_comes_in_as_it_went_out(message: wire.FromBroker) -> None:
+    """Every field survives."""
+    assert wire.decode_from_broker(body(wire.frame(message))) == message
+
+
+@given(st.binary(max_size=300))
+def test_bytes_are_a_message_or_refused(data: bytes) -> None:
+    """No bytes raise anything but ``ProtocolError``."""
+    for decode in (wire.decode_from_client, wire.decode_from_broker):
+        with contextlib.suppress(ProtocolError):
+            decode(data)
+
+
+@given(from_client, st.data())
+def test_a_damaged_message_is_a_message_or_refused(
+    message: wire.FromClient, data: st.DataObject
+) -> None:
+    """A flipped byte or a cut end never raises anything but ``ProtocolError``."""
+    good = bytearray(body(wire.frame(message)))
+    good[data.draw(st.integers(0, len(good) - 1))] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.integers(0, len(good)))
+    with contextlib.suppress(ProtocolError):
+        wire.decode_from_client(bytes(good[:cut]))
+
+
+@pytest.mark.parametrize("header", [b"\x00\x00\x00\x00", b"\xff\xff\xff\xff"])
+def test_lengths_out_of_range_are_refused(header: bytes) -> None:
+    """Nobody makes the broker wait for four gigabytes, or for nothing."""
+    with pytest.raises(ProtocolError, match="bytes"):
+        wire.body_length(header)
+
+
+def test_a_frame_that_is_too_long_is_not_sent() -> None:
+    """The sender learns what the receiver would refuse."""
+    with pytest.raises(ProtocolError, match="at most"):
+        wire.frame(wire.Refused(reason="x" * wire.MAX_FRAME_BYTES))
+
+
+def test_unknown_types_are_refused() -> None:
+    """A message of a later version is no message."""
+    with pytest.raises(ProtocolError):
+        wire.decode_from_client(msgspec.msgpack.encode({"type": "Surprise"}))
