@@ -10,14 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from optuna_hermes.lightning import HermesCallback
+    from optuna_hermes.lightning import HermesCallback as HermesCallback
     from optuna_hermes.pruner import HermesPruner
     from optuna_hermes.sampler import HermesSampler
     from optuna_hermes.workers import OptimizeResult, optimize
 
 __version__ = "0.1.0"
 
-__all__ = ["HermesCallback", "HermesPruner", "HermesSampler", "OptimizeResult", "optimize"]
+# HermesCallback is here too, but it needs the extra [lightning]: `import *` must not.
+__all__ = ["HermesPruner", "HermesSampler", "OptimizeResult", "optimize"]
 
 _HOMES = {
     "HermesCallback": "optuna_hermes.lightning",
@@ -36,4 +37,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*_HOMES, "__version__"])

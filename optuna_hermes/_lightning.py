@@ -163,7 +163,7 @@ class Wiring:
 
 
 def why_not_storable(trainer: Trainer) -> str | None:
-    """Why a run cannot be put on disk exactly; to be asked in ``on_train_start``, None if it can."""
+    """Why a run cannot be put on disk exactly, None if it can; for ``on_train_start``."""
     fit_loop = trainer.fit_loop
     fetcher, combined = fit_loop._data_fetcher, fit_loop._combined_loader
     if trainer.world_size > 1:

@@ -294,7 +294,7 @@ def decode_from_client(body: bytes) -> FromClient:
     """
     try:
         return _client_decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"Not a client's message: {error}.") from error
 
 
@@ -306,5 +306,5 @@ def decode_from_broker(body: bytes) -> FromBroker:
     """
     try:
         return _broker_decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"Not a broker's message: {error}.") from error
