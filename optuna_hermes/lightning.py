@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import math
 import time
 import weakref
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -78,6 +82,7 @@ class HermesCallback(Callback):
         self._stores = False
         self._begun = False
         self._unsaved = False
+        self._saving: Future[StoredState] | None = None
         self._busy = True
         self._next_beat = -math.inf
 
@@ -204,13 +209,14 @@ class HermesCallback(Callback):
             self._begun = True
             self._restore(trainer)
             session.training(stores=self._stores)
+        self._finish_saving(wait=False)
         if self._stores and not private.clean(trainer):
             return
         if session.must_yield:
             self._park(trainer, session)
         if self._unsaved and self._stores:
-            session.saved(self._store(rng_state()))
-        self._busy = False
+            self._save()
+        self._busy = self._saving is not None
 
     def _park(self, trainer: Trainer, session: Session) -> None:
         begin = time.monotonic()
@@ -227,18 +233,41 @@ class HermesCallback(Callback):
     # -- checkpoints ---------------------------------------------------------------------------
 
     def _store(self, rng: dict[str, Any]) -> StoredState:
-        trainer, session, wiring = self._trainer, self._session, self._wiring
-        assert trainer is not None
-        assert session is not None
-        assert session.checkpoint_dir is not None
-        assert wiring is not None
-        checkpoint = wiring.dump()
-        checkpoint[_KEY] = {"run": self._run, "rng": rng, "loop": private.loop_state(trainer)}
-        save = functools.partial(torch.save, checkpoint)
-        state = write(session.checkpoint_dir, units=self._unit, save=save)
-        _check_loadable(state, self._run)
+        """Write a checkpoint and wait until it is safe."""
+        self._finish_saving(wait=True)
+        return self._writer(functools.partial(torch.save, self._dump(rng)))()
+
+    def _save(self) -> None:
+        """Write a checkpoint while the run goes on: a disk takes longer than a copy."""
+        self._finish_saving(wait=True)
+        copy = io.BytesIO()
+        torch.save(self._dump(rng_state()), copy)
+        thread = ThreadPoolExecutor(1, "hermes-save")
+        self._saving = thread.submit(self._writer(lambda file: file.write(copy.getbuffer())))
+        thread.shutdown(wait=False)
+
+    def _finish_saving(self, *, wait: bool) -> None:
+        saving, session = self._saving, self._session
+        if saving is None or session is None or not (wait or saving.done()):
+            return
+        self._saving = None
+        session.saved(saving.result())
+
+    def _writer(self, save: Callable[[IO[bytes]], object]) -> Callable[[], StoredState]:
+        assert self._session is not None
+        assert self._session.checkpoint_dir is not None
+        return functools.partial(
+            _write, self._session.checkpoint_dir, self._run, units=self._unit, save=save
+        )
+
+    def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
+        assert self._wiring is not None
+        assert self._trainer is not None
+        checkpoint = self._wiring.dump()
+        loop = private.loop_state(self._trainer)
+        checkpoint[_KEY] = {"run": self._run, "rng": rng, "loop": loop}
         self._unsaved = False
-        return state
+        return checkpoint
 
     def _resume(self, session: Session) -> None:
         state = newest_good(session.checkpoints, self._run)
@@ -273,13 +302,20 @@ class HermesCallback(Callback):
             )
 
     def _leave(self) -> None:
+        try:
+            self._finish_saving(wait=True)
+        except CheckpointError as error:
+            log.warning("%s", error)  # the run has ended by itself, or with a worse error
         if self._wiring is not None:
             self._wiring.remove()
         self._wiring = self._trainer = self._restored = None
 
 
-def _check_loadable(state: StoredState, run: str) -> None:
-    """Better now than when the run shall come back."""
+def _write(
+    folder: Path, run: str, *, units: int, save: Callable[[IO[bytes]], object]
+) -> StoredState:
+    """Write a checkpoint, and see now that it could be loaded: later is too late."""
+    state = write(folder, units=units, save=save)
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(state.path)
     if unsafe:
         state.path.unlink()
@@ -287,6 +323,7 @@ def _check_loadable(state: StoredState, run: str) -> None:
             f"A checkpoint of {run} must hold only tensors, numbers, text, lists and dictionaries, "
             f"but a callback, scheduler or on_save_checkpoint put in {', '.join(unsafe)}."
         )
+    return state
 
 
 def _load(state: StoredState, run: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _KEPT = 2
 _CHUNK_BYTES = 1 << 20
 
 
-def write(folder: Path, *, units: int, save: Callable[[IO[bytes]], None]) -> StoredState:
+def write(folder: Path, *, units: int, save: Callable[[IO[bytes]], object]) -> StoredState:
     """Write a checkpoint that survives a crash at any moment, and forget all but the newest two.
 
     Args:
@@ -125,7 +125,7 @@ class _Hashing:
         return self._hash.hexdigest()
 
 
-def _write_through(path: Path, save: Callable[[IO[bytes]], None]) -> tuple[int, str]:
+def _write_through(path: Path, save: Callable[[IO[bytes]], object]) -> tuple[int, str]:
     with path.open("wb") as file:
         hashing = _Hashing(file)
         save(hashing)  # type: ignore[arg-type]  # it writes and flushes, nothing else
