@@ -10,6 +10,8 @@ import socket
 import sys
 from collections.abc import Callable
 
+import filelock
+
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._devices import Devices, parse_devices
 from optuna_hermes.broker._server import Server
@@ -35,15 +37,20 @@ def run_broker(
     """
     directory = election.runtime_dir()
     host = socket.gethostname()
-    source = Devices(parse_devices(devices), host)
+    slots = parse_devices(devices)
+    source = Devices(slots, host)
     office = election.Office(directory, devices)
+    claims: list[filelock.BaseFileLock] = []
     try:
+        claims = election.claim_devices([slot.id for slot in slots])
         server = Server(
             directory, devices=devices, source=source, host=host, idle_seconds=idle_seconds
         )
         asyncio.run(server.serve(ready))
     finally:
         office.leave()
+        for claim in claims:
+            claim.release()
         source.close()
 
 

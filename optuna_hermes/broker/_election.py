@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import filelock
@@ -125,6 +126,33 @@ class Office:
         socket_path(self._directory).unlink(missing_ok=True)
         (self._directory / "broker.json").unlink(missing_ok=True)
         self._lock.release()
+
+
+def claim_devices(ids: Sequence[str]) -> list[filelock.BaseFileLock]:
+    """Lock GPUs for this process's life: a broker with another runtime directory may not have them.
+
+    CPU slots are no one thing that two could hold, and are not locked.
+
+    Raises:
+        BrokerConflictError: another broker of this user has one of them.
+    """
+    folder = Path(tempfile.gettempdir()) / f"optuna-hermes-devices-{os.getuid()}"
+    claimed = []
+    for id_ in ids:
+        if id_.startswith("cpu:"):
+            continue
+        folder.mkdir(mode=0o700, exist_ok=True)
+        check_private(folder, folder.lstat())
+        lock = filelock.FileLock(folder / f"{id_.replace('/', '_')}.lock", timeout=0)
+        try:
+            lock.acquire()
+        except filelock.Timeout as error:
+            raise BrokerConflictError(
+                f"Device {id_} belongs to another broker of yours, in another runtime directory: "
+                "end that one with `optuna-hermes broker --stop`, or leave the device out."
+            ) from error
+        claimed.append(lock)
+    return claimed
 
 
 def incumbent(directory: Path) -> dict[str, object] | None:

@@ -10,7 +10,7 @@ import optuna
 from optuna_hermes.errors import HermesError
 from optuna_hermes.policies import make_policy
 from optuna_hermes.sampler import default_devices
-from optuna_hermes.view import Progress, make_progress
+from optuna_hermes.view import Progress, make_progress, plural
 from optuna_hermes.workers._driver import Callback, Driver, Settings
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._result import OptimizeResult, TrialResult
@@ -74,6 +74,9 @@ def optimize(
     progress = make_progress(show_progress, total=n_trials)
     try:
         result = run_study(study, objective, settings, progress, callbacks)
+        if result.unfinished:
+            suspended = plural(result.unfinished, "trial")
+            progress.note(f"Stopped with {suspended} suspended: the same call goes on with them.")
     finally:
         progress.close()
     if result.interrupted:

@@ -216,3 +216,18 @@ def test_the_end_of_a_client_is_seen_though_its_child_holds_the_socket(
     wait_for(lambda: broker.ask_status()["devices"][0]["holder"] is None, 5)  # type: ignore[index]
     assert child.is_running()
     child.kill()
+
+
+def test_a_gpu_has_one_broker_whatever_the_runtime_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of a GPU is the user's, not the runtime directory's; CPU slots have none."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (lock,) = election.claim_devices(["cpu:0", "GPU-1"])
+    script = "from optuna_hermes.broker._election import claim_devices; claim_devices(['GPU-1'])"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    second = [sys.executable, "-c", script]
+    refused = subprocess.run(second, env=env, capture_output=True, text=True, check=False)
+    assert "Device GPU-1 belongs to another broker" in refused.stderr
+    lock.release()
+    assert subprocess.run(second, env=env, check=False).returncode == 0
