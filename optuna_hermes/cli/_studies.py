@@ -59,7 +59,7 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     except InvalidInputError:
         if is_new and not study.get_trials(deepcopy=False):
             private.delete_study(study)
-            if file is not None and file_is_new:
+            if file is not None and file_is_new and not private.study_names(storage):
                 file.unlink(missing_ok=True)
         raise
 
