@@ -27,7 +27,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from torchmetrics import Metric
 
 from optuna_hermes.suspend._loader import Replay
-from optuna_hermes.suspend._state import moved, plain
+from optuna_hermes.suspend._state import moved, on_device, plain
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "torch.mean": torch.mean,
@@ -233,7 +233,7 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
         "metrics": {name: _metric_state(metric) for name, metric in _metrics(module)},
         "evaluating": [name for name, part in module.named_modules() if not part.training],
-        "attributes": _attributes(module),
+        **_attributes(module),
         "gradients": {} if module.automatic_optimization else _gradients(module),
     }
 
@@ -241,7 +241,7 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
 def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     """Put it back; to be called before the first fetch of a ``fit`` that was resumed."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
-    state = moved(state, module.device)
+    state = {**moved(state, module.device), "attributes": state["attributes"]}
     epoch_loop._batches_that_stepped = state["batches_that_stepped"]
     trainer.should_stop = state["should_stop"]
     trainer.accumulate_grad_batches = state["accumulate_grad_batches"]
@@ -257,7 +257,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     _restore_results(trainer, epoch_loop._results, state["results"])
     for name, part in module.named_modules():
         part.training = name not in state["evaluating"]
-    for name, value in state["attributes"].items():
+    for name, value in {**state["attributes"], **state["device_attributes"]}.items():
         _restore_attribute(module, name, value)
     for name, parameter in module.named_parameters():
         if name in state["gradients"]:
@@ -320,13 +320,13 @@ def _own_attributes() -> frozenset[str]:
     return frozenset(vars(LightningModule())) | {"_hparams_name", "_log_hyperparams"}
 
 
-def _attributes(module: LightningModule) -> dict[str, Any]:
+def _attributes(module: LightningModule) -> dict[str, dict[str, Any]]:
     """The numbers, tensors and lists that a user's module keeps in plain attributes."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name not in _own_attributes() and plain(value)
-    }
+    kept: dict[str, dict[str, Any]] = {"attributes": {}, "device_attributes": {}}
+    for name, value in vars(module).items():
+        if name not in _own_attributes() and plain(value):
+            kept["device_attributes" if on_device(value) else "attributes"][name] = value
+    return kept
 
 
 def _restore_attribute(module: LightningModule, name: str, value: Any) -> None:

@@ -60,7 +60,6 @@ class Lease:
     deadline: float
     from_tier: TierName | None
     yielding: TierName | None = None
-    yield_sent: float = 0.0
     last_progress: float = 0.0
     training: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from optuna_hermes.broker import _residency as residency
@@ -52,7 +53,7 @@ class Dispatcher:
         if lease is None or lease.yielding:
             return
         lease.yielding = self._tier(slot, lease)
-        lease.yield_sent = lease.last_progress = now
+        lease.last_progress = now
         out.append(
             Send(
                 connection=lease.connection,
@@ -83,7 +84,8 @@ class Dispatcher:
         )
 
     def _decide(self, study: Study, slots: list[Slot], now: float, out: list[Command]) -> None:
-        decision = self._ask(study, slots, now)
+        snapshot = self.snapshot(study, slots, now)
+        decision = _ask(study, snapshot)
         if decision.memory != study.memory:
             study.memory = decision.memory
             out.append(SaveMemory(study=study.spec.key, memory=decision.memory))
@@ -95,16 +97,6 @@ class Dispatcher:
         for slot in open_.values():
             if slot.lease and slot.lease.study == study.spec.key:
                 self.ask_to_yield(slot, now, out)
-
-    def _ask(self, study: Study, slots: list[Slot], now: float) -> Decision:
-        if study.draining:
-            return Decision(memory=study.memory)
-        try:
-            return study.policy.decide(self.snapshot(study, slots, now))
-        except Exception as error:  # a policy is the user's code: it may not end the broker
-            study.problem = f"Policy {study.spec.policy!r} raised {error!r}."
-            study.draining = True
-            return Decision(memory=study.memory)
 
     def snapshot(self, study: Study, slots: list[Slot], now: float) -> Snapshot:
         """What the policy of ``study`` sees when it decides about ``slots``."""
@@ -158,8 +150,8 @@ class Dispatcher:
     ) -> None:
         lease = slot.lease
         if lease and lease.study == study.spec.key and lease.number == assignment.run:
-            lease.deadline = now + self._slice(study, lease.from_tier, assignment.slice_seconds)
-            return
+            lease.deadline = now + self._slice(study, None, assignment.slice_seconds)
+            return  # what bringing it back cost is paid
         if assignment.run is None and study.unstarted is not None:
             study.unstarted -= 1
         slot.next = Want(
@@ -253,6 +245,35 @@ class Dispatcher:
             run.slices += 1
             out.append(self._book.record(run, now))
         out.append(Send(connection=connection, message=_grant_message(lease, run)))
+
+
+def _ask(study: Study, snapshot: Snapshot) -> Decision:
+    """The policy's decision; none if it breaks its contract, which ends its study only."""
+    if study.draining or study.problem:
+        return Decision(memory=study.memory)
+    try:
+        decision = study.policy.decide(snapshot)
+        _check(decision, snapshot)
+    except Exception as error:  # a policy is the user's code: it may not end the broker
+        study.problem = f"Policy {study.spec.policy!r} raised {error!r}."
+        return Decision(memory=study.memory)
+    return decision
+
+
+def _check(decision: Decision, snapshot: Snapshot) -> None:
+    waiting = {r.number for r in snapshot.runs if r.state in ("pending", "parked", "stored")}
+    free = {device.id for device in snapshot.devices if device.free}
+    runs = Counter(a.run for a in decision.assignments if a.run is not None)
+    devices = Counter(id_ for a in decision.assignments for id_ in a.devices)
+    wrong = [
+        *(f"run {run}" for run, n in runs.items() if n > 1 or run not in waiting),
+        *(f"device {id_}" for id_, n in devices.items() if n > 1 or id_ not in free),
+    ]
+    if wrong:
+        raise ValueError(
+            "a policy assigns waiting runs and free devices, each once at most, but got "
+            + ", ".join(wrong)
+        )
 
 
 def _grant_message(lease: Lease, run: Run | None) -> Grant:

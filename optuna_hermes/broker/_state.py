@@ -91,6 +91,9 @@ class State:
         elif isinstance(event, Tick):
             self._kill_the_silent(now, out)
             self._dispatcher.schedule(now, out)
+        for study in self.book.studies.values():
+            if study.problem and not study.draining:
+                self._drain(study.spec.key, now, out)
         return out
 
     def next_wakeup(self, now: float) -> float | None:
@@ -281,7 +284,6 @@ class State:
         self._lose_process(run, now, out)
         self.book.studies[run.study].problem = message.reason
         out.append(self._event(run, "released", {"reason": message.reason}, now))
-        self._drain(run.study, now, out)
 
     def _drain(self, key: str, now: float, out: list[Command]) -> None:
         study = self.book.studies.get(key)
@@ -501,7 +503,6 @@ class State:
                 continue
             study = self.book.studies[lease.study]
             study.problem = event.reason
-            study.draining = True
             run = self.book.run_of(lease)
             slot.lease = None
             if run is None:

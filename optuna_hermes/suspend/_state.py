@@ -73,6 +73,17 @@ def moved(value: Any, device: Any) -> Any:
     return value
 
 
+def on_device(value: Any) -> bool:
+    """Whether a plain value holds a tensor that is not in main memory."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.device.type != "cpu"
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, list | tuple) and any(on_device(item) for item in value)
+
+
 def _cuda_states() -> list[Any]:
     import torch
 

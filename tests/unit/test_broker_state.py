@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._events import EndLease, NameLease, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import LeaseRecord, RunRecord
-from optuna_hermes.model import Curve
+from optuna_hermes.model import Assignment, Curve, Decision
 from optuna_hermes.testing import FakeBroker
 
 
@@ -295,8 +296,36 @@ def test_a_policy_that_raises_ends_its_study_only() -> None:
             raise RuntimeError("no idea")
 
     study.policy = Broken()
-    broker.worker()
-    assert "no idea" in (broker.state.status(0.0)["studies"][0]["problem"] or "")
+    worker = broker.worker()
+    shown = broker.state.status(0.0)["studies"][0]
+    assert "no idea" in shown["problem"]
+    assert shown["finished"]
+    assert broker.last(worker, "Dismiss") is not None
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        [Assignment(run=99, devices=("cpu:0",))],
+        [Assignment(run=None, devices=("cpu:7",))],
+        [Assignment(run=None, devices=("cpu:0",)), Assignment(run=None, devices=("cpu:0",))],
+    ],
+    ids=["unknown run", "unknown device", "device twice"],
+)
+def test_a_policy_that_breaks_its_contract_is_stopped(assignments: list[Assignment]) -> None:
+    """An impossible decision is not carried out, and ends the study with a reason."""
+    broker = FakeBroker(devices=2)
+    broker.driver()
+    study = broker.state.book.studies["s"]
+
+    class Broken(type(study.policy)):  # type: ignore[misc]
+        def decide(self, snapshot):  # type: ignore[no-untyped-def]
+            return Decision(assignments=tuple(assignments))
+
+    study.policy = Broken()
+    worker = broker.worker()
+    assert broker.last(worker, "Grant") is None
+    assert "at most" in broker.state.status(0.0)["studies"][0]["problem"]
 
 
 class Play:
