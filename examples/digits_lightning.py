@@ -16,9 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from optuna_hermes import HermesPruner, HermesSampler, optimize
 from optuna_hermes.lightning import HermesCallback
 
-logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-torch.set_num_threads(1)  # the network is small, and trials run beside each other
-
 
 class Net(LightningModule):
     def __init__(self, lr: float, weight_decay: float, width: int, dropout: float) -> None:
@@ -55,7 +52,9 @@ def loaders() -> tuple[DataLoader, DataLoader]:
     )
 
 
-def objective(trial: optuna.Trial) -> float:
+def objective(trial: optuna.Trial) -> float | None:
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    torch.set_num_threads(1)  # the network is small, and trials run beside each other
     model = Net(
         lr=trial.suggest_float("lr", 1e-5, 1e-1, log=True),
         weight_decay=trial.suggest_float("weight_decay", 1e-6, 1e-1, log=True),

@@ -137,7 +137,7 @@ def claim_devices(ids: Sequence[str]) -> list[filelock.BaseFileLock]:
         BrokerConflictError: another broker of this user has one of them.
     """
     folder = Path(tempfile.gettempdir()) / f"optuna-hermes-devices-{os.getuid()}"
-    claimed = []
+    claimed: list[filelock.BaseFileLock] = []
     for id_ in ids:
         if id_.startswith("cpu:"):
             continue
