@@ -46,6 +46,12 @@ class Run:
         """Whether it has still to be trained."""
         return self.state not in ("done", "failed")
 
+    def forget_process(self) -> None:
+        """Its process is gone: what is left of it is its last checkpoint, if there is one."""
+        self.connection, self.device, self.evicting = None, None, False
+        self.state = "stored" if self.checkpoints else "pending"
+        self.tier = "disk" if self.checkpoints else None
+
 
 @dataclass(kw_only=True)
 class Lease:
@@ -85,7 +91,7 @@ class Slot:
 
 @dataclass(kw_only=True)
 class Study:
-    """A study that is being served."""
+    """A study that is being served; what is counted is counted since its driver came."""
 
     spec: StudySpec
     policy: Policy
@@ -102,7 +108,7 @@ class Study:
     costs: dict[TierName, float] = field(default_factory=dict)
     switches: int = 0
     overhead_seconds: float = 0.0
-    device_seconds: float = 0.0
+    spent_seconds: float = 0.0
 
     def measure(self, tier: TierName, seconds: float) -> None:
         """Take one more measurement of bringing a run back from ``tier``."""
@@ -117,6 +123,12 @@ class Study:
         """Whether ``run`` could use a device now: it waits, and has or can get a process."""
         waits = run.state in ("pending", "parked", "stored") and not run.evicting
         return waits and (run.connection is not None or self.driver is not None)
+
+    @property
+    def attended(self) -> bool:
+        """Whether a living process holds anything of it."""
+        held = any(run.connection is not None for run in self.runs.values())
+        return self.driver is not None or bool(self.workers) or held
 
     @property
     def may_open(self) -> Unstarted:

@@ -29,7 +29,7 @@ class Dispatcher:
         """
         studies = [s for s in self._book.studies.values() if s.wants_device or self._holds(s)]
         for shared in (True, False) if len(studies) > 1 else (False,):
-            for study in sorted(studies, key=lambda s: (self._held(s, now), s.device_seconds)):
+            for study in sorted(studies, key=lambda s: (self._held(s, now), s.spent_seconds)):
                 open_ = [slot for slot in self._book.slots.values() if _undecided(slot, now)]
                 if shared:
                     share = max(1, len(self._book.slots) // len(studies))

@@ -10,6 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._admission import (
+    KEPT_CHECKPOINTS,
+    admit_run,
+    admit_study,
+    take_charge,
+)
 from optuna_hermes.broker._book import (
     Book,
     Client,
@@ -38,15 +44,10 @@ from optuna_hermes.broker._events import (
 )
 from optuna_hermes.broker._status import document
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, ReportRecord
-from optuna_hermes.model import Curve, Device
-from optuna_hermes.policies import make_policy
+from optuna_hermes.model import Device
 
 GRACE_SECONDS = 300.0
 """A worker that was asked to yield and shows no progress for this long is killed."""
-
-
-KEPT_CHECKPOINTS = 2
-"""A run's newest ones; the older is for the day on which the newest cannot be read."""
 
 
 class State:
@@ -170,9 +171,7 @@ class State:
 
     def _begin(self, lease: Lease, message: wire.Begin, now: float, out: list[Command]) -> None:
         study = self.book.studies[lease.study]
-        run = study.runs.get(message.number)
-        if run is None:
-            run = self._new_run(study, message.number, message.trial_id, now)
+        run = admit_run(study, message.number, message.trial_id, now)
         run.state, run.device, run.epoch = "running", lease.device, lease.epoch
         run.connection = lease.connection
         if lease.number is None:
@@ -304,119 +303,28 @@ class State:
     # -- studies -------------------------------------------------------------------------------
 
     def _study_read(self, event: StudyRead, now: float, out: list[Command]) -> None:
-        self.book.epoch = max(self.book.epoch, event.last_epoch)
-        spec = event.message.study
-        study = self.book.studies.get(spec.key)
-        if study is None or not self._attended(study):
-            study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
-            self.book.studies[spec.key] = study
-            self._load_runs(study, event, now)
-        if isinstance(event.message, wire.OpenStudy):
-            self._open(study, event.connection, event.message, now, out)
+        study = admit_study(self.book, event, now)
+        connection, message = event.connection, event.message
+        if isinstance(message, wire.Register):
+            run = admit_run(study, message.number, message.trial_id, now)
+            run.connection, run.waiting_since, run.state = connection, now, "pending"
+            out.append(self._record(run, now))
+        elif study.driver is not None and study.driver != connection:
+            refused = wire.Refused(reason=self._already_driven(study))
+            out.append(Send(connection=connection, message=refused))
+            return
         else:
-            self._register(study, event.connection, event.message, now, out)
+            changed = take_charge(study, connection, message, now)
+            out.extend(self._record(run, now) for run in changed)
+        self.book.clients[connection].study = study.spec.key
         self._dispatcher.schedule(now, out)
 
-    def _attended(self, study: Study) -> bool:
-        """Whether a living process holds anything of this study."""
+    def _already_driven(self, study: Study) -> str:
+        pid = self.book.clients[study.driver].pid if study.driver is not None else None
         return (
-            study.driver is not None
-            or bool(study.workers)
-            or any(run.connection is not None for run in study.runs.values())
+            f"Study {study.spec.name!r} is already being optimized by process {pid} on this "
+            "host: wait for it, or end it with Ctrl-C."
         )
-
-    def _load_runs(self, study: Study, event: StudyRead, now: float) -> None:
-        for known in event.runs:
-            saved = [
-                wire.SavedCheckpoint(
-                    path=c.path, units=c.units, size_bytes=c.size_bytes, sha256=c.sha256
-                )
-                for c in event.checkpoints
-                if c.number == known.number
-            ]
-            run = Run(
-                study=known.study,
-                number=known.number,
-                trial_id=known.trial_id,
-                state=known.state,
-                submitted=now,
-                waiting_since=now,
-                units=max(known.units, event.curves.get(known.number, Curve()).units),
-                slices=known.slices,
-                suspensions=known.suspensions,
-                device_seconds=known.device_seconds,
-                checkpoints=saved[-KEPT_CHECKPOINTS:],
-            )
-            if run.live:
-                run.state = "stored" if saved else "pending"
-                run.tier = "disk" if saved else None
-            run.curve = event.curves.get(known.number, run.curve)
-            study.runs[known.number] = run
-            study.device_seconds += known.device_seconds
-
-    def _open(
-        self,
-        study: Study,
-        connection: int,
-        message: wire.OpenStudy,
-        now: float,
-        out: list[Command],
-    ) -> None:
-        if study.driver is not None and study.driver != connection:
-            pid = self.book.clients[study.driver].pid
-            reason = (
-                f"Study {study.spec.name!r} is already being optimized by process {pid} on this "
-                "host: wait for it, or end it with Ctrl-C."
-            )
-            out.append(Send(connection=connection, message=wire.Refused(reason=reason)))
-            return
-        self.book.clients[connection].study = study.spec.key
-        study.spec, study.policy = message.study, make_policy(message.study.policy)
-        study.driver, study.max_alive = connection, message.max_alive
-        study.unstarted, study.fixed = message.unstarted, message.fixed
-        study.draining, study.problem = False, None
-        self._catch_up(study, message, now, out)
-
-    def _catch_up(
-        self, study: Study, message: wire.OpenStudy, now: float, out: list[Command]
-    ) -> None:
-        """Take over what Optuna knows better: trials that ended, trials nobody registered."""
-        for number, state in message.ended.items():
-            run = study.runs.get(number)
-            if run is not None and run.live and run.connection is None:
-                run.state, run.tier = state, None
-                out.append(self._record(run, now))
-        for number, trial_id in message.adopted.items():
-            if number not in study.runs:
-                run = self._new_run(study, number, trial_id, now)
-                out.append(self._record(run, now))
-
-    def _new_run(self, study: Study, number: int, trial_id: int, now: float) -> Run:
-        run = Run(
-            study=study.spec.key,
-            number=number,
-            trial_id=trial_id,
-            state="pending",
-            submitted=now,
-            waiting_since=now,
-        )
-        study.runs[number] = run
-        return run
-
-    def _register(
-        self,
-        study: Study,
-        connection: int,
-        message: wire.Register,
-        now: float,
-        out: list[Command],
-    ) -> None:
-        self.book.clients[connection].study = study.spec.key
-        run = study.runs.get(message.number)
-        if run is None:
-            run = self._new_run(study, message.number, message.trial_id, now)
-        run.connection, run.waiting_since, run.state = connection, now, "pending"
-        out.append(self._record(run, now))
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -438,7 +346,7 @@ class State:
         if study.driver == connection:
             study.driver, study.unstarted = None, 0
         self._clear_wants(study, only_impossible=True)
-        if not self._attended(study):
+        if not study.attended:
             del self.book.studies[study.spec.key]
         self._dispatcher.schedule(now, out)
 
@@ -456,13 +364,10 @@ class State:
 
     def _lose_process(self, run: Run, now: float, out: list[Command]) -> None:
         """What is left of a run is its last checkpoint, if there is one."""
-        run.connection, run.device, run.evicting = None, None, False
-        if not run.live:
-            return
-        run.state = "stored" if run.checkpoints else "pending"
-        run.tier = "disk" if run.checkpoints else None
-        run.waiting_since = now
-        out.append(self._record(run, now))
+        if run.live:
+            run.forget_process()
+            run.waiting_since = now
+            out.append(self._record(run, now))
 
     def _clear_wants(self, study: Study, *, only_impossible: bool = False) -> None:
         for slot in self.book.slots.values():
@@ -481,7 +386,7 @@ class State:
         lease = slot.lease
         assert lease is not None
         held = now - lease.started
-        self.book.studies[lease.study].device_seconds += held
+        self.book.studies[lease.study].spent_seconds += held
         if run is not None:
             run.device_seconds += held
         slot.lease = None

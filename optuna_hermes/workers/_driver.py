@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import pickle
-import select
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,20 +18,19 @@ import psutil
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna as private
-from optuna_hermes import errors
 from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect_or_start
 from optuna_hermes.broker._protocol import Drain
 from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
-    HermesError,
-    ObjectiveError,
     StorageError,
 )
 from optuna_hermes.ledger import Ledger, open_ledger
+from optuna_hermes.model import LIVE_STATES, RunState
 from optuna_hermes.view import Progress
 from optuna_hermes.workers._objective import Objective, pack
 from optuna_hermes.workers._result import OptimizeResult, best_of, trial_results
+from optuna_hermes.workers._staff import Staff
 from optuna_hermes.workers._worker import Job
 
 PARK_SECONDS = 10.0
@@ -63,7 +55,7 @@ class Settings:
         n_trials: how many trials the study shall have in the end; those it has count, so that
             the same call carries on after a crash. None for no bound.
         timeout: seconds after which every trial is suspended, from when workers can begin.
-        device_seconds: device time after which every trial is suspended.
+        device_seconds: device time of this call after which every trial is suspended.
         devices: as ``--devices``.
         policy: a policy's name.
         slice_seconds: least length of a slice.
@@ -114,23 +106,23 @@ class Driver:
         """
         begin = time.monotonic()
         _refuse_unshared(self._study)
-        with _Nursery(self._objective, self._settings.devices) as nursery:
-            return self._with_workers(nursery, begin)
+        with Staff(self._objective, self._settings.devices) as staff:
+            return self._with_workers(staff, begin)
 
-    def _with_workers(self, nursery: _Nursery, begin: float) -> OptimizeResult:
+    def _with_workers(self, staff: Staff, begin: float) -> OptimizeResult:
         finished = (t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished())
         self._called_back = {trial.number for trial in finished}
         ledger = open_ledger(private.ledger_url(self._study))
         try:
             with _signals(self._interrupt), private.optimize_loop(self._study):
-                self._serve(nursery, ledger)
+                self._serve(staff, ledger)
             return self._result(ledger, time.monotonic() - begin)
         finally:
             ledger.close()
 
     # -- the call ------------------------------------------------------------------------------
 
-    def _serve(self, nursery: _Nursery, ledger: Ledger) -> None:
+    def _serve(self, staff: Staff, ledger: Ledger) -> None:
         settings = self._settings
         seed = private.study_seed(self._study, settings.seed)
         spec = private.study_spec(
@@ -138,18 +130,18 @@ class Driver:
         )
         root = private.checkpoint_root(self._study, settings.checkpoint_dir)
         study = cloudpickle.dumps(self._study)
-        nursery.employ(Job(study=study, key=spec.key, seed=seed, checkpoint_root=root))
+        staff.employ(Job(study=study, key=spec.key, seed=seed, checkpoint_root=root))
         self._began = time.monotonic()
         for _ in range(MAX_BROKERS):
             connection = connect_or_start("driver", settings.devices)
             try:
-                self._attend(connection, nursery, spec, ledger)
+                self._attend(connection, staff, spec, ledger)
                 return
             except BrokerConflictError:
                 raise
             except BrokerError as error:
                 # Whoever still trains has no valid lease: they end before anyone else begins.
-                nursery.clear()
+                staff.clear()
                 self._progress.note(f"{error} Starting another one.")
             finally:
                 connection.close()
@@ -158,7 +150,7 @@ class Driver:
     def _attend(
         self,
         connection: Connection,
-        nursery: _Nursery,
+        staff: Staff,
         spec: StudySpec,
         ledger: Ledger,
     ) -> None:
@@ -172,7 +164,7 @@ class Driver:
             self._last = mine
             self._progress.update(document, mine)
             self._call_back(mine)
-            nursery.wait(POLL_SECONDS)
+            staff.wait(POLL_SECONDS)
             if mine["finished"]:
                 self._problem = mine["problem"]
                 return
@@ -186,15 +178,15 @@ class Driver:
                 connection.send(Drain(study=spec.key))
             else:
                 busy = mine["workers"]["alive"] - mine["workers"]["idle"]
-                nursery.keep(min(max_alive, busy + len(self._devices)))
+                staff.keep(min(max_alive, busy + len(self._devices)))
 
     def _opening(self, spec: StudySpec, ledger: Ledger, max_alive: int) -> OpenStudy:
         trials = self._study.get_trials(deepcopy=False)
         known = {run.number: run for run in ledger.load_runs(spec.key)}
-        ended: dict[int, Any] = {}
+        ended: dict[int, RunState] = {}
         for trial in trials:
             run = known.get(trial.number)
-            if run is not None and trial.state.is_finished():
+            if run is not None and run.state in LIVE_STATES and trial.state.is_finished():
                 ended[trial.number] = "failed" if trial.state.name == "FAIL" else "done"
         adopted = {
             trial.number: private.trial_id(trial)
@@ -215,8 +207,7 @@ class Driver:
         settings = self._settings
         late = settings.timeout is not None and time.monotonic() - self._began >= settings.timeout
         spent = (
-            settings.device_seconds is not None
-            and mine["device_seconds"] >= settings.device_seconds
+            settings.device_seconds is not None and mine["spent_seconds"] >= settings.device_seconds
         )
         return self._interrupted or late or spent or private.asked_to_stop(self._study)
 
@@ -239,7 +230,7 @@ class Driver:
 
     def _result(self, ledger: Ledger, elapsed: float) -> OptimizeResult:
         trials = trial_results(self._study, ledger)
-        used = float(self._last.get("device_seconds", 0.0))
+        used = float(self._last.get("spent_seconds", 0.0))
         overhead = float(self._last.get("overhead_seconds", 0.0))
         return OptimizeResult(
             study=self._study.study_name,
@@ -254,109 +245,6 @@ class Driver:
             interrupted=self._interrupted,
             problem=self._problem,
         )
-
-
-class _Nursery:
-    """The process that workers are forked from, seen from its parent."""
-
-    def __init__(self, objective: bytes | str, devices: str) -> None:
-        self._socket, end = socket.socketpair()
-        self._alive: set[int] = set()
-        self._asked = 0
-        self._buffer = b""
-        with end:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "optuna_hermes.workers._nursery", str(end.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
-                pass_fds=(end.fileno(),),
-                env=_environment(devices),
-            )
-        self._send(objective)
-
-    def __enter__(self) -> _Nursery:
-        try:
-            while not self._ready():
-                pass
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._socket.close()
-        try:
-            self._process.wait(timeout=PARK_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def employ(self, job: Job) -> None:
-        """Say what workers will be for, once and before the first of them."""
-        self._send(job)
-
-    def keep(self, count: int) -> None:
-        """Fork as many workers as are missing."""
-        missing = count - len(self._alive) - self._asked
-        if missing > 0:
-            self._asked += missing
-            self._socket.sendall(b"f" * missing)
-
-    def wait(self, seconds: float) -> None:
-        """Wait for news of workers, or for ``seconds``."""
-        readable, _, _ = select.select([self._socket], [], [], seconds)
-        if readable:
-            self._read()
-
-    def clear(self) -> None:
-        """SIGKILL every worker and wait until they are gone."""
-        for pid in list(self._alive):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        while self._alive or self._asked:
-            self._read()
-
-    def _send(self, payload: object) -> None:
-        data = pickle.dumps(payload)
-        self._socket.sendall(len(data).to_bytes(8, "big") + data)
-
-    def _ready(self) -> bool:
-        for line in self._lines():
-            if "error" in line:
-                kind = getattr(errors, line["kind"], ObjectiveError)
-                raise kind(line["error"])
-            return True
-        return False
-
-    def _read(self) -> None:
-        for line in self._lines():
-            if "forked" in line:
-                self._asked -= 1
-                self._alive.add(line["forked"])
-            elif "exited" in line:
-                self._alive.discard(line["exited"])
-
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        data = self._socket.recv(65536)
-        if not data:
-            raise HermesError("The process that workers are forked from has ended: see above.")
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return iter([json.loads(line) for line in lines])
-
-
-def _environment(devices: str) -> dict[str, str]:
-    """Threads for CPU slots: the cores are shared out, unless the user has said otherwise."""
-    slots = devices.removeprefix("cpu:")
-    share = max(1, (os.cpu_count() or 1) // int(slots)) if slots.isdigit() and int(slots) else 1
-    return {"OMP_NUM_THREADS": str(share), **os.environ}
-
-
-def _has_fileno(stream: Any) -> bool:
-    try:
-        stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True
 
 
 def _max_alive(devices: Sequence[str]) -> int:

@@ -1,0 +1,132 @@
+"""The driver's end of the nursery: asks for workers, hears of their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from optuna_hermes import errors
+from optuna_hermes.errors import HermesError, ObjectiveError
+from optuna_hermes.workers._worker import Job
+
+END_SECONDS = 10.0
+
+
+class Staff:
+    """The workers of one call of ``optimize``, and the nursery they are forked from.
+
+    Args:
+        objective: as ``pack`` gives it.
+        devices: as ``--devices``; CPU slots share the cores.
+
+    Raises:
+        ObjectiveError: on entering, if the nursery cannot load the objective.
+    """
+
+    def __init__(self, objective: bytes | str, devices: str) -> None:
+        self._socket, end = socket.socketpair()
+        self._alive: set[int] = set()
+        self._asked = 0
+        self._buffer = b""
+        with end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "optuna_hermes.workers._nursery", str(end.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                pass_fds=(end.fileno(),),
+                env=_environment(devices),
+            )
+        self._send(objective)
+
+    def __enter__(self) -> Staff:
+        try:
+            while not self._ready():
+                pass
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+        try:
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def employ(self, job: Job) -> None:
+        """Say what workers will be for, once and before the first of them."""
+        self._send(job)
+
+    def keep(self, count: int) -> None:
+        """Fork as many workers as are missing."""
+        missing = count - len(self._alive) - self._asked
+        if missing > 0:
+            self._asked += missing
+            self._socket.sendall(b"f" * missing)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for news of workers, or for ``seconds``."""
+        readable, _, _ = select.select([self._socket], [], [], seconds)
+        if readable:
+            self._read()
+
+    def clear(self) -> None:
+        """SIGKILL every worker and wait until they are gone."""
+        for pid in list(self._alive):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while self._alive or self._asked:
+            self._read()
+
+    def _send(self, payload: object) -> None:
+        data = pickle.dumps(payload)
+        self._socket.sendall(len(data).to_bytes(8, "big") + data)
+
+    def _ready(self) -> bool:
+        for line in self._lines():
+            if "error" in line:
+                kind = getattr(errors, line["kind"], ObjectiveError)
+                raise kind(line["error"])
+            return True
+        return False
+
+    def _read(self) -> None:
+        for line in self._lines():
+            if "forked" in line:
+                self._asked -= 1
+                self._alive.add(line["forked"])
+            elif "exited" in line:
+                self._alive.discard(line["exited"])
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        data = self._socket.recv(65536)
+        if not data:
+            raise HermesError("The process that workers are forked from has ended: see above.")
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return iter([json.loads(line) for line in lines])
+
+
+def _environment(devices: str) -> dict[str, str]:
+    """Threads for CPU slots: the cores are shared out, unless the user has said otherwise."""
+    slots = devices.removeprefix("cpu:")
+    share = max(1, (os.cpu_count() or 1) // int(slots)) if slots.isdigit() and int(slots) else 1
+    return {"OMP_NUM_THREADS": str(share), **os.environ}
+
+
+def _has_fileno(stream: Any) -> bool:
+    try:
+        stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
