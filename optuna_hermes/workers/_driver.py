@@ -36,6 +36,9 @@ from optuna_hermes.workers._worker import Job
 PARK_SECONDS = 10.0
 """How long Ctrl-C waits for every live trial to be suspended, before it ends their processes."""
 
+READY_PER_DEVICE = 2
+"""Workers kept ready for each device: one takes it, the other is ready before the next is forked."""
+
 MAX_BROKERS = 5
 """How many brokers one call uses up before it believes that something is wrong with them."""
 
@@ -177,8 +180,15 @@ class Driver:
             elif self._should_stop(mine):
                 connection.send(Drain(study=spec.key))
             else:
-                busy = mine["workers"]["alive"] - mine["workers"]["idle"]
-                staff.keep(min(max_alive, busy + len(self._devices)))
+                staff.keep(min(max_alive, self._wanted(mine)))
+
+    def _wanted(self, mine: dict[str, Any]) -> int:
+        """Workers that are at work, and some that are ready before a device waits for them."""
+        busy = int(mine["workers"]["alive"] - mine["workers"]["idle"])
+        counts, reserve = mine["counts"], READY_PER_DEVICE * len(self._devices)
+        if mine["unstarted"] is not None:
+            reserve = min(reserve, mine["unstarted"] + counts["pending"] + counts["stored"])
+        return busy + max(reserve, len(self._devices))
 
     def _opening(self, spec: StudySpec, ledger: Ledger, max_alive: int) -> OpenStudy:
         trials = self._study.get_trials(deepcopy=False)
