@@ -21,6 +21,8 @@ from optuna_hermes.model import Curve
 
 plt.rcParams.update({"svg.hashsalt": "hermes", "font.size": 9, "svg.fonttype": "path"})
 
+LABEL = {"ha": "center", "va": "center", "fontsize": 7, "color": "white", "weight": "bold"}
+
 
 def main(storage: str, name: str, target: str) -> None:
     """Two panels with one colour a trial: leases on each device, and the curves."""
@@ -49,7 +51,7 @@ def draw_schedule(axes: Axes, leases: list[LeaseRecord], colours: dict[int, obje
         row = devices.index(lease.devices[0])
         colour = colours.get(lease.number, "grey")
         axes.barh(row, length, left=start, height=0.85, color=colour, edgecolor="white", lw=0.4)
-        axes.text(start + length / 2, row, str(lease.number), ha="center", va="center", fontsize=6)
+        axes.text(start + length / 2, row, str(lease.number), **LABEL)
     axes.set_yticks(range(len(devices)), [device.split("/")[-1] for device in devices])
     axes.invert_yaxis()
     axes.set_xlabel("seconds")

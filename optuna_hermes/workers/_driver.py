@@ -37,7 +37,7 @@ PARK_SECONDS = 10.0
 """How long Ctrl-C waits for every live trial to be suspended, before it ends their processes."""
 
 READY_PER_DEVICE = 2
-"""Workers kept ready for each device: one takes it, the other is ready before the next is forked."""
+"""Workers kept ready for each device: one takes it, another is there before the next is forked."""
 
 MAX_BROKERS = 5
 """How many brokers one call uses up before it believes that something is wrong with them."""

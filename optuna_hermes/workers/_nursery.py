@@ -33,8 +33,10 @@ def main() -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to deal with
     parent = socket.socket(fileno=int(sys.argv[1]))
+    packed, path = _read_payload(parent)
+    sys.path[:] = path
     try:
-        objective = _prepare(_read_payload(parent))
+        objective = _prepare(packed)
     except HermesError as error:
         _tell(parent, {"error": str(error), "kind": type(error).__name__})
         return 2

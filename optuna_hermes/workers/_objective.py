@@ -43,7 +43,7 @@ def unpack(packed: bytes | str) -> Objective:
         ObjectiveError: there is no such file, module or function, or importing it fails.
     """
     if isinstance(packed, bytes):
-        return cloudpickle.loads(packed)  # type: ignore[no-any-return]  # our own parent sent it
+        return _load_value(packed)
     place, name = _split(packed)
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     objective = getattr(module, name, None)
@@ -52,6 +52,16 @@ def unpack(packed: bytes | str) -> Objective:
         known = ", ".join(sorted(functions)[:8]) or "none"
         raise ObjectiveError(f"No function {name!r} in {place} (there: {known}).")
     return objective  # type: ignore[no-any-return]
+
+
+def _load_value(packed: bytes) -> Objective:
+    try:
+        return cloudpickle.loads(packed)  # type: ignore[no-any-return]  # our own parent sent it
+    except Exception as error:
+        raise ObjectiveError(
+            f"The objective cannot be loaded in a worker: {error!r}. What it imports must be "
+            "importable in another process too."
+        ) from error
 
 
 def _split(target: str) -> tuple[str, str]:

@@ -45,7 +45,7 @@ class Staff:
                 pass_fds=(end.fileno(),),
                 env=_environment(devices),
             )
-        self._send(objective)
+        self._send((objective, sys.path))  # what this process can import, workers can
 
     def __enter__(self) -> Staff:
         try:

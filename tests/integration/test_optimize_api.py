@@ -1,0 +1,133 @@
+"""``optimize()`` as scripts call it: real processes, an objective of ``__main__``."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from optuna_hermes import HermesPruner, HermesSampler, optimize
+from optuna_hermes.errors import StorageError, UnknownPolicyError
+
+SCRIPT = """
+import optuna
+from helper import loss  # beside the script, as users have it
+
+from optuna_hermes import HermesPruner, HermesSampler, optimize
+
+
+def objective(trial):
+    x = trial.suggest_float("x", -1, 1)
+    for unit in range(1, 5):
+        trial.report(loss(x, unit), unit)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    print("objective says hello")
+    return loss(x, 4)
+
+
+study = optuna.create_study(
+    storage="sqlite:///study.db", study_name="s", load_if_exists=True,
+    sampler=HermesSampler(), pruner=HermesPruner(),
+)
+{call}
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "helper.py").write_text("def loss(x, unit):\n    return x * x + 1 / unit\n")
+
+    def run(call: str) -> subprocess.CompletedProcess[str]:
+        (folder / "train.py").write_text(SCRIPT.format(call=call))
+        command = [sys.executable, "scripts/train.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def study_in(tmp_path: Path) -> optuna.Study:
+    return optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path / 'study.db'}")
+
+
+def test_a_script_without_a_main_guard_runs_once(script: Any, tmp_path: Path) -> None:
+    """Workers take the objective by value and import what the script could import."""
+    done = script("optimize(study, objective, n_trials=3, devices='cpu:1', seed=1)\nprint('end')")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["end"]
+    assert [trial.state.name for trial in study_in(tmp_path).trials] == ["COMPLETE"] * 3
+    logs = list((tmp_path / "study.db.hermes").rglob("output.log"))
+    assert len(logs) == 3
+    assert all("objective says hello" in log.read_text() for log in logs)
+
+
+def test_a_callback_can_stop_the_study(script: Any, tmp_path: Path) -> None:
+    """Callbacks get study and trial as in Optuna, and ``study.stop()`` suspends the rest."""
+    done = script(
+        "def enough(study, trial):\n"
+        "    print('finished', trial.number, trial.state.name)\n"
+        "    if trial.number >= 2:\n"
+        "        study.stop()\n"
+        "optimize(study, objective, devices='cpu:1', callbacks=[enough])"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "finished 2 COMPLETE" in done.stdout
+    assert 3 <= len(study_in(tmp_path).trials) < 200
+
+
+def test_ctrl_c_is_raised_in_the_script(script: Any, tmp_path: Path) -> None:
+    """After everything is suspended the caller gets its KeyboardInterrupt."""
+    done = script(
+        "import os, signal\n"
+        "def interrupt(study, trial):\n"
+        f"    os.kill(os.getpid(), {int(signal.SIGINT)})\n"
+        "try:\n"
+        "    optimize(study, objective, devices='cpu:1', callbacks=[interrupt])\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')"
+    )
+    assert "interrupted" in done.stdout, done.stderr
+
+
+def test_dashboards_see_state_and_device_time(script: Any, tmp_path: Path) -> None:
+    """Each finished trial carries ``hermes:state`` and ``hermes:device_seconds``."""
+    assert script("optimize(study, objective, n_trials=1, devices='cpu:1')").returncode == 0
+    (trial,) = study_in(tmp_path).trials
+    assert trial.user_attrs["hermes:state"] == "done"
+    assert trial.user_attrs["hermes:device_seconds"] > 0
+
+
+def test_maximising_studies_find_the_largest(script: Any, tmp_path: Path) -> None:
+    """The best trial of a maximised study is the one with the largest value."""
+    done = script(
+        "study = optuna.create_study(storage='sqlite:///study.db', study_name='m',\n"
+        "    direction='maximize', sampler=HermesSampler(), pruner=HermesPruner())\n"
+        "result = optimize(study, objective, n_trials=3, devices='cpu:1')\n"
+        "assert result.best['value'] == max(t.value for t in study.trials), result"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_study_in_memory_is_refused() -> None:
+    """Other processes cannot reach it: the message says what to do."""
+    study = optuna.create_study(sampler=HermesSampler(), pruner=HermesPruner())
+    with pytest.raises(StorageError, match="create_study"):
+        optimize(study, lambda trial: 0.0, n_trials=1)
+
+
+def test_an_unknown_policy_is_refused_before_anything_starts(
+    storage_url: str, runtime_dir: Path
+) -> None:
+    """No broker, no worker, no table."""
+    study = optuna.create_study(storage=storage_url)
+    with pytest.raises(UnknownPolicyError, match="round-robin"):
+        optimize(study, lambda trial: 0.0, n_trials=1, policy="astrology")
+    assert not list(runtime_dir.iterdir())
