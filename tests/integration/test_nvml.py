@@ -261,3 +261,45 @@ def test_slices_stand_for_a_gpu_in_mig_mode(library: Path) -> None:
     assert on_host(library, "mig", "ids('auto')") == ["GPU-aaaa", "MIG-cccc"]
     assert on_host(library, "mig", "poll('MIG-cccc')") == [gpu("MIG-cccc")]
     assert on_host(library, "mig", "ids('GPU-bbbb')").endswith("choose from GPU-aaaa, MIG-cccc.")
+
+
+STUDY = """
+import json, os, sys
+import optuna
+from optuna_hermes import HermesPruner, HermesSampler, optimize
+
+def objective(trial):
+    x = trial.suggest_float("x", -1, 1)
+    trial.set_user_attr("visible", os.environ["CUDA_VISIBLE_DEVICES"])
+    for unit in range(1, 6):
+        trial.report(x * x + 1 / unit, unit)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return x * x
+
+study = optuna.create_study(
+    storage="sqlite:///study.db", sampler=HermesSampler(), pruner=HermesPruner()
+)
+result = optimize(study, objective, n_trials=6, devices=sys.argv[1], show_progress=False)
+visible = [trial.user_attrs.get("visible") for trial in study.trials]
+print(json.dumps([result.devices, [t.state.name for t in study.trials], visible]))
+"""
+
+
+def test_trials_see_the_gpu_they_were_granted_and_no_other(library: Path, tmp_path: Path) -> None:
+    """A study runs on two GPUs: each trial's process is shown its own by UUID."""
+    script = tmp_path / "study.py"
+    script.write_text(STUDY)
+    done = subprocess.run(
+        [sys.executable, str(script), "GPU-aaaa,GPU-bbbb"],
+        cwd=tmp_path,
+        env={**os.environ, "LD_LIBRARY_PATH": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    devices, states, visible = json.loads(done.stdout)
+    assert devices == ["GPU-aaaa", "GPU-bbbb"]
+    assert states == ["COMPLETE"] * 6
+    assert set(visible) == {"GPU-aaaa", "GPU-bbbb"}
