@@ -257,7 +257,12 @@ class HermesCallback(Callback):
         assert self._session is not None
         assert self._session.checkpoint_dir is not None
         return functools.partial(
-            _write, self._session.checkpoint_dir, self._run, units=self._unit, save=save
+            _write,
+            self._session.checkpoint_dir,
+            self._run,
+            units=self._unit,
+            save=save,
+            known=self._session.checkpoints,
         )
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
@@ -311,11 +316,9 @@ class HermesCallback(Callback):
         self._wiring = self._trainer = self._restored = None
 
 
-def _write(
-    folder: Path, run: str, *, units: int, save: Callable[[IO[bytes]], object]
-) -> StoredState:
+def _write(folder: Path, run: str, **arguments: Any) -> StoredState:
     """Write a checkpoint, and see now that it could be loaded: later is too late."""
-    state = write(folder, units=units, save=save)
+    state = write(folder, **arguments)
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(state.path)
     if unsafe:
         state.path.unlink()

@@ -228,6 +228,12 @@ class Evict(_Message, frozen=True, kw_only=True):
     epoch: int
 
 
+class Kept(_Message, frozen=True, kw_only=True):
+    """A checkpoint is in the ledger: the ones before it are not needed any more."""
+
+    path: str
+
+
 class Dismiss(_Message, frozen=True, kw_only=True):
     """A worker that waits is not needed any more."""
 
@@ -255,7 +261,7 @@ FromClient = (
     | GetStatus
     | Quit
 )
-FromBroker = Welcome | Refused | Grant | Yield | Evict | Dismiss | Status
+FromBroker = Welcome | Refused | Grant | Yield | Evict | Kept | Dismiss | Status
 
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)

@@ -52,6 +52,7 @@ class RunSession:
         self._epoch = 0
         self._asked: TierName = "resident"
         self._trained = False
+        self._saved: dict[str, StoredState] = {}
         self._last_beat = 0.0
         self._had_seconds = 0.0
         self._granted_at: float | None = None
@@ -115,6 +116,7 @@ class RunSession:
 
     def saved(self, state: StoredState) -> None:
         """See ``suspend.Session``."""
+        self._saved[str(state.path)] = state
         self._send(wire.Saved(epoch=self._epoch, checkpoint=_wired(state)))
 
     def park(self, store: Callable[[], StoredState] | None) -> None:
@@ -221,6 +223,9 @@ class RunSession:
             if isinstance(message, wire.Yield):
                 self._asked = message.tier
                 self.must_yield = True
+            elif isinstance(message, wire.Kept):
+                state = self._saved.pop(message.path)
+                self.checkpoints = (state, *self.checkpoints[:1])
             else:
                 self._inbox.put(message)
 

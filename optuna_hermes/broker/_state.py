@@ -154,6 +154,8 @@ class State:
             self._report(slot, run, message, now, out)
         elif isinstance(message, wire.Saved):
             self._save(run, message.checkpoint, now, out)
+            kept = wire.Kept(path=message.checkpoint.path)
+            out.append(Send(connection=connection, message=kept))
         elif isinstance(message, wire.Ended):
             self._ended(slot, run, message, now, out)
         elif isinstance(message, wire.Released):

@@ -37,7 +37,11 @@ class Session(Protocol):
     """Folder for this run's checkpoints; None if the run cannot leave its process."""
 
     checkpoints: tuple[StoredState, ...]
-    """Where to go on from, newest first; empty for a run that starts."""
+    """What the ledger knows of, newest first: where a run goes on from when its process is lost.
+
+    Empty for a run that starts. It follows ``saved`` with a delay, and until then the files named
+    here must stay.
+    """
 
     def training(self, *, stores: bool) -> None:
         """The first batch since the grant begins; ``stores`` says whether the run can be stored."""

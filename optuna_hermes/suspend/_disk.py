@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -14,17 +14,24 @@ from optuna_hermes.suspend._base import StoredState
 
 _SUFFIX = ".ckpt"
 _PARTIAL = ".partial"
-_KEPT = 2
 _CHUNK_BYTES = 1 << 20
 
 
-def write(folder: Path, *, units: int, save: Callable[[IO[bytes]], object]) -> StoredState:
-    """Write a checkpoint that survives a crash at any moment, and forget all but the newest two.
+def write(
+    folder: Path,
+    *,
+    units: int,
+    save: Callable[[IO[bytes]], object],
+    known: Collection[StoredState] = (),
+) -> StoredState:
+    """Write a checkpoint that survives a crash at any moment, and forget those it has outlived.
 
     Args:
         folder: this run's own folder.
         units: units the run has reported.
         save: writes the checkpoint into the file it is given, from front to back.
+        known: what the ledger names. It stays, and so does all that is newer, for the ledger may
+            not hear of it before everything dies.
 
     Raises:
         CheckpointError: the file system refused; what was there before is still there.
@@ -42,7 +49,7 @@ def write(folder: Path, *, units: int, save: Callable[[IO[bytes]], object]) -> S
         raise CheckpointError(
             f"Cannot write checkpoint {path}: {error.strerror or error}. Make room there."
         ) from error
-    _tidy(folder)
+    _tidy(folder, {state.path for state in known})
     return StoredState(path=path, units=units, size_bytes=size, sha256=digest)
 
 
@@ -142,9 +149,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _tidy(folder: Path) -> None:
-    for path in sorted(_files(folder), key=_number)[:-_KEPT]:
-        path.unlink(missing_ok=True)
+def _tidy(folder: Path, known: Collection[Path]) -> None:
+    newest_known = max((_number(path) for path in known), default=0)
+    for path in _files(folder):
+        if _number(path) < newest_known and path not in known:
+            path.unlink(missing_ok=True)
     for path in folder.glob(f"*{_PARTIAL}"):  # of a process that was killed while writing
         path.unlink(missing_ok=True)
 

@@ -54,11 +54,10 @@ class FakeSession:
 
     def again(self, yields: Mapping[int, Literal["resident", "disk"]] | None = None) -> FakeSession:
         """The session of the next process of this run, which finds what this one has stored."""
-        stored = (*reversed(self.states), *self.checkpoints)
         return FakeSession(
             yields,
             checkpoint_dir=self.checkpoint_dir,
-            checkpoints=stored[:2],
+            checkpoints=self.checkpoints,
             while_parked=self._while_parked,
         )
 
@@ -77,6 +76,7 @@ class FakeSession:
     def saved(self, state: StoredState) -> None:
         """See ``suspend.Session``."""
         self.states.append(state)
+        self.checkpoints = (state, *self.checkpoints[:1])
 
     def park(self, store: Callable[[], StoredState] | None) -> None:
         """See ``suspend.Session``.
@@ -94,6 +94,6 @@ class FakeSession:
 
     def _leave(self, store: Callable[[], StoredState]) -> None:
         state = store()
-        self.states.append(state)
+        self.saved(state)
         self.parks.append("disk")
         raise Suspended(f"The run is stored in {state.path}.")

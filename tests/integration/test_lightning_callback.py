@@ -302,6 +302,22 @@ def test_no_good_checkpoint(damage: Callable[[Path], None], message: str, tmp_pa
     assert session.reports == []
 
 
+class Unheard(FakeSession):
+    """A session whose ledger hears of nothing any more, as after the death of the broker."""
+
+    def saved(self, state: StoredState) -> None:
+        self.states.append(state)
+
+
+def test_what_the_ledger_names_outlives_later_checkpoints(tmp_path: Path) -> None:
+    """A run that trains on without a broker does not take away what it will be resumed from."""
+    known = stored(tmp_path).checkpoints
+    session = Unheard(checkpoint_dir=tmp_path, checkpoints=known)
+    fit(session, max_epochs=8)
+    assert len(session.states) >= 3
+    assert all(state.path.exists() for state in known)
+
+
 def test_checkpoint_of_another_trial(tmp_path: Path) -> None:
     """A checkpoint is only ever used for the trial that wrote it."""
     session = stored(tmp_path)

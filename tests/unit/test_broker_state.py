@@ -107,6 +107,19 @@ def test_a_dead_worker_frees_its_device_and_its_run_is_stored() -> None:
     assert grant.checkpoints == (checkpoint(),)
 
 
+def test_a_checkpoint_is_acknowledged_once_it_is_in_the_ledger() -> None:
+    """Only then may the run remove the one before it."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker = broker.worker()
+    epoch = begin(broker, worker, 0)
+    commands = broker.say(worker, wire.Saved(epoch=epoch, checkpoint=checkpoint()))
+    assert [type(command).__name__ for command in commands] == [
+        *("CheckpointRecord", "RunRecord", "Send"),
+    ]
+    assert broker.last(worker, "Kept").path == checkpoint().path
+
+
 def test_a_worker_that_dies_before_its_trial_exists_loses_no_trial() -> None:
     """The trial that was to be created may still be created."""
     broker = FakeBroker(devices=1)

@@ -33,16 +33,15 @@ def test_size_and_digest_are_those_of_the_file(tmp_path: Path) -> None:
     verify(state, "trial 0")
 
 
-def test_two_newest_are_kept(tmp_path: Path) -> None:
+def test_what_the_ledger_names_stays_with_all_that_is_newer(tmp_path: Path) -> None:
     """Older checkpoints go, and so does what a killed process left half written."""
     (tmp_path / "000009-unit-1.partial").write_bytes(b"half")
     (tmp_path / "output.log").write_bytes(b"not ours")
-    states = [write(tmp_path, units=units, save=content(b"x")) for units in (1, 2, 2, 3)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        states[2].path.name,
-        states[3].path.name,
-        "output.log",
-    ]
+    states = [write(tmp_path, units=units, save=content(b"x")) for units in (1, 2, 2, 3, 4)]
+    assert len(list(tmp_path.iterdir())) == 6, "while the ledger knows none, all may be needed"
+    last = write(tmp_path, units=5, save=content(b"x"), known=(states[3], states[1]))
+    kept = [*(states[i].path.name for i in (1, 3, 4)), last.path.name, "output.log"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 def test_no_name_is_used_twice(tmp_path: Path) -> None:
