@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optuna_hermes.broker._events import DropCheckpoint, EndLease, NameLease, SaveMemory, Write
+from optuna_hermes.errors import LedgerError
 from optuna_hermes.ledger import Ledger, open_ledger
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
@@ -13,6 +14,8 @@ from optuna_hermes.ledger._base import (
     ReportRecord,
     RunRecord,
 )
+
+_CAN_WAIT = (ReportRecord, EventRecord, SaveMemory)
 
 
 class Ledgers:
@@ -42,12 +45,12 @@ class Ledgers:
         """Write what may not wait, after what did; keep the rest for later.
 
         Raises:
-            LedgerError: nothing of a study's batch was written.
+            LedgerError: nothing of a study's batch was written; what can wait waits on.
         """
         urgent: list[str] = []
         for item in writes:
             self._waiting.setdefault(item.study, []).append(item)
-            if not isinstance(item, ReportRecord | EventRecord | SaveMemory):
+            if not isinstance(item, _CAN_WAIT):
                 urgent.append(item.study)
         for study in dict.fromkeys(urgent):
             self._flush(study)
@@ -62,17 +65,27 @@ class Ledgers:
             self._flush(study)
 
     def close(self) -> None:
-        """Write what waits and close every ledger."""
-        self.flush()
-        for ledger in self._by_url.values():
-            ledger.close()
+        """Write what waits and close every ledger.
+
+        Raises:
+            LedgerError: something could not be written.
+        """
+        try:
+            self.flush()
+        finally:
+            for ledger in self._by_url.values():
+                ledger.close()
 
     def _flush(self, study: str) -> None:
         items = self._waiting.pop(study, [])
         ledger = self._by_study[study]
-        with ledger.batch():
-            for item in items:
-                _write(ledger, item)
+        try:
+            with ledger.batch():
+                for item in items:
+                    _write(ledger, item)
+        except LedgerError:
+            self._waiting[study] = [item for item in items if isinstance(item, _CAN_WAIT)]
+            raise
 
 
 def _write(ledger: Ledger, item: Write) -> None:

@@ -93,7 +93,10 @@ class Server:
                 chore.cancel()
             for writer in list(self._writers.values()):
                 writer.close()
-        self._ledgers.close()
+        try:
+            self._ledgers.close()
+        except LedgerError as error:
+            log.error("the last reports did not reach the ledger: %s", error)
         log.info("ended")
 
     # -- connections ---------------------------------------------------------------------------
