@@ -154,6 +154,7 @@ class State:
             self._report(slot, run, message, now, out)
         elif isinstance(message, wire.Saved):
             self._save(run, message.checkpoint, now, out)
+            out.append(self.book.record(run, now))
             kept = wire.Kept(path=message.checkpoint.path)
             out.append(Send(connection=connection, message=kept))
         elif isinstance(message, wire.Ended):
@@ -180,7 +181,7 @@ class State:
             lease.number = message.number
             run.slices += 1
             out.append(NameLease(study=lease.study, epoch=lease.epoch, number=run.number))
-        out.append(self._record(run, now))
+        out.append(self.book.record(run, now))
 
     def _training(self, lease: Lease, run: Run, message: wire.Training, now: float) -> None:
         run.stores = message.stores
@@ -230,7 +231,6 @@ class State:
                 at=now + self.book.wall_offset,
             )
         )
-        out.append(self._record(run, now))
 
     def _parked(
         self, connection: int, message: wire.Parked, now: float, out: list[Command]
@@ -252,7 +252,7 @@ class State:
         run.state = "stored" if message.tier == "disk" else "parked"
         if message.tier == "disk":
             run.connection = None
-        out.append(self._record(run, now))
+        out.append(self.book.record(run, now))
         if study.draining:
             self._dispatcher.evict(run, out)
         self._dispatcher.schedule(now, out)
@@ -273,7 +273,7 @@ class State:
         self._end_lease(slot, run, now, out)
         run.state = "failed" if message.state == "failed" else "done"
         run.tier, run.connection, run.device = None, None, None
-        out.append(self._record(run, now))
+        out.append(self.book.record(run, now))
         if message.error:
             out.append(self._event(run, "failed", {"error": message.error}, now))
         self._dispatcher.schedule(now, out)
@@ -310,14 +310,14 @@ class State:
         if isinstance(message, wire.Register):
             run = admit_run(study, message.number, message.trial_id, now)
             run.connection, run.waiting_since, run.state = connection, now, "pending"
-            out.append(self._record(run, now))
+            out.append(self.book.record(run, now))
         elif study.driver is not None and study.driver != connection:
             refused = wire.Refused(reason=self._already_driven(study))
             out.append(Send(connection=connection, message=refused))
             return
         else:
             changed = take_charge(study, connection, message, now)
-            out.extend(self._record(run, now) for run in changed)
+            out.extend(self.book.record(run, now) for run in changed)
         self.book.clients[connection].study = study.spec.key
         self._dispatcher.schedule(now, out)
 
@@ -369,7 +369,7 @@ class State:
         if run.live:
             run.forget_process()
             run.waiting_since = now
-            out.append(self._record(run, now))
+            out.append(self.book.record(run, now))
 
     def _clear_wants(self, study: Study, *, only_impossible: bool = False) -> None:
         for slot in self.book.slots.values():
@@ -423,14 +423,12 @@ class State:
             lease = slot.lease
             if lease is None or not lease.yielding:
                 continue
+            if now - lease.last_progress < self._grace_seconds:
+                continue
+            lease.last_progress = now  # another grace period, also for those that may not be killed
             client = self.book.clients.get(lease.connection)
-            silent = now - lease.last_progress >= self._grace_seconds
-            if silent and client is not None and client.role == "worker":
-                lease.last_progress = now
+            if client is not None and client.role == "worker":
                 out.append(Kill(connection=lease.connection, pid=client.pid))
-
-    def _record(self, run: Run, now: float) -> Command:
-        return self.book.record(run, now)
 
     def _event(self, run: Run, kind: str, detail: dict[str, Any], now: float) -> EventRecord:
         return EventRecord(

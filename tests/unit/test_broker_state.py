@@ -214,6 +214,19 @@ def test_progress_puts_the_grace_period_off() -> None:
     assert broker.killed() == []
 
 
+def test_a_silent_plain_trial_is_waited_for() -> None:
+    """The process of ``study.optimize`` is its user's: it is not killed, and nobody spins on it."""
+    broker = FakeBroker(devices=1, grace_seconds=10.0)
+    first = broker.plain(0, policy="round-robin")
+    broker.plain(1, policy="round-robin")
+    report(broker, first, broker.last(first, "Grant").epoch, 1, 0.5)
+    broker.advance(25.0)
+    assert broker.killed() == []
+    due = broker.state.next_wakeup(broker.now)
+    assert due is not None
+    assert due > broker.now
+
+
 def test_a_second_driver_is_refused() -> None:
     """Two calls of optimize on one study at one time would count its trials twice."""
     broker = FakeBroker(devices=1)
