@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import shlex
 import uuid
 from collections.abc import Container, Iterator
 from pathlib import Path
@@ -48,12 +49,18 @@ def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
         backend = optuna.storages.get_storage(storage)
         names = [study.study_name for study in backend.get_all_studies()]
     if name not in names:
-        known = ", ".join(repr(n) for n in sorted(names)[:5]) or "none"
-        raise StorageError(
-            f"No study {name!r} in {hidden(storage)} (there: {known}): create it with "
-            f"`optuna create-study --storage {hidden(storage)} --study-name {name}`."
-        )
+        raise no_such_study(storage, name, names)
     return optuna.load_study(study_name=name, storage=backend, **parts)
+
+
+def no_such_study(storage: str, name: str, names: list[str]) -> StorageError:
+    """The error of a study that is not among ``names``, with the command that makes it."""
+    shown = hidden(storage)
+    make = shlex.join(["optuna-hermes", "create-study", "--storage", shown, "--study-name", name])
+    there = ", ".join(map(repr, sorted(names)[:5])) + (", ..." if len(names) > 5 else "")
+    return StorageError(
+        f"No study {name!r} in {shown} (there: {there or 'none'}): create it with `{make}`."
+    )
 
 
 def create_study(storage: str, name: str, **parts: Any) -> optuna.Study:

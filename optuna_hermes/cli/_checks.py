@@ -91,22 +91,21 @@ def _python() -> Iterator[Check]:
 def _packages() -> Iterator[Check]:
     yield Check(name="optuna-hermes", state="ok", found=__version__)
     for package in REQUIRED:
-        version = _version(package)
-        if version is None:
-            hint = f"`python -m pip install {package}`"
-            yield Check(name=package, state="fail", found="not installed", hint=hint)
-        else:
-            yield _installed(package, version)
+        yield _package(package, "fail", f"`python -m pip install {package}`")
 
 
 def _optional_packages() -> Iterator[Check]:
     for package, purpose in OPTIONAL.items():
-        version = _version(package)
-        if version is None:
-            hint = f"Needed {purpose}: `python -m pip install 'optuna-hermes[lightning]'`."
-            yield Check(name=package, state="warn", found="not installed", hint=hint)
-        else:
-            yield _installed(package, version)
+        hint = f"Needed {purpose}: `python -m pip install 'optuna-hermes[lightning]'`."
+        yield _package(package, "warn", hint)
+
+
+def _package(package: str, without: State, hint: str) -> Check:
+    """A package's version; ``without`` and ``hint`` are for when it is not installed."""
+    version = _version(package)
+    if version is None:
+        return Check(name=package, state=without, found="not installed", hint=hint)
+    return _installed(package, version)
 
 
 def _installed(package: str, version: str) -> Check:

@@ -50,7 +50,7 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     names = private.study_names(storage)
     is_new = name not in names
     if is_new and names and not make:
-        raise StorageError(_no_such_study(storage, name, names))
+        raise private.no_such_study(storage, name, names)
     study = private.create_study(storage, name, sampler=HermesSampler(), pruner=HermesPruner())
     if is_new:
         note(f"Made study {name!r} in {private.hidden(storage)}; it minimises.")
@@ -62,15 +62,6 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
             if file is not None and file_is_new and not private.study_names(storage):
                 file.unlink(missing_ok=True)
         raise
-
-
-def _no_such_study(storage: str, name: str, names: list[str]) -> str:
-    from optuna_hermes import _optuna as private
-
-    shown = private.hidden(storage)
-    make = shlex.join([PROGRAM, "create-study", "--storage", shown, "--study-name", name])
-    there = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
-    return f"No study {name!r} in {shown} (there: {there}): create it with `{make}`."
 
 
 @contextlib.contextmanager
