@@ -55,8 +55,12 @@ class ProtocolError(BrokerError):
     """A frame that is not of this protocol."""
 
 
-class CheckpointError(HermesError, RuntimeError):
-    """A checkpoint is missing, damaged or not of its trial."""
+class SuspendError(HermesError, RuntimeError):
+    """A run cannot be suspended in this way, or not be brought back."""
+
+
+class CheckpointError(SuspendError):
+    """A checkpoint cannot be written, or is missing, damaged or not of its trial."""
 
 
 class Suspended(BaseException):

@@ -1,11 +1,14 @@
-"""What a training loop and whoever schedules it say to each other."""
+"""What a training loop, whoever schedules it, and the places where it waits say to each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from optuna_hermes.model import TierName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +28,81 @@ class StoredState:
     sha256: str
 
 
+class State(Protocol):
+    """A run that stands at a clean point, as a tier sees it."""
+
+    @property
+    def name(self) -> str:
+        """Whose state it is, as a message names it: ``trial 7``."""
+
+    @property
+    def units(self) -> int:
+        """Units the run has reported."""
+
+    @property
+    def stores(self) -> bool:
+        """Whether ``dump`` is the whole of it at this point, so that its process may go."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether its tensors may change their addresses."""
+
+    def ended(self) -> bool:
+        """Whether its process was told to end while it waits."""
+
+    def roots(self) -> Iterable[object]:
+        """Objects that lead to every tensor of the run: modules, optimizers, metrics and so on."""
+
+    def dump(self) -> dict[str, Any]:
+        """The whole state as a tree of tensors and plain values; the tensors are not copied."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What a suspended run still takes.
+
+    Args:
+        device_bytes: device memory it has not given back.
+        host_bytes: host memory it has taken for what it moved.
+        stored: its checkpoint, if that is where it is.
+    """
+
+    device_bytes: int
+    host_bytes: int = 0
+    stored: StoredState | None = None
+
+
+class Tier(ABC):
+    """A place where a suspended run waits: on its device, in host memory, or on disk.
+
+    One object serves one run, any number of times. ``suspend`` and ``resume`` alternate. Random
+    states are the caller's to keep around the two, for what is in ``dump`` is only read again when
+    the run comes back by it.
+    """
+
+    name: TierName
+
+    @abstractmethod
+    def suspend(self, state: State) -> Held:
+        """Put the run there, and say what it still takes.
+
+        Raises:
+            SuspendError: it cannot be put there; it is as it was.
+        """
+
+    @abstractmethod
+    def resume(self) -> dict[str, Any] | None:
+        """Bring it back.
+
+        Returns:
+            None if every tensor is where it was, with the same values; else the tree that
+            ``dump`` gave, to be loaded into a new run.
+
+        Raises:
+            SuspendError: it cannot be brought back from there.
+        """
+
+
 class Session(Protocol):
     """One run's side of its lease, as a training loop sees it.
 
@@ -33,6 +111,9 @@ class Session(Protocol):
     """
 
     must_yield: bool
+    asked: TierName
+    """The tier it is to be suspended to, once ``must_yield`` is True."""
+
     checkpoint_dir: Path | None
     """Folder for this run's checkpoints; None if the run cannot leave its process."""
 
@@ -49,19 +130,24 @@ class Session(Protocol):
     def report(self, *, unit: int, step: int, value: float) -> None:
         """Say the value (lower is better) after ``unit`` units, counted from 1."""
 
-    def beat(self, batches: int) -> None:
-        """Say that the run makes progress; costs nothing when called more than once a second."""
+    def beat(self, batches: int, memory_bytes: int | None = None) -> None:
+        """Say that the run makes progress; costs nothing when called more than once a second.
+
+        Args:
+            batches: how many it has trained.
+            memory_bytes: the most device memory it has needed until now, None if unknown.
+        """
 
     def saved(self, state: StoredState) -> None:
         """Say that a checkpoint is safe while the run goes on."""
 
-    def park(self, store: Callable[[], StoredState] | None) -> None:
+    def park(self, state: State) -> None:
         """Give the device back by the tier the broker asked for, and wait for the next grant.
 
         Returns when the run may go on in this process.
 
         Args:
-            store: writes a checkpoint and returns it; None if the run cannot be stored.
+            state: the run at this clean point.
 
         Raises:
             Suspended: the run is on disk; the process must unwind.

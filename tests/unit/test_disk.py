@@ -1,76 +1,477 @@
-"""A checkpoint is on disk whole or not at all."""
+"""A checkpoint is on disk whole or not at all, and no damaged one is ever used."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
-from collections.abc import Callable
+import os
+import pickle
+import resource
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend import StoredState, newest_good, verify, write
+from optuna_hermes.suspend import StoredState, _disk, read, write
+from optuna_hermes.suspend._disk import Disk, read_ahead
+
+RUN = "trial 7"
 
 
-def content(text: bytes) -> Callable[[IO[bytes]], object]:
-    return lambda file: file.write(text)
+def tree(units: int = 1) -> dict[str, Any]:
+    return {"units": units, "weight": torch.full((4,), float(units))}
 
 
-def full(file: IO[bytes]) -> None:
-    file.write(b"half of ")
-    raise OSError(errno.ENOSPC, "No space left on device")
+def stored(folder: Path, units: int = 1, **options: Any) -> StoredState:
+    return write(folder, tree(units), run=RUN, units=units, **options)
+
+
+def found(*states: StoredState) -> tuple[StoredState, Any]:
+    result = read(states, RUN)
+    assert result is not None
+    return result
+
+
+def as_written(path: Path) -> StoredState:
+    """What the ledger would say of a file as it is now."""
+    data = path.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    return StoredState(path=path, units=1, size_bytes=len(data), sha256=digest)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """The kernel refuses longer files, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# -- writing -----------------------------------------------------------------------------------
 
 
 def test_size_and_digest_are_those_of_the_file(tmp_path: Path) -> None:
     """What is said of a checkpoint is what is in its file."""
-    state = write(tmp_path / "run", units=3, save=content(b"abc"))
-    assert state.path.read_bytes() == b"abc"
-    assert (state.units, state.size_bytes) == (3, 3)
-    assert state.sha256 == hashlib.sha256(b"abc").hexdigest()
-    verify(state, "trial 0")
+    state = stored(tmp_path / "run", 3)
+    assert state == StoredState(
+        path=tmp_path / "run" / "000001-unit-3.safetensors",
+        units=3,
+        size_bytes=state.path.stat().st_size,
+        sha256=hashlib.sha256(state.path.read_bytes()).hexdigest(),
+    )
+    assert names(tmp_path / "run") == [state.path.name]
+
+
+def test_anybody_can_see_what_it_is(tmp_path: Path) -> None:
+    """Other readers of safetensors find tensors with their dtypes, the text, and whose it is."""
+    with safe_open(stored(tmp_path).path, "pt") as file:
+        assert file.metadata() == {
+            "format": "optuna-hermes checkpoint",
+            "version": "1",
+            "run": RUN,
+        }
+        assert file.get_tensor("0").tolist() == [1.0] * 4
+        text = bytes(file.get_tensor("tree").tolist())
+    assert text == b'{"units":1,"weight":{"$tensor":["0"]}}'
 
 
 def test_what_the_ledger_names_stays_with_all_that_is_newer(tmp_path: Path) -> None:
     """Older checkpoints go, and so does what a killed process left half written."""
     (tmp_path / "000009-unit-1.partial").write_bytes(b"half")
+    (tmp_path / ".tmpAb3dEf").write_bytes(b"half")
     (tmp_path / "output.log").write_bytes(b"not ours")
-    states = [write(tmp_path, units=units, save=content(b"x")) for units in (1, 2, 2, 3, 4)]
-    assert len(list(tmp_path.iterdir())) == 6, "while the ledger knows none, all may be needed"
-    last = write(tmp_path, units=5, save=content(b"x"), known=(states[3], states[1]))
+    states = [stored(tmp_path, units) for units in (1, 2, 2, 3, 4)]
+    assert len(names(tmp_path)) == 6, "while the ledger knows none, all may be needed"
+    last = stored(tmp_path, 5, known=(states[3], states[1]))
     kept = [*(states[i].path.name for i in (1, 3, 4)), last.path.name, "output.log"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert names(tmp_path) == kept
 
 
 def test_no_name_is_used_twice(tmp_path: Path) -> None:
     """A unit that is trained again gets a file of its own: the ledger still names the old one."""
-    states = [write(tmp_path, units=1, save=content(b"x")) for _ in range(5)]
-    assert len({state.path for state in states}) == 5
+    assert len({stored(tmp_path).path for _ in range(5)}) == 5
 
 
 def test_full_disk(tmp_path: Path) -> None:
-    """If the disk is full nothing changes, and the error names the file and the reason."""
-    state = write(tmp_path, units=1, save=content(b"abc"))
-    with pytest.raises(CheckpointError, match=r"000002-unit-2\.ckpt: No space left on device"):
-        write(tmp_path, units=2, save=full)
-    assert list(tmp_path.iterdir()) == [state.path]
+    """If the file system refuses nothing changes, and the error names the file and the reason."""
+    state = stored(tmp_path)
+    big = {"weight": torch.zeros(10_000)}
+    with (
+        largest_file(1000),
+        pytest.raises(CheckpointError, match=r"000002-unit-2\.safetensors: .*File too large.*room"),
+    ):
+        write(tmp_path, big, run=RUN, units=2)
+    assert names(tmp_path) == [state.path.name]
+    assert found(state)[0] == state
 
 
-def test_newest_good(tmp_path: Path) -> None:
-    """The newest checkpoint that is as it was written is taken."""
-    older, newest = (write(tmp_path, units=units, save=content(b"abc")) for units in (1, 2))
-    assert newest_good((newest, older), "trial 7") == newest
-    newest.path.write_bytes(b"abd")
-    with pytest.warns(RuntimeWarning, match=r"of trial 7 is damaged.*after unit 1"):
-        assert newest_good((newest, older), "trial 7") == older
+def test_a_disk_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint whose bytes the disk did not take is none, though they could be read back."""
+    state = stored(tmp_path)
+
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(CheckpointError, match=r"unit-2\.safetensors: Input/output error"):
+        stored(tmp_path, 2)
+    assert names(tmp_path) == [state.path.name]
 
 
-def test_none_is_good() -> None:
-    """No checkpoint is a beginning; checkpoints that cannot be read are an error."""
-    gone = StoredState(path=Path("/nowhere/1.ckpt"), units=1, size_bytes=1, sha256="0")
-    assert newest_good((), "trial 7") is None
-    both = (gone, dataclasses.replace(gone, path=Path("/nowhere/0.ckpt")))
-    with pytest.raises(CheckpointError, match=r"(?s)trial 7.*nowhere/1\.ckpt.*nowhere/0\.ckpt"):
-        newest_good(both, "trial 7")
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_stopped_before_the_rename(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not renamed does not count, and is not left behind."""
+    state = stored(tmp_path)
+
+    def replace(source: Path, target: Path) -> None:
+        assert source.exists()
+        raise error
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises((CheckpointError, KeyboardInterrupt)):
+        stored(tmp_path, 2)
+    assert names(tmp_path) == [state.path.name]
+
+
+def test_no_folder_can_be_made(tmp_path: Path) -> None:
+    """A file in the place of the folder is an error that names the checkpoint."""
+    (tmp_path / "run").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"run/000001-unit-1\.safetensors: File exists"):
+        stored(tmp_path / "run")
+
+
+def test_what_cannot_be_stored(tmp_path: Path) -> None:
+    """A tree that cannot be packed is refused before anything is written."""
+    with pytest.raises(CheckpointError, match=r"of trial 7 .* but history / 0 holds a"):
+        write(tmp_path, {"history": [object()]}, run=RUN, units=1)
+    assert names(tmp_path) == []
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def test_no_checkpoint_is_a_beginning() -> None:
+    """Nothing to read is no error."""
+    assert read((), RUN) is None
+
+
+def test_the_newest_is_read(tmp_path: Path) -> None:
+    """The newest checkpoint gives the tree that was written."""
+    older, newest = stored(tmp_path, 1), stored(tmp_path, 2)
+    state, back = found(newest, older)
+    assert state == newest
+    assert back["units"] == 2
+    assert back["weight"].tolist() == [2.0] * 4
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def replaced(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def linked(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_suffix(".elsewhere")))
+
+
+def made_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def made_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (Path.unlink, "cannot be read: No such file or directory"),
+        (cut, r"must have \d+ bytes but has \d+"),
+        (emptied, r"must have \d+ bytes but has 0"),
+        (replaced, "is damaged: its SHA-256 must be [0-9a-f]{64} but is [0-9a-f]{64}"),
+        (linked, "must be a file, not a link"),
+        (made_a_folder, "must be a file"),
+        (made_a_pipe, "must be a file"),
+    ],
+)
+def test_the_one_before_is_read_when_the_newest_is_bad(
+    harm: Callable[[Path], object], reason: str, tmp_path: Path
+) -> None:
+    """A warning names file, trial and reason, and says from where the run goes on."""
+    older, newest = stored(tmp_path, 1), stored(tmp_path, 2)
+    harm(newest.path)
+    expected = rf"{newest.path.name} of trial 7 {reason}.* Going on from {older.path.name}, after"
+    with pytest.warns(RuntimeWarning, match=expected) as caught:
+        state, back = found(newest, older)
+    assert state == older
+    assert back["units"] == 1
+    assert caught[0].filename == __file__
+
+
+def test_none_is_good(tmp_path: Path) -> None:
+    """Checkpoints of which none can be read are an error that names them all."""
+    states = stored(tmp_path, 2), stored(tmp_path, 1)
+    cut(states[0].path)
+    states[1].path.unlink()
+    with pytest.raises(
+        CheckpointError, match=r"No checkpoint of trial 7 .*000001-unit-2.*000002-unit-1"
+    ):
+        read(states, RUN)
+
+
+def test_every_byte_counts(tmp_path: Path) -> None:
+    """One flipped bit, wherever it is, is noticed and called damage."""
+    state = stored(tmp_path)
+    good = state.path.read_bytes()
+    for position in range(len(good)):
+        bad = bytearray(good)
+        bad[position] ^= 1 << position % 8
+        state.path.write_bytes(bad)
+        with pytest.raises(CheckpointError, match="is damaged"):
+            read((state,), RUN)
+
+
+def of_another_run(path: Path) -> None:
+    write(path.parent, tree(), run="trial 8", units=1).path.rename(path)
+
+
+def of_a_later_version(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"version":"1"', b'"version":"2"'))
+
+
+def of_someone_else(path: Path) -> None:
+    save_file({"weight": torch.ones(3)}, path, {"format": "pt"})
+
+
+def without_metadata(path: Path) -> None:
+    save_file({"weight": torch.ones(3)}, path)
+
+
+def without_a_tree(path: Path) -> None:
+    save_file({"0": torch.ones(3)}, path, {**_disk._FORMAT, "run": RUN})
+
+
+def of_an_unknown_dtype(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"F99"'))
+
+
+def of_another_shape(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"shape":[4]', b'"shape":[9]'))
+
+
+def of_overlapping_tensors(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"data_offsets":[16', b'"data_offsets":[12'))
+
+
+def of_text(path: Path) -> None:
+    path.write_text("A short one.")
+
+
+def of_a_long_header(path: Path) -> None:
+    path.write_bytes(b"\xff" * 8)
+
+
+def of_nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("wrote", "reason"),
+    [
+        (of_another_run, "must be of trial 7 but is of trial 8"),
+        (of_a_later_version, "must have format version 1 but has 2"),
+        (of_someone_else, "must be a file that optuna-hermes wrote"),
+        (without_metadata, "must be a file that optuna-hermes wrote"),
+        (without_a_tree, "cannot be decoded: KeyError"),
+        (of_an_unknown_dtype, "cannot be decoded: KeyError"),
+        (of_another_shape, "cannot be decoded: RuntimeError"),
+        (of_overlapping_tensors, "must be a file that optuna-hermes wrote"),
+        (of_text, "must be a file that optuna-hermes wrote"),
+        (of_a_long_header, "must be a file that optuna-hermes wrote"),
+        (of_nothing, "must be a file that optuna-hermes wrote"),
+    ],
+)
+def test_whole_but_not_a_checkpoint_of_this_run(
+    wrote: Callable[[Path], object], reason: str, tmp_path: Path
+) -> None:
+    """A file that the ledger takes for ours, and is not, is an error like damage is."""
+    older, newest = stored(tmp_path, 1), stored(tmp_path, 2)
+    content = newest.path.read_bytes()
+    wrote(newest.path)
+    assert newest.path.read_bytes() != content
+    with pytest.raises(CheckpointError, match=f"{newest.path.name} of trial 7 {reason}"):
+        read((as_written(newest.path),), RUN)
+    with pytest.warns(RuntimeWarning, match=f"Going on from {older.path.name}"):
+        assert found(as_written(newest.path), older)[0] == older
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._marker),)
+
+
+@pytest.mark.parametrize("save", [torch.save, pickle.dump])
+def test_nothing_is_unpickled(save: Callable[..., object], tmp_path: Path) -> None:
+    """A pickle in the place of a checkpoint is refused and does nothing, in all its forms."""
+    marker, path = tmp_path / "exploded", stored(tmp_path).path
+    with path.open("wb") as file:
+        save(Bomb(marker), file)
+    with pytest.raises(CheckpointError, match="must be a file that optuna-hermes wrote"):
+        read((as_written(path),), RUN)
+    assert not marker.exists()
+    pickle.loads(pickle.dumps(Bomb(marker)))
+    assert marker.exists(), "it would have done something"
+
+
+# -- reading ahead -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def read_threads() -> Callable[[], None]:
+    """``read_threads()`` waits until what was begun ahead is read."""
+
+    def wait() -> None:
+        for thread in threading.enumerate():
+            if thread.name == "hermes-disk":
+                thread.join(30)
+
+    return wait
+
+
+def test_read_ahead(tmp_path: Path, read_threads: Callable[[], None]) -> None:
+    """What was read ahead is not read again, and not kept."""
+    states = [stored(tmp_path)]
+    read_ahead(states, RUN)
+    read_threads()
+    states[0].path.unlink()
+    assert read(tuple(states), RUN) is not None
+    with pytest.raises(CheckpointError, match="No such file"):
+        read(states, RUN)
+
+
+def test_a_warning_of_reading_ahead(tmp_path: Path, read_threads: Callable[[], None]) -> None:
+    """What was wrong is said where the checkpoint is asked for."""
+    older, newest = stored(tmp_path, 1), stored(tmp_path, 2)
+    cut(newest.path)
+    read_ahead((newest, older), RUN)
+    read_threads()
+    with pytest.warns(RuntimeWarning, match=f"Going on from {older.path.name}") as caught:
+        read((newest, older), RUN)
+    assert caught[0].filename == __file__
+
+
+def test_an_error_of_reading_ahead(tmp_path: Path) -> None:
+    """That there is nothing to go on from is raised where it is asked for."""
+    state = stored(tmp_path)
+    cut(state.path)
+    read_ahead((state,), RUN)
+    with pytest.raises(CheckpointError, match="No checkpoint of trial 7"):
+        read((state,), RUN)
+
+
+def test_something_else_was_read_ahead(tmp_path: Path) -> None:
+    """Other checkpoints, and those of another run, are read as if nothing had been."""
+    one, two = stored(tmp_path, 1), stored(tmp_path, 2)
+    read_ahead((one,), RUN)
+    state, back = found(two)
+    assert (state, back["units"]) == (two, 2)
+    read_ahead((one,), RUN)
+    with pytest.raises(CheckpointError, match="must be of trial 8 but is of trial 7"):
+        read((one,), "trial 8")
+
+
+def test_what_another_process_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_threads: Callable[[], None]
+) -> None:
+    """A fork has no thread that reads for it, and reads by itself."""
+    state = stored(tmp_path)
+    read_ahead((state,), RUN)
+    read_threads()
+    state.path.unlink()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(CheckpointError, match="No such file"):
+        read((state,), RUN)
+
+
+# -- the tier ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A ``State`` as simple as can be."""
+
+    units: int = 1
+    name: str = RUN
+    stores: bool = True
+    moves: bool = True
+
+    def ended(self) -> bool:
+        return False
+
+    def roots(self) -> Iterable[object]:
+        return ()
+
+    def dump(self) -> dict[str, Any]:
+        return tree(self.units)
+
+
+def test_the_tier_gives_back_what_it_stored_last(tmp_path: Path) -> None:
+    """Nothing stays on the device, and the tree of the last suspension comes back."""
+    disk = Disk(tmp_path, known=tuple)
+    for units in (1, 2):
+        held = disk.suspend(Run(units))
+        assert (held.device_bytes, held.host_bytes) == (0, 0)
+        assert held.stored is not None
+        assert held.stored.units == disk.resume()["units"] == units
+
+
+def test_the_tier_keeps_what_the_ledger_names_now(tmp_path: Path) -> None:
+    """Which files must stay is asked at each suspension."""
+    known: list[StoredState] = []
+    disk = Disk(tmp_path, lambda: known)
+    states = [disk.suspend(Run(units)).stored for units in (1, 2)]
+    known += [state for state in states[1:] if state is not None]
+    disk.suspend(Run(3))
+    assert names(tmp_path) == ["000002-unit-2.safetensors", "000003-unit-3.safetensors"]
+
+
+def test_the_tier_reads_what_it_wrote_or_says_so(tmp_path: Path) -> None:
+    """A run that was never stored, or whose file is damaged, does not begin again in silence."""
+    disk = Disk(tmp_path, known=tuple)
+    with pytest.raises(CheckpointError, match="must be suspended into"):
+        disk.resume()
+    held = disk.suspend(Run())
+    assert held.stored is not None
+    cut(held.stored.path)
+    with pytest.raises(CheckpointError, match=r"of trial 7 must have \d+ bytes"):
+        disk.resume()

@@ -1,0 +1,268 @@
+"""A state as named tensors and a JSON text, so that a checkpoint needs no pickle.
+
+What JSON knows is written as it is. Everything else is an object with one key that begins with a
+dollar: ``{"$tuple": [1, 2]}``. A dictionary that would look like one, or whose keys are not all
+text, is written as ``{"$dict": [[key, value], ...]}``. Torch is imported inside the functions:
+importing ``optuna_hermes.suspend`` must not cost seconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optuna_hermes.errors import CheckpointError
+from optuna_hermes.suspend._safetensors import DTYPES
+
+if TYPE_CHECKING:
+    import torch
+
+_MAPPINGS = (OrderedDict, Counter)
+_KINDS = "biufc"  # NumPy's kinds: bool, integers with and without sign, real and complex
+
+
+def pack(tree: Any, run: str) -> tuple[dict[str, torch.Tensor], str]:
+    """Take a tree of tensors and plain values apart.
+
+    Args:
+        tree: None, numbers, text, bytes, lists, tuples, sets, dictionaries (also ``OrderedDict``
+            and ``Counter``), tensors, arrays, and sizes, dtypes and devices of torch.
+        run: whose it is, as a message names it.
+
+    Returns:
+        Contiguous tensors in main memory by name, of which no two share memory, and the text that
+        ``unpack`` needs. The tensors are those of the tree where they can be.
+
+    Raises:
+        CheckpointError: the tree holds something else, also objects of subclasses.
+    """
+    packer = _Packer(run)
+    try:
+        text = json.dumps(
+            packer.encode(tree, ()), separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+    except RecursionError as error:
+        raise CheckpointError(
+            f"A checkpoint of {run} must be a tree, but a list or dictionary in it holds itself or "
+            "is nested too deeply: let state_dict return plain values."
+        ) from error
+    return packer.tensors, text
+
+
+def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> Any:
+    """Put together what ``pack`` took apart.
+
+    Every value has its type and its bits again, save that parameters are plain tensors without
+    gradient. A tensor that was in the tree twice is one object again; lists and dictionaries that
+    were are two.
+    """
+    return json.loads(text, object_hook=_Unpacker(tensors).decode)
+
+
+def frozen(tree: Any) -> Any:
+    """Copy a tree into main memory, so that what happens to the original does not show.
+
+    What ``pack`` refuses is left as it is, for ``pack`` to name it.
+    """
+    try:
+        return _frozen(tree, {})
+    except RecursionError:
+        return tree
+
+
+class _Packer:
+    def __init__(self, run: str) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._run = run
+        self._references: dict[int, list[Any]] = {}
+        self._storages: set[int] = set()
+
+    def encode(self, value: Any, place: tuple[Any, ...]) -> Any:
+        kind = type(value)
+        if value is None or kind in (bool, str):
+            return value
+        if kind is int:  # longer ones are slow in decimal, and Python limits them
+            return value if value.bit_length() < 64 else {"$int": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
+        if kind is list:
+            return self._items(value, place)
+        if kind is dict:
+            return self._dict(value, place)
+        if kind in (tuple, set, frozenset):
+            return {f"${kind.__name__}": self._items(value, place)}
+        if kind in _MAPPINGS:  # a module's state_dict has its _metadata as an attribute
+            parts = dict(value), vars(value)
+            return {f"${kind.__name__}": [self._dict(part, place) for part in parts]}
+        if kind is bytes:
+            return {"$bytes": base64.b64encode(value).decode()}
+        if kind is complex:
+            return {"$complex": self._items((value.real, value.imag), place)}
+        return self._of_library(value, place)
+
+    def _of_library(self, value: Any, place: tuple[Any, ...]) -> dict[str, Any]:
+        import torch
+
+        if _storable(value):
+            return {"$tensor": self._tensor(value)}
+        if type(value) is torch.Size:
+            return {"$size": list(value)}
+        if type(value) is torch.dtype:
+            return {"$dtype": _name(value)}
+        if type(value) is torch.device:
+            return {"$device": str(value)}
+        if type(value) is np.ndarray and value.dtype.kind in _KINDS:
+            octets = torch.from_numpy(value.flatten().view(np.uint8))
+            return {"$array": [self._add(octets), value.dtype.str, *value.shape]}
+        if _is_scalar(value):
+            return {"$scalar": [value.dtype.str, value.tobytes().hex()]}
+        raise CheckpointError(
+            f"A checkpoint of {self._run} must hold only tensors, numbers, text, lists and "
+            f"dictionaries, but {' / '.join(map(str, place)) or 'its root'} holds a "
+            f"{_described(value)}: let its state_dict return plain values."
+        )
+
+    def _items(self, items: Iterable[Any], place: tuple[Any, ...]) -> list[Any]:
+        return [self.encode(item, (*place, index)) for index, item in enumerate(items)]
+
+    def _dict(self, value: dict[Any, Any], place: tuple[Any, ...]) -> dict[str, Any]:
+        tag_like = len(value) == 1 and str(next(iter(value))).startswith("$")
+        if not tag_like and all(type(key) is str for key in value):
+            return {key: self.encode(item, (*place, key)) for key, item in value.items()}
+        return {
+            "$dict": [
+                [self.encode(part, (*place, key)) for part in (key, item)]
+                for key, item in value.items()
+            ]
+        }
+
+    def _tensor(self, value: torch.Tensor) -> list[Any]:
+        """The name of a tensor, with its dtype and shape where safetensors cannot say them."""
+        import torch
+
+        if id(value) not in self._references:
+            tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            rest: list[Any] = []
+            if _name(value.dtype) not in DTYPES.values():
+                tensor = tensor.reshape(-1).view(torch.uint8)
+                rest = [_name(value.dtype), *value.shape]
+            self._references[id(value)] = [self._add(tensor), *rest]
+        return self._references[id(value)]
+
+    def _add(self, tensor: torch.Tensor) -> str:
+        address = tensor.untyped_storage().data_ptr()
+        name = str(len(self.tensors))
+        self.tensors[name] = tensor.clone() if address in self._storages else tensor
+        self._storages.add(address)
+        return name
+
+
+class _Unpacker:
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        import torch
+
+        self._tensors = tensors
+        self._viewed: dict[str, torch.Tensor] = {}
+        self._makers: dict[str, Any] = {
+            "$int": lambda text: int(text, 16),
+            "$float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
+            "$complex": lambda parts: complex(*parts),
+            "$bytes": base64.b64decode,
+            "$tuple": tuple,
+            "$set": set,
+            "$frozenset": frozenset,
+            "$dict": dict,
+            "$OrderedDict": lambda parts: _mapping(OrderedDict, *parts),
+            "$Counter": lambda parts: _mapping(Counter, *parts),
+            "$size": torch.Size,
+            "$dtype": _dtype,
+            "$device": torch.device,
+            "$tensor": lambda parts: self._tensor(*parts),
+            "$array": lambda parts: self._array(*parts),
+            "$scalar": lambda parts: np.frombuffer(bytes.fromhex(parts[1]), parts[0])[0],
+        }
+
+    def decode(self, value: dict[str, Any]) -> Any:
+        """Called by the JSON reader with each object, inner ones first."""
+        tag = next(iter(value), "")
+        if len(value) == 1 and tag.startswith("$"):
+            return self._makers[tag](value[tag])
+        return value
+
+    def _tensor(self, name: str, dtype: str | None = None, *shape: int) -> torch.Tensor:
+        if dtype is None:
+            return self._tensors[name]
+        if name not in self._viewed:
+            self._viewed[name] = self._tensors[name].view(_dtype(dtype)).reshape(shape)
+        return self._viewed[name]
+
+    def _array(self, name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
+        return self._tensors[name].numpy().view(dtype).reshape(shape)
+
+
+def _frozen(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return kind(_frozen(item, copies) for item in value)
+    if kind is dict:
+        return {_frozen(key, copies): _frozen(item, copies) for key, item in value.items()}
+    if kind in _MAPPINGS:
+        return _mapping(kind, _frozen(dict(value), copies), _frozen(vars(value), copies))
+    if kind is np.ndarray:
+        return value.copy()
+    if _storable(value):
+        if id(value) not in copies:
+            copies[id(value)] = value.detach().to("cpu", copy=True)
+        return copies[id(value)]
+    return value
+
+
+def _mapping(kind: Any, items: dict[Any, Any], attributes: dict[str, Any]) -> Any:
+    mapping = kind(items)
+    vars(mapping).update(attributes)
+    return mapping
+
+
+def _storable(value: Any) -> bool:
+    """Whether it is a tensor that its values, dtype and shape describe."""
+    import torch
+
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.layout is torch.strided
+        and not (value.is_quantized or value.is_nested or value.is_meta)
+    )
+
+
+def _is_scalar(value: Any) -> bool:
+    kind = type(value)
+    return isinstance(value, np.generic) and kind is value.dtype.type and value.dtype.kind in _KINDS
+
+
+def _described(value: Any) -> str:
+    import torch
+
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, torch.Tensor):
+        return f"{kind} ({value.layout}, {value.dtype}, {value.device})"
+    return f"{kind} of {value.dtype}" if isinstance(value, np.ndarray | np.generic) else kind
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype of torch.")
+    return dtype
