@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from optuna_hermes.errors import Suspended
-from optuna_hermes.suspend import StoredState
+from optuna_hermes.model import TierName
+from optuna_hermes.suspend import State, StoredState
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._parking import Parking
 
 
 class FakeSession:
@@ -18,17 +22,17 @@ class FakeSession:
         checkpoint_dir: see ``Session``.
         checkpoints: see ``Session``.
         while_parked: called when the run waits in this process, as if others trained meanwhile.
-        evicts: a run that waits in this process is put on disk after ``while_parked``.
+        evicts: the tiers that a run goes to from the first one, after ``while_parked``.
     """
 
     def __init__(
         self,
-        yields: Mapping[int, Literal["resident", "disk"]] | None = None,
+        yields: Mapping[int, TierName] | None = None,
         *,
         checkpoint_dir: Path | None = None,
         checkpoints: tuple[StoredState, ...] = (),
         while_parked: Callable[[], None] = lambda: None,
-        evicts: bool = False,
+        evicts: tuple[TierName, ...] = (),
     ) -> None:
         self.must_yield = False
         self.checkpoint_dir = checkpoint_dir
@@ -36,23 +40,24 @@ class FakeSession:
         self.trainings: list[bool] = []
         self.reports: list[tuple[int, int, float]] = []
         self.beats: list[int] = []
-        self.parks: list[Literal["resident", "disk"]] = []
+        self.parks: list[TierName] = []
         self.states: list[StoredState] = []
         self.script = dict(yields or {})
         self._while_parked = while_parked
         self._evicts = evicts
         self._batches = 0
-        self._asked: Literal["resident", "disk"] = "resident"
+        self.asked: TierName = "resident"
+        self._parking: Parking | None = None
 
     def tick(self) -> None:
         """Say that a batch is trained: the test's own loop calls it."""
         self._batches += 1
         asked = self.script.pop(self._batches, None)
         if asked is not None:
-            self._asked = asked
+            self.asked = asked
             self.must_yield = True
 
-    def again(self, yields: Mapping[int, Literal["resident", "disk"]] | None = None) -> FakeSession:
+    def again(self, yields: Mapping[int, TierName] | None = None) -> FakeSession:
         """The session of the next process of this run, which finds what this one has stored."""
         return FakeSession(
             yields,
@@ -69,7 +74,7 @@ class FakeSession:
         """See ``suspend.Session``."""
         self.reports.append((unit, step, value))
 
-    def beat(self, batches: int) -> None:
+    def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""
         self.beats.append(batches)
 
@@ -78,22 +83,28 @@ class FakeSession:
         self.states.append(state)
         self.checkpoints = (state, *self.checkpoints[:1])
 
-    def park(self, store: Callable[[], StoredState] | None) -> None:
+    def park(self, state: State) -> None:
         """See ``suspend.Session``.
 
         Raises:
             Suspended: the script says so.
         """
         self.must_yield = False
-        if self._asked == "disk" and store is not None:
-            self._leave(store)
-        self.parks.append("resident")
+        self._put(state, self.asked)
         self._while_parked()
-        if self._evicts and store is not None:
-            self._leave(store)
+        for tier in self._evicts:
+            self._put(state, tier)
+        assert self._parking is not None
+        self._parking.back()
 
-    def _leave(self, store: Callable[[], StoredState]) -> None:
-        state = store()
-        self.saved(state)
-        self.parks.append("disk")
-        raise Suspended(f"The run is stored in {state.path}.")
+    def _put(self, state: State, tier: TierName) -> None:
+        from optuna_hermes.suspend._parking import Parking  # it needs torch
+
+        if self._parking is None:
+            self._parking = Parking(self.checkpoint_dir, lambda: self.checkpoints)
+        held = self._parking.put(state, tier)
+        assert self._parking.tier is not None
+        self.parks.append(self._parking.tier)
+        if held.stored is not None:
+            self.saved(held.stored)
+            raise Suspended(f"The run is stored in {held.stored.path}.")

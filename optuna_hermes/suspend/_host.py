@@ -1,0 +1,169 @@
+"""A run that waits in host memory."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from optuna_hermes.errors import SuspendError
+from optuna_hermes.model import TierName
+from optuna_hermes.suspend._arena import Arena
+from optuna_hermes.suspend._base import Held, State, Tier
+from optuna_hermes.suspend._storages import device_of, forget, movable, storages
+
+log = logging.getLogger(__name__)
+
+
+class Host(Tier):
+    """In host memory: the device is given back, the process stays.
+
+    Storages are emptied and filled again; tensors and modules are not touched. Whoever holds a
+    reference to one of them finds it as it was.
+    """
+
+    name: TierName = "host"
+
+    def __init__(self) -> None:
+        self._arena = Arena(torch.device("cpu"))
+        self._run = "no run"
+        self._sizes: dict[torch.UntypedStorage, int] = {}
+        self._tree: dict[str, Any] | None = None
+        self._told = False
+
+    def suspend(self, state: State) -> Held:
+        """See ``Tier``."""
+        if not state.moves:
+            raise SuspendError(
+                f"{state.name.capitalize()} cannot wait in host memory, for its tensors must keep "
+                "their addresses (a captured CUDA graph has them): leave it on its device or "
+                "store it on disk."
+            )
+        # First, while the scalars in it can still be read.
+        tree = state.dump() if state.stores else None
+        roots = list(state.roots())
+        device = device_of(roots)
+        found = storages(roots, device)
+        sizes = {storage: storage.nbytes() for storage in found if movable(storage)}
+        self._keep(sizes, device, state.name)
+        # Everything is safe: only now is anything emptied.
+        self._run, self._sizes, self._tree = state.name, sizes, tree
+        self._empty()
+        left = self._left([storage for storage in found if storage not in sizes])
+        return Held(device_bytes=left, host_bytes=self._arena.size_bytes)
+
+    def resume(self) -> None:
+        """See ``Tier``; after an error the run still waits here, and ``resume`` may be repeated."""
+        try:
+            for storage, size in self._sizes.items():
+                storage.resize_(size)
+            self._arena.put_back(list(self._sizes))
+        except RuntimeError as error:
+            self._empty()
+            raise SuspendError(
+                f"{self._run.capitalize()} must have {sum(self._sizes.values())} bytes on "
+                f"{self._arena.device} to come back: {error}. It stays in host memory; bring it "
+                "back when there is room."
+            ) from error
+        self._sizes, self._tree = {}, None
+
+    @torch.inference_mode(False)
+    def tree(self) -> dict[str, Any]:
+        """The tree that ``dump`` gave, with its tensors in host memory; good until ``resume``.
+
+        Raises:
+            SuspendError: nothing waits here that can be stored.
+        """
+        if self._tree is None:
+            raise SuspendError(
+                "Only a run that waits in host memory, and could be stored when it came there, "
+                f"goes on to disk: {self._run} does not."
+            )
+        places = {storage._cdata: index for index, storage in enumerate(self._sizes)}
+        views: dict[int, torch.UntypedStorage] = {}
+
+        def here(tensor: torch.Tensor) -> torch.Tensor:
+            address = tensor.untyped_storage()._cdata
+            if address not in places:
+                return tensor
+            if address not in views:
+                views[address] = self._arena.view(places[address]).untyped_storage()
+            return _over(views[address], tensor)
+
+        tree: dict[str, Any] = _mapped(self._tree, here, {})
+        return tree
+
+    def abandon(self) -> None:
+        """Give up a run that comes back elsewhere, before its process unwinds.
+
+        Its tensors are left without elements: whoever touches them on the way out sees that.
+        """
+        forget(self._sizes, self._arena.device)
+        self._sizes, self._tree = {}, None
+        self._arena.free()
+
+    def _keep(self, sizes: dict[torch.UntypedStorage, int], device: torch.device, run: str) -> None:
+        if self._arena.device != device:
+            self._arena = Arena(device)
+        try:
+            self._arena.keep(list(sizes))
+        except RuntimeError as error:
+            self._arena.free()
+            raise SuspendError(
+                f"{run.capitalize()} must have {sum(sizes.values())} bytes of host memory to wait "
+                f"there: {error}. It is as it was; leave it on its device or store it on disk."
+            ) from error
+
+    def _empty(self) -> None:
+        for storage in self._sizes:
+            storage.resize_(0)
+        if self._arena.device.type == "cuda":
+            getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+            torch.cuda.empty_cache()
+
+    def _left(self, stayed: list[torch.UntypedStorage]) -> int:
+        """Bytes that the device has not got back; what could not be moved is logged, once."""
+        device = self._arena.device
+        held = size = sum(storage.nbytes() for storage in stayed)
+        blocks = len(stayed)
+        if device.type == "cuda":
+            held, size = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+            blocks = torch.cuda.memory_stats(device)["allocation.all.current"]
+        if blocks and not self._told:
+            self._told = True
+            run = self._run.capitalize()
+            log.info("%s leaves %d bytes in %d blocks on %s.", run, size, blocks, device)
+        return held
+
+
+def _mapped(
+    value: Any,
+    replace: Callable[[torch.Tensor], torch.Tensor],
+    replaced: dict[int, torch.Tensor],
+) -> Any:
+    """A tree with other tensors; one that is in it twice is one object again."""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return kind(_mapped(item, replace, replaced) for item in value)
+    if kind in (dict, OrderedDict, Counter):
+        mapping = copy.copy(value)  # with its attributes: the state of a module has some
+        for key, item in value.items():
+            mapping[key] = _mapped(item, replace, replaced)
+        return mapping
+    if kind in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
+        if id(value) not in replaced:
+            replaced[id(value)] = replace(value)
+        return replaced[id(value)]
+    return value
+
+
+def _over(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    """A tensor in main memory that is to ``storage`` what ``like`` is to its own."""
+    tensor = torch.empty(0, dtype=like.dtype, device="cpu")
+    tensor.set_(storage, like.storage_offset(), like.size(), like.stride())
+    tensor = tensor.conj() if like.is_conj() else tensor
+    return torch._neg_view(tensor) if like.is_neg() else tensor

@@ -1,0 +1,72 @@
+"""Every tier keeps the contract of tiers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optuna_hermes.suspend import Tier, read, write
+from optuna_hermes.suspend._disk import Disk
+from optuna_hermes.suspend._host import Host
+from optuna_hermes.suspend._resident import Resident
+from optuna_hermes.testing import TierContract
+from optuna_hermes.testing._tier import STEPS, Training, uninterrupted
+
+
+class TestResident(TierContract):
+    """On the device."""
+
+    @pytest.fixture
+    def tier(self) -> Tier:
+        """Nothing moves."""
+        return Resident()
+
+    def test_nothing_is_copied(self, tier: Tier, training: Training) -> None:
+        """The run keeps its memory, and takes no other."""
+        held = tier.suspend(training)
+        assert (held.device_bytes, held.host_bytes) == (training.held_bytes(), 0)
+
+
+class TestHost(TierContract):
+    """In host memory."""
+
+    needs = "moves"
+
+    @pytest.fixture
+    def tier(self) -> Tier:
+        """A tier that has not been used."""
+        return Host()
+
+    def test_the_device_is_given_back(self, tier: Tier, training: Training) -> None:
+        """No tensor has memory while the run waits, and a small run takes little of the host's."""
+        held = tier.suspend(training)
+        assert (held.device_bytes, held.host_bytes) == (0, 1 << 20)
+        assert training.held_bytes() == 0
+
+    def test_a_run_goes_on_to_disk_without_its_device(
+        self, training: Training, tmp_path: Path
+    ) -> None:
+        """The tree in host memory is the whole state of the run, whose tensors stay empty."""
+        host = Host()
+        host.suspend(training)
+        stored = write(tmp_path, host.tree(), run=training.name, units=training.units)
+        assert training.held_bytes() == 0
+        found = read([stored], training.name)
+        assert found is not None
+        again = Training(seed=99)
+        again.load(found[1])
+        again.train(STEPS)
+        assert again.values() == uninterrupted()
+
+
+class TestDisk(TierContract):
+    """In a file."""
+
+    needs = "stores"
+    in_place = False
+
+    @pytest.fixture
+    def tier(self, tmp_path: Path) -> Tier:
+        """A folder of the run's own; the ledger knows nothing."""
+        return Disk(tmp_path / "run", lambda: ())
