@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from optuna_hermes.lightning import HermesCallback as HermesCallback
     from optuna_hermes.pruner import HermesPruner
+    from optuna_hermes.pytorch import suspendable as suspendable
     from optuna_hermes.sampler import HermesSampler
     from optuna_hermes.workers import OptimizeResult, optimize
 
 __version__ = "0.1.0"
 
-# HermesCallback is here too, but it needs the extra [lightning]: `import *` must not.
+# HermesCallback and suspendable are here too, but need the extra [lightning]: `import *` must not.
 __all__ = ["HermesPruner", "HermesSampler", "OptimizeResult", "optimize"]
 
 _HOMES = {
@@ -26,6 +27,7 @@ _HOMES = {
     "HermesSampler": "optuna_hermes.sampler",
     "OptimizeResult": "optuna_hermes.workers",
     "optimize": "optuna_hermes.workers",
+    "suspendable": "optuna_hermes.pytorch",
 }
 
 

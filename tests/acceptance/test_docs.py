@@ -105,3 +105,10 @@ def test_the_plain_example_runs(tmp_path: Path) -> None:
     done = python(ROOT / "examples" / "plain_optuna.py", 4, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Best of 4" in done.stdout
+
+
+def test_the_loop_example_runs(tmp_path: Path) -> None:
+    """A loop in plain PyTorch is tuned by running its script."""
+    done = python(ROOT / "examples" / "pytorch_loop.py", 2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Best of 2" in done.stdout

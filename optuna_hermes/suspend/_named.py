@@ -1,0 +1,94 @@
+"""What a training loop names, to be brought back with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from optuna_hermes.errors import InvalidInputError, SuspendError
+from optuna_hermes.suspend._owners import put_back, state_of
+from optuna_hermes.suspend._state import moved, on_device
+
+
+class Named:
+    """The objects that a loop changes, and plain values.
+
+    Args:
+        owners: modules, optimizers and so on, by the names that messages give them.
+
+    Raises:
+        InvalidInputError: one of them has no ``state_dict`` or ``load_state_dict``.
+    """
+
+    def __init__(self, owners: Mapping[str, Any]) -> None:
+        for name, owner in owners.items():
+            _check(name, owner)
+        self.kept: dict[str, Any] = {}
+        self._owners = owners
+
+    def roots(self) -> list[object]:
+        """What leads to every tensor."""
+        return [*self._owners.values(), self.kept]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all, as a tree of tensors and plain values; the tensors are not copied."""
+        return {
+            "owners": {name: state_of(owner) for name, owner in self._owners.items()},
+            "kept": self.kept,
+            "on_device": [name for name, value in self.kept.items() if on_device(value)],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put all back; the tensors of ``state`` may become theirs.
+
+        Raises:
+            SuspendError: the state is not of these objects.
+        """
+        saved = state["owners"]
+        if saved.keys() != self._owners.keys():
+            named = ", ".join(self._owners) or "nothing"
+            raise SuspendError(f"it holds {', '.join(saved) or 'nothing'}, not {named}")
+        for name, owner in self._owners.items():
+            try:
+                put_back(owner, saved[name])
+            except Exception as error:
+                raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
+        kept = dict(state["kept"])
+        for name in state["on_device"]:
+            kept[name] = moved(kept[name], torch.accelerator.current_accelerator())
+        _put_into(self.kept, kept)
+
+
+def _check(name: str, owner: object) -> None:
+    if isinstance(owner, DataLoader):
+        raise InvalidInputError(
+            f"suspendable({name}=...) must not be a loader, but is a {type(owner).__name__}: give "
+            "it to run.batches(), which keeps its position."
+        )
+    methods = [getattr(owner, method, None) for method in ("state_dict", "load_state_dict")]
+    if isinstance(owner, type) or not all(callable(method) for method in methods):
+        raise InvalidInputError(
+            f"suspendable({name}=...) must have state_dict() and load_state_dict(), but is "
+            f"{_short(owner)}: write these two methods, or keep plain values in run.kept."
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"of {type(value).__name__}"
+
+
+def _put_into(present: Any, value: Any) -> Any:
+    """``value``, in the lists and dictionaries there are: the objective may hold them."""
+    if type(present) is list and type(value) is list:
+        present[:] = value
+        return present
+    if type(present) is dict and type(value) is dict:
+        merged = {name: _put_into(present.get(name), item) for name, item in value.items()}
+        present.clear()
+        present.update(merged)
+        return present
+    return value

@@ -1,0 +1,97 @@
+"""Where a training loop is in its loader."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from optuna_hermes.suspend._loader import RandomWatch, Replay
+
+Batch = TypeVar("Batch")
+
+
+class Place:
+    """The position of a loop in an epoch of batches, whatever they come from."""
+
+    def __init__(self) -> None:
+        self.batch = 0
+        """Batches of this epoch that are trained: the loop counts them."""
+        self.length: int | None = None
+        """Batches that this epoch has, None if that is unknown."""
+        self.problem: str | None = None
+        """Why a run could not come back to its place in this epoch, None if it could."""
+        self._source: Any = None
+        self._replays: dict[Any, Replay] = {}
+        self._watches: dict[Any, RandomWatch] = {}
+
+    @property
+    def warning(self) -> str | None:
+        """What a loader has done that cannot be brought back exactly, None if all can."""
+        drew = (watch.warning() for watch in self._watches.values() if watch.drew())
+        return next(drew, None)
+
+    def iterate(
+        self, loader: Iterable[Batch], state: dict[str, Any] | None = None
+    ) -> Iterator[Batch]:
+        """Begin an epoch.
+
+        Args:
+            loader: has ``state_dict`` and ``load_state_dict``, or is a ``DataLoader`` over a
+                map-style data set, or a sequence; with others there is a ``problem``.
+            state: what ``state_dict`` gave, if the epoch goes on from there.
+        """
+        source = self._source = self._source_of(loader)
+        self.length = _length(loader)
+        self.problem = self._problem(loader)
+        self.batch = 0 if state is None else state["batch"]
+        if state is not None and source is not None:
+            source.load_state_dict(state["loader"])
+        self._watch(loader)
+        iterator = iter(loader)
+        if source is None:
+            next(itertools.islice(iterator, self.batch, self.batch), None)
+        return iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch is; for right before a batch is fetched."""
+        loader = None if self._source is None else self._source.state_dict()
+        return {"batch": self.batch, "loader": loader}
+
+    def leave(self) -> None:
+        """Give the loaders back what is their own, and let them go."""
+        hung: list[Replay | RandomWatch] = [*self._replays.values(), *self._watches.values()]
+        for each in hung:
+            each.unwrap()
+        self._replays, self._watches, self._source = {}, {}, None
+
+    def _source_of(self, loader: Any) -> Any:
+        """What knows where a loader is; None if the number of batches says it."""
+        if callable(getattr(loader, "state_dict", None)):
+            return loader
+        if not Replay.fits(loader):
+            return None
+        if loader not in self._replays:  # its workers, where they persist, hold the first one
+            self._replays[loader] = Replay(loader, lambda: self.batch)
+        return self._replays[loader]
+
+    def _watch(self, loader: Any) -> None:
+        if RandomWatch.fits(loader) and loader not in self._watches:
+            self._watches[loader] = RandomWatch(loader)
+
+    def _problem(self, loader: object) -> str | None:
+        if self.length is None:
+            return "the length of its loader is unknown"
+        if self._source is None and not hasattr(loader, "__getitem__"):
+            return (
+                "its loader is neither a DataLoader over a map-style data set, nor stateful, nor a "
+                "sequence"
+            )
+        return None
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None

@@ -1,0 +1,690 @@
+"""A suspended loop in plain PyTorch is, bit for bit, the loop that was never suspended.
+
+As a script, this file is the next process of a run: ``test_pytorch.py FOLDER SEED CASES``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from optuna.trial import FixedTrial
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+
+from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended
+from optuna_hermes.model import TierName
+from optuna_hermes.pytorch import Run, suspendable
+from optuna_hermes.suspend import StoredState
+from optuna_hermes.testing import FakeSession
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata
+
+EPOCHS = 4
+BATCHES = 10
+Bits = dict[Any, bytes]
+
+
+class Points(Dataset[tuple[torch.Tensor, int]]):
+    """Data that every generator of random numbers has a hand in."""
+
+    def __init__(self, noise: float = 0.1) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self._noise = noise
+        self._x = torch.randn(BATCHES * 8, 8, generator=generator)
+        self._y = (self._x[:, 0] > 0).long() + (self._x[:, 1] > 0).long()
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if not self._noise:
+            return self._x[index], int(self._y[index])
+        noise = torch.randn(8) + np.random.normal() + random.gauss(0, 1)
+        return self._x[index] + self._noise * noise, int(self._y[index])
+
+
+class Cache(nn.Module):
+    """A layer with a buffer that no ``state_dict`` has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(16), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 0.01 * x.detach().mean(0)
+        return x + 0.1 * self.seen
+
+
+class Smoothed:
+    """An object of the user's own, with the two methods."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.history: list[float] = []
+
+    def add(self, loss: float) -> None:
+        self.value = 0.9 * self.value + 0.1 * loss
+        self.history.append(self.value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), Cache(), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 3)
+    )
+
+
+class Trace:
+    """What a run did, to the bit: losses by batch, values by epoch, everything at the end."""
+
+    def __init__(self) -> None:
+        self.losses: Bits = {}
+        self.rows: Bits = {}
+        self.end: Bits = {}
+
+    def note(self, where: Bits, key: Any, value: Any) -> None:
+        bits = torch.as_tensor(value, dtype=torch.float64).numpy().tobytes()
+        assert where.setdefault(key, bits) == bits, f"trained again, {key} is another one"
+
+    def seen(self) -> tuple[Bits, Bits, Bits]:
+        return self.losses, self.rows, self.end
+
+
+def new_trial(direction: str = "minimize", **parts: Any) -> optuna.Trial:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(direction=direction, **parts).ask()
+
+
+def scramble(seed: int = 5) -> None:
+    """Others train in this process meanwhile, or it is another process."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def by_loader(data: Points, loader: Any = DataLoader, **options: Any) -> Callable[[], Any]:
+    """The same loader in each epoch."""
+    if "sampler" not in options:
+        options["shuffle"] = True
+    made = loader(data, batch_size=8, **options)
+    return lambda: made
+
+
+def by_hand(data: Points) -> Iterator[Any]:
+    """An order that the loop draws itself, between ``epochs`` and ``batches``."""
+    return torch.randperm(len(data)).split(8)
+
+
+def source(case: str, data: Points) -> Callable[[], Any]:
+    """Makes what ``run.batches`` gets in an epoch."""
+    generator = torch.Generator().manual_seed(3)
+    drawn = WeightedRandomSampler([1.0, 2.0] * (len(data) // 2), len(data))
+    forked = {"num_workers": 2, "multiprocessing_context": "fork"}
+    cases: dict[str, Callable[[], Callable[[], Any]]] = {
+        "stateful": lambda: by_loader(data, StatefulDataLoader),
+        "own-generator": lambda: by_loader(data, generator=generator),
+        "own-sampler": lambda: by_loader(data, sampler=drawn),
+        "workers": lambda: by_loader(data, **forked),
+        "persistent-workers": lambda: by_loader(data, **forked, persistent_workers=True),
+        "stateful-workers": lambda: by_loader(data, StatefulDataLoader, **forked),
+        "by-hand": lambda: functools.partial(by_hand, data),
+    }
+    return cases.get(case, lambda: by_loader(data))()
+
+
+def train(
+    session: FakeSession | None,
+    trace: Trace,
+    *,
+    case: str = "shuffled",
+    seed: int = 1,
+    trial: Any = None,
+    killed_after: int | None = None,
+) -> Run:
+    """One process of a run, as a user would write it; a new one has other random numbers."""
+    scramble(1)
+    model = network()
+    average = AveragedModel(model, avg_fn=get_ema_avg_fn(0.9), use_buffers=True)
+    body = torch.optim.AdamW(model[:3].parameters(), lr=0.01)
+    head = torch.optim.SGD(model[3:].parameters(), lr=0.05, momentum=0.9)
+    steps = EPOCHS * BATCHES
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(body, 0.05, steps)
+    decay = torch.optim.lr_scheduler.MultiStepLR(head, [2, 3])
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
+    metrics = MetricCollection({"accuracy": MulticlassAccuracy(3), "area": BinaryAUROC()})
+    mean, smoothed, data = MeanMetric(), Smoothed(), Points(0.0 if "workers" in case else 0.1)
+    loader = source(case, data)
+    every = 4 if case == "accumulated" else 1
+    if session is not None and session.checkpoints:
+        scramble(seed)
+    named = {"model": model, "average": average, "body": body, "head": head, "decay": decay}
+    named |= {"scheduler": scheduler, "scaler": scaler, "metrics": metrics, "smoothed": smoothed}
+    run = Run(trial or new_trial(), {**named, "mean": mean}, session)
+    best = run.kept.setdefault("best", [])
+    seen = 0
+    for epoch in run.epochs(EPOCHS):
+        model.train()
+        if case == "frozen-later" and epoch >= 2:
+            model[0].requires_grad_(False)
+            model[1].eval()
+        metrics.reset()
+        run.kept["total"] = torch.zeros(())
+        for batch in run.batches(loader()):
+            x, y = batch if case != "by-hand" else (data._x[batch], data._y[batch])
+            out = model(x)
+            loss = nn.functional.cross_entropy(out, y) + 0.001 * smoothed.value
+            scaler.scale(loss / every).backward()
+            if (run.batch + 1) % every == 0:
+                for optimizer in (body, head):
+                    scaler.step(optimizer)
+                    optimizer.zero_grad()
+                scaler.update()
+                scheduler.step()
+            average.update_parameters(model)
+            smoothed.add(loss.item())
+            mean.update(loss.detach())
+            metrics["accuracy"].update(out, y)
+            metrics["area"].update(out[:, 0].sigmoid().detach(), (y == 0).long())
+            run.kept["total"] += loss.detach()
+            trace.note(trace.losses, (epoch, run.batch), loss.item())
+            if session is not None:
+                session.tick()
+            seen += 1
+            if seen == killed_after:
+                raise SystemExit(9)
+            if case == "twice-an-epoch" and run.batch == 4:
+                run.report(smoothed.value)
+        decay.step()
+        row = [loss.item(), run.kept["total"], mean.compute(), *metrics.compute().values()]
+        model.eval()
+        with torch.no_grad():
+            losses = [nn.functional.cross_entropy(model(x), y) for x, y in DataLoader(data, 16)]
+        value = float(sum(losses))
+        best.append(min([*best[-1:], value]))
+        run.report(value)
+        trace.note(trace.rows, epoch, [*row, value, scaler.get_scale(), torch.randn(())])
+    for name, owner in (("model", model), ("average", average)):
+        for key, tensor in owner.state_dict().items():
+            trace.note(trace.end, (name, key), tensor)
+    trace.note(trace.end, "rest", [run.value, *best, *smoothed.history, head.param_groups[0]["lr"]])
+    return run
+
+
+def suspended(session: FakeSession, trace: Trace, **options: Any) -> FakeSession:
+    """Train until the run is put on disk, and give the session of its next process."""
+    with pytest.raises(Suspended):
+        train(session, trace, **options)
+    return session.again()
+
+
+@functools.cache
+def expected(case: str) -> Trace:
+    """The trace of the run that is never suspended."""
+    trace = Trace()
+    train(FakeSession(), trace, case=case)
+    return trace
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+# -- exactness ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "shuffled",
+        "stateful",
+        "own-generator",
+        "own-sampler",
+        "workers",
+        "persistent-workers",
+        "stateful-workers",
+        "by-hand",
+        "accumulated",
+        "twice-an-epoch",
+        "frozen-later",
+    ],
+)
+def test_disk(case: str, tmp_path: Path) -> None:
+    """Three suspensions to disk, one of them between epochs, leave no trace."""
+    trace = Trace()
+    session = FakeSession({7: "disk"}, checkpoint_dir=tmp_path)
+    for seed, after in ((2, 3), (3, 15)):
+        session = suspended(session, trace, seed=seed, case=case).again({after: "disk"})
+    session = suspended(session, trace, seed=4, case=case)
+    train(session, trace, seed=5, case=case)
+    assert trace.seen() == expected(case).seen()
+    assert len(list(tmp_path.iterdir())) <= 3, "the newest, and the two the ledger knew then"
+
+
+@pytest.mark.parametrize("tier", ["resident", "host"])
+@pytest.mark.parametrize("case", ["shuffled", "stateful", "accumulated"])
+def test_memory(case: str, tier: TierName, tmp_path: Path) -> None:
+    """A run that waits in its process while others use the random numbers goes on as it was."""
+    trace = Trace()
+    yields = dict.fromkeys((1, 6, 10, 13, 31), tier)
+    session = FakeSession(yields, checkpoint_dir=tmp_path, while_parked=scramble)
+    train(session, trace, case=case)
+    assert session.parks == [tier] * 5
+    assert trace.seen() == expected(case).seen()
+
+
+@pytest.mark.parametrize("tiers", [("resident", "disk"), ("host", "disk")])
+def test_evicted(tiers: tuple[TierName, TierName], tmp_path: Path) -> None:
+    """A run that waits in its process can be put on disk later, with others' numbers drawn."""
+    trace = Trace()
+    session = FakeSession(
+        {23: tiers[0]}, checkpoint_dir=tmp_path, while_parked=scramble, evicts=tiers[1:]
+    )
+    session = suspended(session, trace, seed=2)
+    train(session, trace, seed=3)
+    assert trace.seen() == expected("shuffled").seen()
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    processes=st.lists(
+        st.dictionaries(
+            st.integers(1, 19), st.sampled_from(["resident", "host", "disk"]), max_size=4
+        ),
+        max_size=4,
+    )
+)
+def test_any_suspensions(
+    processes: list[dict[int, TierName]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whenever and wherever a run is suspended, it stays the same run."""
+    trace = Trace()
+    session = FakeSession(checkpoint_dir=tmp_path_factory.mktemp("run"), while_parked=scramble)
+    for seed, yields in enumerate(processes):
+        session = session.again(yields)
+        try:
+            train(session, trace, seed=seed)
+        except Suspended:
+            continue
+        break
+    else:
+        train(session.again(), trace, seed=99)
+    assert trace.seen() == expected("shuffled").seen()
+
+
+def test_new_process(tmp_path: Path) -> None:
+    """A run goes on in another process, with another seed, as in its first one."""
+    traces = {"shuffled": Trace(), "stateful": Trace()}
+    for case, trace in traces.items():
+        session = FakeSession({17: "disk"}, checkpoint_dir=tmp_path / case)
+        session = suspended(session, trace, case=case)
+        state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
+        (tmp_path / case / "state.json").write_text(json.dumps(state))
+    command = [sys.executable, __file__, str(tmp_path), "99", *traces]
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for case, trace in traces.items():
+        losses, rows, end = torch.load(tmp_path / case / "trace.pt", weights_only=True)
+        assert ({**trace.losses, **losses}, {**trace.rows, **rows}, end) == expected(case).seen()
+
+
+@pytest.mark.parametrize("killed_after", [9, 10, 11, 29])
+def test_killed(killed_after: int, tmp_path: Path) -> None:
+    """A killed run repeats at most a unit: the same one, and it is reported once."""
+    trace, trial = Trace(), new_trial()
+    session = FakeSession(checkpoint_dir=tmp_path)
+    with pytest.raises(SystemExit):
+        train(session, trace, trial=trial, killed_after=killed_after)
+    train(session.again(), trace, trial=trial, seed=6)  # a second report would be a warning
+    assert trace.seen() == expected("shuffled").seen()
+    assert sorted(trial.study.trials[0].intermediate_values) == [1, 2, 3, 4]
+
+
+# -- reports -----------------------------------------------------------------------------------
+
+
+def tiny(
+    session: FakeSession | None,
+    *,
+    trial: Any = None,
+    loader: Any = None,
+    epochs: int = 3,
+    **named: Any,
+) -> Run:
+    """The shortest loop there is, with one weight."""
+    model = nn.Linear(1, 1)
+    run = Run(trial or new_trial(), {"model": model, **named}, session)
+    for epoch in run.epochs(epochs):
+        for _ in run.batches([1.0, 2.0, 3.0] if loader is None else loader):
+            run.kept["sum"] = run.kept.get("sum", 0) + 1
+            if session is not None:
+                session.tick()
+        run.report(10.0 - epoch)
+    return run
+
+
+def test_without_a_broker() -> None:
+    """Under plain Optuna every value is reported to the trial, counted from 1."""
+    trial = new_trial()
+    run = suspendable(trial, model=nn.Linear(1, 1))
+    for epoch in run.epochs(2):
+        assert [run.batch for _ in run.batches("abc")] == [0, 1, 2]
+        run.report(torch.tensor(1.5 - epoch))
+    assert trial.study.trials[0].intermediate_values == {1: 1.5, 2: 0.5}
+    assert run.value == 0.5
+
+
+def test_fixed_trial() -> None:
+    """An objective can be called with a ``FixedTrial``, to see what it does."""
+    assert tiny(None, trial=FixedTrial({})).value == 8.0
+
+
+def test_pruned() -> None:
+    """The study's pruner stops the run."""
+    trial = new_trial(pruner=optuna.pruners.ThresholdPruner(upper=9.5))
+    with pytest.raises(optuna.TrialPruned, match=r"after unit 1 at 10\.0"):
+        tiny(None, trial=trial)
+
+
+def test_maximized_values_are_turned_for_the_session_only() -> None:
+    """The session gets lower-is-better values, the user and Optuna get the value."""
+    session, trial = FakeSession(), new_trial("maximize")
+    assert tiny(session, trial=trial).value == 8.0
+    assert session.reports == [(1, 1, -10.0), (2, 2, -9.0), (3, 3, -8.0)]
+    assert trial.study.trials[0].intermediate_values[3] == 8.0
+
+
+def test_first_batch_is_told_once_a_grant(tmp_path: Path) -> None:
+    """The session learns of the first batch, and whether the run can be stored, at every grant."""
+    session = FakeSession({4: "resident"}, checkpoint_dir=tmp_path)
+    tiny(session)
+    assert session.trainings == [True, True]
+    assert session.beats == [0]
+
+
+def test_beats_in_a_validation() -> None:
+    """A long validation says that it is alive, and that costs nothing without a broker."""
+    session = FakeSession()
+    Run(new_trial(), {}, session).beat()
+    Run(new_trial(), {}, None).beat()
+    assert session.beats == [0]
+
+
+def test_every_unit_is_saved(tmp_path: Path) -> None:
+    """Each unit but the last, after which there is nothing to come back to, has a checkpoint."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    tiny(session)
+    assert [state.units for state in session.states] == [1, 2]
+
+
+def test_not_after_the_last_batch_of_an_epoch(tmp_path: Path) -> None:
+    """What follows a loop may use the loop's variables: a run asked there waits an epoch on."""
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        tiny(session)
+    assert [unit for unit, *_ in session.reports] == [1]
+
+
+# -- where a run waits -------------------------------------------------------------------------
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    ("case", "loader"),
+    [
+        ("no folder", None),
+        ("unknown length", DataLoader(Stream(), batch_size=1)),
+        ("neither", {1.0, 2.0, 3.0}),
+    ],
+)
+def test_runs_that_cannot_be_stored(case: str, loader: Any, tmp_path: Path) -> None:
+    """A run that could not come back exactly waits in memory, whatever tier it is asked for."""
+    folder = None if case == "no folder" else tmp_path
+    session = FakeSession({2: "disk", 5: "host"}, checkpoint_dir=folder)
+    assert tiny(session, loader=loader).kept == {"sum": 9}
+    assert session.parks == ["resident", "host"]
+    assert not any(session.trainings)
+    assert not session.states
+
+
+@pytest.mark.parametrize(("noise", "lines"), [(0.0, 0), (0.1, 1)])
+def test_random_numbers_in_workers(
+    noise: float, lines: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What cannot be brought back exactly is said, by name and once."""
+    loader = DataLoader(Points(noise), 32, num_workers=1, multiprocessing_context="fork")
+    tiny(FakeSession(checkpoint_dir=tmp_path), loader=loader)
+    assert [r.getMessage()[:27] for r in caplog.records] == ["Trial 0: Points draws rando"] * lines
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nothing_is_left_in_the_loader(workers: int, tmp_path: Path) -> None:
+    """After a suspension, and after a resumed loop, the loader is as before."""
+    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
+    context = "fork" if workers else None
+    loader = DataLoader(Points(0.0), 32, num_workers=workers, multiprocessing_context=context)
+    before = dict(vars(loader))
+    with pytest.raises(Suspended):
+        tiny(session, loader=loader)
+    assert vars(loader) == before
+    tiny(session.again(), loader=loader)
+    assert vars(loader) == before
+
+
+def test_kept_values(tmp_path: Path) -> None:
+    """A list that the objective holds is the one that comes back filled."""
+
+    def loop(session: FakeSession) -> list[int]:
+        run = Run(new_trial(), {}, session)
+        seen: list[int] = run.kept.setdefault("seen", [])
+        for epoch in run.epochs(2):
+            seen.append(-epoch)
+            for number in run.batches(range(4)):
+                seen.append(number)
+                session.tick()
+            run.report(0.0)
+        return seen
+
+    session = FakeSession({6: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        loop(session)
+    assert loop(session.again()) == [0, 0, 1, 2, 3, -1, 0, 1, 2, 3]
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"best": 0.5}, r"suspendable\(best=\.\.\.\) must have state_dict.* is 0\.5: .*run\.kept"),
+        ({"net": nn.Linear}, r"net=\.\.\.\) must have"),
+        ({"data": DataLoader([1])}, r"data=\.\.\.\) must not be a loader.*run\.batches\(\)"),
+        ({"data": DataLoader(Stream())}, "is a DataLoader"),
+    ],
+)
+def test_what_cannot_be_named(named: dict[str, Any], message: str) -> None:
+    """An object that could not be brought back is refused by its name, with or without a broker."""
+    with pytest.raises(InvalidInputError, match=message):
+        suspendable(new_trial(), **named)
+
+
+def test_one_call_in_an_objective() -> None:
+    """A second call would count the same units: that is refused."""
+    session = FakeSession()
+    tiny(session)
+    with pytest.raises(InvalidInputError, match="once in an objective, but trial 0"):
+        tiny(session)
+
+
+def test_one_loop_over_epochs() -> None:
+    """A second loop would have no place to come back to."""
+    run = tiny(None)
+    with pytest.raises(InvalidInputError, match=r"run\.epochs\(\) must be used once"):
+        next(run.epochs(3))
+
+
+def test_one_loop_over_batches() -> None:
+    """Neither would a second loop over batches, nor one outside of an epoch."""
+    run = Run(new_trial(), {}, None)
+    with pytest.raises(InvalidInputError, match="once in each epoch"):
+        next(run.batches([1]))
+    for _ in run.epochs(1):
+        list(run.batches([1]))
+        with pytest.raises(InvalidInputError, match="once in each epoch"):
+            next(run.batches([1]))
+
+
+def test_no_report_without_a_batch() -> None:
+    """A loop that goes past ``run.batches`` would never give its device back."""
+    run = Run(new_trial(), {}, None)
+    with pytest.raises(InvalidInputError, match="must come after a batch"):
+        run.report(1.0)
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+
+def stored(folder: Path, **named: Any) -> FakeSession:
+    """A run that was stored after its second unit."""
+    session = FakeSession({7: "disk"}, checkpoint_dir=folder)
+    with pytest.raises(Suspended):
+        tiny(session, **named)
+    return session.again()
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({}, "it holds model, other, not model"),
+        ({"other": nn.Linear(3, 3)}, "other cannot be loaded from it: .*size mismatch"),
+    ],
+)
+def test_other_objects(named: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """A checkpoint that does not fit what the objective makes now is named, with the reason."""
+    session = stored(tmp_path, other=nn.Linear(2, 2))
+    path = session.checkpoints[0].path
+    with pytest.raises(CheckpointError, match=rf"(?s){path.name} of trial 0 must fit.*{message}"):
+        tiny(session, **named)
+
+
+def test_no_good_checkpoint(tmp_path: Path) -> None:
+    """A run none of whose checkpoints is good is an error, never a restart from epoch 0."""
+    session = stored(tmp_path)
+    for state in session.checkpoints:
+        state.path.write_bytes(state.path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"No checkpoint of trial 0 can be used.*must have"):
+        tiny(session)
+    assert session.reports == []
+
+
+def test_state_that_cannot_be_stored(tmp_path: Path) -> None:
+    """An object whose state is no plain value is an error that names it, at the first save."""
+    odd = Smoothed()
+    odd.value = object()  # type: ignore[assignment]
+    with pytest.raises(CheckpointError, match=r"trial 0 must hold only .*odd.*value"):
+        tiny(FakeSession(checkpoint_dir=tmp_path), odd=odd)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- with everything ---------------------------------------------------------------------------
+
+STUDY = """
+import optuna
+import torch
+from torch import nn
+
+from optuna_hermes import HermesPruner, HermesSampler, optimize, suspendable
+from optuna_hermes.suspend._seed import seed_everything, trial_seed
+
+
+def objective(trial):
+    model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.2), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=trial.suggest_float("lr", 1e-4, 1e-1))
+    data = torch.utils.data.TensorDataset(torch.randn(512, 4))
+    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+    run = suspendable(trial, model=model, optimizer=optimizer)
+    for epoch in run.epochs(6):
+        run.kept["loss"] = 0.0
+        for (x,) in run.batches(loader):
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.kept["loss"] += loss.item()
+        run.report(run.kept["loss"])
+    return run.value
+
+
+study = optuna.create_study(
+    storage="sqlite:///study.db", sampler=HermesSampler(), pruner=HermesPruner()
+)
+rates = [0.001 * 2**number for number in range(6)]
+for lr in rates:
+    study.enqueue_trial({"lr": lr})
+result = optimize(
+    study, objective, n_trials=6, devices="cpu:2", policy="round-robin", slice_seconds=0.05, seed=3
+)
+assert result.switches, result
+torch.set_num_threads(1)
+for number, lr in enumerate(rates):
+    seed_everything(trial_seed(3, number))
+    assert objective(optuna.trial.FixedTrial({"lr": lr})) == study.trials[number].value, number
+"""
+
+
+def test_study(tmp_path: Path) -> None:
+    """Trials that take turns have the values of trials that nobody suspends, bit for bit."""
+    (tmp_path / "study.py").write_text(STUDY)
+    done = subprocess.run(
+        [sys.executable, "study.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def main(folder: Path, seed: int, case: str) -> None:
+    """Go on from the checkpoint described in ``folder``, and write down the rest of the run."""
+    torch.set_num_threads(1)
+    state = json.loads((folder / "state.json").read_text())
+    stored = StoredState(**{**state, "path": Path(state["path"])})
+    trace = Trace()
+    session = FakeSession(checkpoint_dir=folder, checkpoints=(stored,))
+    train(session, trace, seed=seed, case=case)
+    torch.save(trace.seen(), folder / "trace.pt")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[3:]:
+        main(Path(sys.argv[1]) / name, int(sys.argv[2]), name)
