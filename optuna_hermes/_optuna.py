@@ -223,6 +223,20 @@ def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
     return optuna.Trial(study, trial_id)
 
 
+def reported_steps(trial: Any) -> frozenset[int]:
+    """Steps that Optuna has a value for, from before this process; none for a ``FixedTrial``."""
+    study = getattr(trial, "study", None)
+    trials = [] if study is None else study.get_trials(deepcopy=False)
+    found = (frozen for frozen in trials if frozen.number == trial.number)
+    return frozenset(step for frozen in found for step in frozen.intermediate_values)
+
+
+def end_of(study: optuna.Study, trial_id: int) -> TrialState | None:
+    """How a trial has ended, None if it has not."""
+    state = study._storage.get_trial(trial_id).state
+    return state if state.is_finished() else None
+
+
 def trial_id(trial: Any) -> int:
     """Optuna's id of a trial."""
     return int(trial._trial_id)

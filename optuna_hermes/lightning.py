@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import functools
-import io
 import logging
 import math
 import time
 import weakref
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Iterable
+from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from optuna_hermes import _lightning as private
-from optuna_hermes._optuna import pruned, sign
+from optuna_hermes._optuna import pruned, reported_steps, sign
 from optuna_hermes.broker import session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError
-from optuna_hermes.suspend import (
-    Session,
-    StoredState,
-    kept_rng,
-    newest_good,
-    rng_state,
-    set_rng_state,
-    write,
-)
+from optuna_hermes.suspend import Session, kept_rng, read, rng_state, set_rng_state
+from optuna_hermes.suspend._saver import Saver
+from optuna_hermes.suspend._state import captured_graphs
+from optuna_hermes.suspend._storages import peak_bytes
 
 _KEY = "optuna_hermes"
 _BEAT_SECONDS = 1.0
+_LONG_VALIDATION_SECONDS = 5.0
+"""A validation that has taken this long may be interrupted; that run can then wait in memory only.
+"""
 
 log = logging.getLogger(__name__)
 
-_owners: weakref.WeakKeyDictionary[Session, HermesCallback] = weakref.WeakKeyDictionary()
+_owners: weakref.WeakKeyDictionary[Session, weakref.ref[HermesCallback]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class HermesCallback(Callback):
@@ -82,7 +77,8 @@ class HermesCallback(Callback):
         self._stores = False
         self._begun = False
         self._unsaved = False
-        self._saving: Future[StoredState] | None = None
+        self._saver: Saver | None = None
+        self._validating_since = -math.inf
         self._busy = True
         self._next_beat = -math.inf
 
@@ -98,7 +94,7 @@ class HermesCallback(Callback):
         self._own(session)
         self._fits += 1
         self._trainer = trainer
-        self._reported = _reported_steps(self._trial)
+        self._reported = reported_steps(self._trial)
         self._wiring = private.Wiring(trainer)
         if self._fits == 1:
             self._resume(session)
@@ -112,16 +108,27 @@ class HermesCallback(Callback):
         if reason is not None:
             log.info("The run of %s can only wait in memory: %s.", self._run, reason)
         self._stores = reason is None
+        self._saver = Saver(session, self._run) if self._stores else None
         self._begun = False
         self._busy = True
         if self._restored is not None:
             wiring.skip_finished_validation()
         wiring.between_batches(self._between_batches)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the time of a validation."""
+        self._validating_since = time.monotonic()
+
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """A long validation is progress too."""
-        if self._session is not None and self._wiring is not None:
-            self._beat(self._session)
+        """A long validation is progress too, and can be interrupted."""
+        session = self._session
+        if session is None or self._wiring is None or trainer.sanity_checking:
+            return
+        self._beat(session)
+        if not session.must_yield or session.asked == "disk":
+            return
+        if time.monotonic() - self._validating_since >= _LONG_VALIDATION_SECONDS:
+            self._park(trainer, session, stores=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A unit is done, if this validation logged the metric."""
@@ -209,76 +216,51 @@ class HermesCallback(Callback):
             self._begun = True
             self._restore(trainer)
             session.training(stores=self._stores)
-        self._finish_saving(wait=False)
+        saver = self._saver
+        if saver is not None:
+            saver.finish(wait=False)
         if self._stores and not private.clean(trainer):
             return
         if session.must_yield:
-            self._park(trainer, session)
-        if self._unsaved and self._stores:
-            self._save()
-        self._busy = self._saving is not None
+            self._park(trainer, session, stores=self._stores)
+        if self._unsaved and saver is not None:
+            saver.begin(self._dump(rng_state()), units=self._unit)
+            self._unsaved = False
+        self._busy = saver is not None and saver.busy
 
-    def _park(self, trainer: Trainer, session: Session) -> None:
-        begin = time.monotonic()
-        with kept_rng() as rng:
-            session.park(functools.partial(self._store, rng) if self._stores else None)
-        private.leave_out(trainer, time.monotonic() - begin)
+    def _park(self, trainer: Trainer, session: Session, *, stores: bool) -> None:
+        with private.parked(trainer), kept_rng() as rng:
+            session.park(_Point(self, trainer, rng, stores=stores))
         session.training(stores=self._stores)
 
     def _beat(self, session: Session) -> None:
-        assert self._trainer is not None
-        self._next_beat = time.monotonic() + _BEAT_SECONDS
-        session.beat(private.batches_done(self._trainer))
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        trainer = self._trainer
+        assert trainer is not None
+        self._next_beat = now + _BEAT_SECONDS
+        memory_bytes = peak_bytes(private.roots(trainer), trainer.strategy.root_device)
+        session.beat(private.batches_done(trainer), memory_bytes)
 
     # -- checkpoints ---------------------------------------------------------------------------
-
-    def _store(self, rng: dict[str, Any]) -> StoredState:
-        """Write a checkpoint and wait until it is safe."""
-        self._finish_saving(wait=True)
-        return self._writer(functools.partial(torch.save, self._dump(rng)))()
-
-    def _save(self) -> None:
-        """Write a checkpoint while the run goes on: a disk takes longer than a copy."""
-        self._finish_saving(wait=True)
-        copy = io.BytesIO()
-        torch.save(self._dump(rng_state()), copy)
-        thread = ThreadPoolExecutor(1, "hermes-save")
-        self._saving = thread.submit(self._writer(lambda file: file.write(copy.getbuffer())))
-        thread.shutdown(wait=False)
-
-    def _finish_saving(self, *, wait: bool) -> None:
-        saving, session = self._saving, self._session
-        if saving is None or session is None or not (wait or saving.done()):
-            return
-        self._saving = None
-        session.saved(saving.result())
-
-    def _writer(self, save: Callable[[IO[bytes]], object]) -> Callable[[], StoredState]:
-        assert self._session is not None
-        assert self._session.checkpoint_dir is not None
-        return functools.partial(
-            _write,
-            self._session.checkpoint_dir,
-            self._run,
-            units=self._unit,
-            save=save,
-            known=self._session.checkpoints,
-        )
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         assert self._wiring is not None
         assert self._trainer is not None
         checkpoint = self._wiring.dump()
-        loop = private.loop_state(self._trainer)
-        checkpoint[_KEY] = {"run": self._run, "rng": rng, "loop": loop}
-        self._unsaved = False
+        checkpoint[_KEY] = {
+            "rng": rng,
+            "loop": private.loop_state(self._trainer),
+            "loggers": private.logger_state(self._trainer),
+        }
         return checkpoint
 
     def _resume(self, session: Session) -> None:
-        state = newest_good(session.checkpoints, self._run)
-        if state is None:
+        found = read(session.checkpoints, self._run)
+        if found is None:
             return
-        checkpoint = _load(state, self._run)
+        state, checkpoint = found
         self._restored = checkpoint.pop(_KEY)
         assert self._wiring is not None
         self._wiring.resume_from(checkpoint, state.path)
@@ -300,7 +282,7 @@ class HermesCallback(Callback):
         return private.why_not_storable(trainer)
 
     def _own(self, session: Session) -> None:
-        if _owners.setdefault(session, self) is not self:
+        if _owners.setdefault(session, weakref.ref(self))() is not self:
             raise InvalidInputError(
                 f"{self._run.capitalize()} has more than one HermesCallback: give the same one to "
                 "every Trainer of a trial."
@@ -308,47 +290,34 @@ class HermesCallback(Callback):
 
     def _leave(self) -> None:
         try:
-            self._finish_saving(wait=True)
+            if self._saver is not None:
+                self._saver.finish(wait=True)
         except CheckpointError as error:
             log.warning("%s", error)  # the run has ended by itself, or with a worse error
         if self._wiring is not None:
             self._wiring.remove()
-        self._wiring = self._trainer = self._restored = None
+        self._wiring = self._trainer = self._restored = self._saver = None
 
 
-def _write(folder: Path, run: str, **arguments: Any) -> StoredState:
-    """Write a checkpoint, and see now that it could be loaded: later is too late."""
-    state = write(folder, **arguments)
-    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(state.path)
-    if unsafe:
-        state.path.unlink()
-        raise CheckpointError(
-            f"A checkpoint of {run} must hold only tensors, numbers, text, lists and dictionaries, "
-            f"but a callback, scheduler or on_save_checkpoint put in {', '.join(unsafe)}."
-        )
-    return state
+class _Point:
+    """A run between two batches (``suspend.State``)."""
 
+    def __init__(
+        self, callback: HermesCallback, trainer: Trainer, rng: dict[str, Any], *, stores: bool
+    ) -> None:
+        self.name = callback._run
+        self.units = callback._unit
+        self.stores = stores
+        self.moves = not captured_graphs()
+        self._callback = callback
+        self._trainer = trainer
+        self._rng = rng
 
-def _load(state: StoredState, run: str) -> dict[str, Any]:
-    """Read a verified checkpoint without unpickling anything."""
-    try:
-        checkpoint = torch.load(state.path, map_location="cpu", weights_only=True)
-        owner = checkpoint[_KEY]["run"]
-    except Exception as error:
-        raise CheckpointError(
-            f"Checkpoint {state.path} of {run} cannot be loaded: {error}"
-        ) from error
-    if owner != run:
-        raise CheckpointError(f"Checkpoint {state.path} must be of {run} but is of {owner}.")
-    return checkpoint  # type: ignore[no-any-return]
+    def ended(self) -> bool:
+        return private.ended(self._trainer)
 
+    def roots(self) -> Iterable[object]:
+        return private.roots(self._trainer)
 
-def _reported_steps(trial: Any) -> frozenset[int]:
-    """Steps that Optuna has a value for, from before this process."""
-    study = getattr(trial, "study", None)
-    if study is None:
-        return frozenset()
-    for frozen in study.get_trials(deepcopy=False):
-        if frozen.number == trial.number:
-            return frozenset(frozen.intermediate_values)
-    return frozenset()
+    def dump(self) -> dict[str, Any]:
+        return self._callback._dump(self._rng)

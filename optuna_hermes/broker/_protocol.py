@@ -13,7 +13,7 @@ import msgspec
 from optuna_hermes.errors import ProtocolError
 from optuna_hermes.model import RunState, TierName
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 HEADER_BYTES = 4
 
@@ -124,10 +124,14 @@ class Report(_Message, frozen=True, kw_only=True):
 
 
 class Beat(_Message, frozen=True, kw_only=True):
-    """The run makes progress (at most once a second)."""
+    """The run makes progress (at most once a second).
+
+    ``memory_bytes`` is the most device memory it has needed until now, None if unknown.
+    """
 
     epoch: int
     batches: int
+    memory_bytes: int | None = None
 
 
 class Saved(_Message, frozen=True, kw_only=True):
@@ -138,10 +142,16 @@ class Saved(_Message, frozen=True, kw_only=True):
 
 
 class Parked(_Message, frozen=True, kw_only=True):
-    """The run has stopped and left its device.
+    """The run has stopped and left its device, or has gone from one tier to another.
 
-    ``held_bytes`` is the device memory it still holds, None if unknown; ``suspend_seconds`` is
-    what stopping cost. With tier ``disk`` the process leaves after this message.
+    With tier ``disk`` the process leaves after this message.
+
+    Args:
+        suspend_seconds: what stopping cost.
+        held_bytes: device memory it still holds, None if unknown.
+        host_bytes: host memory it has taken for what it moved off the device.
+        stores: whether it can go on to disk from here.
+        moves: whether it can go to host memory from here.
     """
 
     epoch: int
@@ -149,6 +159,9 @@ class Parked(_Message, frozen=True, kw_only=True):
     suspend_seconds: float
     checkpoint: SavedCheckpoint | None = None
     held_bytes: int | None = None
+    host_bytes: int = 0
+    stores: bool = False
+    moves: bool = False
 
 
 class Ended(_Message, frozen=True, kw_only=True):
@@ -160,10 +173,15 @@ class Ended(_Message, frozen=True, kw_only=True):
 
 
 class Released(_Message, frozen=True, kw_only=True):
-    """The worker cannot run what it was given, for a reason that is not the trial's fault."""
+    """The worker cannot run what it was given, for a reason that is not the trial's fault.
+
+    ``outgrown`` says that the device's memory did not suffice beside what others hold there: the
+    run goes back to its last checkpoint and is tried again with the device to itself.
+    """
 
     epoch: int
     reason: str
+    outgrown: bool = False
 
 
 class Drain(_Message, frozen=True, kw_only=True):
@@ -204,11 +222,13 @@ class Refused(_Message, frozen=True, kw_only=True):
 class Grant(_Message, frozen=True, kw_only=True):
     """A lease. ``number`` is None for a new trial; ``checkpoints`` are newest first.
 
-    ``device_seconds`` is what the run has had until now.
+    ``device_seconds`` is what the run has had until now. ``alone`` says that nobody else of this
+    broker's holds memory of the devices.
     """
 
     epoch: int
     devices: tuple[str, ...]
+    alone: bool = True
     number: int | None = None
     trial_id: int | None = None
     checkpoints: tuple[SavedCheckpoint, ...] = ()
@@ -223,9 +243,29 @@ class Yield(_Message, frozen=True, kw_only=True):
 
 
 class Evict(_Message, frozen=True, kw_only=True):
-    """A parked run goes to disk and its process leaves; ``epoch`` is of its last lease."""
+    """A parked run goes to a lower tier: to host memory, or to disk, and then its process leaves.
+
+    The answer is ``Parked``, also when it could not; ``epoch`` is of its last lease.
+    """
 
     epoch: int
+    tier: TierName = "disk"
+
+
+class Recall(_Message, frozen=True, kw_only=True):
+    """A run in host memory comes back to its device, while another still trains there.
+
+    The answer is ``Parked``; ``epoch`` is of its last lease.
+    """
+
+    epoch: int
+
+
+class Prepare(_Message, frozen=True, kw_only=True):
+    """A worker that waits will probably get this run: it may read a checkpoint ahead of time."""
+
+    number: int
+    checkpoints: tuple[SavedCheckpoint, ...]
 
 
 class Kept(_Message, frozen=True, kw_only=True):
@@ -261,7 +301,7 @@ FromClient = (
     | GetStatus
     | Quit
 )
-FromBroker = Welcome | Refused | Grant | Yield | Evict | Kept | Dismiss | Status
+FromBroker = Welcome | Refused | Grant | Yield | Evict | Recall | Prepare | Kept | Dismiss | Status
 
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)

@@ -8,15 +8,22 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import Connection
-from optuna_hermes.errors import BrokerError, Suspended
+from optuna_hermes.errors import BrokerError, Suspended, SuspendError
 from optuna_hermes.model import RunState, TierName
-from optuna_hermes.suspend._base import StoredState
+from optuna_hermes.suspend._base import Held, State, StoredState
+from optuna_hermes.suspend._disk import read_ahead
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._parking import Parking
 
 _BEAT_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
+"""How often a run that waits looks whether its process is to end."""
+_TERMINATED = 128 + 15
 
 
 class RunSession:
@@ -42,21 +49,23 @@ class RunSession:
         rejoin: Callable[[], Connection] | None = None,
     ) -> None:
         self.must_yield = False
+        self.asked: TierName = "resident"
         self.managed = False
         self.checkpoint_dir = checkpoint_dir
         self.checkpoints: tuple[StoredState, ...] = ()
         self.devices: tuple[str, ...] = ()
+        self.alone = True
         self.noted = noted
         self._rejoin = rejoin
         self._connection = connection
         self._epoch = 0
-        self._asked: TierName = "resident"
         self._trained = False
         self._saved: dict[str, StoredState] = {}
         self._last_beat = 0.0
         self._had_seconds = 0.0
         self._granted_at: float | None = None
         self._lost = False
+        self._parked_in: Parking | None = None
         self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
         self._reader = self._start_reader()
 
@@ -85,6 +94,9 @@ class RunSession:
             if isinstance(message, wire.Grant):
                 self._take(message)
                 return message
+            if isinstance(message, wire.Prepare):
+                states = tuple(_unwired(saved) for saved in message.checkpoints)
+                read_ahead(states, f"trial {message.number}")
 
     def begin(self, number: int, trial_id: int) -> None:
         """Say which trial a lease for a new one went to."""
@@ -107,37 +119,36 @@ class RunSession:
         """See ``suspend.Session``."""
         self._send(wire.Report(epoch=self._epoch, unit=unit, step=step, value=value))
 
-    def beat(self, batches: int) -> None:
+    def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""
         now = time.monotonic()
         if now - self._last_beat >= _BEAT_SECONDS:
             self._last_beat = now
-            self._send(wire.Beat(epoch=self._epoch, batches=batches))
+            self._send(wire.Beat(epoch=self._epoch, batches=batches, memory_bytes=memory_bytes))
 
     def saved(self, state: StoredState) -> None:
         """See ``suspend.Session``."""
         self._saved[str(state.path)] = state
         self._send(wire.Saved(epoch=self._epoch, checkpoint=_wired(state)))
 
-    def park(self, store: Callable[[], StoredState] | None) -> None:
-        """See ``suspend.Session``.
+    def park(self, state: State | None) -> None:
+        """See ``suspend.Session``; with None nothing is known but that the run can wait.
 
         Raises:
             Suspended: the run is on disk.
+            CheckpointError: it should go there and cannot.
             BrokerError: the broker is gone and the run cannot be stored.
         """
         begin = time.monotonic()
-        if store is not None and (self._asked == "disk" or self._lost):
-            self._leave(store, begin)
-        if self._lost:
-            self._ask_again()
-            return
-        self.must_yield = self._trained = False
-        self._stop_clock()
-        spent = time.monotonic() - begin
-        self._send(wire.Parked(epoch=self._epoch, tier="resident", suspend_seconds=spent))
+        self.must_yield = False
+        self._put(state, "disk" if self._lost else self.asked, begin)
         self.noted("parked")
-        self._wait(store)
+        try:
+            self._wait(state)
+        except BaseException:
+            if state is not None:
+                self._parking().leave()
+            raise
         self.noted("running")
 
     # -- after training ------------------------------------------------------------------------
@@ -146,32 +157,104 @@ class RunSession:
         """The trial is told: the lease is over."""
         self._send(wire.Ended(epoch=self._epoch, state=state, error=error))
 
-    def release(self, reason: str) -> None:
-        """Give the lease back: this process cannot serve the run, which stays as it was."""
-        self._send(wire.Released(epoch=self._epoch, reason=reason))
+    def release(self, reason: str, *, outgrown: bool = False) -> None:
+        """Give the lease back: this process cannot serve the run, which stays as it was.
+
+        Args:
+            reason: what people are told.
+            outgrown: the device's memory did not suffice beside what others hold there.
+        """
+        self._send(wire.Released(epoch=self._epoch, reason=reason, outgrown=outgrown))
 
     def close(self) -> None:
         """Hang up."""
         self._connection.close()
         self._reader.join()
 
-    # -- inside --------------------------------------------------------------------------------
+    # -- waiting -------------------------------------------------------------------------------
 
-    def _wait(self, store: Callable[[], StoredState] | None) -> None:
+    def _put(self, state: State | None, tier: TierName, begin: float) -> None:
+        """Suspend the run into a tier, or move it there; from disk there is no way back."""
+        if state is None:
+            held, tier = None, "resident"
+        else:
+            parking = self._parking()
+            # What Python knows of a GPU's tensors is the run's own only if the process is.
+            sole = sessions.worker is self
+            held = parking.put(state, "disk" if tier == "host" and not sole else tier)
+            tier = parking.tier or "resident"
+        self._stop_clock()
+        self._say_parked(state, tier, held, time.monotonic() - begin)
+        if held is not None and held.stored is not None:
+            self.noted("stored")
+            raise Suspended(f"The run is stored in {held.stored.path}.")
+
+    def _say_parked(
+        self, state: State | None, tier: TierName, held: Held | None, spent: float
+    ) -> None:
+        stored = None if held is None else held.stored
+        self._send(
+            wire.Parked(
+                epoch=self._epoch,
+                tier=tier,
+                suspend_seconds=spent,
+                checkpoint=None if stored is None else _wired(stored),
+                held_bytes=None if held is None else held.device_bytes,
+                host_bytes=0 if held is None else held.host_bytes,
+                stores=state is not None and self._parking().stores(state),
+                moves=state is not None and state.moves and sessions.worker is self,
+            )
+        )
+
+    def _wait(self, state: State | None) -> None:
         while True:
-            message = self._inbox.get()
-            if isinstance(message, wire.Grant):
-                self._take(message)
-                self.started(stores=store is not None)
-                return
-            if store is not None and (message is None or isinstance(message, wire.Evict)):
-                self._leave(store, time.monotonic())
-            if message is None:
+            message = self._next(state)
+            if isinstance(message, wire.Evict):
+                self._put(state, message.tier, time.monotonic())
+                continue
+            if isinstance(message, wire.Recall):
+                with contextlib.suppress(SuspendError):
+                    self._parking().back()
+                self._put(state, self._parking().tier or "resident", time.monotonic())
+                continue
+            if message is None:  # the broker is gone
+                self._put(state, "disk", time.monotonic())
                 self._ask_again()
+            elif isinstance(message, wire.Grant):
+                self._take(message)
+            if self._back(state):
                 return
+
+    def _next(self, state: State | None) -> wire.FromBroker | None:
+        while True:
+            try:
+                return self._inbox.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if state is not None and state.ended():
+                    self._put(state, "disk", time.monotonic())
+                    raise SystemExit(_TERMINATED) from None
+
+    def _back(self, state: State | None) -> bool:
+        """Bring the run back to its device; False if it has no room there, and waits on."""
+        if state is None:
+            self.started(stores=False)
+            return True
+        try:
+            self._parking().back()
+        except SuspendError:
+            self._put(state, "disk", time.monotonic())
+            return False
+        return True
+
+    def _parking(self) -> Parking:
+        if self._parked_in is None:
+            from optuna_hermes.suspend._parking import Parking  # it needs torch
+
+            self._parked_in = Parking(self.checkpoint_dir, lambda: self.checkpoints)
+        return self._parked_in
 
     def _ask_again(self) -> None:
-        """The broker is gone: wait for a lease of the next one."""
+        """Wait for a lease of the next broker."""
         if self._rejoin is None:
             raise BrokerError("The broker is gone.")
         self._connection.close()
@@ -181,31 +264,20 @@ class RunSession:
         self._lost = self.must_yield = False
         self._reader = self._start_reader()
         self.wait_for_grant()
-        self.started(stores=False)
+
+    # -- inside --------------------------------------------------------------------------------
 
     def _start_reader(self) -> threading.Thread:
         reader = threading.Thread(target=self._read, name="hermes-session", daemon=True)
         reader.start()
         return reader
 
-    def _leave(self, store: Callable[[], StoredState], begin: float) -> None:
-        state = store()
-        self._stop_clock()
-        spent = time.monotonic() - begin
-        self._send(
-            wire.Parked(
-                epoch=self._epoch, tier="disk", suspend_seconds=spent, checkpoint=_wired(state)
-            )
-        )
-        self.noted("stored")
-        raise Suspended(f"The run is stored in {state.path}.")
-
     def _stop_clock(self) -> None:
         self._had_seconds, self._granted_at = self.device_seconds, None
 
     def _take(self, grant: wire.Grant) -> None:
         self._epoch = grant.epoch
-        self.devices = grant.devices
+        self.devices, self.alone = grant.devices, grant.alone
         self._had_seconds, self._granted_at = grant.device_seconds, time.monotonic()
         self._trained = False
         if not self.managed:  # the loop read them when it started
@@ -221,7 +293,7 @@ class RunSession:
                 self._inbox.put(None)
                 return
             if isinstance(message, wire.Yield):
-                self._asked = message.tier
+                self.asked = message.tier
                 self.must_yield = True
             elif isinstance(message, wire.Kept):
                 state = self._saved.pop(message.path)

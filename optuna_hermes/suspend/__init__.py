@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from optuna_hermes.suspend._base import Session, StoredState
-from optuna_hermes.suspend._disk import newest_good, verify, write
+from optuna_hermes.suspend._base import Held, Session, State, StoredState, Tier
+from optuna_hermes.suspend._disk import read, write
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 
 __all__ = [
+    "Held",
     "Session",
+    "State",
     "StoredState",
+    "Tier",
     "kept_rng",
-    "newest_good",
+    "read",
     "rng_state",
     "set_rng_state",
-    "verify",
     "write",
 ]

@@ -7,6 +7,7 @@ Everything is encoded in what ``torch.load(weights_only=True)`` accepts: tensors
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -47,6 +48,15 @@ def kept_rng() -> Iterator[dict[str, Any]]:
         yield state
     finally:
         set_rng_state(state)
+
+
+def captured_graphs() -> bool:
+    """Whether this process has captured CUDA graphs: they hold addresses, so nothing may move."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return any(isinstance(each, torch.cuda.CUDAGraph) for each in gc.get_objects())
 
 
 def plain(value: object) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -40,6 +41,7 @@ def main() -> int:
     except HermesError as error:
         _tell(parent, {"error": str(error), "kind": type(error).__name__})
         return 2
+    gc.freeze()  # a worker that looks for its tensors need not look at all that was imported
     _tell(parent, {"ready": True})
     _Nursery(parent, _read_payload(parent), objective).run()
     return 0

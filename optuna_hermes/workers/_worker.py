@@ -66,6 +66,10 @@ class _Engagement:
 
     def serve(self, grant: Grant, objective: Objective) -> None:
         trial = self._trial(grant)
+        end = private.end_of(self._study, private.trial_id(trial))
+        if end is not None:  # whoever told Optuna died before it told the broker
+            self._session.end("failed" if end == TrialState.FAIL else "done")
+            return
         folder = self._job.checkpoint_root / f"trial-{trial.number:05d}"
         folder.mkdir(parents=True, exist_ok=True)
         _write_output_to(folder / "output.log")
@@ -104,6 +108,10 @@ class _Engagement:
             raise
         except Exception as raised:  # the trial's own code: that is what FAIL means
             traceback.print_exc()
+            if _out_of_memory(raised) and not self._session.alone:
+                reason = f"Trial {trial.number} has outgrown its share of the device: {raised}"
+                self._session.release(reason, outgrown=True)
+                return
             state, error = TrialState.FAIL, repr(raised)
         notes.put("failed" if state == TrialState.FAIL else "done")
         notes.close()
@@ -112,6 +120,11 @@ class _Engagement:
         if failed and error is None:
             error = f"the objective returned {values!r}"
         self._session.end("failed" if failed else "done", error)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether the device's memory did not suffice; known by name, for torch may not be there."""
+    return any(kind.__name__ in ("OutOfMemoryError", "MemoryError") for kind in type(error).__mro__)
 
 
 class _Notes:

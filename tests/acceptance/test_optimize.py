@@ -23,6 +23,7 @@ from optuna_hermes.ledger import LeaseRecord, Ledger, open_ledger
 
 TINY = Path(__file__).parent / "tiny.py"
 EPOCHS = 12
+EPOCH_SECONDS = 0.08
 N_TRIALS = 8
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -128,6 +129,25 @@ def test_every_policy_runs_the_study(cli: Cli, storage_url: str, policy: str) ->
     check_leases(storage_url)
     suspensions = sum(trial["suspensions"] for trial in trials)
     assert suspensions == 0 if policy == "fifo" else suspensions >= 4
+
+
+def test_slicing_changes_no_value(cli: Cli, tmp_path: Path) -> None:
+    """Sixteen fixed trials, one epoch at a time in turn or each at a stretch: the same values."""
+    values, suspensions = {}, {}
+    for policy in ("fifo", "round-robin"):
+        storage = f"sqlite:///{tmp_path / policy}.db"
+        study = optuna.create_study(storage=storage, study_name="s")
+        for number in range(16):
+            study.enqueue_trial({"lr": 10 ** (-4 + number / 5), "p": number / 32})
+        done = cli(*command(storage, policy=policy, n_trials=16, slice_seconds=EPOCH_SECONDS))
+        assert done.returncode == 0, done.stderr
+        trials = check_finished(storage, 16)
+        values[policy] = [trial.intermediate_values for trial in trials]
+        results = json.loads(done.stdout)["trials"]
+        suspensions[policy] = [trial["suspensions"] for trial in results]
+    assert values["fifo"] == values["round-robin"]
+    assert suspensions["fifo"] == [0] * 16
+    assert min(suspensions["round-robin"]) >= 2
 
 
 def test_a_killed_run_is_carried_on(
@@ -244,6 +264,15 @@ def test_a_killed_worker_is_replaced(
     assert done.returncode == 0, done.stderr
     check_finished(storage_url)
     check_leases(storage_url)
+
+
+def test_a_trial_that_optuna_knows_to_be_finished_is_over(cli: Cli, storage_url: str) -> None:
+    """A worker that dies between telling Optuna and telling the broker costs nothing."""
+    done = cli(*command(storage_url, "told_and_died", n_trials=2))
+    assert done.returncode == 0, done.stderr
+    trials = json.loads(done.stdout)["trials"]
+    assert [(trial["state"], trial["value"]) for trial in trials] == [("COMPLETE", 0.5)] * 2
+    assert len(check_leases(storage_url)) == 4
 
 
 def test_only_the_trial_whose_code_raised_has_failed(cli: Cli, storage_url: str) -> None:

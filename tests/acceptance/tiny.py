@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import lightning as L  # noqa: N812
 import optuna
 import torch
+from optuna.trial import TrialState
 from sklearn.datasets import load_iris
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -68,6 +71,12 @@ def failing(trial: optuna.Trial) -> float | None:
     if trial.number == 1:
         raise RuntimeError("out of luck")
     return train(trial)
+
+
+def told_and_died(trial: optuna.Trial) -> float:
+    """Its process dies right after Optuna knows the value."""
+    trial.study._storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [0.5])
+    os._exit(9)
 
 
 def only_reports(trial: optuna.Trial) -> float:

@@ -1,6 +1,6 @@
-"""Each piece of Lightning that is not promised is still what ``_lightning.py`` takes it for.
+"""Each piece of Lightning that is not promised is still what ``_lightning/`` takes it for.
 
-If a test here fails after an upgrade, Lightning has changed that piece: look at ``_lightning.py``
+If a test here fails after an upgrade, Lightning has changed that piece: look at ``_lightning/``
 before anything else.
 """
 
@@ -8,20 +8,41 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.utilities.throughput import Throughput
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    LearningRateMonitor,
+    ModelCheckpoint,
+    RichProgressBar,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+    Timer,
+    TQDMProgressBar,
+)
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import RestartStage, _TrainingEpochLoop
+from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _Sync
+from lightning.pytorch.trainer.states import RunningStage
+from rich.progress import Progress
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from optuna_hermes import _lightning as private
+from optuna_hermes._lightning._callbacks import _FIELDS
+from optuna_hermes._lightning._loops import _metric_state, _restore_metric
+from optuna_hermes.suspend._state import plain
 
 
 class Line(LightningModule):
@@ -181,14 +202,15 @@ def test_loop_state_there_and_back() -> None:
 
     def there_and_back(trainer: Trainer) -> None:
         before = private.loop_state(trainer)
-        assert private.plain(before)
+        assert plain(before)
         copy = {
             key: value.copy() if isinstance(value, dict) else value for key, value in before.items()
         }
         trainer.fit_loop.epoch_loop._results.clear()
         trainer._logger_connector._callback_metrics = {}
         private.restore_loop_state(trainer, copy)
-        assert str(private.loop_state(trainer)) == str(before)
+        after = private.loop_state(trainer)
+        assert str({**after, "around": None}) == str({**before, "around": None})
         states.append(before)
 
     trainer = fit(At("on_train_batch_start", there_and_back))
@@ -231,24 +253,174 @@ def test_state_of_a_metric() -> None:
     """A metric's value is its states and its number of updates."""
     metric, other = MeanMetric(), MeanMetric()
     metric.update(torch.tensor(3.0))
-    private._restore_metric(other, private._metric_state(metric))
+    _restore_metric(other, _metric_state(metric))
     assert other.update_count == 1
     assert other.compute() == 3.0
 
 
 def test_time_is_left_out() -> None:
-    """Seconds that were not spent on training do not count in ``Timer`` and ``ModelCheckpoint``."""
+    """Seconds that were not spent on training do not count in anything that counts time."""
     timer, saves = Timer(), ModelCheckpoint(save_top_k=0)
+    throughput, profiler = ThroughputMonitor(lambda batch: 1), SimpleProfiler()
+    done: list[bool] = []
 
     def leave_out(trainer: Trainer) -> None:
-        trainer._val_check_time_interval = 1e9
-        trainer._last_val_time = 0.0
-        saves._last_time_checked = 0.0
+        if done:
+            return
+        done.append(True)
+        trainer._last_val_time = saves._last_time_checked = 0.0
+        began, started = dict(throughput._t0s), dict(profiler.current_actions)
+        whole = profiler.start_time
         private.leave_out(trainer, 1000.0)
         assert trainer._last_val_time == saves._last_time_checked == 1000.0
         assert timer.time_elapsed() < -900
+        timer._start_time[RunningStage.TRAINING] -= 1000.0  # type: ignore[operator]
+        assert throughput._t0s == {stage: began[stage] + 1000.0 for stage in began} != {}
+        actions = {name: started[name] + 1000.0 for name in started}
+        assert profiler.current_actions == actions
+        assert "run_training_epoch" in actions
+        assert profiler.start_time == whole + 1000.0
+        throughput._t0s.update(began)
 
-    fit(timer, saves, At("on_fit_end", leave_out), enable_checkpointing=True)
+    fit(
+        timer,
+        saves,
+        throughput,
+        At("on_train_batch_start", leave_out),
+        profiler=profiler,
+        enable_checkpointing=True,
+    )
+    assert done
+
+
+def test_clocks_are_read() -> None:
+    """The moments that are moved are those from which time is counted."""
+    assert "self.trainer._last_val_time >= interval" in inspect.getsource(
+        _TrainingEpochLoop._should_check_val_fx
+    )
+    assert "prev_time_check = self._last_time_checked" in inspect.getsource(ModelCheckpoint)
+    assert "end - start + offset" in inspect.getsource(Timer.time_elapsed)
+    assert set(Timer()._start_time) == set(Timer()._end_time) == set(RunningStage)
+    assert list(vars(Throughput()))[3:] == ["_time", "_batches", "_samples", "_lengths", "_flops"]
+
+
+def test_bar_of_tqdm() -> None:
+    """A bar has a text, a position and two moments; one that is shown nowhere has none."""
+    bar = TQDMProgressBar()
+    assert bar._train_progress_bar is bar._val_progress_bar is None
+    with io.StringIO() as nowhere:
+        line = Tqdm(total=10, file=nowhere)
+        line.set_description("Epoch 1")
+        assert {"start_t", "last_print_t", "desc", "n", "initial"} <= set(vars(line))
+        assert line.desc == "Epoch 1: "
+        line.set_description_str("Epoch 1 (parked): ")
+        assert line.desc == "Epoch 1 (parked): "
+        line.close()
+    assert line.disable
+
+
+def test_bar_of_rich() -> None:
+    """A bar is a task with a text, a beginning, and samples from which its speed is taken."""
+    bar = RichProgressBar()
+    assert bar.progress is bar.train_progress_bar_id is None
+    progress = Progress()
+    progress.add_task("Epoch 1", total=10)
+    task = progress.tasks[0]
+    progress.update(task.id, completed=1)
+    progress.update(task.id, completed=2)
+    assert task.start_time is not None
+    assert [sample._fields for sample in task._progress] == [("timestamp", "completed")] * 2
+    assert task._progress.maxlen is not None
+
+
+def test_state_that_callbacks_do_not_save() -> None:
+    """What is saved for Lightning's callbacks is there, and they do not save it themselves."""
+    for callback in (LearningRateMonitor(), ModelCheckpoint(), StochasticWeightAveraging(0.1)):
+        names = next(names for kind, names in _FIELDS.items() if isinstance(callback, kind))
+        unset = {"lrs", "last_momentum_values", "last_weight_decay_values"}
+        assert set(names) <= set(vars(callback)) | unset
+        assert names[0] not in callback.state_dict()
+    source = inspect.getsource(LearningRateMonitor)
+    assert all(f"self.{name} = " in source for name in _FIELDS[LearningRateMonitor])
+    assert "current_score" not in inspect.getsource(ModelCheckpoint.load_state_dict)
+    assert "self._initialized = True" in inspect.getsource(
+        StochasticWeightAveraging.on_train_epoch_start
+    )
+
+
+def test_schedulers_at_the_end_of_an_epoch() -> None:
+    """A fit that was resumed leaves out the schedulers that look at metrics, once."""
+    source = inspect.getsource(_FitLoop.on_advance_end)
+    assert "if not self.restarting and self.epoch_loop._num_ready_batches_reached()" in source
+    assert isinstance(_FitLoop._skip_backward, property)
+
+
+def test_loggers_begin_before_setup(tmp_path: Path) -> None:
+    """Experiments are there when ``setup`` is called, and the profiler knows the first folder."""
+    seen: list[Any] = []
+
+    def look(trainer: Trainer) -> None:
+        profiler = trainer.profiler  # type: ignore[attr-defined]
+        begun = trainer.loggers[0]._experiment  # type: ignore[attr-defined]
+        seen.append((begun is not None, profiler.dirpath == trainer.log_dir))
+
+    fit(At("setup", look), logger=CSVLogger(tmp_path), profiler=SimpleProfiler())
+    assert seen == [(True, True)]
+
+
+def test_parts_of_a_csv_logger(tmp_path: Path) -> None:
+    """Its place is in four attributes, and its writer has columns, rows and a file."""
+    logger = CSVLogger(tmp_path)
+    assert {"_root_dir", "_save_dir", "_name", "_version"} <= set(vars(logger))
+    writer: Any = logger.experiment
+    assert logger._experiment is writer
+    assert writer.log_dir == logger.log_dir
+    logger.log_metrics({"b": 1.0}, 0)
+    assert writer.metrics == [{"b": 1.0, "step": 0}]
+    logger.save()
+    assert (writer.metrics, writer.metrics_keys) == ([], ["b", "step"])
+    assert Path(writer.metrics_file_path) == Path(logger.log_dir, writer.NAME_METRICS_FILE)
+    logger.log_metrics({"a": 2.0}, 1)
+    logger.save()
+    lines = Path(writer.metrics_file_path).read_bytes().split(b"\r\n")
+    assert lines == [b"a,b,step", b",1.0,0", b"2.0,,1", b""]
+
+
+def test_parts_of_a_tensorboard_logger(tmp_path: Path) -> None:
+    """Its writers know their files, and whoever was closed opens a new one with a given end."""
+    pytest.importorskip("tensorboard")
+    logger = TensorBoardLogger(tmp_path)
+    assert {"_root_dir", "_name", "_version", "_sub_dir", "_kwargs"} <= set(vars(logger))
+    writer: Any = logger.experiment
+    logger.log_metrics({"a": 1.0}, 0)
+    (file,) = (Path(each.event_writer._file_name) for each in writer.all_writers.values())
+    assert file.parent == Path(logger.log_dir)
+    assert file.name.startswith("events.out.tfevents.")
+    writer.filename_suffix = ".end"
+    writer.close()
+    assert writer.all_writers is None
+    size = file.stat().st_size
+    logger.log_metrics({"a": 2.0}, 1)
+    logger.save()
+    assert file.stat().st_size == size
+    assert len(list(file.parent.glob("*.end"))) == 1
+    writer.close()
+
+
+def test_default_root() -> None:
+    """A Trainer that was given no root directory has the working directory."""
+    trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    assert vars(trainer)["_default_root_dir"] == os.getcwd()
+    vars(trainer)["_default_root_dir"] = "/elsewhere"
+    assert trainer.default_root_dir == "/elsewhere"
+
+
+def test_sigterm() -> None:
+    """Whether the process was told to end is said by an attribute that a handler sets."""
+    trainer = fit()
+    assert not private.ended(trainer)
+    trainer._signal_connector.received_sigterm = True
+    assert private.ended(trainer)
 
 
 def test_checkpoint_folder_is_public_state() -> None:

@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,8 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lightning.pytorch.callbacks import (
     Callback,
     EarlyStopping,
@@ -36,6 +39,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
+from optuna_hermes.model import TierName
 from optuna_hermes.suspend import StoredState
 from optuna_hermes.testing import FakeSession
 
@@ -44,6 +48,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:ReduceLROnPlateau conditioned",  # before the first validation
 )
 
+TIERS: tuple[TierName, ...] = ("resident", "host", "disk")
 LOADERS = {"plain": DataLoader, "stateful": StatefulDataLoader}
 EPOCHS = 5
 BATCHES = 20
@@ -119,6 +124,35 @@ class ByHand(Net):
             self.optimizers().zero_grad()
             self.lr_schedulers().step()
         return loss
+
+
+class TwoOptimizers(Net):
+    """Optimizes two halves by hand, each with a scheduler of its own, one every third batch."""
+
+    def __init__(self, total_steps: int) -> None:
+        super().__init__(total_steps)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        body, head = self.optimizers()
+        self.manual_backward(loss)
+        body.step()
+        body.zero_grad()
+        if batch_idx % 3 == 0:  # else its gradients add up
+            head.step()
+            head.zero_grad()
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        body = torch.optim.AdamW(self.net[:4].parameters(), lr=0.01)
+        head = torch.optim.SGD(self.net[4:].parameters(), lr=0.05, momentum=0.9)
+        return [body, head], [
+            torch.optim.lr_scheduler.OneCycleLR(body, 0.05, self.total_steps),
+            torch.optim.lr_scheduler.StepLR(head, 30, 0.5),
+        ]
 
 
 class Plateau(Net):
@@ -292,14 +326,24 @@ def options_of(name: str) -> dict[str, Any]:
     """What is special about a run, by name; made anew each time, since callbacks have a state."""
     drawn = WeightedRandomSampler([1.0, 2.0] * (BATCHES * 4), BATCHES * 8)
     generator = torch.Generator().manual_seed(3)
-    options: dict[str, dict[str, Any]] = {
+    workers = {"num_workers": 2, "multiprocessing_context": "fork"}
+    whole: dict[str, dict[str, Any]] = {
         "shuffled": {},
         "stateful": {"loader": StatefulDataLoader},
+        "stateful-workers": {
+            "loader": StatefulDataLoader,
+            "loader_options": workers,
+            "data": Quiet(BATCHES * 8),
+        },
+        "accumulated": {"accumulate_grad_batches": 4},
+        "twice-an-epoch": {"val_check_interval": 0.5, "patience": 10},
+        "two-optimizers": {"net": TwoOptimizers},
+    }
+    shorter: dict[str, dict[str, Any]] = {
         "own-generator": {"loader_options": {"generator": generator}},
         "own-sampler": {"loader_options": {"sampler": drawn, "shuffle": False}},
-        "accumulated": {"accumulate_grad_batches": 4},
+        "workers": {"loader_options": workers, "data": Quiet(BATCHES * 8)},
         "accumulated-later": {"callbacks": (GradientAccumulationScheduler({1: 4}),)},
-        "twice-an-epoch": {"val_check_interval": 0.5},
         "every-batch": {"val_check_interval": 1, "limit_train_batches": 5, "max_epochs": 8},
         "one-batch-epochs": {"limit_train_batches": 1, "max_epochs": 35},
         "steps": {"max_steps": 50, "max_epochs": -1},
@@ -311,8 +355,35 @@ def options_of(name: str) -> dict[str, Any]:
         "stopped-early": {"patience": 0, "val_check_interval": 0.25},
         "stopped-later": {"min_epochs": 2, "callbacks": (Stops(),)},
     }
-    whole = name in ("shuffled", "stateful")  # the others need not be as long
-    return {"max_epochs": EPOCHS if whole else 3, **options[name]}
+    if name in whole:
+        return {"max_epochs": EPOCHS, **whole[name]}
+    return {"max_epochs": 3, **shorter[name]}
+
+
+WHOLE = [
+    "shuffled",
+    "stateful",
+    "stateful-workers",
+    "accumulated",
+    "twice-an-epoch",
+    "two-optimizers",
+]
+SHORTER = [
+    "own-generator",
+    "own-sampler",
+    "workers",
+    "accumulated-later",
+    "every-batch",
+    "one-batch-epochs",
+    "steps",
+    "across-epochs",
+    "plateau",
+    "by-hand",
+    "reloaded",
+    "frozen-later",
+    "stopped-early",
+    "stopped-later",
+]
 
 
 @functools.cache
@@ -320,6 +391,7 @@ def expected(name: str) -> Trace:
     """The trace of the run that is never suspended."""
     trace = Trace()
     train(FakeSession(), trace, **options_of(name))
+    assert name not in WHOLE or len(trace.losses) == EPOCHS * BATCHES == 100
     return trace
 
 
@@ -328,28 +400,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "shuffled",
-        "stateful",
-        "own-generator",
-        "own-sampler",
-        "accumulated",
-        "accumulated-later",
-        "twice-an-epoch",
-        "every-batch",
-        "one-batch-epochs",
-        "steps",
-        "across-epochs",
-        "plateau",
-        "by-hand",
-        "reloaded",
-        "frozen-later",
-        "stopped-early",
-        "stopped-later",
-    ],
-)
+@pytest.mark.parametrize("name", [*WHOLE, *SHORTER])
 def test_disk(name: str, tmp_path: Path) -> None:
     """Three suspensions to disk, each resumed with other random numbers, leave no trace."""
     trace = Trace()
@@ -362,25 +413,63 @@ def test_disk(name: str, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) <= 3, "the newest, and the two the ledger knew then"
 
 
-@pytest.mark.parametrize("name", ["shuffled", "stateful", "accumulated"])
-def test_resident(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("tier", ["resident", "host"])
+def test_in_memory(tier: TierName, name: str, tmp_path: Path) -> None:
     """A run that waits in its process while others use the random numbers goes on as it was."""
     trace = Trace()
-    yields = dict.fromkeys((1, 6, 20, 23, 51), "resident")
+    yields = dict.fromkeys((1, 6, 20, 23, 51), tier)
     session = FakeSession(yields, checkpoint_dir=tmp_path, while_parked=scramble)
     train(session, trace, **options_of(name))
-    assert session.parks == ["resident"] * 5
+    assert session.parks == [tier] * 5
     assert trace.seen() == expected(name).seen()
 
 
-def test_evicted(tmp_path: Path) -> None:
-    """A run that waits in its process can be put on disk later, with others' numbers drawn."""
+@pytest.mark.parametrize("first", ["resident", "host"])
+def test_evicted(first: TierName, tmp_path: Path) -> None:
+    """A run that waits in memory can be moved and put on disk later, with others' numbers drawn."""
     trace = Trace()
     session = FakeSession(
-        {33: "resident"}, checkpoint_dir=tmp_path, while_parked=scramble, evicts=True
+        {33: first}, checkpoint_dir=tmp_path, while_parked=scramble, evicts=("host", "disk")
     )
     session = suspended(session, trace, seed=2)
     train(session, trace, seed=3)
+    assert trace.seen() == expected("shuffled").seen()
+
+
+def test_recalled(tmp_path: Path) -> None:
+    """A run can be moved to host memory and back while it waits."""
+    trace = Trace()
+    session = FakeSession(
+        {33: "resident"}, checkpoint_dir=tmp_path, evicts=("host", "resident", "host", "resident")
+    )
+    train(session, trace)
+    assert session.parks == ["resident", "host", "resident", "host", "resident"]
+    assert trace.seen() == expected("shuffled").seen()
+
+
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(1, EPOCHS * BATCHES - 1), st.sampled_from(TIERS)),
+        min_size=20,
+        max_size=20,
+        unique_by=lambda step: step[0],
+    )
+)
+def test_any_suspensions(steps: list[tuple[int, TierName]]) -> None:
+    """Twenty suspensions wherever they fall, over any tiers, leave no trace."""
+    trace = Trace()
+    left = dict(sorted(steps))
+    with tempfile.TemporaryDirectory() as folder:
+        session = FakeSession(left, checkpoint_dir=Path(folder), while_parked=scramble)
+        seed = 2
+        while "disk" in left.values():
+            step = next(step for step, tier in left.items() if tier == "disk")
+            session = suspended(session, trace, seed=seed)
+            left = {later - step: tier for later, tier in left.items() if later > step}
+            session, seed = session.again(left), seed + 1
+        train(session, trace, seed=seed)
     assert trace.seen() == expected("shuffled").seen()
 
 
@@ -415,22 +504,6 @@ def test_killed(killed_after: int, tmp_path: Path) -> None:
     train(session.again(), trace, trial=trial, seed=6)  # a second report would be a warning
     assert trace.seen() == expected("shuffled").seen()
     assert sorted(trial.study.trials[0].intermediate_values) == [1, 2, 3, 4, 5]
-
-
-def test_worker_processes(tmp_path: Path) -> None:
-    """Loader workers, which fetch ahead, are put back to the right batch."""
-    options: dict[str, Any] = {
-        "data": Quiet(BATCHES * 8),
-        "loader_options": {"num_workers": 2, "multiprocessing_context": "fork"},
-        "max_epochs": 3,
-    }
-    trace, known = Trace(), Trace()
-    train(FakeSession(), known, **options)
-    session = FakeSession({26: "disk"}, checkpoint_dir=tmp_path)
-    session = suspended(session, trace, **options).again({14: "disk"})  # before an epoch's first
-    session = suspended(session, trace, seed=2, **options)
-    train(session, trace, seed=3, **options)
-    assert trace.seen() == known.seen()
 
 
 def test_best_models(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""The file of a CSVLogger, put back to a moment."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+from lightning.pytorch.loggers import CSVLogger
+
+from optuna_hermes.suspend._state import plain
+
+_KEPT = ".metrics.csv"
+"""Beside the file: a logger with a fixed version removes the file as soon as there is a logger."""
+
+log = logging.getLogger(__name__)
+
+
+def state(logger: CSVLogger) -> dict[str, Any]:
+    """Its columns, the rows it has not written yet, and the bytes of those it has."""
+    writer: Any = logger.experiment
+    if not plain(writer.metrics):
+        writer.save()
+    file = Path(writer.metrics_file_path)
+    _keep(file)
+    return {
+        "columns": list(writer.metrics_keys),
+        "rows": [dict(row) for row in writer.metrics],
+        "size": file.stat().st_size if file.exists() else 0,
+    }
+
+
+def follow(logger: CSVLogger) -> None:
+    """Take along to the logger's folder what it has written in another one."""
+    writer: Any = logger.experiment  # a new one would remove the file
+    before, writer.log_dir = Path(writer.log_dir), logger.log_dir
+    writer.metrics_file_path = os.path.join(writer.log_dir, writer.NAME_METRICS_FILE)
+    os.makedirs(writer.log_dir, exist_ok=True)
+    if writer.hparams and before != Path(writer.log_dir):
+        (before / writer.NAME_HPARAMS_FILE).unlink(missing_ok=True)
+        writer.log_hparams({})
+
+
+def discard(logger: CSVLogger) -> None:
+    """Its rows are still in memory."""
+    cast(Any, logger.experiment).metrics.clear()
+
+
+def reopen(logger: CSVLogger, saved: dict[str, Any]) -> None:
+    """Go on with the file in the logger's folder; what is there stays for ``rewind``."""
+    follow(logger)
+    writer: Any = logger.experiment
+    writer.metrics_keys = list(saved["columns"])
+    file = Path(writer.metrics_file_path)
+    kept = file.with_name(_KEPT)
+    if kept.exists() and not file.exists():
+        shutil.copyfile(kept, file)
+
+
+def rewind(logger: CSVLogger, saved: dict[str, Any]) -> None:
+    """Cut the file to what it was, without the columns that came later."""
+    writer: Any = logger.experiment
+    writer.metrics = [dict(row) for row in saved["rows"]]
+    writer.metrics_keys = list(saved["columns"])
+    file = Path(writer.metrics_file_path)
+    if saved["size"] == 0:
+        file.unlink(missing_ok=True)
+        return
+    if not file.exists():
+        log.warning("The metrics in %s are gone: it begins anew.", file)
+        return
+    partial = file.with_name(f"{_KEPT}.partial")
+    with file.open(newline="") as old, partial.open("w", newline="") as new:
+        rows = csv.DictWriter(new, saved["columns"], extrasaction="ignore")
+        rows.writeheader()
+        rows.writerows(csv.DictReader(old))
+    if partial.stat().st_size < saved["size"]:
+        log.warning("Of the metrics in %s the last ones are missing.", file)
+    else:
+        os.truncate(partial, saved["size"])
+    os.replace(partial, file)
+
+
+def release(logger: CSVLogger) -> None:
+    """The file needs no second name any more."""
+    Path(logger.log_dir, _KEPT).unlink(missing_ok=True)
+
+
+def _keep(file: Path) -> None:
+    """Give the file a second name, so that its content outlives the removal of the first one."""
+    kept = file.with_name(_KEPT)
+    if not file.exists() or (kept.exists() and kept.samefile(file)):
+        return
+    partial = file.with_name(f"{_KEPT}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        os.link(file, partial)
+    except OSError:  # a file system without links
+        shutil.copyfile(file, partial)
+    os.replace(partial, kept)

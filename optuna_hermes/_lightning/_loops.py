@@ -1,0 +1,142 @@
+"""What Lightning knows between two batches and does not put into a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
+from torchmetrics import Metric
+
+from optuna_hermes._lightning._around import around_state, restore_around
+from optuna_hermes._lightning._callbacks import callback_state, restore_callbacks
+from optuna_hermes._lightning._module import module_state, restore_module
+from optuna_hermes.suspend._state import moved, plain
+
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "torch.mean": torch.mean,
+    "torch.sum": torch.sum,
+    "torch.max": torch.max,
+    "torch.min": torch.min,
+    "sum": sum,
+}
+_CONNECTOR = (
+    "_callback_metrics",
+    "_logged_metrics",
+    "_progress_bar_metrics",
+    "_first_loop_iter",
+    "_current_fx",
+)
+_NOT_PLAIN = ("reduce_fx", "_sync")
+
+
+def loop_state(trainer: Trainer) -> dict[str, Any]:
+    """What Lightning knows between two batches and does not save."""
+    module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
+    return {
+        "batches_that_stepped": epoch_loop._batches_that_stepped,
+        "should_stop": trainer.should_stop,
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "validation": epoch_loop.val_loop.batch_progress.state_dict(),
+        "validated": dict(epoch_loop.val_loop._seen_batches_per_dataloader),
+        "reloaded": [
+            trainer.fit_loop._last_train_dl_reload_epoch,
+            epoch_loop.val_loop._last_val_dl_reload_epoch,
+        ],
+        "connector": {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR},
+        "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
+        "metrics": {name: _metric_state(metric) for name, metric in _metrics(module)},
+        "gradients": {} if module.automatic_optimization else _gradients(module),
+        "module": module_state(module),
+        "callbacks": callback_state(trainer),
+        "around": around_state(trainer),
+    }
+
+
+def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Put it back; to be called before the first fetch of a ``fit`` that was resumed."""
+    module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
+    restore_callbacks(trainer, state["callbacks"])
+    restore_module(module, state["module"])
+    restore_around(trainer, state["around"])
+    state = moved({name: part for name, part in state.items() if name != "module"}, module.device)
+    # Else this epoch would end without the schedulers that look at metrics.
+    trainer.fit_loop._restarting = False
+    epoch_loop._batches_that_stepped = state["batches_that_stepped"]
+    trainer.should_stop = state["should_stop"]
+    trainer.accumulate_grad_batches = state["accumulate_grad_batches"]
+    epoch_loop.val_loop.batch_progress.load_state_dict(state["validation"])
+    epoch_loop.val_loop._seen_batches_per_dataloader.update(state["validated"])
+    trainer.fit_loop._last_train_dl_reload_epoch = state["reloaded"][0]
+    epoch_loop.val_loop._last_val_dl_reload_epoch = state["reloaded"][1]
+    for name, value in state["connector"].items():
+        setattr(trainer._logger_connector, name, value)
+    for name, metric in _metrics(module):
+        if name in state["metrics"]:
+            _restore_metric(metric, state["metrics"][name])
+    _restore_results(trainer, epoch_loop._results, state["results"])
+    for name, parameter in module.named_parameters():
+        if name in state["gradients"]:
+            parameter.grad = state["gradients"][name]
+
+
+def _metrics(module: LightningModule) -> list[tuple[str, Metric]]:
+    return [(name, part) for name, part in module.named_modules() if isinstance(part, Metric)]
+
+
+def _metric_state(metric: Metric) -> dict[str, Any]:
+    return {
+        "states": dict(metric.metric_state),
+        "updates": metric._update_count,
+        "computed": metric._computed if plain(metric._computed) else None,
+        "forward": metric._forward_cache if plain(metric._forward_cache) else None,
+    }
+
+
+def _restore_metric(metric: Metric, state: dict[str, Any]) -> None:
+    for name, value in state["states"].items():
+        setattr(metric, name, value)
+    metric._update_count = state["updates"]
+    metric._computed = state["computed"]
+    metric._forward_cache = state["forward"]
+
+
+def _result_state(key: str, item: _ResultMetric) -> dict[str, Any]:
+    reduce_fx, sync = item.meta.reduce_fx, item.meta.sync
+    return {
+        "key": key,
+        "meta": {k: v for k, v in vars(item.meta).items() if k not in _NOT_PLAIN},
+        "reduce_fx": next(name for name, known in _REDUCTIONS.items() if known is reduce_fx),
+        "sync": {"_should": sync.should, "rank_zero_only": sync.rank_zero_only},
+        "is_tensor": item.is_tensor,
+        "has_reset": item.has_reset,
+        "metric": _metric_state(item),
+    }
+
+
+def _restore_results(
+    trainer: Trainer, results: _ResultCollection, states: list[dict[str, Any]]
+) -> None:
+    results.clear()
+    module = trainer.lightning_module
+    for state in states:
+        meta = _Metadata(**state["meta"], reduce_fx=_REDUCTIONS[state["reduce_fx"]])
+        meta.sync = _Sync(fn=trainer.strategy.reduce, **state["sync"])
+        item = _ResultMetric(meta, state["is_tensor"])
+        if meta.metric_attribute is not None:
+            item.value = module.get_submodule(meta.metric_attribute)
+        item.has_reset = state["has_reset"]
+        _restore_metric(item, state["metric"])
+        results[state["key"]] = item
+
+
+def _gradients(module: LightningModule) -> dict[str, torch.Tensor]:
+    """Whoever optimizes by hand may accumulate by hand."""
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}

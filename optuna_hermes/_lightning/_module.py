@@ -1,0 +1,135 @@
+"""What a module and its parts know beside weights and buffers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics import Metric
+
+from optuna_hermes.suspend._state import moved, on_device, plain
+
+_GENERATORS = (torch.Generator, np.random.Generator)
+_SAVED_ELSEWHERE = (
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    DataLoader,
+    LightningDataModule,
+)
+
+
+def module_state(module: LightningModule) -> dict[str, Any]:
+    """The modes of a user's module and its parts, and all that they keep in plain attributes."""
+    attributes = {name: _plain_attributes(part) for name, part in _parts(module)}
+    return {
+        "evaluating": [name for name, part in module.named_modules() if not part.training],
+        "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
+        "attributes": {name: values for name, values in attributes.items() if values},
+        "hidden": {place: _state_of(each) for place, each in _hidden(module)},
+    }
+
+
+def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
+    """Put it back."""
+    for name, part in module.named_modules():
+        part.training = name not in state["evaluating"]
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in state["frozen"])
+    for name, part in _parts(module):
+        for attribute, (value, was_on_device) in state["attributes"].get(name, {}).items():
+            if was_on_device:
+                value = moved(value, module.device)
+            _restore_attribute(vars(part), attribute, value)
+    for place, each in _hidden(module):
+        if place in state["hidden"]:
+            _restore_state(each, state["hidden"][place])
+
+
+@functools.cache
+def _own_attributes() -> frozenset[str]:
+    """What every LightningModule has, which Lightning restores or sets up itself."""
+    return frozenset(vars(LightningModule())) | {"_hparams_name", "_log_hyperparams"}
+
+
+def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The module and its parts, save the metrics: those are saved as such."""
+    return [(name, part) for name, part in module.named_modules() if not isinstance(part, Metric)]
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(part).items() if name not in _own_attributes()}
+
+
+def _plain_attributes(part: nn.Module) -> dict[str, tuple[Any, bool]]:
+    """Numbers, text, tensors, and lists of them, each with whether it is on a device."""
+    attributes = _attributes(part).items()
+    return {name: (value, on_device(value)) for name, value in attributes if plain(value)}
+
+
+def _restore_attribute(attributes: dict[str, Any], name: str, value: Any) -> None:
+    present = attributes.get(name)
+    # In place where it can be: the objective may hold the same list.
+    if type(present) is list and type(value) is list:
+        present[:] = value
+    elif type(present) is dict and type(value) is dict:
+        present.clear()
+        present.update(value)
+    else:
+        attributes[name] = value
+
+
+def _hidden(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What hangs on the module without being a part of it and has a state of its own, by place.
+
+    Averages of the weights in a list, for one, or generators of random numbers.
+    """
+    known = {id(each) for each in (*module.modules(), *module.parameters())}
+    for name, part in _parts(module):
+        for attribute, value in _attributes(part).items():
+            for key, each in _items(value):
+                if _has_state(each, known):
+                    yield f"{name}.{attribute}.{key}", each
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return list(value.items())
+    return list(enumerate(value if isinstance(value, list | tuple) else [value]))
+
+
+def _has_state(value: Any, known: set[int]) -> bool:
+    if isinstance(value, _GENERATORS):
+        return True
+    if id(value) in known or isinstance(value, _SAVED_ELSEWHERE):
+        return False
+    if isinstance(value, nn.Module) and any(id(p) in known for p in value.parameters()):
+        return False
+    kind = type(value)
+    return (
+        hasattr(kind, "load_state_dict")
+        and hasattr(kind, "state_dict")
+        and plain(dict(value.state_dict()))
+    )
+
+
+def _state_of(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    return dict(value.state_dict())
+
+
+def _restore_state(value: Any, state: Any) -> None:
+    if isinstance(value, torch.Generator):
+        value.set_state(state)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    else:
+        value.load_state_dict(state)

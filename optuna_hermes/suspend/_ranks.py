@@ -1,0 +1,245 @@
+"""A run in several processes (ranks) stops as one: the process that starts them listens to them.
+
+It keeps what a run has once: its trial and its session. What only one may say is said by rank 0.
+Where all have to be at the same place, each says that it is there and waits for an answer, never
+inside a collective operation; what differs by rank is gathered in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection, wait
+from threading import Thread
+from typing import Any
+
+from optuna_hermes.errors import SuspendError
+from optuna_hermes.suspend._base import Session
+from optuna_hermes.suspend._rank import STOP, YIELD, Answer, Arrival, Seats, Tree, unpacked
+
+PATIENCE_SECONDS = 5.0
+"""How long a rank waits for the others to come to the same point."""
+_LOOK_SECONDS = 0.01
+"""How often the listener looks whether the run must yield."""
+
+
+class Ranks:
+    """Listens to the ranks of a run, and speaks for them.
+
+    Args:
+        count: how many there are.
+        context: of ``multiprocessing``, as the ranks are started.
+        run: whose they are, as a message names it.
+        session: the run's, if it has one.
+        seated: called when all have begun, so that what only they need may go.
+        report: called with a unit and a value; says whether the trial is pruned.
+        save: called with a checkpoint and its units, see ``Saver.begin``.
+        merge: makes one checkpoint out of those of all ranks.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        context: Any,
+        *,
+        run: str,
+        session: Session | None,
+        seated: Callable[[], None],
+        report: Callable[[int, float], bool],
+        save: Callable[..., None] | None,
+        merge: Callable[[list[Tree]], Tree],
+    ) -> None:
+        self.error: BaseException | None = None
+        """What has ended the run before its time."""
+        self.end: dict[str, Any] | None = None
+        """What rank 0 has said at its end."""
+        pipes = [context.Pipe() for _ in range(count)]
+        self.seats = Seats(
+            ours=tuple(child for _, child in pipes),
+            theirs=tuple(parent for parent, _ in pipes),
+            signs=context.RawArray("q", 2),
+            parent=os.getpid(),
+            leased=session is not None,
+            checkpoint_dir=session.checkpoint_dir if session is not None else None,
+        )
+        self._run = run
+        self._session = session
+        self._seated = seated
+        self._report = report
+        self._save = save
+        self._merge = merge
+        self._open = {end: rank for rank, end in enumerate(self.seats.theirs)}
+        self._count = count
+        self._here = 0
+        self._done: set[int] = set()
+        self._lost = False
+        self._arrivals: dict[int, Arrival] = {}
+        self._parked_at = 0.0
+        self._closing = False
+        self._listener = Thread(target=self._listen, name="hermes-ranks", daemon=True)
+        self._listener.start()
+
+    def close(self) -> None:
+        """Hear what is still to be heard; the ranks have ended."""
+        self._closing = True
+        self._listener.join()
+        for end in (*self.seats.ours, *self.seats.theirs):
+            end.close()
+
+    # -- the listener --------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while True:
+            ready = wait(list(self._open), _LOOK_SECONDS)
+            if self._closing and not ready:
+                return
+            try:
+                for end in ready:
+                    self._hear(end)  # type: ignore[arg-type]
+                self._settle()
+            except BaseException as error:
+                self._fail(error)
+            if self._session is not None:
+                self.seats.signs[YIELD] = self._session.must_yield
+
+    def _hear(self, end: Connection) -> None:
+        try:
+            kind, content = end.recv()
+        except (EOFError, OSError):
+            self._lost = self._lost or self._open[end] not in self._done
+            del self._open[end]
+            return
+        if kind == "here":
+            self._begin()
+        elif kind == "raised":
+            self.error = self.error or content
+        elif kind == "ended":
+            self._finish(*content)
+        elif kind == "beat":
+            self._leased.beat(**content)
+        elif kind == "training":
+            self._leased.training(**content)
+        else:
+            self._arrivals[self._open[end]] = content
+            self._parked_at = time.monotonic()
+
+    def _begin(self) -> None:
+        self._here += 1
+        if self._here == self._count:
+            self._seated()
+            for end in self.seats.ours:  # from here on the end of a rank ends its pipe
+                end.close()
+
+    def _finish(self, rank: int, state: dict[str, Any], whole: bool) -> None:
+        self._done.add(rank)
+        self._lost = self._lost or not whole
+        if rank == 0:
+            self.end = state
+
+    def _settle(self) -> None:
+        arrivals = self._arrivals
+        if not arrivals:
+            return
+        waited = time.monotonic() - self._parked_at
+        if self.error is not None or self._lost:
+            self._tell(list(arrivals), "leave")
+        elif len(arrivals) == self._count:
+            self._together()
+        elif self._done or waited >= PATIENCE_SECONDS:
+            self._move_on()
+
+    def _together(self) -> None:
+        """All wait for an answer."""
+        if len({(each.kind, each.point) for each in self._arrivals.values()}) > 1:
+            self._move_on()
+            return
+        first = self._arrivals[0]
+        answer: Answer = "go"
+        if first.kind == "report":
+            answer = "prune" if self._report(first.units, first.payload) else "go"
+        elif first.kind == "save":
+            assert self._save is not None
+            self._save(self._joined(self._payloads()), units=first.units)
+        else:
+            self._leased.park(_Stop(self, first.units, stores=first.payload))
+            self.seats.signs[YIELD] = self.seats.signs[STOP] = 0
+        self._tell(list(self._arrivals), answer)
+
+    def _move_on(self) -> None:
+        """Those that wait to be parked, if any, come to a later point instead."""
+        waiting = [rank for rank, each in self._arrivals.items() if each.kind == "park"]
+        if waiting:
+            self.seats.signs[STOP] = max(each.point for each in self._arrivals.values())
+            self._tell(waiting, "on")
+
+    def _tell(self, ranks: Iterable[int], answer: Answer) -> None:
+        for rank in ranks:
+            self._arrivals.pop(rank)
+            self._send(rank, answer)
+
+    def _send(self, rank: int, answer: Answer) -> None:
+        try:
+            self.seats.theirs[rank].send(answer)
+        except OSError:
+            self._lost = True
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = self.error or error
+        self._tell(list(self._arrivals), "leave")
+
+    # -- one state -----------------------------------------------------------------------------
+
+    def dump(self) -> Tree:
+        """The state of all ranks, which wait, as one tree.
+
+        Raises:
+            SuspendError: a rank has ended.
+        """
+        for rank in self._arrivals:
+            self._send(rank, "dump")
+        trees = []
+        for rank, end in enumerate(self.seats.theirs):
+            try:
+                kind, content = end.recv()
+            except (EOFError, OSError) as error:
+                self._lost = True
+                raise SuspendError(
+                    f"Every rank of {self._run} must give its state, but rank {rank} has ended."
+                ) from error
+            if kind == "raised":
+                raise content
+            trees.append(content)
+        return self._joined(trees)
+
+    def closing(self) -> bool:
+        """Whether the ranks have ended."""
+        return self._closing
+
+    def _payloads(self) -> list[bytes]:
+        return [self._arrivals[rank].payload for rank in range(self._count)]
+
+    def _joined(self, packed: list[bytes]) -> Tree:
+        return self._merge([unpacked(each) for each in packed])
+
+    @property
+    def _leased(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+
+class _Stop:
+    """All ranks at the same point (``suspend.State``)."""
+
+    moves = False
+
+    def __init__(self, ranks: Ranks, units: int, *, stores: bool) -> None:
+        self.name = ranks._run
+        self.units = units
+        self.stores = stores
+        self.ended = ranks.closing
+        self.dump = ranks.dump
+
+    def roots(self) -> Iterable[object]:
+        """None are in this process."""
+        return ()

@@ -1,0 +1,946 @@
+"""What surrounds a training does not notice either that it was suspended."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import optuna
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    Callback,
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    RichProgressBar,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+    Timer,
+    TQDMProgressBar,
+    WeightAveraging,
+)
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.profilers import SimpleProfiler
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision, MulticlassRecall
+
+from optuna_hermes.errors import Suspended
+from optuna_hermes.lightning import HermesCallback
+from optuna_hermes.model import TierName
+from optuna_hermes.suspend import State, StoredState
+from optuna_hermes.suspend._loader import RandomWatch
+from optuna_hermes.testing import FakeSession
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata
+
+EPOCHS = 3
+BATCHES = 10
+WAIT = 100_000
+SCRIPT: tuple[tuple[dict[int, TierName], tuple[TierName, ...]], ...] = (
+    ({2: "resident", 5: "host", 7: "disk"}, ()),
+    ({6: "disk"}, ()),
+    ({7: "resident"}, ("disk",)),  # after the last batch of an epoch
+    ({3: "host"}, ("disk",)),
+)
+"""By process: where the run waits, by number of its batches, and where it goes from there."""
+
+
+class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Points of three kinds, never the same twice."""
+
+    def __init__(self, length: int) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self._x = torch.randn(length, 8, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self._x[index]
+        return x + 0.1 * torch.randn(8), (x[0] > 0).long() + (x[1] > 0).long()
+
+
+class Net(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters({"lr": 0.05})
+        self.backbone = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.net = nn.Sequential(self.backbone, nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3))
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
+
+
+class Trace(Callback):
+    """What a run did, to the bit; it tells the session of every batch."""
+
+    def __init__(self) -> None:
+        self.session = FakeSession()
+        self.processes = 0
+        self.seen: dict[Any, Any] = {}
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any
+    ) -> None:
+        self.note(("loss", trainer.fit_loop.total_batch_idx), trainer.callback_metrics)
+        self.session.tick()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.note(("validation", trainer.fit_loop.total_batch_idx), trainer.callback_metrics)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.note("weights", pl_module.state_dict())
+        for index, optimizer in enumerate(trainer.optimizers):
+            groups = [{**group, "params": None} for group in optimizer.param_groups]
+            self.note(("optimizer", index), groups)
+
+    def note(self, key: Any, value: Any) -> None:
+        bits = _bits(value)
+        assert self.seen.setdefault(key, bits) == bits, f"{key} is another one"
+
+
+def _bits(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _bits(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_bits(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.detach().contiguous().view(-1).numpy().tobytes()
+    return repr(value)
+
+
+def train(
+    trace: Trace, session: FakeSession, *, net: type[Net] = Net, **options: Any
+) -> pl.Trainer:
+    """One process of a run; a new one has other random numbers."""
+    trace.session = session
+    trace.processes += 1
+    pl.seed_everything(1, verbose=False)
+    module = net()
+    pl.seed_everything(trace.processes, verbose=False)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    hermes = HermesCallback(optuna.create_study().ask(), "val_loss", _session=session)
+    settings: dict[str, Any] = {
+        "max_epochs": EPOCHS,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+        **options,
+        "callbacks": [hermes, *options.get("callbacks", ()), trace],
+    }
+    trainer = pl.Trainer(**settings)
+    batches = DataLoader(Points(BATCHES * 4), batch_size=4, shuffle=True)
+    trainer.fit(module, batches, DataLoader(Points(8), batch_size=4))
+    return trainer
+
+
+def whole(options: Callable[[], dict[str, Any]]) -> tuple[Trace, pl.Trainer]:
+    """The run that is never suspended."""
+    trace = Trace()
+    return trace, train(trace, FakeSession(), **options())
+
+
+def suspended(
+    options: Callable[[], dict[str, Any]], folder: Path, wait: Callable[[], Any] = lambda: None
+) -> tuple[Trace, pl.Trainer]:
+    """The same run in several processes, each with objects of its own.
+
+    ``wait`` is called whenever somebody else trains.
+    """
+    trace = Trace()
+    session = FakeSession(checkpoint_dir=folder)
+    for yields, evicts in SCRIPT:
+        session = FakeSession(
+            yields,
+            checkpoint_dir=folder,
+            checkpoints=session.checkpoints,
+            while_parked=lambda: (torch.manual_seed(5), wait()),
+            evicts=evicts,
+        )
+        with pytest.raises(Suspended):
+            train(trace, session, **options())
+        wait()
+    return trace, train(trace, session.again(), **options())
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+# -- state ----------------------------------------------------------------------------------------
+
+
+class ByHand(Net):
+    """Two optimizers that take turns, each with a scheduler, and gradients clipped by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        turn = batch_idx % 3 == 0
+        optimizer, scheduler = self.optimizers()[turn], self.lr_schedulers()[turn]
+        self.toggle_optimizer(optimizer)
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        self.clip_gradients(optimizer, gradient_clip_val=0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        self.untoggle_optimizer(optimizer)
+        scheduler.step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        body = torch.optim.AdamW(self.backbone.parameters(), lr=0.01)
+        head = torch.optim.SGD(self.net[3].parameters(), lr=0.05, momentum=0.9)
+        return [body, head], [torch.optim.lr_scheduler.StepLR(each, 4) for each in (body, head)]
+
+
+class Plateau(Net):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.5)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, patience=0, threshold=9.0, threshold_mode="abs"
+        )  # nothing is ever good enough
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"},
+        }
+
+
+class Measured(Net):
+    """Metrics that share their states where they can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = (MulticlassAccuracy, MulticlassPrecision, MulticlassRecall)
+        self.scores = MetricCollection({kind.__name__: kind(3) for kind in kinds})
+        self.epoch_scores = self.scores.clone(prefix="epoch_")
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        out = self.net(batch[0])
+        self.log_dict(self.scores(out, batch[1]))
+        self.epoch_scores.update(out, batch[1])
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        self.log_dict(self.epoch_scores.compute())
+        self.epoch_scores.reset()
+
+
+class OwnAverages(Net):
+    """Averages of its weights, and what else people hang on a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = copy.deepcopy(self.net)
+        self.slow = [copy.deepcopy(self.net)]  # in a list, so that no optimizer finds it
+        self.shadow = {name: p.detach().clone() for name, p in self.net.named_parameters()}
+        self.noise = torch.Generator().manual_seed(3)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.net[1].p = min(0.9, 0.02 * (1 + self.trainer.global_step))
+        batch[0] = batch[0] + 0.1 * torch.randn(8, generator=self.noise)
+        loss = super().training_step(batch, batch_idx)
+        with torch.no_grad():
+            teacher = nn.functional.cross_entropy(self.slow[0](batch[0]), batch[1])
+        return loss * (1 + 0.01 * teacher)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        now = dict(self.net.named_parameters())
+        with torch.no_grad():
+            for name, average in (*self.average.named_parameters(), *self.shadow.items()):
+                average.lerp_(now[name], 0.1)
+            for name, slow in self.slow[0].named_parameters():
+                slow.lerp_(self.shadow[name], 0.5)
+
+    def on_train_end(self) -> None:
+        for each in (*self.slow[0].parameters(), *self.shadow.values()):
+            self.net[3].weight.data += each.sum()
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """What is special about a run, by name; made anew each time."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=3)
+    return {
+        "early stopping": {
+            "callbacks": [EarlyStopping("val_loss", patience=7, min_delta=0.2)],
+            "val_check_interval": 0.3,
+        },
+        "swa": {"callbacks": [StochasticWeightAveraging(0.02, 1, annealing_epochs=2)]},
+        "weight averaging": {"callbacks": [WeightAveraging()]},
+        "ema": {"callbacks": [EMAWeightAveraging(decay=0.8, update_starting_at_step=4)]},
+        "own averages": {"net": OwnAverages},
+        "bf16": {"precision": "bf16-mixed"},
+        "fp16": {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)], "net": Plateau},
+        "accumulation": {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 3})]},
+        "metrics": {"net": Measured},
+        "plateau": {"net": Plateau},
+        "by hand": {"net": ByHand},
+        "clipped": {"gradient_clip_val": 0.05},
+        "finetuning": {"callbacks": [BackboneFinetuning(1, verbose=False)]},
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "early stopping",
+        "swa",
+        "weight averaging",
+        "ema",
+        "own averages",
+        "bf16",
+        "fp16",
+        "accumulation",
+        "metrics",
+        "plateau",
+        "by hand",
+        "clipped",
+        "finetuning",
+    ],
+)
+def test_state(name: str, tmp_path: Path) -> None:
+    """Losses, metrics, learning rates and weights are those of the run never suspended."""
+    expected, _ = whole(lambda: options_of(name))
+    trace, _ = suspended(lambda: options_of(name), tmp_path)
+    assert trace.seen == expected.seen
+
+
+def test_averages_of_batch_norm(tmp_path: Path) -> None:
+    """The pass over the data that SWA ends with is not interrupted by a way to disk."""
+    expected, _ = whole(lambda: options_of("swa"))
+    trace = Trace()
+    session = FakeSession({EPOCHS * BATCHES: "disk"}, checkpoint_dir=tmp_path)
+    train(trace, session, **options_of("swa"))
+    assert trace.seen == expected.seen
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+class Seldom(Net):
+    """Steps by hand on every third batch, so that three batches have the same step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        if batch_idx % 3 == 1:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+        return loss
+
+
+@pytest.mark.parametrize("net", [Net, Seldom])
+def test_checkpoints(net: type[Net], tmp_path: Path) -> None:
+    """ModelCheckpoint saves the same files with the same weights, and knows the same best ones."""
+
+    def options(folder: Path) -> dict[str, Any]:
+        best = ModelCheckpoint(folder / "best", "{step}-{val_loss:.6f}", "val_loss", save_top_k=2)
+        worst = ModelCheckpoint(
+            folder / "worst",
+            monitor="val_loss",
+            mode="max",
+            save_last="link",
+            save_on_exception=True,
+        )
+        steps = ModelCheckpoint(folder / "steps", save_top_k=-1, every_n_train_steps=1)
+        deferred = ModelCheckpoint(
+            folder / "deferred", monitor="val_loss", every_n_train_steps=6, save_top_k=-1
+        )
+        callbacks = [best, worst, steps, deferred]
+        return {"net": net, "callbacks": callbacks, "enable_checkpointing": True}
+
+    def outcome(trainer: pl.Trainer, folder: Path) -> Any:
+        saves = [each.state_dict() for each in trainer.checkpoint_callbacks]
+        files = sorted(folder.rglob("*.ckpt"))
+        weights = {str(file): torch.load(file, weights_only=False)["state_dict"] for file in files}
+        assert len(files) >= 12
+        return str(_bits([saves, weights])).replace(str(folder), "")
+
+    _, trainer = whole(lambda: options(tmp_path / "whole"))
+    expected = outcome(trainer, tmp_path / "whole")
+    _, trainer = suspended(lambda: options(tmp_path / "parts"), tmp_path / "run")
+    assert outcome(trainer, tmp_path / "parts") == expected
+
+
+def test_learning_rates(tmp_path: Path) -> None:
+    """LearningRateMonitor logs the same rows, and remembers all of them."""
+
+    def options(folder: Path) -> dict[str, Any]:
+        monitor = LearningRateMonitor("step", log_momentum=True, log_weight_decay=True)
+        return {"callbacks": [monitor], "logger": CSVLogger(folder)}
+
+    def outcome(trainer: pl.Trainer) -> Any:
+        monitor = next(c for c in trainer.callbacks if isinstance(c, LearningRateMonitor))
+        rows = Path(trainer.log_dir or "", "metrics.csv").read_bytes()
+        return rows, monitor.lrs, monitor.last_momentum_values, monitor.last_weight_decay_values
+
+    _, trainer = whole(lambda: options(tmp_path / "whole"))
+    expected = outcome(trainer)
+    assert len(expected[1]["lr-AdamW"]) == EPOCHS * BATCHES
+    _, trainer = suspended(lambda: options(tmp_path / "parts"), tmp_path / "run")
+    assert outcome(trainer) == expected
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+
+class Clock(Callback):
+    """Time that passes with each batch and not otherwise, in whole seconds."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self._seconds = seconds
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self._seconds[0] += 600
+
+    def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        self._seconds[0] += 60
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of every clock, in a list of one."""
+    now = [1e6]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_time(seconds: list[float], tmp_path: Path) -> None:
+    """What goes by the clock goes by the time that was spent on training, to the second."""
+
+    def options(folder: Path) -> dict[str, Any]:
+        saves = ModelCheckpoint(
+            folder / "saves", "{step}", save_top_k=-1, train_time_interval=timedelta(minutes=25)
+        )
+        throughput = ThroughputMonitor(lambda batch: len(batch[0]), window_size=5)
+        return {
+            "callbacks": [Clock(seconds), saves, throughput],
+            "logger": CSVLogger(folder),
+            "enable_checkpointing": True,
+            "max_time": timedelta(minutes=275),
+            "val_check_interval": timedelta(minutes=65),
+            "check_val_every_n_epoch": None,
+        }
+
+    def outcome(trainer: pl.Trainer, folder: Path) -> Any:
+        timer = next(each for each in trainer.callbacks if isinstance(each, Timer))
+        elapsed = [timer.time_elapsed(stage) for stage in ("train", "validate")]
+        files = sorted(file.name for file in folder.rglob("*.ckpt"))
+        return elapsed, files, next(folder.rglob("metrics.csv")).read_bytes()
+
+    expected, trainer = whole(lambda: options(tmp_path / "whole"))
+    known = outcome(trainer, tmp_path / "whole")
+    assert known[0] == [27 * 600 + 4 * 120, 120]
+    assert len(known[1]) >= 8
+
+    def wait() -> None:
+        seconds[0] += WAIT
+
+    trace, trainer = suspended(lambda: options(tmp_path / "parts"), tmp_path / "run", wait)
+    assert trace.seen == expected.seen
+    assert outcome(trainer, tmp_path / "parts") == known
+
+
+def test_profile(seconds: list[float], tmp_path: Path) -> None:
+    """SimpleProfiler does not count the time that a run waits in memory."""
+
+    def profile(session: FakeSession) -> Any:
+        profiler = SimpleProfiler()
+        train(Trace(), session, callbacks=[Clock(seconds)], profiler=profiler)
+        return profiler.recorded_durations["run_training_epoch"]
+
+    def wait() -> None:
+        seconds[0] += WAIT
+
+    yields: dict[int, TierName] = {3: "resident", 10: "host", 17: "resident"}
+    known = profile(FakeSession())
+    session = FakeSession(yields, checkpoint_dir=tmp_path, while_parked=wait)
+    assert profile(session) == known == [BATCHES * 600 + 120] * EPOCHS
+
+
+# -- progress bars --------------------------------------------------------------------------------
+
+
+def test_tqdm(seconds: list[float], tmp_path: Path) -> None:
+    """The bar says that the trial is parked, and its time stands still meanwhile."""
+    bar = TQDMProgressBar()
+    seen: list[tuple[str, float]] = []
+
+    def look() -> None:
+        line = bar.train_progress_bar
+        seen.append((str(line), line.format_dict["elapsed"]))
+
+    def wait() -> None:
+        look()
+        seconds[0] += WAIT
+
+    class After(Callback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            look()
+
+    session = FakeSession({12: "resident"}, checkpoint_dir=tmp_path, while_parked=wait)
+    train(Trace(), session, callbacks=[bar, After()], enable_progress_bar=True)
+    text, elapsed = next(item for item in seen if "(parked)" in item[0])
+    assert text.startswith("Epoch 1 (parked):")
+    later = seen[[each for each, _ in seen].index(text) + 1]
+    assert later[0].startswith("Epoch 1: ")
+    assert "2/10" in later[0]
+    # Its own clock is a real one, on which nothing has passed.
+    assert later[1] == pytest.approx(elapsed - WAIT, abs=60)
+
+
+def test_rich(seconds: list[float], tmp_path: Path) -> None:
+    """The other bar says so too."""
+    bar = RichProgressBar()
+    seen: list[tuple[str, float, float | None]] = []
+
+    def look() -> None:
+        task = bar.train_progress_bar
+        assert task.elapsed is not None
+        seen.append((task.description, task.elapsed, task.speed))
+
+    def wait() -> None:
+        look()
+        seconds[0] += WAIT
+
+    class After(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            look()
+
+    session = FakeSession({17: "resident"}, checkpoint_dir=tmp_path, while_parked=wait)
+    train(Trace(), session, callbacks=[bar, After()], enable_progress_bar=True)
+    text, elapsed, _ = next(item for item in seen if "(parked)" in item[0])
+    assert text == "Epoch 1/2 (parked)"
+    later = seen[[each for each, *_ in seen].index(text) + 1]
+    assert later[0].rstrip() == "Epoch 1/2"
+    assert later[1] == pytest.approx(elapsed - WAIT, abs=60)
+
+
+def test_bar_of_a_next_process(tmp_path: Path) -> None:
+    """A run that goes on in the middle of an epoch shows where it is."""
+    seen: list[str] = []
+
+    class Look(Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+            bar = trainer.progress_bar_callback
+            assert isinstance(bar, TQDMProgressBar)
+            seen.append(str(bar.train_progress_bar))
+
+    session = FakeSession({13: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        train(Trace(), session)
+    train(Trace(), session.again(), callbacks=[TQDMProgressBar(), Look()], enable_progress_bar=True)
+    assert seen[0].startswith("Epoch 1: ")
+    assert "3/10" in seen[0]
+
+
+# -- loggers --------------------------------------------------------------------------------------
+
+
+class Killed(Callback):
+    """SIGKILL in a hook, at its n-th call, once there is such a checkpoint."""
+
+    def __init__(self, hook: str, calls: int, folder: Path, checkpoint: str) -> None:
+        self._left = calls
+        self._checkpoints = folder, checkpoint
+        setattr(self, hook, self._count)
+
+    def _count(self, *args: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            folder, checkpoint = self._checkpoints
+            while not any(folder.glob(checkpoint)):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Pairs(Callback):
+    """Writes past Lightning, as people do."""
+
+    def on_train_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        self._writer: Any = trainer.logger.experiment  # type: ignore[union-attr]
+        self._writer.add_text("note", "begun")
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        step = trainer.global_step
+        if step > 11:
+            self._writer.add_scalars("pair", {"step": step, "half": step / 2}, step)
+
+
+class Counts(Callback):
+    """Logs past Lightning: what it logs itself it also saves at once."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        trainer.logger.log_metrics({"count": trainer.global_step})  # type: ignore[union-attr]
+
+
+def in_child(call: Callable[[], Any]) -> int:
+    """Run something in a process of its own, and give its exit code."""
+    process = multiprocessing.get_context("fork").Process(target=call)
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def newest(folder: Path) -> tuple[StoredState, ...]:
+    """The checkpoint that the ledger would name."""
+    path = max(folder.glob("*.safetensors"))
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    units = int(path.stem.rpartition("-")[2])
+    return (StoredState(path=path, units=units, size_bytes=path.stat().st_size, sha256=sha256),)
+
+
+def suspended_and_killed(
+    options: Callable[..., dict[str, Any]], folder: Path, hook: str, calls: int, checkpoint: str
+) -> None:
+    """A run in four processes, of which the second is killed."""
+    session = FakeSession({3: "resident", 6: "disk"}, checkpoint_dir=folder)
+    with pytest.raises(Suspended):
+        train(Trace(), session, **options())
+    killed = Killed(hook, calls, folder, checkpoint)
+    assert in_child(lambda: train(Trace(), session.again(), **options(killed))) == -signal.SIGKILL
+    yields: dict[int, TierName] = {2: "host", 6: "disk"}
+    session = FakeSession(yields, checkpoint_dir=folder, checkpoints=newest(folder))
+    with pytest.raises(Suspended):
+        train(Trace(), session, **options())
+    train(Trace(), session.again(), **options())
+
+
+KILLS = pytest.mark.parametrize(
+    ("hook", "calls", "checkpoint"),
+    [
+        ("on_train_batch_end", 9, "*-unit-1.*"),  # five batches after a checkpoint
+        ("on_train_epoch_start", 1, "*-unit-0.*"),  # after a validation, with new columns
+    ],
+)
+
+
+@KILLS
+@pytest.mark.parametrize(("version", "every_n_steps"), [(None, 1), (7, 4), ("mine", 50)])
+def test_csv(
+    version: int | str | None,
+    every_n_steps: int,
+    hook: str,
+    calls: int,
+    checkpoint: str,
+    tmp_path: Path,
+) -> None:
+    """One metrics.csv, byte for byte that of the run never suspended, whatever was killed when."""
+
+    def options(folder: Path, *callbacks: Callback) -> dict[str, Any]:
+        logger = CSVLogger(folder, "study", version)
+        counts = [Counts()] if every_n_steps == 4 else []
+        return {
+            "logger": logger,
+            "callbacks": [*counts, *callbacks],
+            "log_every_n_steps": every_n_steps,
+        }
+
+    whole(lambda: options(tmp_path / "whole"))
+    parts = tmp_path / "parts"
+    suspended_and_killed(
+        lambda *callbacks: options(parts, *callbacks), tmp_path / "run", hook, calls, checkpoint
+    )
+    files = ["hparams.yaml", "metrics.csv"]
+    assert [file.name for file in sorted(parts.rglob("*")) if file.is_file()] == files
+    folder = version if isinstance(version, str) else f"version_{version or 0}"
+    name = f"study/{folder}/metrics.csv"
+    assert (parts / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def events(folder: Path) -> list[Any]:
+    """All that TensorBoard finds in a folder and below."""
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    return sorted(
+        (str(file.parent.relative_to(folder)), value.tag, event.step, str(value))
+        for file in folder.rglob("*tfevents*")
+        for event in loader.EventFileLoader(str(file)).Load()
+        for value in event.summary.value
+    )
+
+
+@KILLS
+@pytest.mark.parametrize("version", [None, "fixed"])
+def test_tensorboard(
+    version: str | None, hook: str, calls: int, checkpoint: str, tmp_path: Path
+) -> None:
+    """One folder, with every value in it once."""
+    pytest.importorskip("tensorboard")
+
+    def options(folder: Path, *callbacks: Callback) -> dict[str, Any]:
+        logger = TensorBoardLogger(folder, "study", version)
+        return {"logger": logger, "callbacks": [Pairs(), *callbacks]}
+
+    whole(lambda: options(tmp_path / "whole"))
+    parts = tmp_path / "parts"
+    suspended_and_killed(
+        lambda *callbacks: options(parts, *callbacks), tmp_path / "run", hook, calls, checkpoint
+    )
+    expected = events(tmp_path / "whole")
+    assert len(expected) > 3 * EPOCHS * BATCHES
+    assert events(parts) == expected
+    assert max(file.name.count(".after.") for file in parts.rglob("*tfevents*")) == 1
+    assert [folder.name for folder in (parts / "study").iterdir()] == [version or "version_0"]
+
+
+def test_tensorboard_killed_in_the_first_process(tmp_path: Path) -> None:
+    """Files that were begun after the first checkpoint are not there twice either."""
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "run"
+
+    def options(folder: Path, *callbacks: Callback) -> dict[str, Any]:
+        return {"logger": TensorBoardLogger(folder), "callbacks": [Pairs(), *callbacks]}
+
+    whole(lambda: options(tmp_path / "whole"))
+    killed = Killed("on_train_batch_end", 15, folder, "*-unit-1.*")
+    session = FakeSession(checkpoint_dir=folder)
+    parts = tmp_path / "parts"
+    assert in_child(lambda: train(Trace(), session, **options(parts, killed))) == -signal.SIGKILL
+    session = FakeSession(checkpoint_dir=folder, checkpoints=newest(folder))
+    train(Trace(), session, **options(parts))
+    assert events(parts) == events(tmp_path / "whole")
+
+
+def test_lost_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rows that somebody has removed are missed, and the run goes on."""
+    session = FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "run")
+    with pytest.raises(Suspended):
+        train(Trace(), session, logger=CSVLogger(tmp_path))
+    file = next(tmp_path.rglob("metrics.csv"))
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[:3]) + "\n")
+    train(Trace(), session.again(), logger=CSVLogger(tmp_path))
+    assert f"Of the metrics in {file} the last ones are missing." in caplog.text
+    steps = [line.rpartition(",")[0].split(",")[1] for line in file.read_text().splitlines()]
+    assert steps[1:4] == ["0", "1", "5"]
+
+
+def test_other_loggers(tmp_path: Path) -> None:
+    """Loggers that cannot be put back, in whatever order, are left alone."""
+
+    class Silent(Logger):
+        name = "silent"
+        version = 0
+
+        def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    def options(folder: Path) -> dict[str, Any]:
+        return {"logger": [Silent(), CSVLogger(folder)]}
+
+    whole(lambda: options(tmp_path / "whole"))
+    suspended(lambda: options(tmp_path / "parts"), tmp_path / "run")
+    name = "lightning_logs/version_0/metrics.csv"
+    expected = (tmp_path / "whole" / name).read_bytes()
+    assert (tmp_path / "parts" / name).read_bytes() == expected
+
+
+def test_logs_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that comes to a host without its logs begins new ones, and says so."""
+    session = FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "run")
+    with pytest.raises(Suspended):
+        train(Trace(), session, logger=CSVLogger(tmp_path / "here"))
+    shutil.rmtree(tmp_path / "here")
+    train(Trace(), session.again(), logger=CSVLogger(tmp_path / "there"))
+    assert "begin anew in " in caplog.text
+    assert list(tmp_path.rglob("metrics.csv")) == [
+        tmp_path / "there/lightning_logs/version_0/metrics.csv"
+    ]
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+def test_own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Lightning writes by itself goes into the run's folder, and no stray file is loaded."""
+    working = tmp_path / "working"
+    working.mkdir()
+    (working / "hpc_ckpt_1.ckpt").write_text("of another trial")
+    monkeypatch.chdir(working)
+    options = {
+        "logger": True,
+        "enable_checkpointing": True,
+        "profiler": SimpleProfiler(filename="profile"),
+    }
+    _, trainer = suspended(lambda: options, tmp_path / "run")
+    assert [path.name for path in working.iterdir()] == ["hpc_ckpt_1.ckpt"]
+    assert trainer.default_root_dir != str(working)
+    root = Path(trainer.default_root_dir)
+    assert root.is_relative_to(tmp_path / "run")
+    logs = root / "lightning_logs"
+    assert [folder.name for folder in logs.iterdir()] == ["version_0"]
+    assert [file.parent for file in root.rglob("*.ckpt")] == [logs / "version_0/checkpoints"]
+    assert {file.parent for file in root.rglob("*profile*")} == {logs / "version_0"}
+
+
+def test_chosen_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root directory and a logger that the objective chose stay."""
+    monkeypatch.chdir(tmp_path)
+    session = FakeSession(checkpoint_dir=tmp_path / "run")
+    trainer = train(Trace(), session, default_root_dir=tmp_path / "mine", enable_checkpointing=True)
+    assert trainer.default_root_dir == str(tmp_path / "mine")
+    assert len(list((tmp_path / "mine").rglob("*.ckpt"))) == 1
+    train(Trace(), FakeSession(checkpoint_dir=tmp_path / "run"), logger=CSVLogger("logs"))
+    assert (tmp_path / "logs/lightning_logs/version_0/metrics.csv").exists()
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+class Waits(FakeSession):
+    """Waits as a real session does: until its process is told to end."""
+
+    def __init__(self, pipe: Any) -> None:
+        super().__init__({3: "resident"})
+        self._pipe = pipe
+
+    def park(self, state: State) -> None:
+        self._pipe.send("parked")
+        while not state.ended():
+            time.sleep(0.01)
+        raise SystemExit(128 + signal.SIGTERM)
+
+
+def test_sigterm(tmp_path: Path) -> None:
+    """A parked run that is told to end ends cleanly: its trainer tidies up, nothing is printed."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    class Tidies(Callback):
+        def on_exception(self, *args: Any) -> None:
+            theirs.send("tidied")
+
+    def run() -> None:
+        with (tmp_path / "printed").open("w") as printed:
+            os.dup2(printed.fileno(), sys.stderr.fileno())
+        train(Trace(), Waits(theirs), callbacks=[Tidies()])
+
+    process = context.Process(target=run)
+    process.start()
+    assert ours.poll(30)
+    assert ours.recv() == "parked"
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(30)
+    assert process.exitcode == 128 + signal.SIGTERM
+    assert ours.recv() == "tidied"
+    assert "Traceback" not in (tmp_path / "printed").read_text()
+
+
+# -- random numbers in loader workers -------------------------------------------------------------
+
+
+class Drawing(Dataset[torch.Tensor]):
+    """Draws nothing, or by one of three generators."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        draws: dict[str, Callable[[], Any]] = {
+            "quiet": lambda: 0.0,
+            "torch": lambda: torch.rand(1).item(),
+            "numpy": np.random.rand,
+            "python": random.random,
+        }
+        return torch.tensor(draws[self._kind]())
+
+
+def batches_of(kind: str, *, watched: bool, **options: Any) -> tuple[list[torch.Tensor], bool]:
+    """What a loader gives, and whether it was found to draw."""
+    options = {"num_workers": 2, "multiprocessing_context": "fork", **options}
+    loader = options.pop("loader", DataLoader)(Drawing(kind), batch_size=4, **options)
+    collate = loader.collate_fn
+    watch = RandomWatch(loader) if watched else None
+    torch.manual_seed(2)
+    batches = list(loader)
+    drew = watch is not None and watch.drew()
+    if watch is not None:
+        watch.unwrap()
+    assert loader.collate_fn is collate
+    assert loader.worker_init_fn is options.get("worker_init_fn")
+    return batches, drew
+
+
+def seeded(worker: int) -> None:
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(worker)
+
+
+@pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("kind", ["quiet", "torch", "numpy", "python"])
+def test_random_workers(kind: str, loader: Any) -> None:
+    """It is found out who draws random numbers in a worker, and what is drawn stays the same."""
+    for options in ({}, {"worker_init_fn": seeded, "persistent_workers": True}):
+        expected, _ = batches_of(kind, watched=False, loader=loader, **options)
+        batches, drew = batches_of(kind, watched=True, loader=loader, **options)
+        assert drew == (kind != "quiet")
+        for batch, known in zip(batches, expected, strict=True):
+            assert torch.equal(batch, known)
+
+
+def test_spawned_workers() -> None:
+    """Workers that are started anew are watched too, also where a batch is made at random."""
+    data: Any = [torch.zeros(2)]
+    options = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    loader = DataLoader(data, batch_size=None, collate_fn=torch.rand_like, **options)
+    watch = RandomWatch(loader)
+    assert len(list(loader)) == 1
+    assert watch.drew()
+
+
+def test_random_warning() -> None:
+    """The warning names the data set, not its subset, and what to do."""
+    data = torch.utils.data.Subset(Drawing("torch"), [0, 1])
+    watch = RandomWatch(DataLoader(data, num_workers=2))
+    assert watch.warning().startswith("Drawing draws random numbers in loader workers (num_wor")
+    assert not RandomWatch.fits(DataLoader(data))
