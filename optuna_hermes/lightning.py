@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from optuna_hermes import _lightning as private
 from optuna_hermes._optuna import pruned, reported_steps, sign
 from optuna_hermes.broker import session_of
-from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError
+from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
 from optuna_hermes.suspend import Session, kept_rng, read, rng_state, set_rng_state
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._state import captured_graphs
@@ -76,6 +76,7 @@ class HermesCallback(Callback):
         self._restored: dict[str, Any] | None = None
         self._stores = False
         self._begun = False
+        self._warned = False
         self._unsaved = False
         self._saver: Saver | None = None
         self._validating_since = -math.inf
@@ -98,6 +99,8 @@ class HermesCallback(Callback):
         self._wiring = private.Wiring(trainer)
         if self._fits == 1:
             self._resume(session)
+        if session.checkpoint_dir is not None:
+            private.own_root(trainer, session.checkpoint_dir)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Watch the batches from here on."""
@@ -150,11 +153,14 @@ class HermesCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The last epoch is through."""
         self._end_epoch(trainer, last=True)
+        private.release_loggers(trainer)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Leave the trainer as it was."""
+        if isinstance(exception, Suspended):
+            private.expect_suspension(trainer)
         self._leave()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -229,8 +235,9 @@ class HermesCallback(Callback):
         self._busy = saver is not None and saver.busy
 
     def _park(self, trainer: Trainer, session: Session, *, stores: bool) -> None:
-        with private.parked(trainer), kept_rng() as rng:
-            session.park(_Point(self, trainer, rng, stores=stores))
+        self._warn_of_random_workers()
+        with private.parked(trainer) as leave_out_wait, kept_rng() as rng:
+            session.park(_Point(self, trainer, rng, leave_out_wait, stores=stores))
         session.training(stores=self._stores)
 
     def _beat(self, session: Session) -> None:
@@ -240,8 +247,17 @@ class HermesCallback(Callback):
         trainer = self._trainer
         assert trainer is not None
         self._next_beat = now + _BEAT_SECONDS
+        self._warn_of_random_workers()
         memory_bytes = peak_bytes(private.roots(trainer), trainer.strategy.root_device)
         session.beat(private.batches_done(trainer), memory_bytes)
+
+    def _warn_of_random_workers(self) -> None:
+        if self._warned or not self._stores or self._wiring is None:
+            return
+        warning = self._wiring.random_warning()
+        if warning is not None:
+            self._warned = True
+            log.warning("%s", warning)
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -264,6 +280,8 @@ class HermesCallback(Callback):
         self._restored = checkpoint.pop(_KEY)
         assert self._wiring is not None
         self._wiring.resume_from(checkpoint, state.path)
+        assert self._trainer is not None
+        private.restore_loggers(self._trainer, self._restored["loggers"])
 
     def _restore(self, trainer: Trainer) -> None:
         restored, self._restored = self._restored, None
@@ -272,6 +290,7 @@ class HermesCallback(Callback):
         assert self._wiring is not None
         self._wiring.hide_loader_states()
         private.restore_loop_state(trainer, restored["loop"])
+        private.rewind_loggers(trainer, restored["loggers"])
         set_rng_state(restored["rng"])
 
     def _why_not_stored(self, trainer: Trainer, session: Session) -> str | None:
@@ -303,7 +322,13 @@ class _Point:
     """A run between two batches (``suspend.State``)."""
 
     def __init__(
-        self, callback: HermesCallback, trainer: Trainer, rng: dict[str, Any], *, stores: bool
+        self,
+        callback: HermesCallback,
+        trainer: Trainer,
+        rng: dict[str, Any],
+        leave_out_wait: Callable[[], None],
+        *,
+        stores: bool,
     ) -> None:
         self.name = callback._run
         self.units = callback._unit
@@ -312,6 +337,7 @@ class _Point:
         self._callback = callback
         self._trainer = trainer
         self._rng = rng
+        self._leave_out_wait = leave_out_wait
 
     def ended(self) -> bool:
         return private.ended(self._trainer)
@@ -320,4 +346,5 @@ class _Point:
         return private.roots(self._trainer)
 
     def dump(self) -> dict[str, Any]:
+        self._leave_out_wait()
         return self._callback._dump(self._rng)

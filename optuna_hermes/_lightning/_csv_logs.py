@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger
 
@@ -45,8 +45,7 @@ def follow(logger: CSVLogger) -> None:
 
 
 def discard(logger: CSVLogger) -> None:
-    """Its rows are still in memory."""
-    cast(Any, logger.experiment).metrics.clear()
+    """What it has logged in this process is forgotten in ``rewind``."""
 
 
 def reopen(logger: CSVLogger, saved: dict[str, Any]) -> None:

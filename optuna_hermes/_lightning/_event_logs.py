@@ -13,21 +13,25 @@ from lightning.pytorch.loggers import TensorBoardLogger
 _PREFIX = "events.out.tfevents."
 _SUFFIX = "filename_suffix"
 
-_earlier: weakref.WeakKeyDictionary[TensorBoardLogger, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""The states that loggers were reopened with: what other processes have written."""
+_first: weakref.WeakKeyDictionary[TensorBoardLogger, str] = weakref.WeakKeyDictionary()
+"""The first file that the run of a logger has written, whichever process that was."""
 
 
 def state(logger: TensorBoardLogger) -> dict[str, Any]:
-    """The files of all its processes with their sizes, and the name of the first one."""
+    """The files of all processes of the run with their sizes, and which was the first."""
     writer: Any = logger.experiment
     writer.flush()
     folder = Path(logger.log_dir)
-    earlier = _earlier.get(logger, {"files": {}, "first": None})
-    own = {os.path.relpath(path, folder): path.stat().st_size for path in _files(writer)}
-    first = earlier["first"] or next(iter(own), None)
-    if first is not None:  # a file begun after a checkpoint is known by its name
-        writer.filename_suffix = _suffix(first)
-    return {"files": {**earlier["files"], **own}, "first": first}
+    files = _files(writer)
+    if files:
+        _first.setdefault(logger, os.path.relpath(files[0], folder))
+    first = _first.get(logger)
+    if first is None:  # tensorboardX does not tell
+        return {"files": {}, "first": None}
+    writer.filename_suffix = _suffix(first)  # by which later files of this run are known
+    files += [folder / first, *folder.rglob(f"*{_suffix(first)}")]
+    sizes = {os.path.relpath(path, folder): path.stat().st_size for path in files if path.exists()}
+    return {"files": sizes, "first": first}
 
 
 def follow(logger: TensorBoardLogger) -> None:
@@ -47,8 +51,8 @@ def discard(logger: TensorBoardLogger) -> None:
 
 def reopen(logger: TensorBoardLogger, saved: dict[str, Any]) -> None:
     """Go on with a new file in the logger's folder, whose name says whom it belongs to."""
-    _earlier[logger] = saved
     if saved["first"] is not None:
+        _first[logger] = saved["first"]
         logger._kwargs[_SUFFIX] = _suffix(saved["first"])
     _ = logger.experiment
 
@@ -83,7 +87,7 @@ def _closed(logger: TensorBoardLogger) -> list[Path]:
 def _files(writer: Any) -> list[Path]:
     writers = (writer.all_writers or {}).values()
     names = [getattr(each.event_writer, "_file_name", None) for each in writers]
-    return [Path(name) for name in names if name is not None]  # tensorboardX does not tell
+    return [Path(name) for name in names if name is not None]
 
 
 def _suffix(first: str) -> str:

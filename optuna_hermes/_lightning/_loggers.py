@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def own_root(trainer: Trainer, folder: Path) -> None:
-    """Give a run a folder of its own, if its Trainer was given none; for ``setup``.
+    """Give a run a folder of its own, if its Trainer has the working directory; for ``setup``.
 
     What Lightning logs and saves by itself goes there too, and no run finds the files of another.
     To be called after ``restore_loggers``: loggers that have a place by then stay there.

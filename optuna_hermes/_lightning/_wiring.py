@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import RestartStage
 
-from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._loader import RandomWatch, Replay
 from optuna_hermes.suspend._state import plain
 
 
@@ -32,6 +32,7 @@ class Wiring:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._replays: list[tuple[Any, Replay]] = []
+        self._watches: list[tuple[Any, RandomWatch]] = []
         self._overridden: list[tuple[object, str]] = []
         fit_loop = trainer.fit_loop
         load_states = fit_loop._load_combined_loader_states
@@ -62,7 +63,9 @@ class Wiring:
         for loader, replay in self._replays:
             self._show_state(loader, None)
             replay.unwrap()
-        self._replays = []
+        for _, watch in self._watches:
+            watch.unwrap()
+        self._replays, self._watches = [], []
 
     def dump(self) -> dict[str, Any]:
         """The checkpoint that Lightning would write, with the position of the loaders."""
@@ -76,6 +79,10 @@ class Wiring:
             if owner is not None and not plain(checkpoint.get(owner.CHECKPOINT_HYPER_PARAMS_KEY)):
                 checkpoint.pop(owner.CHECKPOINT_HYPER_PARAMS_KEY, None)
         return checkpoint
+
+    def random_warning(self) -> str | None:
+        """What to say if a loader draws random numbers where they cannot be saved."""
+        return next((watch.warning() for _, watch in self._watches if watch.drew()), None)
 
     def hide_loader_states(self) -> None:
         """From the first batch on: a user's own checkpoints must load without this package."""
@@ -96,6 +103,8 @@ class Wiring:
             if id(loader) not in known and Replay.fits(loader) and not _stateful(loader):
                 replay = Replay(loader, lambda: int(progress.current.ready))
                 self._replays.append((loader, replay))
+            if RandomWatch.fits(loader) and all(loader is not known for known, _ in self._watches):
+                self._watches.append((loader, RandomWatch(loader)))
         if fit_loop.restarting and fit_loop._combined_loader_states_to_load:
             for loader, replay in self._replays:
                 self._show_state(loader, replay)
@@ -158,7 +167,8 @@ def why_not_storable(trainer: Trainer) -> str | None:
 
 def clean(trainer: Trainer) -> bool:
     """Whether a checkpoint may be taken between batches: no gradients are being accumulated."""
-    return not trainer.fit_loop.epoch_loop._should_accumulate()
+    fit_loop = trainer.fit_loop
+    return not (fit_loop._should_accumulate() or fit_loop._skip_backward)
 
 
 def batches_done(trainer: Trainer) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +32,8 @@ class Replay:
     """
 
     def __init__(self, loader: DataLoader[Any], trained: Callable[[], int]) -> None:
-        self._loader = loader
+        # A loader whose workers persist leads here: in a circle it would wait for them, 5 s each.
+        self._loader = weakref.ref(loader)
         self._trained = trained
         self._slot = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._sampler: Any = getattr(loader, self._slot)
@@ -91,10 +93,10 @@ class Replay:
 
     def _hang(self, sampler: Any) -> None:
         # Past DataLoader.__setattr__, which forbids it since a running iterator would not notice.
-        object.__setattr__(self._loader, self._slot, sampler)
+        object.__setattr__(self._loader(), self._slot, sampler)
 
     def _generators(self) -> list[torch.Generator]:
-        owners = (self._loader, self._sampler, getattr(self._sampler, "sampler", None))
+        owners = (self._loader(), self._sampler, getattr(self._sampler, "sampler", None))
         found = [getattr(owner, "generator", None) for owner in owners]
         return [generator for generator in found if isinstance(generator, torch.Generator)]
 

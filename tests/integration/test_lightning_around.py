@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import SimpleProfiler
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision, MulticlassRecall
@@ -140,7 +140,13 @@ def _bits(value: Any) -> Any:
 
 
 def train(
-    trace: Trace, session: FakeSession, *, net: type[Net] = Net, **options: Any
+    trace: Trace,
+    session: FakeSession,
+    *,
+    net: type[Net] = Net,
+    before: Callable[[pl.Trainer], Any] = lambda trainer: None,
+    workers: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> pl.Trainer:
     """One process of a run; a new one has other random numbers."""
     trace.session = session
@@ -163,7 +169,8 @@ def train(
         "callbacks": [hermes, *options.get("callbacks", ()), trace],
     }
     trainer = pl.Trainer(**settings)
-    batches = DataLoader(Points(BATCHES * 4), batch_size=4, shuffle=True)
+    batches = DataLoader(Points(BATCHES * 4), batch_size=4, shuffle=True, **(workers or {}))
+    before(trainer)
     trainer.fit(module, batches, DataLoader(Points(8), batch_size=4))
     return trainer
 
@@ -385,7 +392,11 @@ def test_checkpoints(net: type[Net], tmp_path: Path) -> None:
         )
         steps = ModelCheckpoint(folder / "steps", save_top_k=-1, every_n_train_steps=1)
         deferred = ModelCheckpoint(
-            folder / "deferred", monitor="val_loss", every_n_train_steps=6, save_top_k=-1
+            folder / "deferred",
+            monitor="val_loss",
+            every_n_train_steps=6,
+            save_top_k=-1,
+            save_on_train_epoch_end=False,
         )
         callbacks = [best, worst, steps, deferred]
         return {"net": net, "callbacks": callbacks, "enable_checkpointing": True}
@@ -532,30 +543,31 @@ def test_tqdm(seconds: list[float], tmp_path: Path) -> None:
 
 
 def test_rich(seconds: list[float], tmp_path: Path) -> None:
-    """The other bar says so too."""
+    """The other bar says so too, and does not take the wait into its speed."""
     bar = RichProgressBar()
-    seen: list[tuple[str, float, float | None]] = []
+    seen: list[tuple[str, float, list[float]]] = []
 
     def look() -> None:
         task = bar.train_progress_bar
-        assert task.elapsed is not None
-        seen.append((task.description, task.elapsed, task.speed))
+        assert task.start_time is not None
+        samples = [sample.timestamp for sample in task._progress]
+        seen.append((task.description.rstrip(), task.start_time, samples))
 
     def wait() -> None:
         look()
         seconds[0] += WAIT
 
     class After(Callback):
-        def on_train_batch_end(self, *args: Any) -> None:
-            look()
+        def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+            if trainer.fit_loop.total_batch_idx == 17:
+                look()
 
     session = FakeSession({17: "resident"}, checkpoint_dir=tmp_path, while_parked=wait)
     train(Trace(), session, callbacks=[bar, After()], enable_progress_bar=True)
-    text, elapsed, _ = next(item for item in seen if "(parked)" in item[0])
-    assert text == "Epoch 1/2 (parked)"
-    later = seen[[each for each, *_ in seen].index(text) + 1]
-    assert later[0].rstrip() == "Epoch 1/2"
-    assert later[1] == pytest.approx(elapsed - WAIT, abs=60)
+    (text, start, samples), (later_text, later_start, later_samples) = seen
+    assert (text, later_text) == ("Epoch 1/2 (parked)", "Epoch 1/2")
+    assert later_start == start + WAIT
+    assert later_samples == [sample + WAIT for sample in samples] != []
 
 
 def test_bar_of_a_next_process(tmp_path: Path) -> None:
@@ -616,6 +628,12 @@ class Counts(Callback):
         trainer.logger.log_metrics({"count": trainer.global_step})  # type: ignore[union-attr]
 
 
+def log_more(trainer: pl.Trainer) -> None:
+    """What an objective may say before the training."""
+    trainer.logger.log_hyperparams({"more": 1})  # type: ignore[union-attr]
+    trainer.logger.log_metrics({"early": 2.0}, 0)  # type: ignore[union-attr]
+
+
 def in_child(call: Callable[[], Any]) -> int:
     """Run something in a process of its own, and give its exit code."""
     process = multiprocessing.get_context("fork").Process(target=call)
@@ -659,7 +677,7 @@ KILLS = pytest.mark.parametrize(
 
 
 @KILLS
-@pytest.mark.parametrize(("version", "every_n_steps"), [(None, 1), (7, 4), ("mine", 50)])
+@pytest.mark.parametrize(("version", "every_n_steps"), [(None, 50), (7, 4), ("mine", 1)])
 def test_csv(
     version: int | str | None,
     every_n_steps: int,
@@ -677,6 +695,7 @@ def test_csv(
             "logger": logger,
             "callbacks": [*counts, *callbacks],
             "log_every_n_steps": every_n_steps,
+            "before": log_more,
         }
 
     whole(lambda: options(tmp_path / "whole"))
@@ -712,7 +731,7 @@ def test_tensorboard(
 
     def options(folder: Path, *callbacks: Callback) -> dict[str, Any]:
         logger = TensorBoardLogger(folder, "study", version)
-        return {"logger": logger, "callbacks": [Pairs(), *callbacks]}
+        return {"logger": logger, "callbacks": [Pairs(), *callbacks], "before": log_more}
 
     whole(lambda: options(tmp_path / "whole"))
     parts = tmp_path / "parts"
@@ -803,12 +822,18 @@ def test_own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     working.mkdir()
     (working / "hpc_ckpt_1.ckpt").write_text("of another trial")
     monkeypatch.chdir(working)
-    options = {
-        "logger": True,
-        "enable_checkpointing": True,
-        "profiler": SimpleProfiler(filename="profile"),
-    }
-    _, trainer = suspended(lambda: options, tmp_path / "run")
+
+    def options(root: Path | None = None) -> dict[str, Any]:
+        return {
+            "default_root_dir": root,
+            "logger": True,
+            "enable_checkpointing": True,
+            "profiler": SimpleProfiler(filename="profile"),
+            "before": log_more,
+        }
+
+    whole(lambda: options(tmp_path / "whole"))
+    _, trainer = suspended(options, tmp_path / "run")
     assert [path.name for path in working.iterdir()] == ["hpc_ckpt_1.ckpt"]
     assert trainer.default_root_dir != str(working)
     root = Path(trainer.default_root_dir)
@@ -817,6 +842,19 @@ def test_own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [folder.name for folder in logs.iterdir()] == ["version_0"]
     assert [file.parent for file in root.rglob("*.ckpt")] == [logs / "version_0/checkpoints"]
     assert {file.parent for file in root.rglob("*profile*")} == {logs / "version_0"}
+    assert events(logs) == events(tmp_path / "whole/lightning_logs")
+
+
+def test_own_root_of_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was logged before the training is not left behind."""
+    monkeypatch.chdir(tmp_path)
+    session = FakeSession(checkpoint_dir=tmp_path / "run")
+    logger = CSVLogger(tmp_path)
+    train(Trace(), session, logger=logger, before=log_more, enable_autolog_hparams=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert Path(logger.log_dir).is_relative_to(tmp_path / "run")
+    assert Path(logger.log_dir, "hparams.yaml").read_text() == "more: 1\n"
+    assert "early" in Path(logger.log_dir, "metrics.csv").read_text()
 
 
 def test_chosen_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -936,6 +974,15 @@ def test_spawned_workers() -> None:
     watch = RandomWatch(loader)
     assert len(list(loader)) == 1
     assert watch.drew()
+
+
+def test_random_workers_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run whose data draws random numbers in workers says so, once, and leaves its loader so."""
+    session = FakeSession({2: "resident", 5: "resident"}, checkpoint_dir=tmp_path)
+    workers = {"num_workers": 1, "multiprocessing_context": "fork", "persistent_workers": True}
+    trainer = train(Trace(), session, workers=workers)
+    assert caplog.text.count("Points draws random numbers in loader workers") == 1
+    assert trainer.train_dataloader.collate_fn is default_collate
 
 
 def test_random_warning() -> None:

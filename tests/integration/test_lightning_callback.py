@@ -336,7 +336,7 @@ def test_foreign_file(tmp_path: Path) -> None:
         path=path, units=2, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()
     )
     session.checkpoints = (forged,)
-    with pytest.raises(CheckpointError, match="of trial 0 cannot be loaded"):
+    with pytest.raises(CheckpointError, match="must be a file that optuna-hermes wrote"):
         fit(session)
 
 
