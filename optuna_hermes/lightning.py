@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,10 +16,13 @@ from optuna_hermes import _lightning as private
 from optuna_hermes._optuna import pruned, reported_steps, sign
 from optuna_hermes.broker import session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
-from optuna_hermes.suspend import Session, kept_rng, read, rng_state, set_rng_state
+from optuna_hermes.suspend import Session, StoredState, kept_rng, read, rng_state, set_rng_state
+from optuna_hermes.suspend._rank import Rank
+from optuna_hermes.suspend._ranks import Ranks
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import peak_bytes
+from optuna_hermes.suspend._tree import frozen
 
 _KEY = "optuna_hermes"
 _BEAT_SECONDS = 1.0
@@ -78,7 +82,9 @@ class HermesCallback(Callback):
         self._begun = False
         self._warned = False
         self._unsaved = False
-        self._saver: Saver | None = None
+        self._saver: Saver | Rank | None = None
+        self._rank: Rank | None = None
+        self._found: tuple[StoredState, Any] | None = None
         self._validating_since = -math.inf
         self._busy = True
         self._next_beat = -math.inf
@@ -89,16 +95,16 @@ class HermesCallback(Callback):
         """Take the run's session, and make ``fit`` go on from its newest checkpoint."""
         if stage != "fit":
             return
-        session = self._session = self._session or session_of(self._trial)
+        if self._rank is None:
+            self._take_session()
+        session = self._session
         if session is None:
             return
-        self._own(session)
-        self._fits += 1
+        if trainer.world_size > 1 and self._rank is None:
+            raise private.refused_strategy(trainer.strategy)
         self._trainer = trainer
-        self._reported = reported_steps(self._trial)
         self._wiring = private.Wiring(trainer)
-        if self._fits == 1:
-            self._resume(session)
+        self._resume()
         if session.checkpoint_dir is not None:
             private.own_root(trainer, session.checkpoint_dir)
 
@@ -111,7 +117,10 @@ class HermesCallback(Callback):
         if reason is not None:
             log.info("The run of %s can only wait in memory: %s.", self._run, reason)
         self._stores = reason is None
-        self._saver = Saver(session, self._run) if self._stores else None
+        self._saver = (self._rank or Saver(session, self._run)) if self._stores else None
+        inexact = private.why_not_exact(trainer)
+        if self._stores and inexact is not None and trainer.is_global_zero:
+            log.warning("The run of %s may differ in the last bits: %s.", self._run, inexact)
         self._begun = False
         self._busy = True
         if self._restored is not None:
@@ -184,13 +193,17 @@ class HermesCallback(Callback):
         self.value = value
         self._unit += 1
         self._busy = self._unsaved = True
-        if self._unit not in self._reported:  # it may be trained again, after a crash
-            self._trial.report(value, step=self._unit)
-        if self._session is not None:
-            lower_is_better = sign(self._trial) * value
-            self._session.report(unit=self._unit, step=self._unit, value=lower_is_better)
-        if self._trial.should_prune():
+        say = self._say if self._rank is None else self._rank.reported
+        if say(self._unit, value):
             raise pruned(f"Pruned after unit {self._unit} at {self._monitor}={value}.")
+
+    def _say(self, unit: int, value: float) -> bool:
+        """Tell Optuna and the broker, and ask whether the trial is pruned."""
+        if unit not in self._reported:  # it may be trained again, after a crash
+            self._trial.report(value, step=unit)
+        if self._session is not None:
+            self._session.report(unit=unit, step=unit, value=sign(self._trial) * value)
+        return bool(self._trial.should_prune())
 
     def _end_epoch(self, trainer: Trainer, *, last: bool) -> None:
         ended, self._epoch_ended = self._epoch_ended, False
@@ -209,6 +222,8 @@ class HermesCallback(Callback):
 
     def _between_batches(self) -> None:
         session = self._session
+        if self._rank is not None:
+            self._rank.pass_point()
         if self._busy or session.must_yield:  # type: ignore[union-attr]  # there is one here
             self._attend()
         if time.monotonic() >= self._next_beat:
@@ -225,7 +240,8 @@ class HermesCallback(Callback):
         saver = self._saver
         if saver is not None:
             saver.finish(wait=False)
-        if self._stores and not private.clean(trainer):
+        # Ranks are only sure to meet where they have just synchronised their gradients.
+        if (self._stores or self._rank is not None) and not private.clean(trainer):
             return
         if session.must_yield:
             self._park(trainer, session, stores=self._stores)
@@ -270,13 +286,15 @@ class HermesCallback(Callback):
             "loop": private.loop_state(self._trainer),
             "loggers": private.logger_state(self._trainer),
         }
-        return checkpoint
+        return checkpoint if self._rank is None else self._part(checkpoint, self._rank)
 
-    def _resume(self, session: Session) -> None:
-        found = read(session.checkpoints, self._run)
-        if found is None:
+    def _resume(self) -> None:
+        if self._found is None:
             return
-        state, checkpoint = found
+        state, checkpoint = self._found
+        self._found = None
+        rank, count = (0, 1) if self._rank is None else (self._rank.rank, self._rank.count)
+        checkpoint = private.part_of(checkpoint, rank, count, self._run)
         self._restored = checkpoint.pop(_KEY)
         assert self._wiring is not None
         self._wiring.resume_from(checkpoint, state.path)
@@ -291,6 +309,8 @@ class HermesCallback(Callback):
         self._wiring.hide_loader_states()
         private.restore_loop_state(trainer, restored["loop"])
         private.rewind_loggers(trainer, restored["loggers"])
+        if "buffers" in restored:
+            private.restore_buffers(trainer.lightning_module, restored["buffers"])
         set_rng_state(restored["rng"])
 
     def _why_not_stored(self, trainer: Trainer, session: Session) -> str | None:
@@ -306,6 +326,65 @@ class HermesCallback(Callback):
                 f"{self._run.capitalize()} has more than one HermesCallback: give the same one to "
                 "every Trainer of a trial."
             )
+
+    # -- several processes: see ``_lightning/_ddp.py`` ------------------------------------------
+
+    def leased(self) -> bool:
+        """Whether the run has a session."""
+        return (self._session or session_of(self._trial)) is not None
+
+    @contextlib.contextmanager
+    def ranks(self, count: int, context: Any) -> Iterator[Ranks]:
+        """Listen to the processes of this run, which are started within."""
+        self._take_session()
+        session = self._session
+        self._saver = None if session is None else Saver(session, self._run)
+        ranks = Ranks(
+            count,
+            context,
+            run=self._run,
+            session=session,
+            seated=self._forget_found,
+            report=self._say,
+            save=None if self._saver is None else self._saver.begin,
+            merge=private.merged,
+        )
+        try:
+            yield ranks
+        finally:
+            ranks.close()
+            self._leave()
+            if ranks.end is not None:
+                self.load_state_dict(ranks.end)
+
+    def be_rank(self, rank: Rank) -> None:
+        """Go on in one of them."""
+        self._rank, self._saver = rank, None
+        self._session = rank if rank.leased else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_trial": None, "_session": None, "_saver": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Pickled by torch, its tensors are shared by the ranks.
+        vars(self).update(state, _found=frozen(state["_found"]))
+
+    def _take_session(self) -> None:
+        session = self._session = self._session or session_of(self._trial)
+        if session is not None:
+            self._own(session)
+            self._fits += 1
+            self._reported = reported_steps(self._trial)
+            self._found = read(session.checkpoints, self._run) if self._fits == 1 else None
+
+    def _forget_found(self) -> None:
+        self._found = None
+
+    def _part(self, checkpoint: dict[str, Any], rank: Rank) -> dict[str, Any]:
+        assert self._trainer is not None
+        module = self._trainer.lightning_module
+        checkpoint[_KEY]["buffers"] = private.buffers(module)
+        return private.own_part(checkpoint, module, rank.rank)
 
     def _leave(self) -> None:
         try:
@@ -348,3 +427,6 @@ class _Point:
     def dump(self) -> dict[str, Any]:
         self._leave_out_wait()
         return self._callback._dump(self._rng)
+
+
+private.watch_launches(HermesCallback)

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from optuna_hermes._lightning._around import ended, leave_out, parked
 from optuna_hermes._lightning._callbacks import expect_suspension
+from optuna_hermes._lightning._ddp import (
+    buffers,
+    merged,
+    own_part,
+    part_of,
+    refused_strategy,
+    restore_buffers,
+    watch_launches,
+    why_not_exact,
+)
 from optuna_hermes._lightning._loggers import (
     logger_state,
     own_root,
@@ -24,19 +34,27 @@ from optuna_hermes._lightning._wiring import (
 __all__ = [
     "Wiring",
     "batches_done",
+    "buffers",
     "clean",
     "ended",
     "expect_suspension",
     "leave_out",
     "logger_state",
     "loop_state",
+    "merged",
+    "own_part",
     "own_root",
     "parked",
+    "part_of",
+    "refused_strategy",
     "release_loggers",
+    "restore_buffers",
     "restore_loggers",
     "restore_loop_state",
     "rewind_loggers",
     "roots",
     "validated_names",
+    "watch_launches",
+    "why_not_exact",
     "why_not_storable",
 ]

@@ -29,7 +29,7 @@ def state(logger: TensorBoardLogger) -> dict[str, Any]:
     if first is None:  # tensorboardX does not tell
         return {"files": {}, "first": None}
     writer.filename_suffix = _suffix(first)  # by which later files of this run are known
-    files += [folder / first, *folder.rglob(f"*{_suffix(first)}")]
+    files += folder.rglob(f"*{_suffix(first)}")
     sizes = {os.path.relpath(path, folder): path.stat().st_size for path in files if path.exists()}
     return {"files": sizes, "first": first}
 

@@ -151,8 +151,6 @@ def why_not_storable(trainer: Trainer) -> str | None:
     """Why a run cannot be put on disk exactly, None if it can; for ``on_train_start``."""
     fit_loop = trainer.fit_loop
     fetcher, combined = fit_loop._data_fetcher, fit_loop._combined_loader
-    if trainer.world_size > 1:
-        return "it trains in more than one process"
     if isinstance(fetcher, _DataLoaderIterDataFetcher):
         return "training_step takes the iterator of the loader"
     if fetcher is None or combined is None or len(combined.flattened) != 1:

@@ -5,12 +5,13 @@ Plain mutable records without a clock; ``_state`` alone changes them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from optuna_hermes.broker._protocol import SavedCheckpoint, StudySpec
-from optuna_hermes.ledger._base import RunRecord
-from optuna_hermes.model import Curve, Device, RunState, RunView, TierName, Unstarted
+from optuna_hermes.ledger._base import EventRecord, RunRecord
+from optuna_hermes.model import Curve, Device, RunState, TierName, Unstarted
 from optuna_hermes.policies import Policy
 
 _COST_MEMORY = 0.7
@@ -19,7 +20,22 @@ _COST_MEMORY = 0.7
 
 @dataclass(kw_only=True)
 class Run:
-    """One run. ``connection`` is the process that holds it, None when there is none."""
+    """One run; what it says of its memory is not in the ledger, for it ends with its process.
+
+    Args:
+        connection: the process that holds it, None when there is none.
+        device: where it runs, or where its process is parked.
+        epoch: of its last lease.
+        stores: whether it can be suspended to disk, as it said last.
+        moves: whether it can be moved to host memory; it is asked before it has said so.
+        asked: the tier it was asked to go to and has not answered yet, since ``asked_at``.
+        need_bytes: the most device memory it has been seen to need, None if unknown.
+        held_bytes: device memory it holds while it is parked, None if unknown.
+        host_bytes: host memory it has taken for what it moved off its device.
+        alone: it outgrew its memory beside others, and gets its device to itself.
+        stranded: it found no room although nobody could go: it waits until somebody has gone.
+        silence: the longest time between two signs of life while it trained, None at first.
+    """
 
     study: str
     number: int
@@ -32,13 +48,20 @@ class Run:
     device: str | None = None
     epoch: int = 0
     stores: bool = False
-    evicting: bool = False
+    moves: bool = True
+    asked: TierName | None = None
+    asked_at: float = 0.0
     waiting_since: float | None = None
     units: int = 0
     slices: int = 0
     suspensions: int = 0
     device_seconds: float = 0.0
+    need_bytes: int | None = None
     held_bytes: int | None = None
+    host_bytes: int = 0
+    alone: bool = False
+    stranded: bool = False
+    silence: float | None = None
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
 
     @property
@@ -46,16 +69,47 @@ class Run:
         """Whether it has still to be trained."""
         return self.state not in ("done", "failed")
 
+    @property
+    def evicting(self) -> bool:
+        """Whether it is on its way off its device."""
+        return self.asked in ("host", "disk")
+
+    @property
+    def takes_bytes(self) -> int | None:
+        """Device memory it takes where it is, as far as is known."""
+        return self.need_bytes if self.held_bytes is None else self.held_bytes
+
+    @property
+    def host_claim_bytes(self) -> int:
+        """Host memory it has, or was promised."""
+        promised = (self.takes_bytes or 0) if self.asked == "host" else 0
+        return max(self.host_bytes, promised)
+
+    def needs(self, memory_bytes: int | None) -> None:
+        """It has been seen to need so much device memory."""
+        if memory_bytes is not None:
+            self.need_bytes = max(self.need_bytes or 0, memory_bytes)
+
     def forget_process(self) -> None:
         """Its process is gone: what is left of it is its last checkpoint, if there is one."""
-        self.connection, self.device, self.evicting = None, None, False
+        self.connection, self.device, self.asked = None, None, None
+        self.held_bytes, self.host_bytes = None, 0
         self.state = "stored" if self.checkpoints else "pending"
         self.tier = "disk" if self.checkpoints else None
 
 
 @dataclass(kw_only=True)
 class Lease:
-    """A lease that is out. ``number`` is None until a new trial has begun."""
+    """A lease that is out.
+
+    Args:
+        number: None until a new trial has begun.
+        started: when it was granted; ``slice_started`` when it was renewed last.
+        from_tier: where its run came from.
+        yielding: the tier by which it was asked to leave.
+        looked: it was looked ahead to the end of this slice.
+        training: its first batch has begun.
+    """
 
     epoch: int
     study: str
@@ -63,10 +117,12 @@ class Lease:
     device: str
     connection: int
     started: float
+    slice_started: float
     deadline: float
     from_tier: TierName | None
     yielding: TierName | None = None
     last_progress: float = 0.0
+    looked: bool = False
     training: bool = False
 
 
@@ -81,12 +137,16 @@ class Want:
 
 @dataclass(kw_only=True)
 class Slot:
-    """A device with its lease and what comes next."""
+    """A device with its lease and what comes next.
+
+    Until ``settles_at`` a reading may still show memory that somebody said to have left.
+    """
 
     device: Device
     lease: Lease | None = None
     next: Want | None = None
     empty_since: float | None = None
+    settles_at: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -122,7 +182,8 @@ class Study:
     def can_run(self, run: Run) -> bool:
         """Whether ``run`` could use a device now: it waits, and has or can get a process."""
         waits = run.state in ("pending", "parked", "stored") and not run.evicting
-        return waits and (run.connection is not None or self.driver is not None)
+        served = run.connection is not None or self.driver is not None
+        return waits and served and not run.stranded
 
     @property
     def attended(self) -> bool:
@@ -146,65 +207,37 @@ class Study:
 
     @property
     def parked(self) -> list[Run]:
-        """Parked runs whose process could be freed, least recently run first."""
-        runs = [r for r in self.runs.values() if r.state == "parked" and r.stores]
-        return sorted((r for r in runs if not r.evicting), key=lambda r: r.waiting_since or 0.0)
+        """Parked runs whose process could be freed."""
+        runs = (run for run in self.runs.values() if run.state == "parked")
+        return [run for run in runs if run.stores and run.asked is None]
 
-
-def view(run: Run, *, cost: float, bound: bool, up_for_decision: bool, reserved: bool) -> RunView:
-    """A run as a policy sees it.
-
-    Args:
-        run: the run.
-        cost: seconds to bring it back.
-        bound: whether it can go on only on the device it sits on.
-        up_for_decision: its slice has just ended, so it competes like a parked run.
-        reserved: it has a device already, or must not be chosen now.
-    """
-    state: RunState = run.state
-    if up_for_decision:
-        state = "parked"
-    elif reserved:
-        state = "running"
-    return RunView(
-        number=run.number,
-        state=state,
-        curve=run.curve,
-        attained_seconds=run.device_seconds,
-        submitted=run.submitted,
-        waiting_since=None if state == "running" else run.waiting_since,
-        tier="resident" if up_for_decision else run.tier,
-        device=run.device,
-        bound_to=(run.device,) if bound and run.device else (),
-        switch_cost_seconds=0.0 if up_for_decision else cost,
-    )
-
-
-def with_report(curve: Curve, unit: int, step: int, value: float, seconds: float) -> Curve:
-    """The curve with ``unit`` (from 1) reported; a unit that is trained again takes its place."""
-    keep = unit - 1
-    return Curve(
-        steps=(*curve.steps[:keep], step),
-        values=(*curve.values[:keep], value),
-        device_seconds=(*curve.device_seconds[:keep], seconds),
-    )
-
-
-def counts(study: Study) -> dict[str, int]:
-    """How many runs are in each state."""
-    tally = dict.fromkeys(("pending", "running", "parked", "stored", "done", "failed"), 0)
-    for run in study.runs.values():
-        tally[run.state] += 1
-    return tally
+    def need_of(self, run: Run | None) -> int | None:
+        """Device memory a run, or a new trial, will need; as much as the largest if unknown."""
+        if run is not None and run.need_bytes is not None:
+            return run.need_bytes
+        known = (each.need_bytes for each in self.runs.values())
+        return max((need for need in known if need is not None), default=None)
 
 
 @dataclass(kw_only=True)
 class Client:
-    """A connection. A worker serves one study, and one run at a time."""
+    """A connection. A worker serves one study, and one run at a time.
+
+    Args:
+        pid: its process.
+        role: as in ``Hello``.
+        study: whom it serves.
+        prepared: the run whose checkpoint it has read ahead of time.
+        leaving: the device whose memory it still has, after it said that it leaves, since
+            ``left_at``.
+    """
 
     pid: int
     role: str
     study: str | None = None
+    prepared: int | None = None
+    leaving: str | None = None
+    left_at: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -214,10 +247,12 @@ class Book:
     Args:
         host: name of this host.
         wall_offset: wall clock minus the monotonic clock, in seconds.
+        host_budget_bytes: host memory that runs may take for what they move off their devices.
     """
 
     host: str
     wall_offset: float = 0.0
+    host_budget_bytes: int = 0
     epoch: int = 0
     slots: dict[str, Slot] = field(default_factory=dict)
     studies: dict[str, Study] = field(default_factory=dict)
@@ -236,9 +271,30 @@ class Book:
             return None
         return self.studies[lease.study].runs[lease.number]
 
+    @property
+    def host_used_bytes(self) -> int:
+        """What of the host budget is taken, or promised."""
+        return sum(run.host_claim_bytes for run in self.runs())
+
+    def runs(self) -> Iterator[Run]:
+        """Every run of every study."""
+        for study in self.studies.values():
+            yield from study.runs.values()
+
+    def parked_on(self, slot: Slot) -> list[Run]:
+        """Runs whose processes are parked on a device, in its memory or in the host's."""
+        return [r for r in self.runs() if r.state == "parked" and r.device == slot.device.id]
+
     def reserved(self, study: str) -> list[Want]:
         """What devices are reserved for, of this study."""
         return [s.next for s in self.slots.values() if s.next and s.next.study == study]
+
+    def unreserve(self, slot: Slot) -> None:
+        """What a device was reserved for comes to nothing; a new trial may still be created."""
+        want, slot.next = slot.next, None
+        if want is not None and want.number is None:
+            study = self.studies[want.study]
+            study.unstarted = None if study.unstarted is None else study.unstarted + 1
 
     def record(self, run: Run, now: float) -> RunRecord:
         """A run as the ledger keeps it, at ``now``."""
@@ -256,3 +312,10 @@ class Book:
             submitted=run.submitted + self.wall_offset,
             updated=now + self.wall_offset,
         )
+
+    def event(
+        self, study: str, number: int | None, kind: str, detail: dict[str, Any], now: float
+    ) -> EventRecord:
+        """A line of the story of a study, or of one of its runs."""
+        at = now + self.wall_offset
+        return EventRecord(study=study, number=number, kind=kind, at=at, detail=detail)

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
-
-from optuna_hermes.broker import _residency as residency
-from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study, Want, view
+from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study, Want
+from optuna_hermes.broker._counsel import Counsel, wants_process
 from optuna_hermes.broker._events import Command, SaveMemory, Send
-from optuna_hermes.broker._protocol import Evict, Grant, Yield
+from optuna_hermes.broker._memory import Memory
+from optuna_hermes.broker._prefetch import worker_for
+from optuna_hermes.broker._protocol import Grant, Yield
 from optuna_hermes.ledger._base import LeaseRecord
-from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot, TierName, Unstarted
+from optuna_hermes.model import Assignment, TierName
 
-SWITCH_SHARE = 50
-"""A slice lasts at least this many times what bringing its run back costs: 2 % overhead."""
+SWITCH_SHARE = 60
+"""A slice lasts at least this many times what bringing its run back costs.
+
+That is 1.7 %: with what leaving costs, and switches that take longer than usual, it is below 2 %.
+"""
 
 
 class Dispatcher:
     """Moves devices between runs of a ``Book``; every method adds commands to ``out``."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, counsel: Counsel, memory: Memory) -> None:
         self._book = book
+        self._counsel = counsel
+        self._memory = memory
 
     def schedule(self, now: float, out: list[Command]) -> None:
         """Let the policies decide about every device that is free or whose slice is over.
 
         With several studies each decides within its fair share first, then about what is left.
         """
+        for slot in self._book.slots.values():
+            if slot.next and not slot.lease and self._is_hopeless(slot.next):
+                self._book.unreserve(slot)
         studies = [s for s in self._book.studies.values() if s.wants_device or self._holds(s)]
         for shared in (True, False) if len(studies) > 1 else (False,):
             for study in sorted(studies, key=lambda s: (self._held(s, now), s.spent_seconds)):
@@ -45,14 +52,18 @@ class Dispatcher:
             if slot.next and not slot.lease:
                 self._grant_next(slot, now, out)
         for study in self._book.studies.values():
-            self._make_room(study, out)
+            self._free_processes(study, now, out)
 
     def ask_to_yield(self, slot: Slot, now: float, out: list[Command]) -> None:
         """Revoke the lease of a slot, once."""
         lease = slot.lease
         if lease is None or lease.yielding:
             return
-        lease.yielding = self._tier(slot, lease)
+        run = self._book.run_of(lease)
+        lease.yielding = "disk"
+        if run is not None:
+            lease.yielding = self._memory.tier_to_leave(slot, run, now, out)
+            run.asked, run.asked_at = lease.yielding, now
         lease.last_progress = now
         out.append(
             Send(
@@ -60,13 +71,6 @@ class Dispatcher:
                 message=Yield(epoch=lease.epoch, tier=lease.yielding),
             )
         )
-
-    def evict(self, run: Run, out: list[Command]) -> None:
-        """Send a parked run to disk."""
-        if run.connection is None or run.evicting or not run.stores:
-            return
-        run.evicting = True
-        out.append(Send(connection=run.connection, message=Evict(epoch=run.epoch)))
 
     # -- deciding ------------------------------------------------------------------------------
 
@@ -84,80 +88,34 @@ class Dispatcher:
         )
 
     def _decide(self, study: Study, slots: list[Slot], now: float, out: list[Command]) -> None:
-        snapshot = self.snapshot(study, slots, now)
-        decision = _ask(study, snapshot)
+        decision = self._counsel.decide(study, slots, now)
         if decision.memory != study.memory:
             study.memory = decision.memory
             out.append(SaveMemory(study=study.spec.key, memory=decision.memory))
-        open_ = {slot.device.id: slot for slot in slots}
+        by_id = {slot.device.id: slot for slot in slots}
         for assignment in decision.assignments:
-            slot = open_.pop(assignment.devices[0], None)
-            if slot is not None:
-                self._assign(study, slot, assignment, now, out)
-        for slot in open_.values():
-            if slot.lease and slot.lease.study == study.spec.key:
+            slot = by_id[assignment.devices[0]]
+            lease = slot.lease
+            if lease and lease.study == study.spec.key and lease.number == assignment.run:
+                self._renew(study, lease, assignment.slice_seconds, now)
+                del by_id[slot.device.id]
+            else:
+                self._reserve(study, slot, assignment)
+        for slot in by_id.values():
+            if slot.next or (slot.lease and slot.lease.study == study.spec.key):
                 self.ask_to_yield(slot, now, out)
 
-    def snapshot(self, study: Study, slots: list[Slot], now: float) -> Snapshot:
-        """What the policy of ``study`` sees when it decides about ``slots``."""
-        open_ids = {slot.device.id for slot in slots}
-        up = {
-            slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
-        }
-        wanted = {want.number for want in self._book.reserved(study.spec.key)}
-        seats = self._seats(study)
-        views: list[RunView] = []
-        finished: list[RunView] = []
-        for run in study.runs.values():
-            seen = view(
-                run,
-                cost=study.cost(run.tier),
-                bound=self._bound(run),
-                up_for_decision=run.number in up,
-                reserved=run.number in wanted
-                or not study.can_run(run)
-                or (run.connection is None and seats == 0),
-            )
-            (views if run.live else finished).append(seen)
-        return Snapshot(
-            now=now,
-            seed=study.spec.seed,
-            devices=tuple(
-                _with_free(slot, slot.device.id in open_ids) for slot in self._book.slots.values()
-            ),
-            runs=tuple(views),
-            finished=tuple(finished),
-            unstarted=_at_most(study.may_open, seats),
-            memory=study.memory,
-        )
+    def _renew(self, study: Study, lease: Lease, wish: float | None, now: float) -> None:
+        """What bringing the run back cost is paid."""
+        lease.slice_started, lease.looked = now, False
+        lease.deadline = now + self._slice(study, None, wish)
 
-    def _seats(self, study: Study) -> int:
-        """Processes that stored runs and new trials could get, others going to disk for them.
-
-        Only what is there counts: a device is not kept for a worker that may never come.
-        """
-        may_leave = sum(1 for r in study.runs.values() if r.stores and r.connection is not None)
-        taken = sum(_wants_process(study, w) for w in self._book.reserved(study.spec.key))
-        return max(0, len(study.idle) + may_leave - taken)
-
-    def _bound(self, run: Run) -> bool:
-        """A run that still holds a GPU's memory can go on only there."""
-        slot = self._book.slots.get(run.device or "")
-        return run.connection is not None and slot is not None and slot.device.kind == "gpu"
-
-    def _assign(
-        self, study: Study, slot: Slot, assignment: Assignment, now: float, out: list[Command]
-    ) -> None:
-        lease = slot.lease
-        if lease and lease.study == study.spec.key and lease.number == assignment.run:
-            lease.deadline = now + self._slice(study, None, assignment.slice_seconds)
-            return  # what bringing it back cost is paid
+    def _reserve(self, study: Study, slot: Slot, assignment: Assignment) -> None:
         if assignment.run is None and study.unstarted is not None:
             study.unstarted -= 1
         slot.next = Want(
             study=study.spec.key, number=assignment.run, slice_seconds=assignment.slice_seconds
         )
-        self.ask_to_yield(slot, now, out)
 
     def _slice(self, study: Study, tier: TierName | None, wish: float | None) -> float:
         least = study.spec.slice_seconds if wish is None else wish
@@ -165,44 +123,53 @@ class Dispatcher:
 
     # -- moving --------------------------------------------------------------------------------
 
-    def _tier(self, slot: Slot, lease: Lease) -> TierName:
-        run = self._book.run_of(lease)
-        if run is None:
-            return "disk"
-        study = self._book.studies[lease.study]
-        known = [r.held_bytes for r in study.runs.values() if r.held_bytes is not None]
-        return residency.tier_for(
-            run, slot.device, draining=study.draining, next_bytes=max(known, default=None)
-        )
+    def _is_hopeless(self, want: Want) -> bool:
+        """Whether no process will come for what a device is reserved for."""
+        study = self._book.studies[want.study]
+        if not wants_process(study, want) or self._coming(study) > 0:
+            return False
+        return not any(run.stores and run.connection is not None for run in study.runs.values())
 
-    def _make_room(self, study: Study, out: list[Command]) -> None:
+    def _coming(self, study: Study) -> int:
+        """Processes that will wait for a run without anybody being asked."""
+        leaving = sum(1 for run in study.runs.values() if run.asked == "disk")
+        leaving += sum(1 for each in study.workers if self._book.clients[each].leaving)
+        return len(study.idle) + leaving + max(0, study.max_alive - len(study.workers))
+
+    def _free_processes(self, study: Study, now: float, out: list[Command]) -> None:
         """Send parked runs to disk, so that a process is ready when a device is."""
         wants = self._book.reserved(study.spec.key)
-        needed = sum(1 for want in wants if _wants_process(study, want))
+        needed = sum(1 for want in wants if wants_process(study, want))
         if study.may_open.any or any(run.state == "stored" for run in study.runs.values()):
             needed += len(self._book.slots)  # one in reserve for each device
-        leaving = sum(1 for run in study.runs.values() if run.evicting)
-        coming = len(study.idle) + leaving + max(0, study.max_alive - len(study.workers))
-        for run in residency.to_evict(study.parked, needed=needed, coming=coming):
-            self.evict(run, out)
+        missing = needed - self._coming(study)
+        if missing <= 0:
+            return
+        wanted = {want.number for want in wants}
+        parked = [run for run in study.parked if run.number not in wanted]
+        for run in self._counsel.wanted_last(parked, now)[:missing]:
+            self._memory.evict(run, "disk", now, out)
 
     def _grant_next(self, slot: Slot, now: float, out: list[Command]) -> None:
         want = slot.next
         assert want is not None
         study = self._book.studies[want.study]
         run = None if want.number is None else study.runs[want.number]
-        if run is not None and (run.state == "running" or run.evicting):
-            return  # it has still to leave where it is
-        if run is not None and run.connection is not None:
-            connection = run.connection
-        elif study.idle:
-            connection = study.idle.pop(0)
-        else:
+        if run is not None and (run.state == "running" or run.asked):
+            return  # it has still to leave where it is, or is on its way back
+        connection = run.connection if run else None
+        if connection is None:
+            connection = worker_for(self._book, study, run)
+        if connection is None or not self._memory.ready(slot, now, out):
             return
+        if connection in study.idle:
+            study.idle.remove(connection)
+        alone = self._memory.grants_alone(slot)
         slot.next = None
-        self._grant(study, slot, run, connection, want.slice_seconds, now, out)
+        lease = self._lease(study, slot, run, connection, want.slice_seconds, now, out)
+        out.append(Send(connection=connection, message=_grant_message(lease, run, alone)))
 
-    def _grant(
+    def _lease(
         self,
         study: Study,
         slot: Slot,
@@ -211,7 +178,7 @@ class Dispatcher:
         slice_seconds: float | None,
         now: float,
         out: list[Command],
-    ) -> None:
+    ) -> Lease:
         self._book.epoch += 1
         tier = run.tier if run else None
         lease = Lease(
@@ -221,6 +188,7 @@ class Dispatcher:
             device=slot.device.id,
             connection=connection,
             started=now,
+            slice_started=now,
             deadline=now + self._slice(study, tier, slice_seconds),
             from_tier=tier,
             last_progress=now,
@@ -242,58 +210,22 @@ class Dispatcher:
         if run is not None:
             run.state, run.tier, run.waiting_since = "running", None, None
             run.connection, run.device, run.epoch = connection, slot.device.id, lease.epoch
+            run.held_bytes = None
             run.slices += 1
             out.append(self._book.record(run, now))
-        out.append(Send(connection=connection, message=_grant_message(lease, run)))
+        return lease
 
 
-def _ask(study: Study, snapshot: Snapshot) -> Decision:
-    """The policy's decision; none if it breaks its contract, which ends its study only."""
-    if study.draining or study.problem:
-        return Decision(memory=study.memory)
-    try:
-        decision = study.policy.decide(snapshot)
-        _check(decision, snapshot)
-    except Exception as error:  # a policy is the user's code: it may not end the broker
-        study.problem = f"Policy {study.spec.policy!r} raised {error!r}."
-        return Decision(memory=study.memory)
-    return decision
-
-
-def _check(decision: Decision, snapshot: Snapshot) -> None:
-    waiting = {r.number for r in snapshot.runs if r.state in ("pending", "parked", "stored")}
-    free = {device.id for device in snapshot.devices if device.free}
-    runs = Counter(a.run for a in decision.assignments if a.run is not None)
-    devices = Counter(id_ for a in decision.assignments for id_ in a.devices)
-    wrong = [
-        *(f"run {run}" for run, n in runs.items() if n > 1 or run not in waiting),
-        *(f"device {id_}" for id_, n in devices.items() if n > 1 or id_ not in free),
-    ]
-    if wrong:
-        raise ValueError(
-            "a policy assigns waiting runs and free devices, each once at most, but got "
-            + ", ".join(wrong)
-        )
-
-
-def _grant_message(lease: Lease, run: Run | None) -> Grant:
+def _grant_message(lease: Lease, run: Run | None, alone: bool) -> Grant:
     return Grant(
         epoch=lease.epoch,
         devices=(lease.device,),
+        alone=alone,
         number=run.number if run else None,
         trial_id=run.trial_id if run else None,
         checkpoints=tuple(reversed(run.checkpoints)) if run else (),
         device_seconds=run.device_seconds if run else 0.0,
     )
-
-
-def _wants_process(study: Study, want: Want) -> bool:
-    return want.number is None or study.runs[want.number].connection is None
-
-
-def _at_most(unstarted: Unstarted, seats: int) -> Unstarted:
-    count = seats if unstarted.count is None else min(seats, unstarted.count)
-    return Unstarted(count=count, fixed=unstarted.fixed)
 
 
 def _undecided(slot: Slot, now: float) -> bool:
@@ -312,7 +244,3 @@ def _rank(slot: Slot, study: Study) -> tuple[int, int, str]:
         return (1, len(slot.device.id), slot.device.id)
     own = slot.lease.study == study.spec.key
     return (0 if own else 2, len(slot.device.id), slot.device.id)
-
-
-def _with_free(slot: Slot, free: bool) -> Device:
-    return replace(slot.device, free=free)

@@ -1,55 +1,117 @@
-"""Where a suspended run's state goes, pure.
+"""Who stays in a device's memory and who makes room, pure.
 
-A parked run keeps its process and, on a GPU, its memory; that is the cheapest way back. It goes
-to disk when the study is drained, when the next run would not fit beside it, or when its process
-is needed for another trial.
+A parked run keeps its memory while the next one fits beside it. If it does not, those that will
+be wanted last go: to host memory while there is room for them, then to disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from optuna_hermes.broker._book import Run
-from optuna_hermes.model import Device, TierName
+from optuna_hermes.model import TierName
 
 MEMORY_MARGIN = 1.2
-"""The next run must fit into free memory this many times over, to stay beside a parked one."""
+"""What a run still needs must fit into free memory this many times over."""
+
+RunId = tuple[str, int]
+"""A study's key and a trial's number."""
 
 
-def tier_for(run: Run, device: Device, *, draining: bool, next_bytes: int | None) -> TierName:
-    """The tier by which ``run`` leaves ``device``.
-
-    Args:
-        run: the run that yields.
-        device: where it is.
-        draining: everything is to be suspended so that processes can go.
-        next_bytes: device memory the next run is expected to need, None if unknown.
-    """
-    if not run.stores:
-        return "resident"
-    if draining or not fits_beside(device, next_bytes):
-        return "disk"
-    return "resident"
-
-
-def fits_beside(device: Device, next_bytes: int | None) -> bool:
-    """Whether a run of ``next_bytes`` fits on ``device`` while others stay parked there.
-
-    CPU slots share the host's memory, which ``max_alive`` bounds. On a GPU, unknown is no.
-    """
-    if device.kind == "cpu":
-        return True
-    if next_bytes is None or device.memory_free_bytes is None:
-        return False
-    return device.memory_free_bytes >= MEMORY_MARGIN * next_bytes
-
-
-def to_evict(parked: Sequence[Run], *, needed: int, coming: int) -> list[Run]:
-    """The parked runs that must go to disk so that ``needed`` processes become free.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sitter:
+    """A suspended run that could make room.
 
     Args:
-        parked: runs that could go, the one to go first at the front.
-        needed: processes that wait to be filled by a stored run or a new trial.
-        coming: processes that are free already, or will be without evicting anyone.
+        run: which.
+        tier: ``resident`` on the device that needs room, or ``host`` (from any device).
+        takes_bytes: what it takes there, of the device or of the host, None if unknown.
+        moves: whether it can go to host memory.
+        stores: whether it can go to disk.
     """
-    return list(parked[: max(0, needed - coming)])
+
+    run: RunId
+    tier: TierName
+    takes_bytes: int | None
+    moves: bool = False
+    stores: bool = False
+
+
+def fits(free_bytes: int | None, missing_bytes: int | None) -> bool | None:
+    """Whether what a run still needs fits into what is free; None if nobody knows."""
+    if free_bytes is None or missing_bytes is None:
+        return None
+    return free_bytes >= MEMORY_MARGIN * missing_bytes
+
+
+def make_room(
+    short_bytes: float, sitters: Sequence[Sitter], host_room_bytes: int
+) -> dict[RunId, TierName]:
+    """Who goes where, so that ``short_bytes`` of a device become free.
+
+    A run goes to host memory if there is room for it, or can be made: those that wait there and
+    will be wanted later than it go to disk first, and it follows when it is asked about again.
+    Otherwise it goes to disk, or stays if it cannot.
+
+    Args:
+        short_bytes: what is missing; infinite means that everybody has to go.
+        sitters: the one that will be wanted last at the front, without the run that comes next.
+        host_room_bytes: what is left of the host budget.
+    """
+    moves: dict[RunId, TierName] = {}
+    for place, sitter in enumerate(sitters):
+        if short_bytes <= 0:
+            break
+        if sitter.tier == "host":
+            continue
+        if _has_room(sitter, host_room_bytes):
+            moves[sitter.run] = "host"
+            host_room_bytes -= sitter.takes_bytes or 0
+        elif later := _make_way(sitter, sitters[:place], host_room_bytes):
+            moves.update(later)
+            break  # the rest is decided when they have gone
+        elif sitter.stores:
+            moves[sitter.run] = "disk"
+        else:
+            continue
+        short_bytes -= sitter.takes_bytes or 0
+    return moves
+
+
+def clear(sitters: Sequence[Sitter], host_room_bytes: int) -> dict[RunId, TierName]:
+    """Who goes where, so that a run has its device to itself: to disk, process and all, if it can.
+
+    Args:
+        sitters: who is there.
+        host_room_bytes: what is left of the host budget, for those that cannot be stored.
+    """
+    moves: dict[RunId, TierName] = {}
+    for sitter in sitters:
+        if sitter.stores:
+            moves[sitter.run] = "disk"
+        elif sitter.tier == "resident" and _has_room(sitter, host_room_bytes):
+            moves[sitter.run] = "host"
+            host_room_bytes -= sitter.takes_bytes or 0
+    return moves
+
+
+def _has_room(sitter: Sitter, host_room_bytes: int) -> bool:
+    takes = sitter.takes_bytes
+    return sitter.moves and takes is not None and takes <= host_room_bytes
+
+
+def _make_way(
+    sitter: Sitter, later: Sequence[Sitter], host_room_bytes: int
+) -> dict[RunId, TierName]:
+    """Who leaves host memory for ``sitter``; nobody if that would not do."""
+    if not sitter.moves or sitter.takes_bytes is None:
+        return {}
+    missing = sitter.takes_bytes - host_room_bytes
+    moves: dict[RunId, TierName] = {}
+    for each in later:
+        if each.tier == "host" and each.stores:
+            moves[each.run] = "disk"
+            missing -= each.takes_bytes or 0
+            if missing <= 0:
+                return moves
+    return {}

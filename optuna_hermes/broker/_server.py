@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import peer
@@ -30,12 +32,15 @@ from optuna_hermes.broker._events import (
     WritesFailed,
 )
 from optuna_hermes.broker._ledgers import Ledgers
+from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.broker._state import State
 from optuna_hermes.errors import HermesError, LedgerError
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.policies import make_policy
 
 POLL_SECONDS = 2.0
+HOST_SHARE = 0.4
+"""Of the host memory that is available at the start, for what runs move off their devices."""
 FLUSH_SECONDS = 0.25
 _HELLO_SECONDS = 10.0
 
@@ -68,11 +73,17 @@ class Server:
         self._host = host
         self._idle_seconds = idle_seconds
         self._ledgers = Ledgers()
+        polled = source.poll()
+        self._has_gpus = any(device.kind == "gpu" for device in polled)
         self._state = State(
-            host=host, devices=source.poll(), wall_offset=time.time() - time.monotonic()
+            host=host,
+            devices=polled,
+            wall_offset=time.time() - time.monotonic(),
+            host_budget_bytes=int(HOST_SHARE * psutil.virtual_memory().available),
         )
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._last_connection = 0
+        self._hung_up: dict[int, float] = {}
         self._last_busy = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._stop = asyncio.Event()
@@ -120,6 +131,7 @@ class Server:
             self._writers.pop(connection, None)
             writer.close()
             if connection in self._state.book.clients:
+                self._hung_up[pid] = time.monotonic()
                 self._apply(Disconnected(connection=connection))
 
     async def _converse(self, connection: int, pid: int, reader: asyncio.StreamReader) -> None:
@@ -180,6 +192,8 @@ class Server:
 
     def _apply(self, event: Event) -> None:
         now = time.monotonic()
+        if self._has_gpus and _changes_memory(event):
+            self._carry_out(self._state.handle(self._polled(), now))
         self._carry_out(self._state.handle(event, now))
         if not self._state.idle:
             self._last_busy = now
@@ -220,11 +234,18 @@ class Server:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS if self._idle_seconds is None else self._interval())
-            pids = {client.pid for client in self._state.book.clients.values()}
-            self._apply(DevicesPolled(devices=self._source.poll(pids)))
+            self._apply(self._polled())
             quiet = time.monotonic() - self._last_busy
             if self._state.idle and self._idle_seconds is not None and quiet > self._idle_seconds:
                 self._stop.set()
+
+    def _polled(self) -> DevicesPolled:
+        pids = {client.pid for client in self._state.book.clients.values()}
+        # A process that has hung up is no stranger while it ends.
+        lately = time.monotonic() - SETTLE_SECONDS
+        self._hung_up = {pid: at for pid, at in self._hung_up.items() if at > lately}
+        pids.update(self._hung_up)
+        return DevicesPolled(devices=self._source.poll(pids))
 
     def _interval(self) -> float:
         assert self._idle_seconds is not None
@@ -237,6 +258,13 @@ class Server:
                 self._ledgers.flush()
             except LedgerError as error:
                 log.error("reports wait for the ledger: %s", error)
+
+
+def _changes_memory(event: Event) -> bool:
+    """Whether what it leads to depends on the memory that is free at this moment."""
+    if isinstance(event, Received):
+        return isinstance(event.message, wire.Parked | wire.Ended | wire.Released)
+    return isinstance(event, Disconnected | Tick)
 
 
 async def _read(reader: asyncio.StreamReader) -> wire.FromClient:

@@ -9,45 +9,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from optuna_hermes.broker import _progress as progress
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._admission import (
-    KEPT_CHECKPOINTS,
-    admit_run,
-    admit_study,
-    take_charge,
-)
-from optuna_hermes.broker._book import (
-    Book,
-    Client,
-    Lease,
-    Run,
-    Slot,
-    Study,
-    with_report,
-)
+from optuna_hermes.broker._admission import admit_run, admit_study, take_charge
+from optuna_hermes.broker._book import Book, Client, Lease, Run, Slot, Study
+from optuna_hermes.broker._counsel import Counsel
 from optuna_hermes.broker._dispatch import Dispatcher
+from optuna_hermes.broker._ends import Ends
 from optuna_hermes.broker._events import (
     Command,
     Connected,
     DevicesPolled,
     Disconnected,
-    DropCheckpoint,
-    EndLease,
     Event,
-    Kill,
-    NameLease,
     Received,
     Send,
     StudyRead,
     Tick,
     WritesFailed,
 )
+from optuna_hermes.broker._memory import Memory
+from optuna_hermes.broker._prefetch import Prefetch
+from optuna_hermes.broker._silence import GRACE_SECONDS, Silence, heard_from
 from optuna_hermes.broker._status import document
-from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, ReportRecord
 from optuna_hermes.model import Device
-
-GRACE_SECONDS = 300.0
-"""A worker that was asked to yield and shows no progress for this long is killed."""
 
 
 class State:
@@ -57,6 +42,7 @@ class State:
         host: this host's name.
         devices: the devices it owns.
         wall_offset: wall clock minus monotonic clock, in seconds.
+        host_budget_bytes: host memory that runs may take for what they move off their devices.
         grace_seconds: see ``GRACE_SECONDS``.
     """
 
@@ -66,12 +52,17 @@ class State:
         host: str,
         devices: Sequence[Device],
         wall_offset: float = 0.0,
+        host_budget_bytes: int = 0,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
-        self.book = Book(host=host, wall_offset=wall_offset)
+        self.book = Book(host=host, wall_offset=wall_offset, host_budget_bytes=host_budget_bytes)
         self.book.slots = {device.id: Slot(device=device) for device in devices}
-        self._dispatcher = Dispatcher(self.book)
-        self._grace_seconds = grace_seconds
+        counsel = Counsel(self.book)
+        self._memory = Memory(self.book, counsel.wanted_last)
+        self._dispatcher = Dispatcher(self.book, counsel, self._memory)
+        self._prefetch = Prefetch(self.book, counsel, self._memory)
+        self._ends = Ends(self.book, self._memory)
+        self._silence = Silence(self.book, grace_seconds)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take an event in and say what to do, in order."""
@@ -88,9 +79,10 @@ class State:
             self._polled(event.devices)
             self._dispatcher.schedule(now, out)
         elif isinstance(event, WritesFailed):
-            self._writes_failed(event, now)
+            self._ends.unwritten(event, now)
         elif isinstance(event, Tick):
-            self._kill_the_silent(now, out)
+            self._silence.end(now, out)
+            self._prefetch.look(now, out)
             self._dispatcher.schedule(now, out)
         for study in self.book.studies.values():
             if study.problem and not study.draining:
@@ -99,13 +91,14 @@ class State:
 
     def next_wakeup(self, now: float) -> float | None:
         """When a ``Tick`` is due; None if only a message can change anything."""
-        times: list[float] = []
+        times = list(self._silence.wakeups())
         for slot in self.book.slots.values():
             lease = slot.lease
-            if lease and lease.yielding:
-                times.append(lease.last_progress + self._grace_seconds)
-            elif lease and lease.deadline > now:
-                times.append(lease.deadline)
+            if lease is None and slot.next and slot.settles_at > now:
+                times.append(slot.settles_at)
+            elif lease and not lease.yielding and lease.deadline > now:
+                due = self._prefetch.due(slot)
+                times.append(lease.deadline if due is None else due)
         return min(times, default=None)
 
     @property
@@ -131,6 +124,8 @@ class State:
             out.append(Send(connection=connection, message=status))
         elif isinstance(message, wire.Parked):
             self._parked(connection, message, now, out)
+        elif isinstance(message, wire.Saved):
+            self._saved(connection, message, now, out)
         elif hasattr(message, "epoch"):
             self._about_lease(connection, message, now, out)
 
@@ -141,22 +136,18 @@ class State:
         if slot is None or slot.lease is None or slot.lease.connection != connection:
             return  # a lease that is over: the message is late
         lease = slot.lease
-        lease.last_progress = now
-        if isinstance(message, wire.Begin):
-            self._begin(lease, message, now, out)
-            return
         run = self.book.run_of(lease)
-        if run is None:
+        heard_from(lease, run, now)
+        if isinstance(message, wire.Begin):
+            progress.begin(self.book, lease, message, now, out)
+        elif run is None:
             return
-        if isinstance(message, wire.Training):
-            self._training(lease, run, message, now)
+        elif isinstance(message, wire.Training):
+            progress.training(self.book, lease, run, message, now)
         elif isinstance(message, wire.Report):
-            self._report(slot, run, message, now, out)
-        elif isinstance(message, wire.Saved):
-            self._save(run, message.checkpoint, now, out)
-            out.append(self.book.record(run, now))
-            kept = wire.Kept(path=message.checkpoint.path)
-            out.append(Send(connection=connection, message=kept))
+            progress.report(self.book, lease, run, message, now, out)
+        elif isinstance(message, wire.Beat):
+            run.needs(message.memory_bytes)
         elif isinstance(message, wire.Ended):
             self._ended(slot, run, message, now, out)
         elif isinstance(message, wire.Released):
@@ -172,93 +163,66 @@ class State:
         study.idle.append(connection)
         self._dispatcher.schedule(now, out)
 
-    def _begin(self, lease: Lease, message: wire.Begin, now: float, out: list[Command]) -> None:
-        study = self.book.studies[lease.study]
-        run = admit_run(study, message.number, message.trial_id, now)
-        run.state, run.device, run.epoch = "running", lease.device, lease.epoch
-        run.connection = lease.connection
-        if lease.number is None:
-            lease.number = message.number
-            run.slices += 1
-            out.append(NameLease(study=lease.study, epoch=lease.epoch, number=run.number))
-        out.append(self.book.record(run, now))
-
-    def _training(self, lease: Lease, run: Run, message: wire.Training, now: float) -> None:
-        run.stores = message.stores
-        if lease.training:
-            return
-        lease.training = True
-        if lease.from_tier is not None:
-            study = self.book.studies[lease.study]
-            study.measure(lease.from_tier, now - lease.started)
-            study.overhead_seconds += now - lease.started
-            study.switches += 1
-
-    def _report(
-        self, slot: Slot, run: Run, message: wire.Report, now: float, out: list[Command]
+    def _saved(
+        self, connection: int, message: wire.Saved, now: float, out: list[Command]
     ) -> None:
-        lease = slot.lease
-        assert lease is not None
-        seconds = run.device_seconds + now - lease.started
-        run.units += 1
-        run.curve = with_report(run.curve, message.unit, message.step, message.value, seconds)
-        out.append(
-            ReportRecord(
-                study=run.study,
-                number=run.number,
-                unit=message.unit,
-                step=message.step,
-                value=message.value,
-                device_seconds=seconds,
-                at=now + self.book.wall_offset,
-            )
-        )
-
-    def _save(
-        self, run: Run, checkpoint: wire.SavedCheckpoint, now: float, out: list[Command]
-    ) -> None:
-        for old in run.checkpoints[: 1 - KEPT_CHECKPOINTS]:
-            out.append(DropCheckpoint(study=run.study, path=old.path))
-        run.checkpoints = [*run.checkpoints[1 - KEPT_CHECKPOINTS :], checkpoint]
-        out.append(
-            CheckpointRecord(
-                study=run.study,
-                number=run.number,
-                path=checkpoint.path,
-                units=checkpoint.units,
-                size_bytes=checkpoint.size_bytes,
-                sha256=checkpoint.sha256,
-                at=now + self.book.wall_offset,
-            )
-        )
+        """A checkpoint is safe; its run may have been parked while it was written."""
+        slot = self.book.slot_of(message.epoch)
+        run = self._run_of(connection, message.epoch, slot)
+        if slot is not None and slot.lease is not None:
+            heard_from(slot.lease, run, now)
+        if run is not None:
+            progress.saved(self.book, connection, run, message, now, out)
 
     def _parked(
         self, connection: int, message: wire.Parked, now: float, out: list[Command]
     ) -> None:
         slot = self.book.slot_of(message.epoch)
-        run = self._run_parking(connection, message.epoch, slot)
+        run = self._run_of(connection, message.epoch, slot)
         if run is None:
             return
         if message.checkpoint is not None:
-            self._save(run, message.checkpoint, now, out)
-        study = self.book.studies[run.study]
-        if slot is not None:
-            study.overhead_seconds += message.suspend_seconds
-            run.suspensions += 1
-            run.waiting_since = now
-            self._end_lease(slot, run, now, out)
-        run.held_bytes = message.held_bytes if message.tier == "resident" else run.held_bytes
-        run.tier, run.evicting = message.tier, False
-        run.state = "stored" if message.tier == "disk" else "parked"
-        if message.tier == "disk":
-            run.connection = None
+            progress.keep(self.book, run, message.checkpoint, now, out)
+        if slot is None or slot.lease is None:
+            self._put(run, message, now)
+        else:
+            came_not_back = _came_not_back(slot.lease)
+            self._stopped(slot, run, message, now, out)
+            self._put(run, message, now)
+            if came_not_back:
+                self._ends.room(slot, run, "could not come back to", now, out)
         out.append(self.book.record(run, now))
-        if study.draining:
-            self._dispatcher.evict(run, out)
+        if self.book.studies[run.study].draining and run.stores:
+            self._memory.evict(run, "disk", now, out)
         self._dispatcher.schedule(now, out)
 
-    def _run_parking(self, connection: int, epoch: int, slot: Slot | None) -> Run | None:
-        """The run that says it has parked: it holds the lease, or was parked and is evicted."""
+    def _stopped(
+        self, slot: Slot, run: Run, message: wire.Parked, now: float, out: list[Command]
+    ) -> None:
+        """A lease ends with its run suspended."""
+        self.book.studies[run.study].overhead_seconds += message.suspend_seconds
+        run.suspensions += 1
+        run.waiting_since = now
+        run.needs(message.held_bytes)
+        run.stores = run.moves = True  # as far as it says so
+        self._ends.lease(slot, now, out)
+
+    def _put(self, run: Run, message: wire.Parked, now: float) -> None:
+        """A run is in a tier; what it was asked for and did not do it is not asked again there."""
+        asked, run.asked = run.asked, None
+        run.state, run.tier = "parked", message.tier
+        run.held_bytes, run.host_bytes = message.held_bytes, message.host_bytes
+        stays = asked == "host" and message.tier == "resident"
+        run.stores = run.stores and message.stores and asked != "disk"
+        run.moves = run.moves and message.moves and not stays
+        if message.tier == "disk":
+            self._memory.leaves(run, now)
+            run.forget_process()
+        elif message.tier == "host":
+            self._memory.left(run.device, now)
+
+    def _run_of(self, connection: int, epoch: int, slot: Slot | None) -> Run | None:
+        """The run that has this lease, or had it and is parked."""
         if slot is not None and slot.lease is not None:
             return self.book.run_of(slot.lease) if slot.lease.connection == connection else None
         for study in self.book.studies.values():
@@ -270,34 +234,41 @@ class State:
     def _ended(
         self, slot: Slot, run: Run, message: wire.Ended, now: float, out: list[Command]
     ) -> None:
-        self._end_lease(slot, run, now, out)
-        run.state = "failed" if message.state == "failed" else "done"
-        run.tier, run.connection, run.device = None, None, None
+        self._ends.lease(slot, now, out)
+        self._memory.leaves(run, now)
+        run.forget_process()
+        run.state, run.tier = "failed" if message.state == "failed" else "done", None
         out.append(self.book.record(run, now))
         if message.error:
-            out.append(self._event(run, "failed", {"error": message.error}, now))
+            detail = {"error": message.error}
+            out.append(self.book.event(run.study, run.number, "failed", detail, now))
         self._dispatcher.schedule(now, out)
 
     def _released(
         self, slot: Slot, run: Run, message: wire.Released, now: float, out: list[Command]
     ) -> None:
-        self._end_lease(slot, run, now, out)
-        self._lose_process(run, now, out)
-        self.book.studies[run.study].problem = message.reason
-        out.append(self._event(run, "released", {"reason": message.reason}, now))
+        self._ends.lease(slot, now, out)
+        self._ends.process(run, now, out)
+        if message.outgrown:
+            self._ends.room(slot, run, "outgrew its memory on", now, out)
+        else:
+            self.book.studies[run.study].problem = message.reason
+            detail = {"reason": message.reason}
+            out.append(self.book.event(run.study, run.number, "released", detail, now))
+        self._dispatcher.schedule(now, out)
 
     def _drain(self, key: str, now: float, out: list[Command]) -> None:
         study = self.book.studies.get(key)
         if study is None:
             return
         study.draining = True
-        self._clear_wants(study)
+        self._ends.wants(study)
         for slot in self.book.slots.values():
             if slot.lease and slot.lease.study == key:
                 slot.lease.deadline = now
                 self._dispatcher.ask_to_yield(slot, now, out)
         for run in study.parked:
-            self._dispatcher.evict(run, out)
+            self._memory.evict(run, "disk", now, out)
         for connection in study.idle:
             out.append(Send(connection=connection, message=wire.Dismiss()))
         study.idle.clear()
@@ -335,7 +306,7 @@ class State:
         for slot in self.book.slots.values():
             lease = slot.lease
             if lease and lease.connection == connection:
-                self._holder_died(slot, lease, now, out)
+                self._ends.holder(slot, lease, now, out)
         study = self.book.studies.get(client.study or "") if client else None
         if study is None:
             return
@@ -344,57 +315,13 @@ class State:
             study.idle.remove(connection)
         for run in study.runs.values():
             if run.connection == connection:
-                self._lose_process(run, now, out)
+                self._ends.process(run, now, out)
         if study.driver == connection:
             study.driver, study.unstarted = None, 0
-        self._clear_wants(study, only_impossible=True)
+        self._ends.wants(study, only_impossible=True)
         if not study.attended:
             del self.book.studies[study.spec.key]
         self._dispatcher.schedule(now, out)
-
-    def _holder_died(self, slot: Slot, lease: Lease, now: float, out: list[Command]) -> None:
-        run = self.book.run_of(lease)
-        self._end_lease(slot, run, now, out)
-        study = self.book.studies[lease.study]
-        if run is None:
-            if study.unstarted is not None:
-                study.unstarted += 1  # the trial was never created
-            return
-        run.suspensions += 1
-        self._lose_process(run, now, out)
-        out.append(self._event(run, "process lost", {}, now))
-
-    def _lose_process(self, run: Run, now: float, out: list[Command]) -> None:
-        """What is left of a run is its last checkpoint, if there is one."""
-        if run.live:
-            run.forget_process()
-            run.waiting_since = now
-            out.append(self.book.record(run, now))
-
-    def _clear_wants(self, study: Study, *, only_impossible: bool = False) -> None:
-        for slot in self.book.slots.values():
-            want = slot.next
-            if want is None or want.study != study.spec.key:
-                continue
-            run = None if want.number is None else study.runs[want.number]
-            possible = study.driver is not None if run is None else study.can_run(run)
-            if only_impossible and possible:
-                continue
-            slot.next = None
-            if run is None and study.unstarted is not None:
-                study.unstarted += 1
-
-    def _end_lease(self, slot: Slot, run: Run | None, now: float, out: list[Command]) -> None:
-        lease = slot.lease
-        assert lease is not None
-        held = now - lease.started
-        self.book.studies[lease.study].spent_seconds += held
-        if run is not None:
-            run.device_seconds += held
-        slot.lease = None
-        slot.empty_since = now if slot.next else None
-        ended = now + self.book.wall_offset
-        out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
 
     # -- the rest ------------------------------------------------------------------------------
 
@@ -403,38 +330,7 @@ class State:
             if device.id in self.book.slots:
                 self.book.slots[device.id].device = device
 
-    def _writes_failed(self, event: WritesFailed, now: float) -> None:
-        for slot in self.book.slots.values():
-            lease = slot.lease
-            if lease is None or lease.epoch not in event.epochs:
-                continue
-            study = self.book.studies[lease.study]
-            study.problem = event.reason
-            run = self.book.run_of(lease)
-            slot.lease = None
-            if run is None:
-                study.idle.append(lease.connection)
-            else:
-                run.state = "parked" if run.curve.units or run.suspensions else "pending"
-                run.waiting_since = now
 
-    def _kill_the_silent(self, now: float, out: list[Command]) -> None:
-        for slot in self.book.slots.values():
-            lease = slot.lease
-            if lease is None or not lease.yielding:
-                continue
-            if now - lease.last_progress < self._grace_seconds:
-                continue
-            lease.last_progress = now  # another grace period, also for those that may not be killed
-            client = self.book.clients.get(lease.connection)
-            if client is not None and client.role == "worker":
-                out.append(Kill(connection=lease.connection, pid=client.pid))
-
-    def _event(self, run: Run, kind: str, detail: dict[str, Any], now: float) -> EventRecord:
-        return EventRecord(
-            study=run.study,
-            number=run.number,
-            kind=kind,
-            at=now + self.book.wall_offset,
-            detail=detail,
-        )
+def _came_not_back(lease: Lease) -> bool:
+    """Whether a run stops that has never started: its device had no room for what it left."""
+    return lease.from_tier == "host" and not lease.training and not lease.yielding

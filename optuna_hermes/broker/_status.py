@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from optuna_hermes.broker._book import Book, Run, Slot, Study, counts
+from optuna_hermes.broker._book import Book, Run, Slot, Study
 
 
 def document(book: Book, now: float, *, runs: bool) -> dict[str, Any]:
@@ -18,6 +18,10 @@ def document(book: Book, now: float, *, runs: bool) -> dict[str, Any]:
     """
     return {
         "host": book.host,
+        "host_memory": {
+            "used_bytes": book.host_used_bytes,
+            "budget_bytes": book.host_budget_bytes,
+        },
         "devices": [_device(slot, book, now) for slot in book.slots.values()],
         "studies": [_study(study, book, now, runs=runs) for study in book.studies.values()],
     }
@@ -64,7 +68,7 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "finished": finished(study, book),
         "unstarted": study.unstarted,
         "workers": {"alive": len(study.workers), "idle": len(study.idle)},
-        "counts": counts(study),
+        "counts": _counts(study),
         "device_seconds": held + sum(run.device_seconds for run in study.runs.values()),
         "spent_seconds": held + study.spent_seconds,
         "overhead_seconds": study.overhead_seconds,
@@ -84,12 +88,21 @@ def finished(study: Study, book: Book) -> bool:
     and no trial may still be created.
     """
     key = study.spec.key
-    if any(slot.lease and slot.lease.study == key for slot in book.slots.values()):
+    leases = (slot.lease or slot.next for slot in book.slots.values())
+    if any(each and each.study == key for each in leases):
         return False
     if study.draining:
         alive = (run for run in study.runs.values() if run.connection is not None)
         return not any(run.stores for run in alive)
     return not study.may_open.any and not any(run.live for run in study.runs.values())
+
+
+def _counts(study: Study) -> dict[str, int]:
+    """How many runs are in each state."""
+    tally = dict.fromkeys(("pending", "running", "parked", "stored", "done", "failed"), 0)
+    for run in study.runs.values():
+        tally[run.state] += 1
+    return tally
 
 
 def _pid(book: Book, connection: int | None) -> int | None:
@@ -121,6 +134,8 @@ def _run(run: Run, study: Study) -> dict[str, Any]:
         "trial": run.number,
         "state": run.state,
         "tier": run.tier,
+        "held_bytes": run.held_bytes,
+        "host_bytes": run.host_bytes,
         "device": run.device if run.state == "running" else None,
         "units": run.curve.units,
         "units_trained": run.units,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._events import (
     Command,
     Connected,
+    DevicesPolled,
     Disconnected,
     Event,
     Kill,
@@ -26,7 +28,8 @@ class FakeBroker:
     """Feeds events to a ``State`` and keeps what it answers.
 
     Args:
-        devices: how many CPU slots it owns.
+        devices: what it owns; a number of CPU slots.
+        host_budget_bytes: as for ``State``.
         grace_seconds: as for ``State``.
 
     Example:
@@ -38,9 +41,21 @@ class FakeBroker:
         ('cpu:0',)
     """
 
-    def __init__(self, *, devices: int = 2, grace_seconds: float = 300.0) -> None:
-        slots = [Device(id=f"cpu:{i}", free=True) for i in range(devices)]
-        self.state = State(host="h", devices=slots, grace_seconds=grace_seconds)
+    def __init__(
+        self,
+        *,
+        devices: int | Sequence[Device] = 2,
+        host_budget_bytes: int = 0,
+        grace_seconds: float = 300.0,
+    ) -> None:
+        if isinstance(devices, int):
+            devices = [Device(id=f"cpu:{i}", free=True) for i in range(devices)]
+        self.state = State(
+            host="h",
+            devices=devices,
+            host_budget_bytes=host_budget_bytes,
+            grace_seconds=grace_seconds,
+        )
         self.now = 0.0
         self.log: list[Command] = []
         self._connections = 0
@@ -61,6 +76,11 @@ class FakeBroker:
             self.now = max(self.now, due)
             self.apply(Tick())
         self.now = end
+
+    def poll(self, device: str, **fields: Any) -> list[Command]:
+        """A device is read again and looks different."""
+        seen = replace(self.state.book.slots[device].device, **fields)
+        return self.apply(DevicesPolled(devices=(seen,)))
 
     def connect(self, role: str) -> int:
         """A new connection."""
@@ -121,6 +141,8 @@ class FakeBroker:
         holders = [s.lease.number for s in self.state.book.slots.values() if s.lease]
         named = [number for number in holders if number is not None]
         assert len(named) == len(set(named)), "no run on two devices"
+        book = self.state.book
+        assert book.host_used_bytes <= book.host_budget_bytes, "no more host memory than there is"
         _check_grants(self.log)
 
 

@@ -695,7 +695,7 @@ def test_csv(
             "logger": logger,
             "callbacks": [*counts, *callbacks],
             "log_every_n_steps": every_n_steps,
-            "before": log_more,
+            "before": log_more if counts else lambda trainer: None,
         }
 
     whole(lambda: options(tmp_path / "whole"))

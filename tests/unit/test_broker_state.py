@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._events import EndLease, NameLease, StudyRead, WritesFailed
-from optuna_hermes.ledger._base import LeaseRecord, RunRecord
+from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Assignment, Curve, Decision
 from optuna_hermes.testing import FakeBroker
 
@@ -23,6 +25,12 @@ def begin(broker: FakeBroker, worker: int, number: int, *, stores: bool = True) 
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
     broker.say(worker, wire.Training(epoch=epoch, stores=stores))
     return epoch
+
+
+def park(broker: FakeBroker, worker: int, epoch: int, **fields: Any) -> None:
+    """A run says that it is suspended; unless told otherwise, where it is, and could be stored."""
+    said = {"tier": "resident", "suspend_seconds": 0.1, "stores": True} | fields
+    broker.say(worker, wire.Parked(epoch=epoch, **said))
 
 
 def report(broker: FakeBroker, worker: int, epoch: int, unit: int, value: float) -> None:
@@ -57,7 +65,7 @@ def test_the_device_goes_on_when_its_slice_is_over() -> None:
     broker.advance(1.5)
     assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="resident")
     assert broker.last(second, "Grant") is None
-    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    park(broker, first, epoch)
     assert broker.last(second, "Grant").epoch == epoch + 1
     broker.check()
 
@@ -120,6 +128,21 @@ def test_a_checkpoint_is_acknowledged_once_it_is_in_the_ledger() -> None:
     assert broker.last(worker, "Kept").path == checkpoint().path
 
 
+def test_a_checkpoint_counts_that_was_safe_only_after_its_run_was_parked() -> None:
+    """It is written beside the training, and what dies then goes on from it."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", max_alive=2)
+    first = broker.worker()
+    broker.worker()
+    epoch = begin(broker, first, 0)
+    report(broker, first, epoch, 1, 0.5)
+    broker.advance(1.5)
+    park(broker, first, epoch)
+    broker.say(first, wire.Saved(epoch=epoch, checkpoint=checkpoint()))
+    assert broker.last(first, "Kept").path == checkpoint().path
+    assert any(isinstance(c, CheckpointRecord) and c.number == 0 for c in broker.log)
+
+
 def test_a_worker_that_dies_before_its_trial_exists_loses_no_trial() -> None:
     """The trial that was to be created may still be created."""
     broker = FakeBroker(devices=1)
@@ -137,17 +160,16 @@ def test_parked_runs_make_room_for_new_trials() -> None:
     epoch = begin(broker, first, 0)
     report(broker, first, epoch, 1, 0.5)
     broker.advance(1.5)
-    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    park(broker, first, epoch)
     after = begin(broker, second, 1)
     report(broker, second, after, 1, 0.5)
     broker.advance(1.5)
     assert broker.last(first, "Evict") == wire.Evict(epoch=epoch)
-    gone = wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=checkpoint())
-    broker.say(first, gone)
+    park(broker, first, epoch, tier="disk", checkpoint=checkpoint())
     broker.hang_up(first)
     states = [run["state"] for run in broker.state.status(broker.now)["studies"][0]["runs"]]
     assert states == ["stored", "running"]
-    broker.say(second, wire.Parked(epoch=after, tier="resident", suspend_seconds=0.0))
+    park(broker, second, after)
     assert broker.last(broker.worker(), "Grant").number is None
 
 
@@ -159,11 +181,11 @@ def test_runs_that_cannot_leave_take_turns_among_themselves() -> None:
     epoch = begin(broker, first, 0, stores=False)
     report(broker, first, epoch, 1, 0.5)
     broker.advance(1.5)
-    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    park(broker, first, epoch, stores=False)
     after = begin(broker, second, 1, stores=False)
     report(broker, second, after, 1, 0.5)
     broker.advance(1.5)
-    broker.say(second, wire.Parked(epoch=after, tier="resident", suspend_seconds=0.0))
+    park(broker, second, after, stores=False)
     assert broker.last(first, "Grant").number == 0
 
 
@@ -175,7 +197,7 @@ def test_draining_suspends_everything() -> None:
     epoch = begin(broker, first, 0)
     report(broker, first, epoch, 1, 0.5)
     broker.advance(1.5)
-    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    park(broker, first, epoch)
     after = begin(broker, second, 1)
     idle = broker.worker()
     broker.say(driver, wire.Drain(study="s"))
@@ -183,9 +205,8 @@ def test_draining_suspends_everything() -> None:
     assert broker.last(second, "Yield") == wire.Yield(epoch=after, tier="disk")
     assert broker.last(idle, "Dismiss") is not None
     assert not broker.state.status(broker.now)["studies"][0]["finished"]
-    gone = {"tier": "disk", "suspend_seconds": 0.1, "checkpoint": checkpoint()}
-    broker.say(first, wire.Parked(epoch=epoch, **gone))
-    broker.say(second, wire.Parked(epoch=after, **gone))
+    park(broker, first, epoch, tier="disk", checkpoint=checkpoint())
+    park(broker, second, after, tier="disk", checkpoint=checkpoint())
     assert broker.state.status(broker.now)["studies"][0]["finished"]
 
 
@@ -236,7 +257,7 @@ def test_a_second_driver_is_refused() -> None:
 
 
 def test_plain_trials_take_turns() -> None:
-    """Trials of ``study.optimize`` wait for their first lease and never share a device."""
+    """Trials of ``study.optimize`` wait for their first lease and then take turns on a device."""
     broker = FakeBroker(devices=1)
     first, second = broker.plain(0, policy="round-robin"), broker.plain(1, policy="round-robin")
     epoch = broker.last(first, "Grant").epoch
@@ -244,8 +265,13 @@ def test_plain_trials_take_turns() -> None:
     broker.say(first, wire.Training(epoch=epoch, stores=False))
     report(broker, first, epoch, 1, 0.5)
     broker.advance(1.5)
-    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
-    assert broker.last(second, "Grant").epoch > epoch
+    park(broker, first, epoch, stores=False)
+    after = broker.last(second, "Grant").epoch
+    assert after > epoch
+    broker.say(second, wire.Training(epoch=after, stores=False))
+    broker.advance(1.5)
+    park(broker, second, after, stores=False)
+    assert broker.last(first, "Grant").epoch > after
 
 
 def test_two_studies_share_the_devices() -> None:
@@ -259,7 +285,7 @@ def test_two_studies_share_the_devices() -> None:
     broker.advance(1.5)
     yields = [c for c in (2, 3) if broker.last(c, "Yield")]
     assert len(yields) == 1
-    broker.say(yields[0], wire.Parked(epoch=yields[0] - 1, tier="resident", suspend_seconds=0.0))
+    park(broker, yields[0], yields[0] - 1)
     assert broker.last(other, "Grant") is not None
 
 
@@ -419,6 +445,7 @@ class Play:
                 tier=lease.yielding,
                 suspend_seconds=0.0,
                 checkpoint=checkpoint(unit) if lease.yielding == "disk" else None,
+                stores=True,
             )
             broker.say(worker, parked)
         return None

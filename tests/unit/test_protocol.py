@@ -14,6 +14,7 @@ from optuna_hermes.errors import ProtocolError
 
 numbers = st.integers(0, 2**40)
 values = st.floats(allow_nan=False)
+tiers = st.sampled_from(["resident", "host", "disk"])
 checkpoints = st.builds(
     wire.SavedCheckpoint, path=st.text(), units=numbers, size_bytes=numbers, sha256=st.text()
 )
@@ -32,13 +33,19 @@ from_client = st.one_of(
     ),
     st.builds(wire.Register, study=specs, number=numbers, trial_id=numbers),
     st.builds(wire.Report, epoch=numbers, unit=numbers, step=numbers, value=values),
+    st.builds(wire.Beat, epoch=numbers, batches=numbers, memory_bytes=st.none() | numbers),
     st.builds(
         wire.Parked,
         epoch=numbers,
-        tier=st.sampled_from(["resident", "host", "disk"]),
+        tier=tiers,
         suspend_seconds=values,
         checkpoint=st.none() | checkpoints,
+        held_bytes=st.none() | numbers,
+        host_bytes=numbers,
+        stores=st.booleans(),
+        moves=st.booleans(),
     ),
+    st.builds(wire.Released, epoch=numbers, reason=st.text(), outgrown=st.booleans()),
     st.builds(wire.Ended, epoch=numbers, state=st.sampled_from(["done", "failed"])),
 )
 from_broker = st.one_of(
@@ -47,10 +54,14 @@ from_broker = st.one_of(
         wire.Grant,
         epoch=numbers,
         devices=st.tuples(st.text()),
+        alone=st.booleans(),
         number=st.none() | numbers,
         checkpoints=st.tuples(checkpoints),
     ),
-    st.builds(wire.Yield, epoch=numbers, tier=st.sampled_from(["resident", "disk"])),
+    st.builds(wire.Yield, epoch=numbers, tier=tiers),
+    st.builds(wire.Evict, epoch=numbers, tier=tiers),
+    st.builds(wire.Recall, epoch=numbers),
+    st.builds(wire.Prepare, number=numbers, checkpoints=st.tuples(checkpoints, checkpoints)),
     st.builds(wire.Status, document=st.dictionaries(st.text(), st.none() | st.text())),
 )
 

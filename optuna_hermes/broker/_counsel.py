@@ -1,0 +1,164 @@
+"""What the policies are asked, and what they may answer. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from optuna_hermes.broker._book import Book, Run, Slot, Study, Want
+from optuna_hermes.broker._order import wanted_first
+from optuna_hermes.model import Decision, RunState, RunView, Snapshot, Unstarted
+
+
+class Counsel:
+    """Asks the policies of the studies in a ``Book``; a policy's memory is left to the caller."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    def decide(self, study: Study, slots: Sequence[Slot], now: float) -> Decision:
+        """What the policy of ``study`` does with ``slots``, as if their slices were over.
+
+        A policy that breaks its contract decides nothing, and ends its study only.
+        """
+        return _ask(study, self._snapshot(study, slots, now))
+
+    def wanted_last(self, runs: Iterable[Run], now: float) -> list[Run]:
+        """The runs, of any studies, from the one that will be wanted last to the first.
+
+        Where studies meet, those that are equally far from their study's next slice are equal.
+        """
+        by_study: dict[str, dict[int, Run]] = {}
+        for run in runs:
+            by_study.setdefault(run.study, {})[run.number] = run
+        placed: list[tuple[int, Run]] = []
+        for key, own in by_study.items():
+            study = self._book.studies[key]
+            numbers = list(own)
+            if len(own) > 1:
+                numbers = wanted_first(partial(_ask, study), self._snapshot(study, [], now), own)
+            placed += [(place, own[number]) for place, number in enumerate(numbers)]
+        return [run for _, run in sorted(placed, key=lambda each: -each[0])]
+
+    def _snapshot(self, study: Study, slots: Sequence[Slot], now: float) -> Snapshot:
+        """What the policy of ``study`` sees when it decides about ``slots``."""
+        open_ids = {slot.device.id for slot in slots}
+        up = {
+            slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
+        }
+        wanted = {want.number for want in self._book.reserved(study.spec.key)}
+        seats = self._seats(study)
+        views: list[RunView] = []
+        finished: list[RunView] = []
+        for run in study.runs.values():
+            seen = _view(
+                run,
+                now=now,
+                cost=study.cost(run.tier),
+                bound=self._bound(run),
+                up_for_decision=run.number in up,
+                reserved=run.number in wanted
+                or not study.can_run(run)
+                or (run.connection is None and seats == 0),
+            )
+            (views if run.live else finished).append(seen)
+        return Snapshot(
+            now=now,
+            seed=study.spec.seed,
+            devices=tuple(
+                replace(slot.device, free=slot.device.id in open_ids)
+                for slot in self._book.slots.values()
+            ),
+            runs=tuple(views),
+            finished=tuple(finished),
+            unstarted=_at_most(study.may_open, seats),
+            memory=study.memory,
+        )
+
+    def _seats(self, study: Study) -> int:
+        """Processes that stored runs and new trials could get, others going to disk for them.
+
+        Only what is there counts: a device is not kept for a worker that may never come.
+        """
+        may_leave = sum(1 for r in study.runs.values() if r.stores and r.connection is not None)
+        taken = sum(wants_process(study, w) for w in self._book.reserved(study.spec.key))
+        return max(0, len(study.idle) + may_leave - taken)
+
+    def _bound(self, run: Run) -> bool:
+        """A run whose process has a GPU can go on only there."""
+        slot = self._book.slots.get(run.device or "")
+        return run.connection is not None and slot is not None and slot.device.kind == "gpu"
+
+
+def wants_process(study: Study, want: Want) -> bool:
+    """Whether a worker that waits is needed for what a device is reserved for."""
+    return want.number is None or study.runs[want.number].connection is None
+
+
+def _view(
+    run: Run, *, now: float, cost: float, bound: bool, up_for_decision: bool, reserved: bool
+) -> RunView:
+    """A run as a policy sees it.
+
+    Args:
+        run: the run.
+        now: since when a run that is up for decision waits.
+        cost: seconds to bring it back.
+        bound: whether it can go on only on the device it sits on.
+        up_for_decision: its slice has just ended, so it competes like a parked run.
+        reserved: it has a device already, or must not be chosen now.
+    """
+    state: RunState = run.state
+    waiting_since = run.waiting_since
+    if up_for_decision:
+        state, waiting_since = "parked", now
+    elif reserved:
+        state = "running"
+    return RunView(
+        number=run.number,
+        state=state,
+        curve=run.curve,
+        attained_seconds=run.device_seconds,
+        submitted=run.submitted,
+        waiting_since=None if state == "running" else waiting_since,
+        tier="resident" if up_for_decision else run.tier,
+        device=run.device,
+        bound_to=(run.device,) if bound and run.device else (),
+        switch_cost_seconds=0.0 if up_for_decision else cost,
+    )
+
+
+def _ask(study: Study, snapshot: Snapshot) -> Decision:
+    """The policy's decision; none if it breaks its contract, which ends its study only."""
+    if study.draining or study.problem:
+        return Decision(memory=study.memory)
+    try:
+        decision = study.policy.decide(snapshot)
+        _check(decision, snapshot)
+    except Exception as error:  # a policy is the user's code: it may not end the broker
+        study.problem = f"Policy {study.spec.policy!r} raised {error!r}."
+        return Decision(memory=study.memory)
+    return decision
+
+
+def _check(decision: Decision, snapshot: Snapshot) -> None:
+    waiting = {r.number for r in snapshot.runs if r.state in ("pending", "parked", "stored")}
+    free = {device.id for device in snapshot.devices if device.free}
+    runs = Counter(a.run for a in decision.assignments if a.run is not None)
+    devices = Counter(id_ for a in decision.assignments for id_ in a.devices)
+    wrong = [
+        *(f"run {run}" for run, n in runs.items() if n > 1 or run not in waiting),
+        *(f"device {id_}" for id_, n in devices.items() if n > 1 or id_ not in free),
+    ]
+    if wrong:
+        raise ValueError(
+            "a policy assigns waiting runs and free devices, each once at most, but got "
+            + ", ".join(wrong)
+        )
+
+
+def _at_most(unstarted: Unstarted, seats: int) -> Unstarted:
+    count = seats if unstarted.count is None else min(seats, unstarted.count)
+    return Unstarted(count=count, fixed=unstarted.fixed)

@@ -1,0 +1,99 @@
+"""How leases, processes and plans end, written into the book. Pure."""
+
+from __future__ import annotations
+
+from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
+from optuna_hermes.broker._events import Command, EndLease, WritesFailed
+from optuna_hermes.broker._memory import Memory, size
+
+
+class Ends:
+    """Ends things in a ``Book``; commands are added to ``out``."""
+
+    def __init__(self, book: Book, memory: Memory) -> None:
+        self._book = book
+        self._memory = memory
+
+    def lease(self, slot: Slot, now: float, out: list[Command]) -> None:
+        """A lease is over, whatever becomes of its run."""
+        lease = slot.lease
+        assert lease is not None
+        held = now - lease.started
+        self._book.studies[lease.study].spent_seconds += held
+        run = self._book.run_of(lease)
+        if run is not None:
+            run.device_seconds += held
+        slot.lease = None
+        slot.empty_since = now if slot.next else None
+        ended = now + self._book.wall_offset
+        out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
+
+    def holder(self, slot: Slot, lease: Lease, now: float, out: list[Command]) -> None:
+        """The process that held a lease is gone."""
+        run = self._book.run_of(lease)
+        self.lease(slot, now, out)
+        self._memory.left(slot.device.id, now)
+        study = self._book.studies[lease.study]
+        if run is None:
+            if study.unstarted is not None:
+                study.unstarted += 1  # the trial was never created
+            return
+        run.suspensions += 1
+        self.process(run, now, out)
+        out.append(self._book.event(run.study, run.number, "process lost", {}, now))
+
+    def process(self, run: Run, now: float, out: list[Command]) -> None:
+        """What is left of a run is its last checkpoint, if there is one."""
+        self._memory.leaves(run, now)
+        if run.live:
+            run.forget_process()
+            run.waiting_since = now
+            out.append(self._book.record(run, now))
+
+    def wants(self, study: Study, *, only_impossible: bool = False) -> None:
+        """What devices are reserved for, of this study, comes to nothing."""
+        for slot in self._book.slots.values():
+            want = slot.next
+            if want is None or want.study != study.spec.key:
+                continue
+            run = None if want.number is None else study.runs[want.number]
+            possible = study.driver is not None if run is None else study.can_run(run)
+            if not (only_impossible and possible):
+                self._book.unreserve(slot)
+
+    def unwritten(self, event: WritesFailed, now: float) -> None:
+        """Leases that the ledger refused never were."""
+        for slot in self._book.slots.values():
+            lease = slot.lease
+            if lease is None or lease.epoch not in event.epochs:
+                continue
+            study, run = self._book.studies[lease.study], self._book.run_of(lease)
+            study.problem = event.reason
+            slot.lease = None
+            if run is not None:
+                run.state = "parked" if run.curve.units or run.suspensions else "pending"
+                run.tier, run.waiting_since = lease.from_tier, now
+            if run is None or lease.from_tier == "disk":
+                study.idle.append(lease.connection)
+            if run is not None and lease.from_tier == "disk":
+                run.forget_process()
+
+    def room(self, slot: Slot, run: Run, what: str, now: float, out: list[Command]) -> None:
+        """The memory of a device did not suffice for its run.
+
+        It is tried again with the device to itself. If that did not help either it waits until
+        somebody has gone who could not be moved; where nobody is left, its study ends.
+        """
+        need, free = size(run.need_bytes), size(self._memory.free_bytes(slot))
+        reason = (
+            f"Trial {run.number} {what} {slot.device.id}: it needs {need} there or more, "
+            f"and {free} were free."
+        )
+        if run.alone and self._memory.shares(slot, run):
+            run.stranded = True
+        elif run.alone:
+            study = self._book.studies[run.study]
+            study.problem = f"{reason} It had the device to itself: end what else takes its memory."
+        run.alone = True
+        detail = {"device": slot.device.id, "reason": reason}
+        out.append(self._book.event(run.study, run.number, "outgrew its memory", detail, now))

@@ -1,0 +1,73 @@
+"""Bringing the next run nearer while another still trains. Pure."""
+
+from __future__ import annotations
+
+from optuna_hermes.broker._book import Book, Run, Slot, Study
+from optuna_hermes.broker._counsel import Counsel
+from optuna_hermes.broker._events import Command, Send
+from optuna_hermes.broker._memory import Memory
+from optuna_hermes.broker._protocol import Prepare
+
+
+class Prefetch:
+    """Looks ahead, once in a slice, to what a ``Book``'s policies would do at its end.
+
+    What is found is a guess: nothing is reserved, and the policy is asked again when it counts.
+    """
+
+    def __init__(self, book: Book, counsel: Counsel, memory: Memory) -> None:
+        self._book = book
+        self._counsel = counsel
+        self._memory = memory
+
+    def due(self, slot: Slot) -> float | None:
+        """When to look: as long before the end of the slice as bringing a run back takes."""
+        lease = slot.lease
+        if lease is None or lease.looked or lease.yielding or lease.number is None:
+            return None
+        study = self._book.studies[lease.study]
+        if not any(run.tier in ("host", "disk") for run in study.runs.values()):
+            return None
+        cost = max(study.cost("host"), study.cost("disk"))
+        lead = min(cost, (lease.deadline - lease.slice_started) / 2)
+        return lease.deadline - lead if lead > 0 else None
+
+    def look(self, now: float, out: list[Command]) -> None:
+        """Look ahead where it is time to."""
+        for slot in self._book.slots.values():
+            due = self.due(slot)
+            if due is not None and slot.lease is not None and due <= now < slot.lease.deadline:
+                slot.lease.looked = True
+                self._look(self._book.studies[slot.lease.study], slot, now, out)
+
+    def _look(self, study: Study, slot: Slot, now: float, out: list[Command]) -> None:
+        decision = self._counsel.decide(study, [slot], now)
+        number = next((a.run for a in decision.assignments), None)
+        run = None if number is None else study.runs[number]
+        if run is None or run.asked is not None:
+            return
+        if run.tier == "disk" and run.connection is None:
+            self._prepare(study, run, out)
+        elif run.tier == "host" and self._memory.fits_beside(slot, run):
+            self._memory.recall(run, now, out)
+
+    def _prepare(self, study: Study, run: Run, out: list[Command]) -> None:
+        """Let a worker that waits read a checkpoint; it gets that run if it is free then."""
+        connection = worker_for(self._book, study, run)
+        if connection is None or self._book.clients[connection].prepared == run.number:
+            return
+        self._book.clients[connection].prepared = run.number
+        message = Prepare(number=run.number, checkpoints=tuple(reversed(run.checkpoints)))
+        out.append(Send(connection=connection, message=message))
+
+
+def worker_for(book: Book, study: Study, run: Run | None) -> int | None:
+    """The best worker that waits: one that has prepared for this run, else one for none."""
+
+    def distance(connection: int) -> int:
+        prepared = book.clients[connection].prepared
+        if prepared is None:
+            return 1
+        return 0 if run is not None and prepared == run.number else 2
+
+    return min(study.idle, key=distance, default=None)

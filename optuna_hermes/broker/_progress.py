@@ -1,0 +1,96 @@
+"""What a run says while it holds a lease, written into the book. Pure."""
+
+from __future__ import annotations
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._admission import KEPT_CHECKPOINTS, admit_run
+from optuna_hermes.broker._book import Book, Lease, Run
+from optuna_hermes.broker._events import Command, DropCheckpoint, NameLease, Send
+from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
+from optuna_hermes.model import Curve
+
+
+def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[Command]) -> None:
+    """The lease of a new trial, or of a stored run, has found its trial."""
+    study = book.studies[lease.study]
+    run = admit_run(study, message.number, message.trial_id, now)
+    run.state, run.device, run.epoch = "running", lease.device, lease.epoch
+    run.connection = lease.connection
+    if lease.number is None:
+        lease.number = message.number
+        run.slices += 1
+        out.append(NameLease(study=lease.study, epoch=lease.epoch, number=run.number))
+    out.append(book.record(run, now))
+
+
+def training(book: Book, lease: Lease, run: Run, message: wire.Training, now: float) -> None:
+    """The first batch since the grant begins: all of the run is on its device."""
+    run.stores, run.host_bytes = message.stores, 0
+    if lease.training:
+        return
+    lease.training = True
+    if lease.from_tier is not None:
+        study = book.studies[lease.study]
+        study.measure(lease.from_tier, now - lease.started)
+        study.overhead_seconds += now - lease.started
+        study.switches += 1
+
+
+def report(
+    book: Book, lease: Lease, run: Run, message: wire.Report, now: float, out: list[Command]
+) -> None:
+    """A unit more."""
+    seconds = run.device_seconds + now - lease.started
+    run.units += 1
+    run.curve = _with_report(run.curve, message.unit, message.step, message.value, seconds)
+    out.append(
+        ReportRecord(
+            study=run.study,
+            number=run.number,
+            unit=message.unit,
+            step=message.step,
+            value=message.value,
+            device_seconds=seconds,
+            at=now + book.wall_offset,
+        )
+    )
+
+
+def saved(
+    book: Book, connection: int, run: Run, message: wire.Saved, now: float, out: list[Command]
+) -> None:
+    """A checkpoint more; the run is told once the ledger has it."""
+    keep(book, run, message.checkpoint, now, out)
+    out.append(book.record(run, now))
+    kept = wire.Kept(path=message.checkpoint.path)
+    out.append(Send(connection=connection, message=kept))
+
+
+def keep(
+    book: Book, run: Run, checkpoint: wire.SavedCheckpoint, now: float, out: list[Command]
+) -> None:
+    """Put a checkpoint into the ledger, and forget those that it replaces."""
+    for old in run.checkpoints[: 1 - KEPT_CHECKPOINTS]:
+        out.append(DropCheckpoint(study=run.study, path=old.path))
+    run.checkpoints = [*run.checkpoints[1 - KEPT_CHECKPOINTS :], checkpoint]
+    out.append(
+        CheckpointRecord(
+            study=run.study,
+            number=run.number,
+            path=checkpoint.path,
+            units=checkpoint.units,
+            size_bytes=checkpoint.size_bytes,
+            sha256=checkpoint.sha256,
+            at=now + book.wall_offset,
+        )
+    )
+
+
+def _with_report(curve: Curve, unit: int, step: int, value: float, seconds: float) -> Curve:
+    """The curve with ``unit`` (from 1) reported; a unit that is trained again takes its place."""
+    keep = unit - 1
+    return Curve(
+        steps=(*curve.steps[:keep], step),
+        values=(*curve.values[:keep], value),
+        device_seconds=(*curve.device_seconds[:keep], seconds),
+    )

@@ -1,0 +1,478 @@
+"""The memory of GPUs: who is moved where, and when a device is granted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._memory import SETTLE_SECONDS
+from optuna_hermes.ledger._base import EventRecord
+from optuna_hermes.model import Device
+from optuna_hermes.testing import FakeBroker
+
+GPU = "GPU-0"
+BIG = 60
+ALL = 100
+
+
+def on_gpu(*, budget: int = 1000, n_gpus: int = 1, **driver: Any) -> FakeBroker:
+    """A broker of GPUs with all their memory free, and a driver that shares them in turn."""
+    gpus = [Device(id=f"GPU-{i}", kind="gpu", free=True) for i in range(n_gpus)]
+    broker = FakeBroker(devices=gpus, host_budget_bytes=budget)
+    for gpu in gpus:
+        broker.poll(gpu.id, memory_bytes=ALL, memory_free_bytes=ALL)
+    broker.driver(**{"policy": "round-robin", "unstarted": 2, "max_alive": 4, **driver})
+    return broker
+
+
+def train(broker: FakeBroker, worker: int, *, need: int | None = BIG, stores: bool = True) -> int:
+    """A worker trains what it was granted, and says what it needs; returns the epoch."""
+    grant = broker.last(worker, "Grant")
+    if grant.number is None:
+        runs = len(broker.state.book.studies["s"].runs)
+        broker.say(worker, wire.Begin(epoch=grant.epoch, number=runs, trial_id=runs))
+    broker.say(worker, wire.Training(epoch=grant.epoch, stores=stores))
+    broker.say(worker, wire.Beat(epoch=grant.epoch, batches=1, memory_bytes=need))
+    return int(grant.epoch)
+
+
+def park(broker: FakeBroker, worker: int, epoch: int, *, free: int | None, **said: Any) -> None:
+    """A run says where it is, after the device was read."""
+    broker.poll(GPU, memory_free_bytes=free)
+    known = {"tier": "resident", "held_bytes": BIG, "stores": True, "moves": True} | said
+    if known["tier"] == "disk":
+        known |= {"held_bytes": 0, "checkpoint": checkpoint()}
+    broker.say(worker, wire.Parked(epoch=epoch, suspend_seconds=0.1, **known))
+
+
+def checkpoint() -> wire.SavedCheckpoint:
+    return wire.SavedCheckpoint(path="/c", units=1, size_bytes=1, sha256="0")
+
+
+def leaving(broker: FakeBroker) -> tuple[int, int]:
+    """Of two workers the first was asked to leave a device that is too small for both."""
+    first, second = broker.worker(), broker.worker()
+    train(broker, first)
+    broker.poll(GPU, memory_free_bytes=ALL - BIG)
+    broker.advance(1.5)
+    return first, second
+
+
+def report(broker: FakeBroker, worker: int, epoch: int, value: float) -> None:
+    run = next(run for run in broker.state.book.runs() if run.epoch == epoch)
+    unit = run.curve.units + 1
+    broker.say(worker, wire.Report(epoch=epoch, unit=unit, step=unit, value=value))
+
+
+def shown(broker: FakeBroker, number: int) -> dict[str, Any]:
+    run: dict[str, Any] = broker.state.status(broker.now)["studies"][0]["runs"][number]
+    return run
+
+
+def events(broker: FakeBroker) -> list[EventRecord]:
+    return [command for command in broker.log if isinstance(command, EventRecord)]
+
+
+# -- who leaves
+
+
+def test_a_run_stays_while_the_next_one_fits() -> None:
+    """With memory for both, the leaving run keeps its own."""
+    broker = on_gpu()
+    first, second = broker.worker(), broker.worker()
+    epoch = train(broker, first, need=20)
+    broker.poll(GPU, memory_free_bytes=80)
+    broker.advance(1.5)
+    assert broker.last(first, "Yield").tier == "resident"
+    park(broker, first, epoch, free=80, held_bytes=20)
+    assert broker.last(second, "Grant") is not None
+
+
+def test_a_run_is_moved_when_the_next_one_does_not_fit() -> None:
+    """The next trial is expected to need as much as the largest of its study."""
+    broker = on_gpu()
+    first, second = leaving(broker)
+    assert broker.last(first, "Yield").tier == "host"
+    park(broker, first, 1, free=99, tier="host", held_bytes=1, host_bytes=59)
+    assert broker.last(second, "Grant") is not None
+    assert shown(broker, 0)["tier"] == "host"
+    assert (shown(broker, 0)["held_bytes"], shown(broker, 0)["host_bytes"]) == (1, 59)
+    host = broker.state.status(broker.now)["host_memory"]
+    assert host == {"used_bytes": 59, "budget_bytes": 1000}
+
+
+def test_without_host_memory_a_run_goes_to_disk() -> None:
+    """The budget is spent, so its process leaves, and the device waits until it has."""
+    broker = on_gpu(budget=59)
+    first, second = leaving(broker)
+    assert broker.last(first, "Yield").tier == "disk"
+    park(broker, first, 1, free=40, tier="disk")
+    assert broker.last(second, "Grant") is None
+    broker.poll(GPU, memory_free_bytes=ALL)
+    assert broker.last(second, "Grant") is not None
+
+
+def test_where_a_device_does_not_tell_the_runs_are_believed() -> None:
+    """Its memory without what its runs say to hold is what is free."""
+    broker = on_gpu()
+    broker.poll(GPU, memory_free_bytes=None)
+    first, second = broker.worker(), broker.worker()
+    epoch = train(broker, first, need=40)
+    broker.advance(1.5)
+    assert broker.last(first, "Yield").tier == "resident"
+    park(broker, first, epoch, free=None, held_bytes=40)
+    assert broker.last(second, "Grant") is not None
+
+
+def test_where_nothing_is_known_nobody_stays() -> None:
+    """A device that tells nothing at all is cleared for the next run."""
+    broker = on_gpu()
+    broker.poll(GPU, memory_bytes=None, memory_free_bytes=None)
+    first, _ = broker.worker(), broker.worker()
+    train(broker, first, need=1)
+    broker.advance(1.5)
+    assert broker.last(first, "Yield").tier == "host"
+
+
+def test_a_parked_run_that_is_wanted_later_makes_room() -> None:
+    """The neighbour that ranks worse goes, and the run that has just trained stays."""
+    broker = on_gpu(policy="hermes", unstarted=3)
+    first, second, third = (broker.worker() for _ in range(3))
+    epoch = train(broker, first, need=40)
+    report(broker, first, epoch, 0.9)
+    broker.advance(1.5)
+    park(broker, first, epoch, free=60, held_bytes=40)
+    after = train(broker, second, need=40)
+    for value in (0.1, 0.05):
+        report(broker, second, after, value)
+    broker.poll(GPU, memory_free_bytes=20)
+    broker.advance(1.5)
+    assert broker.last(first, "Evict") == wire.Evict(epoch=epoch, tier="host")
+    assert broker.last(second, "Yield").tier == "resident"
+    park(broker, second, after, free=20, held_bytes=40)
+    assert broker.last(third, "Grant") is None
+    park(broker, first, epoch, free=59, tier="host", held_bytes=1, host_bytes=40)
+    assert broker.last(third, "Grant") is not None
+
+
+def test_who_is_wanted_sooner_takes_the_place_in_host_memory() -> None:
+    """With the budget spent the run that is wanted later goes on to disk, then the other moves."""
+    broker = on_gpu(budget=60, policy="hermes", unstarted=3)
+    first, second, third = (broker.worker() for _ in range(3))
+    epoch = train(broker, first)
+    report(broker, first, epoch, 0.9)
+    broker.poll(GPU, memory_free_bytes=40)
+    broker.advance(1.5)
+    park(broker, first, epoch, free=99, tier="host", held_bytes=1, host_bytes=60)
+    after = train(broker, second)
+    for value in (0.1, 0.05):
+        report(broker, second, after, value)
+    broker.poll(GPU, memory_free_bytes=40)
+    broker.advance(1.5)
+    assert broker.last(first, "Evict") == wire.Evict(epoch=epoch, tier="disk")
+    assert broker.last(second, "Yield").tier == "resident"
+    park(broker, second, after, free=40)
+    assert broker.last(second, "Evict") is None
+    park(broker, first, epoch, free=40, tier="disk")
+    assert broker.last(second, "Evict") == wire.Evict(epoch=after, tier="host")
+    park(broker, second, after, free=99, tier="host", held_bytes=1, host_bytes=60)
+    assert broker.last(third, "Grant") is not None
+    broker.check()
+
+
+# -- when a device is granted
+
+
+def test_a_device_is_granted_only_when_its_memory_is_free() -> None:
+    """What a run says is not believed before the device says so too."""
+    broker = on_gpu()
+    first, second = leaving(broker)
+    park(broker, first, 1, free=40, tier="host", held_bytes=0, host_bytes=60)
+    assert broker.last(second, "Grant") is None
+    broker.poll(GPU, memory_free_bytes=99)
+    assert broker.last(second, "Grant") is not None
+    assert events(broker) == []
+
+
+def test_a_device_is_not_waited_for_for_ever() -> None:
+    """After some seconds of readings it is granted all the same, and the ledger says so."""
+    broker = on_gpu()
+    first, second = leaving(broker)
+    park(broker, first, 1, free=40, tier="host", held_bytes=0, host_bytes=60)
+    broker.advance(SETTLE_SECONDS - 0.1)
+    assert broker.last(second, "Grant") is None
+    broker.advance(0.2)
+    assert broker.last(second, "Grant") is not None
+    (event,) = events(broker)
+    assert event.kind == "no room"
+    assert "nobody is left who could make room" in event.detail["reason"]
+
+
+def test_memory_that_cannot_come_is_not_waited_for() -> None:
+    """If what the others hold leaves too little anyhow, no time is lost."""
+    broker = on_gpu()
+    first, second = leaving(broker)
+    park(broker, first, 1, free=40, stores=False, moves=False)
+    assert broker.last(second, "Grant") is not None
+
+
+def test_a_run_that_stays_where_it_was_is_not_asked_again() -> None:
+    """A run that says it could be moved and stored, and is not, is asked for each once."""
+    broker = on_gpu()
+    first, second = leaving(broker)
+    park(broker, first, 1, free=40)
+    assert broker.last(first, "Evict") == wire.Evict(epoch=1, tier="disk")
+    park(broker, first, 1, free=40)
+    assert broker.last(second, "Grant") is not None
+    broker.advance(20.0)
+    assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 1
+
+
+def test_a_drained_run_that_cannot_be_stored_is_not_waited_for() -> None:
+    """It is asked once at most, and the study counts as drained."""
+    broker = on_gpu()
+    first, _ = leaving(broker)
+    park(broker, first, 1, free=40, tier="host", held_bytes=0, host_bytes=60)
+    broker.say(1, wire.Drain(study="s"))
+    assert broker.last(first, "Evict") == wire.Evict(epoch=1, tier="disk")
+    park(broker, first, 1, free=40, tier="host", held_bytes=0, host_bytes=60)
+    assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 1
+    assert broker.state.status(broker.now)["studies"][0]["finished"]
+
+
+def test_a_worker_that_does_not_answer_is_killed() -> None:
+    """A parked run that was asked to leave has its grace period too."""
+    broker = on_gpu()
+    first, second = leaving(broker)
+    park(broker, first, 1, free=40)  # it was asked for host memory, and is asked for disk
+    broker.advance(299.0)
+    assert broker.killed() == []
+    broker.advance(2.0)
+    assert broker.killed() == [first]
+    broker.poll(GPU, memory_free_bytes=ALL)
+    broker.hang_up(first)
+    assert broker.last(second, "Grant") is not None
+
+
+def test_a_worker_that_does_not_end_is_killed() -> None:
+    """Who said that it leaves and is still there keeps its place from others."""
+    broker = on_gpu()
+    first, _ = leaving(broker)
+    broker.say(first, wire.Ended(epoch=1, state="done"))
+    broker.advance(301.0)
+    assert broker.killed() == [first]
+
+
+def test_a_plain_trial_that_does_not_answer_is_let_be() -> None:
+    """The process of ``study.optimize`` is not killed; the device goes on without its answer."""
+    broker = on_gpu(unstarted=0)
+    first, second = broker.plain(0), broker.plain(1)
+    epoch = broker.last(first, "Grant").epoch
+    broker.say(first, wire.Training(epoch=epoch, stores=True))
+    broker.say(first, wire.Beat(epoch=epoch, batches=1, memory_bytes=BIG))
+    broker.poll(GPU, memory_free_bytes=40)
+    broker.advance(1.5)
+    park(broker, first, epoch, free=40)
+    assert broker.last(second, "Grant") is None
+    broker.advance(302.0)
+    assert broker.killed() == []
+    assert broker.last(second, "Grant") is not None
+
+
+def test_a_device_is_not_kept_for_a_process_that_will_not_come() -> None:
+    """If the run that was to leave its process cannot be stored, those that are here go on."""
+    broker = on_gpu(max_alive=1, budget=0)
+    worker = broker.worker()
+    epoch = train(broker, worker)
+    broker.poll(GPU, memory_free_bytes=40)
+    broker.advance(1.5)
+    assert broker.last(worker, "Yield").tier == "disk"
+    park(broker, worker, epoch, free=40, stores=False, moves=False)
+    assert broker.last(worker, "Grant").number == 0
+    assert broker.state.status(broker.now)["studies"][0]["unstarted"] == 1
+
+
+def test_a_study_is_not_finished_while_a_device_waits_for_its_next_trial() -> None:
+    """The last trial is granted when the memory is free, and is not forgotten until then."""
+    broker = on_gpu()
+    first, second = leaving(broker)
+    broker.poll(GPU, memory_free_bytes=40)
+    broker.say(first, wire.Ended(epoch=1, state="done"))
+    assert broker.last(second, "Grant") is None
+    assert not broker.state.status(broker.now)["studies"][0]["finished"]
+
+
+# -- outgrown
+
+
+def test_a_run_that_outgrew_its_memory_is_tried_again_alone() -> None:
+    """Its study goes on; it is granted the device when everybody else has left its memory."""
+    broker = on_gpu()
+    first, second = broker.worker(), broker.worker()
+    epoch = train(broker, first, need=30)
+    broker.advance(1.5)
+    park(broker, first, epoch, free=70, held_bytes=30)
+    grant = broker.last(second, "Grant")
+    assert grant.alone is False
+    after = train(broker, second, need=70)
+    broker.say(second, wire.Saved(epoch=after, checkpoint=checkpoint()))
+    broker.poll(GPU, memory_free_bytes=0)
+    broker.say(second, wire.Released(epoch=after, reason="out of memory", outgrown=True))
+    (event,) = events(broker)
+    assert (event.kind, event.number) == ("outgrew its memory", 1)
+    assert "Trial 1 outgrew its memory on GPU-0" in event.detail["reason"]
+    broker.poll(GPU, memory_free_bytes=70)
+    broker.hang_up(second)
+    epoch = broker.last(first, "Grant").epoch
+    broker.say(first, wire.Training(epoch=epoch, stores=True))
+    third = broker.worker()
+    broker.advance(1.5)
+    assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="disk")
+    park(broker, first, epoch, free=70, tier="disk")
+    assert broker.last(third, "Grant") is None
+    broker.poll(GPU, memory_free_bytes=ALL)
+    broker.hang_up(first)
+    grant = broker.last(third, "Grant")
+    assert (grant.number, grant.alone, grant.checkpoints) == (1, True, (checkpoint(),))
+    assert broker.state.status(broker.now)["studies"][0]["problem"] is None
+
+
+def test_a_run_is_alone_when_nobody_can_leave() -> None:
+    """Who cannot go stays; the grant says that there is no second chance."""
+    broker = on_gpu(unstarted=2)
+    first, second = broker.worker(), broker.worker()
+    epoch = train(broker, first, need=30, stores=False)
+    broker.advance(1.5)
+    park(broker, first, epoch, free=70, held_bytes=30, stores=False, moves=False)
+    after = train(broker, second, need=70)
+    broker.say(second, wire.Released(epoch=after, reason="out of memory", outgrown=True))
+    broker.hang_up(second)
+    epoch = broker.last(first, "Grant").epoch
+    broker.say(first, wire.Training(epoch=epoch, stores=False))
+    third = broker.worker()
+    broker.advance(1.5)
+    park(broker, first, epoch, free=70, held_bytes=30, stores=False, moves=False)
+    assert broker.last(third, "Grant").alone is True
+
+
+def test_a_run_that_cannot_come_back_is_tried_again_alone_and_then_ends_its_study() -> None:
+    """With the device to itself and no room all the same, a stranger must be there."""
+    broker = on_gpu(unstarted=1)
+    worker = broker.worker()
+    epoch = train(broker, worker)
+    run = broker.state.book.studies["s"].runs[0]
+    broker.poll(GPU, memory_free_bytes=40)
+    broker.state.book.slots[GPU].next = None
+    park(broker, worker, epoch, free=ALL, tier="host", held_bytes=0, host_bytes=60, stores=False)
+    for alone in (True, True):
+        epoch = broker.last(worker, "Grant").epoch
+        park(broker, worker, epoch, free=9, tier="host", held_bytes=0, host_bytes=60, stores=False)
+        assert run.alone is alone
+        broker.poll(GPU, memory_free_bytes=ALL)
+    assert "end what else takes its memory" in broker.state.status(0.0)["studies"][0]["problem"]
+
+
+def test_on_cpu_slots_a_run_is_alone_without_parked_runs_of_its_study() -> None:
+    """Runs of other studies are not counted, and everybody fits on a CPU slot."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2)
+    first, second = broker.worker(), broker.worker()
+    assert broker.last(first, "Grant").alone is True
+    epoch = train(broker, first)
+    broker.advance(1.5)
+    assert broker.last(first, "Yield").tier == "resident"
+    parked = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True)
+    broker.say(first, parked)
+    assert broker.last(second, "Grant").alone is False
+
+
+# -- ahead of time
+
+
+def stored(broker: FakeBroker, worker: int, epoch: int) -> None:
+    """A run is stored and its process gone."""
+    broker.say(
+        worker,
+        wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=checkpoint()),
+    )
+    broker.hang_up(worker)
+
+
+def test_a_waiting_worker_reads_the_next_checkpoint_ahead() -> None:
+    """As long before a slice's end as a run takes to come back one worker is told which is next."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2)
+    for _ in range(2):
+        worker = broker.worker()
+        epoch = train(broker, worker)
+        broker.advance(1.5)
+        stored(broker, worker, epoch)
+    worker = broker.worker()
+    broker.advance(0.5)  # what it takes to come back, so a slice is 25 seconds now
+    train(broker, worker)
+    spare, other = broker.worker(), broker.worker()
+    lease = broker.state.book.slots["cpu:0"].lease
+    assert lease is not None
+    memory = broker.state.book.studies["s"].memory
+    broker.advance(lease.deadline - broker.now - 0.6)
+    assert broker.last(spare, "Prepare") is None
+    broker.advance(0.2)
+    assert broker.last(spare, "Prepare") == wire.Prepare(number=1, checkpoints=(checkpoint(),))
+    assert broker.last(other, "Prepare") is None
+    assert broker.last(worker, "Yield") is None
+    assert broker.state.book.studies["s"].memory == memory
+    broker.advance(0.5)
+    broker.state.book.studies["s"].idle.reverse()
+    stored(broker, worker, lease.epoch)
+    assert broker.last(spare, "Grant").number == 1
+    assert len([each for each in broker.sent(spare) if isinstance(each, wire.Prepare)]) == 1
+
+
+def back_from_host(broker: FakeBroker) -> tuple[int, int]:
+    """The first of two runs trains again, the second is in host memory; half a second a switch."""
+    first, second = leaving(broker)
+    park(broker, first, 1, free=ALL, tier="host", held_bytes=0, host_bytes=60)
+    epoch = train(broker, second)
+    broker.poll(GPU, memory_free_bytes=40)
+    broker.advance(1.5)
+    park(broker, second, epoch, free=ALL, tier="host", held_bytes=0, host_bytes=60)
+    broker.advance(0.5)
+    train(broker, first)
+    return first, second
+
+
+def test_the_next_run_comes_back_beside_the_one_that_trains() -> None:
+    """A run in host memory is recalled before the slice ends, if it fits there."""
+    broker = on_gpu()
+    first, second = back_from_host(broker)
+    broker.poll(GPU, memory_free_bytes=75)
+    broker.advance(0.3)
+    assert broker.last(second, "Recall") == wire.Recall(epoch=2)
+    assert broker.last(first, "Yield").epoch == 1
+    park(broker, second, 2, free=15)
+    broker.advance(0.3)
+    assert broker.last(first, "Yield") == wire.Yield(epoch=3, tier="resident")
+    assert shown(broker, 1)["tier"] == "resident"
+    park(broker, first, 3, free=15)
+    assert broker.last(second, "Grant").epoch == 4
+
+
+def test_the_next_run_stays_in_host_memory_if_it_does_not_fit_beside() -> None:
+    """Nobody is recalled into memory that is not there."""
+    broker = on_gpu()
+    _, second = back_from_host(broker)
+    broker.poll(GPU, memory_free_bytes=40)
+    broker.advance(0.3)
+    assert broker.last(second, "Recall") is None
+
+
+def test_a_device_waits_for_a_run_that_is_on_its_way_back() -> None:
+    """The memory that it takes does not show yet, so nobody is granted beside it."""
+    broker = on_gpu()
+    first, second = back_from_host(broker)
+    broker.poll(GPU, memory_free_bytes=75)
+    broker.advance(0.6)
+    park(broker, first, 3, free=75)
+    assert broker.last(second, "Grant").epoch == 2
+    park(broker, second, 2, free=15)
+    assert broker.last(second, "Grant").epoch == 4

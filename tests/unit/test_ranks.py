@@ -1,0 +1,304 @@
+"""Processes of one run agree on where they stop, and never wait for one that is gone."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch  # before the fork, or else every rank imports it
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optuna_hermes.errors import Suspended
+from optuna_hermes.suspend import _ranks
+from optuna_hermes.suspend._rank import YIELD, Rank
+from optuna_hermes.suspend._ranks import Ranks
+from optuna_hermes.testing import FakeSession
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+RANKS = 2
+FORK = multiprocessing.get_context("fork")
+
+
+class Place:
+    """What a rank dumps where it stops: its number and its point."""
+
+    name = "trial 1"
+    units = 0
+    stores = True
+
+    def __init__(self, rank: Rank, point: int, ended: bool = False) -> None:
+        self._tree = {"rank": rank.rank, "point": torch.tensor(point)}
+        self._ended = ended
+
+    def ended(self) -> bool:
+        return self._ended
+
+    def dump(self) -> dict[str, Any]:
+        return self._tree
+
+
+class Asking(FakeSession):
+    """Wants the device back from the beginning, so many times; keeps what was dumped then."""
+
+    def __init__(self, times: int = 1, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.must_yield = times > 0
+        self.stops: list[Any] = []
+        self._times = times
+        self._error = error
+
+    def park(self, state: Any) -> None:
+        self.stops.append(state.dump()["all"])
+        self.must_yield = len(self.stops) < self._times
+        if self._error is not None:
+            raise self._error
+
+
+class Run:
+    """Forks a process for each rank, and waits for what they return or raise.
+
+    Args:
+        body: what a rank does.
+        session: its run's.
+        prunes: whether the trial is pruned.
+    """
+
+    def __init__(
+        self, body: Callable[[Rank], Any], session: FakeSession | None, prunes: bool = False
+    ) -> None:
+        self.values: list[float] = []
+        self.saves: list[Any] = []
+        self.ranks = Ranks(
+            RANKS,
+            FORK,
+            run="trial 1",
+            session=session,
+            seated=lambda: None,
+            report=lambda unit, value: self.values.append(value) or prunes,
+            save=lambda tree, units: self.saves.append((units, tree["all"])),
+            merge=lambda trees: {"all": trees},
+        )
+        results = [FORK.Pipe(duplex=False) for _ in range(RANKS)]
+        processes = [
+            FORK.Process(target=self._be, args=(body, rank, results[rank][1]))
+            for rank in range(RANKS)
+        ]
+        for process in processes:
+            process.start()
+        for _, end in results:
+            end.close()
+        for process in processes:
+            process.join()
+        self.results = [_received(end) for end, _ in results]
+        self.ranks.close()
+
+    def _be(self, body: Callable[[Rank], Any], number: int, results: Any) -> None:
+        rank = self.ranks.seats.take(number)
+        try:
+            results.send(body(rank))
+            rank.ended({"rank": number}, whole=True)
+        except BaseException as error:
+            results.send(repr(error))
+
+
+def _received(end: Any) -> Any:
+    try:
+        return end.recv()
+    except EOFError:
+        return None
+
+
+def loop(
+    synced: Sequence[bool], clean: Sequence[bool], tries: int | None = None
+) -> Callable[[Rank], int]:
+    """Batches, some of which synchronise the ranks, and points between them, some of them clean.
+
+    They begin when the run must yield, and are repeated until a rank has tried to stop often
+    enough, if that is said. Gives the number of batches.
+    """
+    barrier = FORK.Barrier(RANKS)
+
+    def train(rank: Rank) -> int:
+        while not rank._signs[YIELD]:
+            pass
+        left, point = tries, 0
+        for syncs, stops in itertools.cycle(zip(synced, clean, strict=True)):
+            if left == 0 or (tries is None and point == len(synced)):
+                break
+            point += 1
+            rank.pass_point()
+            if rank.must_yield and stops:
+                rank.park(Place(rank, point))
+                left = None if left is None else left - 1
+            if syncs:
+                barrier.wait(30)
+        return point
+
+    return train
+
+
+def stops(session: Asking) -> list[int]:
+    """The points at which all ranks have stopped, the same for each."""
+    for trees in session.stops:
+        assert [tree["rank"] for tree in trees] == list(range(RANKS))
+        assert len({int(tree["point"]) for tree in trees}) == 1, trees
+    return [int(trees[0]["point"]) for trees in session.stops]
+
+
+def test_all_stop_at_the_point_after_the_one_where_rank_0_noticed() -> None:
+    """Where every batch synchronises, nobody has to try twice, and all can stop again."""
+    session = Asking(times=3)
+    run = Run(loop([True], [True], tries=3), session)
+    found = stops(session)
+    assert found == sorted(set(found))
+    assert run.results == [found[2]] * RANKS
+
+
+def test_all_stop_at_the_same_clean_point() -> None:
+    """With accumulated gradients only the first point of a window will do."""
+    session = Asking(times=2)
+    Run(loop([False, False, True], [True, False, False], tries=2), session)
+    assert [point % 3 for point in stops(session)] == [1, 1]
+
+
+@given(synced=st.lists(st.booleans(), min_size=40, max_size=40))
+@settings(max_examples=15)
+def test_all_stop_at_the_same_point_whatever_synchronises_them(synced: list[bool]) -> None:
+    """No batch is taken for granted to do it: then a rank has waited for a while in vain."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_ranks, "PATIENCE_SECONDS", 0.02)
+        session = Asking()
+        run = Run(loop(synced * 5, [True] * 200), session)
+    assert len(stops(session)) == 1 or not any(synced)
+    assert run.results == [200] * RANKS
+
+
+def test_a_rank_that_is_ahead_is_met_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits in a collective operation while rank 0 waits to be parked: rank 0 trains on."""
+    monkeypatch.setattr(_ranks, "PATIENCE_SECONDS", 0.02)
+    ahead, together = FORK.Event(), FORK.Barrier(RANKS)
+
+    def train(rank: Rank) -> None:
+        for point in range(1, 10):
+            if rank.rank == 0:
+                ahead.wait(30)
+            rank.pass_point()
+            if rank.must_yield:
+                rank.park(Place(rank, point))
+            if rank.rank == 1 and point == 6:
+                ahead.set()
+            if point == 6:
+                together.wait(30)
+
+    session = Asking()
+    Run(train, session)
+    (point,) = stops(session)
+    assert point >= 7
+
+
+def test_only_rank_0_speaks() -> None:
+    """The session hears of the first batch and of progress once."""
+
+    def body(rank: Rank) -> None:
+        rank.training(stores=True)
+        rank.beat(5, 100)
+
+    session = FakeSession()
+    Run(body, session)
+    assert session.trainings == [True]
+    assert session.beats == [5]
+
+
+@pytest.mark.parametrize("prunes", [False, True])
+def test_all_learn_whether_the_trial_is_pruned(prunes: bool) -> None:
+    """The value of rank 0 is reported, once, and all get the answer."""
+    run = Run(lambda rank: (rank.reported(1, 0.5 + rank.rank), rank.leaves), None, prunes)
+    assert run.values == [0.5]
+    assert run.results == [(prunes, prunes)] * RANKS
+
+
+def test_a_wait_for_an_answer_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has long waited for the others with its report trains on as usual."""
+    monkeypatch.setattr(_ranks, "PATIENCE_SECONDS", 0.0)
+
+    def body(rank: Rank) -> bool:
+        rank.pass_point()
+        if rank.rank == 0:
+            time.sleep(0.1)  # it is busy
+        rank.reported(1, 0.5)
+        rank.pass_point()
+        return rank.must_yield
+
+    assert Run(body, FakeSession()).results == [False] * RANKS
+
+
+def test_one_checkpoint_is_made_of_all() -> None:
+    """The parts come in the order of the ranks."""
+    run = Run(lambda rank: rank.begin({"rank": rank.rank}, units=4), FakeSession())
+    assert run.saves == [(4, [{"rank": 0}, {"rank": 1}])]
+
+
+def test_all_leave_when_the_run_is_stored() -> None:
+    """What the session raises is kept, and every rank unwinds."""
+    run = Run(loop([True], [True], tries=1), Asking(error=Suspended("on disk")))
+    assert repr(run.ranks.error) == "Suspended('on disk')"
+    assert all("Suspended" in result for result in run.results)
+
+
+@pytest.mark.parametrize("kind", ["park", "report"])
+def test_nobody_waits_for_a_rank_that_is_gone(kind: str) -> None:
+    """A rank that is killed ends the wait of the others."""
+
+    def body(rank: Rank) -> None:
+        if rank.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "park":
+            rank.park(Place(rank, 1))
+        rank.reported(1, 0.5)
+
+    run = Run(body, FakeSession())
+    assert "Suspended" in run.results[0]
+    assert run.results[1] is None
+
+
+def test_a_rank_that_is_told_to_end_does_so_while_it_waits() -> None:
+    """SIGTERM is seen though the signal handler of the loop only makes a note of it."""
+
+    ended = FORK.Event()
+
+    def body(rank: Rank) -> None:
+        if rank.rank == 1:
+            assert ended.wait(30)
+            return
+        try:
+            rank.park(Place(rank, 1, ended=True))
+        finally:
+            ended.set()
+
+    assert Run(body, FakeSession()).results == ["SystemExit(143)", None]
+
+
+def test_the_first_error_counts() -> None:
+    """What a rank raises is known where the ranks were started; what cannot be sent is not."""
+
+    def body(rank: Rank) -> None:
+        rank.raised(LookupError("first") if rank.rank == 0 else LookupError(threading.Lock()))
+
+    assert repr(Run(body, FakeSession()).ranks.error) == "LookupError('first')"
+
+
+def test_rank_0_has_the_last_word() -> None:
+    """What it says at its end is kept."""
+    assert Run(lambda rank: None, None).ranks.end == {"rank": 0}
