@@ -275,6 +275,24 @@ def test_a_trial_that_optuna_knows_to_be_finished_is_over(cli: Cli, storage_url:
     assert len(check_leases(storage_url)) == 4
 
 
+def test_a_trial_that_outgrows_its_memory_is_tried_again_alone(
+    cli: Cli, storage_url: str, tmp_path: Path
+) -> None:
+    """Beside others it is put back, with the device to itself it trains or fails for good."""
+    options: dict[str, Any] = {"n_trials": 3, "devices": "cpu:1", "policy": "round-robin"}
+    done = cli(*command(storage_url, "hungry", **options))
+    assert done.returncode == 0, done.stderr
+    states = [trial["state"] for trial in json.loads(done.stdout)["trials"]]
+    assert states == ["COMPLETE", "COMPLETE", "FAIL"]
+    assert (tmp_path / "attempts-2").read_text() == "xx"
+    with ledger_of(storage_url) as ledger:
+        events = ledger.load_events(private.study_key(load(storage_url)))
+    outgrown = [event for event in events if event.kind == "outgrew its memory"]
+    assert [event.number for event in outgrown] == [1, 2]
+    assert "Trial 1 outgrew its memory on cpu:0" in outgrown[0].detail["reason"]
+    check_leases(storage_url)
+
+
 def test_only_the_trial_whose_code_raised_has_failed(cli: Cli, storage_url: str) -> None:
     """An exception in the objective fails its own trial, and the study goes on."""
     done = cli(*command(storage_url, "failing", n_trials=3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import lightning as L  # noqa: N812
 import optuna
@@ -70,6 +71,17 @@ def misnamed(trial: optuna.Trial) -> float | None:
 def failing(trial: optuna.Trial) -> float | None:
     if trial.number == 1:
         raise RuntimeError("out of luck")
+    return train(trial)
+
+
+def hungry(trial: optuna.Trial) -> float | None:
+    """Trial 1 needs more memory than others leave it, trial 2 more than there is."""
+    attempts = Path(f"attempts-{trial.number}")
+    attempts.touch()
+    with attempts.open("a") as file:
+        file.write("x")
+    if trial.number == 2 or (trial.number == 1 and attempts.stat().st_size == 1):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
     return train(trial)
 
 
