@@ -18,6 +18,7 @@ from torchmetrics import Metric
 from optuna_hermes._lightning._around import around_state, restore_around
 from optuna_hermes._lightning._callbacks import callback_state, restore_callbacks
 from optuna_hermes._lightning._module import module_state, restore_module
+from optuna_hermes.suspend._loader import generator_state, own_generators, set_generator_state
 from optuna_hermes.suspend._state import moved, plain
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -53,6 +54,7 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
         "connector": {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR},
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
         "metrics": {name: _metric_state(metric) for name, metric in _metrics(module)},
+        "data": [generator_state(each) for each in _data_generators(trainer)],
         "gradients": {} if module.automatic_optimization else _gradients(module),
         "module": module_state(module),
         "callbacks": callback_state(trainer),
@@ -66,7 +68,8 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     restore_callbacks(trainer, state["callbacks"])
     restore_module(module, state["module"])
     restore_around(trainer, state["around"])
-    state = moved({name: part for name, part in state.items() if name != "module"}, module.device)
+    own = ("module", "data")  # their tensors have a place of their own
+    state = {**state, **moved({k: v for k, v in state.items() if k not in own}, module.device)}
     # Else this epoch would end without the schedulers that look at metrics.
     trainer.fit_loop._restarting = False
     epoch_loop._batches_that_stepped = state["batches_that_stepped"]
@@ -81,10 +84,20 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     for name, metric in _metrics(module):
         if name in state["metrics"]:
             _restore_metric(metric, state["metrics"][name])
+    for generator, saved in zip(_data_generators(trainer), state["data"], strict=False):
+        set_generator_state(generator, saved)
     _restore_results(trainer, epoch_loop._results, state["results"])
     for name, parameter in module.named_parameters():
         if name in state["gradients"]:
             parameter.grad = state["gradients"][name]
+
+
+def _data_generators(trainer: Trainer) -> list[Any]:
+    """Those that the data sets have of their own; their draws in this process are not lost."""
+    loops = (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop)
+    combined = [each._combined_loader for each in loops if each._combined_loader is not None]
+    loaders = [loader for each in combined for loader in each.flattened]
+    return [found for each in loaders for found in own_generators(getattr(each, "dataset", None))]
 
 
 def _metrics(module: LightningModule) -> list[tuple[str, Metric]]:

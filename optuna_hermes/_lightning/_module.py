@@ -6,16 +6,15 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
+from optuna_hermes.suspend._loader import GENERATORS, generator_state, set_generator_state
 from optuna_hermes.suspend._state import moved, on_device, plain
 
-_GENERATORS = (torch.Generator, np.random.Generator)
 _SAVED_ELSEWHERE = (
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
@@ -104,7 +103,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _has_state(value: Any, known: set[int]) -> bool:
-    if isinstance(value, _GENERATORS):
+    if isinstance(value, GENERATORS):
         return True
     if id(value) in known or isinstance(value, _SAVED_ELSEWHERE):
         return False
@@ -119,17 +118,11 @@ def _has_state(value: Any, known: set[int]) -> bool:
 
 
 def _state_of(value: Any) -> Any:
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    return dict(value.state_dict())
+    return generator_state(value) if isinstance(value, GENERATORS) else dict(value.state_dict())
 
 
 def _restore_state(value: Any, state: Any) -> None:
-    if isinstance(value, torch.Generator):
-        value.set_state(state)
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = state
+    if isinstance(value, GENERATORS):
+        set_generator_state(value, state)
     else:
         value.load_state_dict(state)

@@ -79,16 +79,14 @@ class Memory:
         return bool(self._has_room(slot, self._book.studies[run.study], run))
 
     def evict(self, run: Run, tier: TierName, now: float, out: list[Command]) -> None:
-        """Ask a parked run to go to a lower tier, unless it was asked for something already."""
-        if run.connection is None or run.asked is not None:
-            return
+        """Ask a parked run that has answered all it was asked to go to a lower tier."""
+        assert run.connection is not None
         run.asked, run.asked_at = tier, now
         out.append(Send(connection=run.connection, message=Evict(epoch=run.epoch, tier=tier)))
 
     def recall(self, run: Run, now: float, out: list[Command]) -> None:
-        """Ask a run in host memory to come back to its device."""
-        if run.connection is None or run.asked is not None:
-            return
+        """Ask a run in host memory that has answered all it was asked to come back."""
+        assert run.connection is not None
         run.asked, run.asked_at = "resident", now
         out.append(Send(connection=run.connection, message=Recall(epoch=run.epoch)))
 

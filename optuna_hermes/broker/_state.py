@@ -163,9 +163,7 @@ class State:
         study.idle.append(connection)
         self._dispatcher.schedule(now, out)
 
-    def _saved(
-        self, connection: int, message: wire.Saved, now: float, out: list[Command]
-    ) -> None:
+    def _saved(self, connection: int, message: wire.Saved, now: float, out: list[Command]) -> None:
         """A checkpoint is safe; its run may have been parked while it was written."""
         slot = self.book.slot_of(message.epoch)
         run = self._run_of(connection, message.epoch, slot)

@@ -13,9 +13,40 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
+
+GENERATORS = (torch.Generator, np.random.Generator, random.Random)
+
+
+def own_generators(data: Any) -> list[Any]:
+    """Random generators that a data set, or the one it is a part of, keeps in its attributes."""
+    found: list[Any] = []
+    while data is not None:
+        values = getattr(data, "__dict__", {}).values()
+        found += [each for each in values if isinstance(each, GENERATORS)]
+        data = getattr(data, "dataset", None)
+    return found
+
+
+def generator_state(generator: Any) -> Any:
+    """The state of one of ``GENERATORS``, in plain values, tensors and arrays."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Put back what ``generator_state`` returned."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.setstate(state)
 
 
 class Replay:
@@ -112,8 +143,8 @@ class RandomWatch:
     """Sees whether a loader's worker processes draw random numbers while they fetch batches.
 
     It stands where the loader keeps what makes a batch of samples, changes nothing of what is
-    drawn, and looks at the generators of torch, NumPy and Python after a worker's first, second,
-    fourth and so on batch. Workers that were there before it are not seen.
+    drawn, and looks at the generators of torch, NumPy, Python and the data set itself after a
+    worker's first, second, fourth and so on batch. Workers that were there before it are not seen.
 
     Args:
         loader: fetches in at least one worker process; the watch hangs itself into it.
@@ -182,11 +213,14 @@ class _Watched:
 
 
 def _numbers() -> tuple[Any, ...]:
-    """Something that is another one as soon as a global generator was asked."""
+    """In a worker, something that is another one as soon as a generator was asked."""
     numpy_state: Any = np.random.get_state()
+    worker: Any = get_worker_info()
+    own = [generator_state(each) for each in own_generators(worker.dataset)]
     return (
         torch.get_rng_state().numpy().tobytes(),
         numpy_state[1].tobytes(),
         numpy_state[2:],
         random.getstate(),
+        [each.tolist() if isinstance(each, torch.Tensor) else str(each) for each in own],
     )

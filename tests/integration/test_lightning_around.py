@@ -59,26 +59,33 @@ BATCHES = 10
 WAIT = 100_000
 SCRIPT: tuple[tuple[dict[int, TierName], tuple[TierName, ...]], ...] = (
     ({2: "resident", 5: "host", 7: "disk"}, ()),
-    ({6: "disk"}, ()),
-    ({7: "resident"}, ("disk",)),  # after the last batch of an epoch
+    ({13: "resident"}, ("disk",)),  # after the last batch of an epoch
     ({3: "host"}, ("disk",)),
 )
 """By process: where the run waits, by number of its batches, and where it goes from there."""
 
 
 class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Points of three kinds, never the same twice."""
+    """Points of three kinds, never the same twice, by generators of all sorts."""
 
     def __init__(self, length: int) -> None:
         generator = torch.Generator().manual_seed(7)
         self._x = torch.randn(length, 8, generator=generator)
+        self._generator = generator
+        self._numpy = np.random.default_rng(7)
+        self._python = random.Random(7)
 
     def __len__(self) -> int:
         return len(self._x)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = self._x[index]
-        return x + 0.1 * torch.randn(8), (x[0] > 0).long() + (x[1] > 0).long()
+        noise = (
+            self._numpy.normal()
+            + self._python.gauss(0, 1)
+            + torch.randn(8, generator=self._generator)
+        )
+        return x + 0.1 * (noise + torch.randn(8)), (x[0] > 0).long() + (x[1] > 0).long()
 
 
 class Net(pl.LightningModule):
@@ -279,10 +286,11 @@ class OwnAverages(Net):
         self.slow = [copy.deepcopy(self.net)]  # in a list, so that no optimizer finds it
         self.shadow = {name: p.detach().clone() for name, p in self.net.named_parameters()}
         self.noise = torch.Generator().manual_seed(3)
+        self.dice = np.random.default_rng(3)
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.net[1].p = min(0.9, 0.02 * (1 + self.trainer.global_step))
-        batch[0] = batch[0] + 0.1 * torch.randn(8, generator=self.noise)
+        batch[0] = batch[0] + 0.1 * torch.randn(8, generator=self.noise) * self.dice.normal()
         loss = super().training_step(batch, batch_idx)
         with torch.no_grad():
             teacher = nn.functional.cross_entropy(self.slow[0](batch[0]), batch[1])
@@ -670,8 +678,8 @@ def suspended_and_killed(
 KILLS = pytest.mark.parametrize(
     ("hook", "calls", "checkpoint"),
     [
-        ("on_train_batch_end", 9, "*-unit-1.*"),  # five batches after a checkpoint
-        ("on_train_epoch_start", 1, "*-unit-0.*"),  # after a validation, with new columns
+        ("on_train_batch_end", 9, "*-unit-1.safetensors"),  # five batches after a checkpoint
+        ("on_train_epoch_start", 1, "*-unit-0.safetensors"),  # after a validation, with new columns
     ],
 )
 
@@ -754,7 +762,7 @@ def test_tensorboard_killed_in_the_first_process(tmp_path: Path) -> None:
         return {"logger": TensorBoardLogger(folder), "callbacks": [Pairs(), *callbacks]}
 
     whole(lambda: options(tmp_path / "whole"))
-    killed = Killed("on_train_batch_end", 15, folder, "*-unit-1.*")
+    killed = Killed("on_train_batch_end", 15, folder, "*-unit-1.safetensors")
     session = FakeSession(checkpoint_dir=folder)
     parts = tmp_path / "parts"
     assert in_child(lambda: train(Trace(), session, **options(parts, killed))) == -signal.SIGKILL
@@ -919,6 +927,7 @@ class Drawing(Dataset[torch.Tensor]):
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
+        self._own = np.random.default_rng(1)
 
     def __len__(self) -> int:
         return 8
@@ -929,6 +938,7 @@ class Drawing(Dataset[torch.Tensor]):
             "torch": lambda: torch.rand(1).item(),
             "numpy": np.random.rand,
             "python": random.random,
+            "own": self._own.random,
         }
         return torch.tensor(draws[self._kind]())
 
@@ -955,7 +965,7 @@ def seeded(worker: int) -> None:
 
 
 @pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
-@pytest.mark.parametrize("kind", ["quiet", "torch", "numpy", "python"])
+@pytest.mark.parametrize("kind", ["quiet", "torch", "numpy", "python", "own"])
 def test_random_workers(kind: str, loader: Any) -> None:
     """It is found out who draws random numbers in a worker, and what is drawn stays the same."""
     for options in ({}, {"worker_init_fn": seeded, "persistent_workers": True}):

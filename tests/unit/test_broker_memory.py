@@ -180,6 +180,19 @@ def test_who_is_wanted_sooner_takes_the_place_in_host_memory() -> None:
     broker.check()
 
 
+def test_host_memory_is_promised_to_one_run_only() -> None:
+    """Of two runs that leave two devices at once the second finds the budget spent."""
+    broker = on_gpu(n_gpus=2, unstarted=4, budget=100)
+    workers = [broker.worker() for _ in range(4)]
+    for worker in workers[:2]:
+        train(broker, worker)
+    for gpu in broker.state.book.slots:
+        broker.poll(gpu, memory_free_bytes=ALL - BIG)
+    broker.advance(1.5)
+    assert {broker.last(worker, "Yield").tier for worker in workers[:2]} == {"host", "disk"}
+    assert broker.state.status(broker.now)["host_memory"]["used_bytes"] == BIG
+
+
 # -- when a device is granted
 
 
@@ -370,6 +383,29 @@ def test_a_run_that_cannot_come_back_is_tried_again_alone_and_then_ends_its_stud
         assert run.alone is alone
         broker.poll(GPU, memory_free_bytes=ALL)
     assert "end what else takes its memory" in broker.state.status(0.0)["studies"][0]["problem"]
+
+
+def test_a_run_that_finds_no_room_waits_for_who_cannot_leave() -> None:
+    """It is not granted again and again: the other goes on, and then it is its turn."""
+    broker = on_gpu(unstarted=2)
+    first, second = leaving(broker)
+    in_host = {"tier": "host", "held_bytes": 0, "host_bytes": BIG, "stores": False}
+    park(broker, first, 1, free=ALL, **in_host)
+    epoch = train(broker, second, stores=False)
+    broker.poll(GPU, memory_free_bytes=ALL - BIG)
+    broker.advance(1.5)
+    park(broker, second, epoch, free=ALL - BIG, stores=False, moves=False)
+    for _ in range(2):  # the second time with all the room that could be made
+        epoch = broker.last(first, "Grant").epoch
+        park(broker, first, epoch, free=ALL - BIG, **in_host)
+    epoch = train(broker, second, stores=False)
+    broker.advance(20.0)
+    assert broker.last(second, "Yield").epoch < epoch
+    broker.say(second, wire.Ended(epoch=epoch, state="done"))
+    broker.poll(GPU, memory_free_bytes=ALL)
+    broker.hang_up(second)
+    assert broker.last(first, "Grant").epoch > epoch
+    assert broker.state.status(broker.now)["studies"][0]["problem"] is None
 
 
 def test_on_cpu_slots_a_run_is_alone_without_parked_runs_of_its_study() -> None:
