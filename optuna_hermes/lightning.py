@@ -15,7 +15,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from optuna_hermes import _lightning as private
 from optuna_hermes._optuna import pruned, reported_steps, sign
 from optuna_hermes.broker import session_of
-from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
+from optuna_hermes.errors import (
+    CheckpointError,
+    HermesError,
+    InvalidInputError,
+    MonitorError,
+    Suspended,
+)
 from optuna_hermes.suspend import Session, StoredState, kept_rng, read, rng_state, set_rng_state
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._ranks import Ranks
@@ -170,6 +176,8 @@ class HermesCallback(Callback):
         """Leave the trainer as it was."""
         if isinstance(exception, Suspended):
             private.expect_suspension(trainer)
+        elif isinstance(exception, Exception) and not isinstance(exception, HermesError):
+            private.release_loggers(trainer)  # the trial is over
         self._leave()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

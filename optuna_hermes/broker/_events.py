@@ -92,10 +92,11 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kill:
-    """SIGKILL a worker that did not yield in time; its end is seen as ``Disconnected``."""
+    """SIGKILL a worker; its end is seen as ``Disconnected``."""
 
     connection: int
     pid: int
+    reason: str = "it did not answer in time"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._admission import KEPT_CHECKPOINTS, admit_run
 from optuna_hermes.broker._book import Book, Lease, Run
-from optuna_hermes.broker._events import Command, DropCheckpoint, NameLease, Send
+from optuna_hermes.broker._events import Command, DropCheckpoint, Kill, NameLease, Send
 from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
 from optuna_hermes.model import Curve
 
@@ -14,6 +14,12 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
     """The lease of a new trial, or of a stored run, has found its trial."""
     study = book.studies[lease.study]
     run = admit_run(study, message.number, message.trial_id, now)
+    if run.connection not in (None, lease.connection):
+        # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
+        pid = book.clients[lease.connection].pid
+        reason = f"another process trains trial {run.number} already"
+        out.append(Kill(connection=lease.connection, pid=pid, reason=reason))
+        return
     run.state, run.device, run.epoch = "running", lease.device, lease.epoch
     run.connection = lease.connection
     if lease.number is None:

@@ -211,7 +211,7 @@ class Server:
             if isinstance(command, Send):
                 self._send(command.connection, command.message)
             elif isinstance(command, Kill):
-                log.warning("process %d did not yield in time: SIGKILL", command.pid)
+                log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(command.pid, signal.SIGKILL)
 

@@ -152,6 +152,20 @@ def test_a_worker_that_dies_before_its_trial_exists_loses_no_trial() -> None:
     assert broker.last(broker.worker(), "Grant") is not None
 
 
+def test_a_trial_has_one_process() -> None:
+    """A worker whose new trial turns out to be another's is killed, and no trial is lost by it."""
+    broker = FakeBroker(devices=2)
+    broker.driver(unstarted=2)
+    first, second = broker.worker(), broker.worker()
+    begin(broker, first, 0)
+    begin(broker, second, 0)
+    assert broker.killed() == [second]
+    broker.hang_up(second)
+    broker.check()
+    begin(broker, broker.worker(), 1)
+    assert broker.state.status(0.0)["studies"][0]["counts"]["running"] == 2
+
+
 def test_parked_runs_make_room_for_new_trials() -> None:
     """With every process taken, the run that has not run for longest goes to disk."""
     broker = FakeBroker(devices=1)
