@@ -27,7 +27,7 @@ from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._ranks import Ranks
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._state import captured_graphs
-from optuna_hermes.suspend._storages import peak_bytes
+from optuna_hermes.suspend._storages import Gauge
 from optuna_hermes.suspend._tree import frozen
 
 _KEY = "optuna_hermes"
@@ -92,6 +92,7 @@ class HermesCallback(Callback):
         self._rank: Rank | None = None
         self._found: tuple[StoredState, Any] | None = None
         self._validating_since = -math.inf
+        self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
 
@@ -272,8 +273,7 @@ class HermesCallback(Callback):
         assert trainer is not None
         self._next_beat = now + _BEAT_SECONDS
         self._warn_of_random_workers()
-        memory_bytes = peak_bytes(private.roots(trainer), trainer.strategy.root_device)
-        session.beat(private.batches_done(trainer), memory_bytes)
+        session.beat(private.batches_done(trainer), self._gauge.read(private.roots(trainer)))
 
     def _warn_of_random_workers(self) -> None:
         if self._warned or not self._stores or self._wiring is None:

@@ -17,7 +17,7 @@ from optuna_hermes.suspend._named import Named
 from optuna_hermes.suspend._place import Place
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._state import captured_graphs
-from optuna_hermes.suspend._storages import device_of, peak_bytes
+from optuna_hermes.suspend._storages import Gauge
 from optuna_hermes.suspend._tree import frozen
 
 _BEAT_SECONDS = 1.0
@@ -83,6 +83,7 @@ class Run:
         self._restored: dict[str, Any] | None = None
         self._saver: Saver | None = None
         self._stores = self._begun = self._unsaved = self._warned = False
+        self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
         if session is not None:
@@ -180,8 +181,7 @@ class Run:
         if session is None or now < self._next_beat:
             return
         self._next_beat = now + _BEAT_SECONDS
-        roots = self._named.roots()
-        session.beat(self._batches, peak_bytes(roots, device_of(roots)))
+        session.beat(self._batches, self._gauge.read(self._named.roots()))
 
     # -- between two batches -------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from optuna_hermes.suspend import rng_state
 from optuna_hermes.suspend._arena import Arena
 from optuna_hermes.suspend._host import Host
 from optuna_hermes.suspend._storages import (
+    Gauge,
     device_of,
     held_bytes,
     movable,
@@ -182,6 +183,18 @@ def test_a_network_and_its_optimizer_are_found() -> None:
         == peak_bytes([net, optimizer], CPU)
         == sum(storage.nbytes() for storage in storages([net, optimizer], CPU))
     )
+
+
+def test_a_gauge_remembers_the_most_it_has_seen() -> None:
+    """On a CPU it looks at the first, second, fourth and eighth time, and never goes down."""
+    gauge, held = Gauge(), [torch.zeros(MIB, dtype=torch.uint8)]
+    assert gauge.read([held]) == MIB
+    held.append(torch.zeros(MIB, dtype=torch.uint8))
+    assert [gauge.read([held]) for _ in range(2)] == [2 * MIB] * 2
+    held.append(torch.zeros(MIB, dtype=torch.uint8))
+    assert gauge.read([held]) == 3 * MIB
+    held.clear()
+    assert [gauge.read([held]) for _ in range(4)] == [3 * MIB] * 4
 
 
 @pytest.mark.parametrize(
