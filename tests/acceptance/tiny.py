@@ -10,7 +10,7 @@ import optuna
 import torch
 from optuna.trial import TrialState
 from sklearn.datasets import load_iris
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from optuna_hermes.lightning import HermesCallback
 
@@ -41,7 +41,8 @@ class Net(L.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
-def train(trial: optuna.Trial, monitor: str = "val_loss") -> float | None:
+def train(trial: optuna.Trial, monitor: str = "val_loss", times: int = 1) -> float | None:
+    """Train for ``EPOCHS``; in each the data are gone through so many ``times``."""
     inputs, labels = load_iris(return_X_y=True)
     data = TensorDataset(torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels))
     hermes = HermesCallback(trial, monitor=monitor)
@@ -55,13 +56,19 @@ def train(trial: optuna.Trial, monitor: str = "val_loss") -> float | None:
     )
     model = Net(trial.suggest_float("lr", 1e-4, 1e-1, log=True), trial.suggest_float("p", 0, 0.5))
     trainer.fit(
-        model, DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=150)
+        model,
+        DataLoader(ConcatDataset([data] * times), batch_size=4, shuffle=True),
+        DataLoader(data, batch_size=150),
     )
     return hermes.value
 
 
 def objective(trial: optuna.Trial) -> float | None:
     return train(trial)
+
+
+def long_epochs(trial: optuna.Trial) -> float | None:
+    return train(trial, times=10)
 
 
 def misnamed(trial: optuna.Trial) -> float | None:
