@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,8 +49,7 @@ def unpack(packed: bytes | str) -> Objective:
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     objective = getattr(module, name, None)
     if not callable(objective):
-        functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        known = ", ".join(sorted(functions)[:8]) or "none"
+        known = ", ".join(sorted(_functions(module))[:8]) or "none"
         raise ObjectiveError(f"No function {name!r} in {place} (there: {known}).")
     return objective  # type: ignore[no-any-return]
 
@@ -86,6 +86,13 @@ def _load_file(path: Path) -> ModuleType:
     except Exception as error:
         raise ObjectiveError(f"Importing {path} raised {error!r}: mend that first.") from error
     return module
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """The public functions that a module defines itself."""
+    found = inspect.getmembers(module, inspect.isfunction)
+    own = (name for name, each in found if each.__module__ == module.__name__)
+    return [name for name in own if not name.startswith("_")]
 
 
 def _load_module(name: str) -> ModuleType:

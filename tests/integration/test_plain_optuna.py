@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -93,7 +95,7 @@ def test_a_study_in_memory_keeps_its_ledger_in_a_file(
     assert list((tmp_path / "optuna-hermes" / "ledgers").glob("*.db"))
 
 
-def test_maximised_values_are_turned_round(storage_url: str) -> None:
+def test_maximised_values_are_turned_round(storage_url: str, wait_for: Callable[..., Any]) -> None:
     """The broker sees lower-is-better values, its status shows the user's own."""
     study = optuna.create_study(
         storage=storage_url,
@@ -109,8 +111,9 @@ def test_maximised_values_are_turned_round(storage_url: str) -> None:
     watcher.close()
     study.tell(trial, 0.75)
     assert shown["runs"][0]["value"] == 0.75
-    curve = open_ledger(private.ledger_url(study)).load_curves(private.study_key(study))[0]
-    assert curve.values == (-0.75,)
+    ledger = open_ledger(private.ledger_url(study))
+    curves = wait_for(lambda: ledger.load_curves(private.study_key(study)))  # reports may wait
+    assert curves[0].values == (-0.75,)
 
 
 def test_a_trial_outlives_its_broker(storage_url: str, runtime_dir: Path) -> None:
