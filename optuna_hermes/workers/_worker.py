@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cloudpickle
+import filelock
 import optuna
 from optuna.trial import TrialState
 
@@ -90,7 +91,10 @@ class _Engagement:
 
     def _trial(self, grant: Grant) -> optuna.Trial:
         if grant.number is None or grant.trial_id is None:
-            trial = private.open_trial(self._study)
+            # Two processes can take the same enqueued trial from SQLite, which locks no row.
+            self._job.checkpoint_root.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self._job.checkpoint_root / "open.lock"):
+                trial = private.open_trial(self._study)
         else:
             trial = private.reattach(self._study, grant.trial_id)
         self._session.begin(trial.number, private.trial_id(trial))

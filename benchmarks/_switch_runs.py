@@ -1,0 +1,101 @@
+"""What every contestant of ``switch_cost.py`` trains, and how its switches are read off.
+
+Each batch of each run leaves a line ``run process start end`` in one file: seconds of the monotonic
+clock, which all processes of a host share. A switch is where the next line is another run's.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LAYERS = 16
+COPIES = 3
+"""AdamW keeps two more tensors for each parameter."""
+
+
+class Net(torch.nn.Module):
+    """Square layers whose parameters take, with the state of AdamW, about ``state_bytes``."""
+
+    def __init__(self, state_bytes: int) -> None:
+        super().__init__()
+        self.width = max(1, round((state_bytes / COPIES / LAYERS / 4) ** 0.5))
+        layers = [torch.nn.Linear(self.width, self.width, bias=False) for _ in range(LAYERS)]
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs.expand(-1, self.width))  # type: ignore[no-any-return]
+
+
+def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: Any) -> None:
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    wait()
+
+
+def wait() -> None:
+    """Until the GPU has done what it was given."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+class Batches:
+    """Writes the lines."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def add(self, run: int, start: float, end: float) -> None:
+        os.write(self._file, f"{run} {os.getpid()} {start:.6f} {end:.6f}\n".encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Seconds of every switch, from the end of one run's last batch.
+
+    Args:
+        to_batch: to the beginning of the other run's first batch.
+        to_step: to the end of that batch, its training step done.
+        processes: how many have trained.
+        step: the median batch that is not the first after a switch, None if all are.
+    """
+
+    to_batch: list[float]
+    to_step: list[float]
+    processes: int
+    step: float | None
+
+
+def count_switches(path: Path) -> int:
+    return len(read_switches(path, skip=0).to_batch) if path.exists() else 0
+
+
+def read_switches(path: Path, *, skip: int) -> Switches:
+    """The switches of a file, without the first ``skip``: each run begins for the first time."""
+    lines = [line.split() for line in path.read_text().splitlines()]
+    batches = sorted((float(start), float(end), run) for run, _, start, end in lines)
+    to_batch, to_step, steps = [], [], []
+    for (_, left, before), (start, end, run) in pairwise(batches):
+        if run == before:
+            steps.append(end - start)
+        else:
+            to_batch.append(start - left)
+            to_step.append(end - left)
+    step = statistics.median(steps) if steps else None
+    return Switches(
+        to_batch=to_batch[skip:],
+        to_step=to_step[skip:],
+        processes=len({process for _, process, *_ in lines}),
+        step=step,
+    )
