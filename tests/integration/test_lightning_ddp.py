@@ -25,7 +25,7 @@ import optuna
 import psutil
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
@@ -53,6 +53,7 @@ pytestmark = [
 RANKS = 2
 BATCHES = 12
 EPOCHS = 3
+MANY_EPOCHS = 9
 Lines = dict[str, str]
 
 
@@ -98,7 +99,7 @@ class Net(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
-        steps = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, EPOCHS * BATCHES)
+        steps = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, MANY_EPOCHS * BATCHES)
         return [optimizer], [{"scheduler": steps, "interval": "step"}]
 
 
@@ -229,7 +230,11 @@ def train(
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "callbacks": [hermes, Watch(folder, session or FakeSession(), seed, hurt)],
+        "callbacks": [
+            hermes,
+            EarlyStopping("val_loss", patience=MANY_EPOCHS),
+            Watch(folder, session or FakeSession(), seed, hurt),
+        ],
     }
     batches = DataLoader(Points(BATCHES * 4 * RANKS), batch_size=4, shuffle=True)
     validation = DataLoader(Points(16), batch_size=4)
@@ -294,6 +299,20 @@ def test_disk(options: dict[str, Any], tmp_path: Path, expected: Any) -> None:
     session = suspended(session, tmp_path / "seen", seed=4, **options)
     train(session, tmp_path / "seen", seed=5, **options)
     assert seen(tmp_path / "seen") == expected(**options)
+
+
+def test_a_hundred_steps(tmp_path: Path, expected: Any) -> None:
+    """A longer run leaves no trace either, over memory, disk, and both in turn."""
+    options = {"max_epochs": MANY_EPOCHS}
+    session = RankedSession({20: "resident", 41: "disk"}, checkpoint_dir=tmp_path / "run")
+    session = suspended(session, tmp_path / "seen", **options).next({9: "disk"})
+    session = suspended(session, tmp_path / "seen", seed=2, **options)
+    session = session.next({10: "resident", 11: "resident", 33: "disk"})
+    session = suspended(session, tmp_path / "seen", seed=3, **options)
+    train(session, tmp_path / "seen", seed=4, **options)
+    traces = seen(tmp_path / "seen")
+    assert sum(name.startswith("loss ") for name in traces[1]) == MANY_EPOCHS * BATCHES == 108
+    assert traces == expected(**options)
 
 
 def test_evicted(tmp_path: Path, expected: Any) -> None:
