@@ -131,10 +131,10 @@ def test_every_policy_runs_the_study(cli: Cli, storage_url: str, policy: str) ->
 
 
 @pytest.mark.parametrize(
-    ("objective", "least"),
-    [("objective", 1), pytest.param("long_epochs", EPOCHS // 2, marks=pytest.mark.slow)],
+    ("objective", "usual"),
+    [("objective", 1), pytest.param("long_epochs", EPOCHS // 3, marks=pytest.mark.slow)],
 )
-def test_slicing_changes_no_value(cli: Cli, tmp_path: Path, objective: str, least: int) -> None:
+def test_slicing_changes_no_value(cli: Cli, tmp_path: Path, objective: str, usual: int) -> None:
     """Sixteen fixed trials, an epoch at a time in turn or each at a stretch: the same values.
 
     Slices are longer where an epoch takes less than 60 switches: hence the second objective.
@@ -153,7 +153,8 @@ def test_slicing_changes_no_value(cli: Cli, tmp_path: Path, objective: str, leas
         suspensions[policy] = [trial["suspensions"] for trial in results]
     assert values["fifo"] == values["round-robin"]
     assert suspensions["fifo"] == [0] * 16
-    assert min(suspensions["round-robin"]) >= least
+    assert min(suspensions["round-robin"]) >= 1
+    assert sum(suspensions["round-robin"]) >= 16 * usual
 
 
 def test_a_killed_run_is_carried_on(
