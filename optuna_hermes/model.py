@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-RunState = Literal["pending", "running", "parked", "stored", "done", "failed"]
+RunState = Literal["pending", "running", "parked", "stored", "done", "failed", "pruned"]
 """``pending``: admitted, never ran. ``parked``: suspended, its process alive. ``stored``:
-suspended on disk, no process. ``done`` and ``failed`` are final."""
+suspended on disk, no process. ``done``, ``failed`` and ``pruned`` are final; only the rivals that
+the simulator runs for comparison prune."""
 
 TierName = Literal["resident", "host", "disk"]
 """Where a suspended run's state is."""
@@ -169,8 +170,10 @@ class Decision:
 
     Args:
         assignments: no device twice, no run twice.
+        pruned: suspended runs that shall never go on. The broker kills nothing and refuses it.
         memory: JSON to be given back with the next snapshot.
     """
 
     assignments: tuple[Assignment, ...] = ()
+    pruned: tuple[int, ...] = ()
     memory: Any = None

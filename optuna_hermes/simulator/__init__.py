@@ -1,0 +1,21 @@
+"""The simulator: recorded trainings under any policy, deterministic and without a clock."""
+
+from optuna_hermes.simulator._cluster import Cluster
+from optuna_hermes.simulator._costs import SwitchCosts
+from optuna_hermes.simulator._metrics import Metrics, measure
+from optuna_hermes.simulator._trace import Failure, Slice, Trace
+from optuna_hermes.simulator._workload import CurveSet, FixedList, Recording, Source
+
+__all__ = [
+    "Cluster",
+    "CurveSet",
+    "Failure",
+    "FixedList",
+    "Metrics",
+    "Recording",
+    "Slice",
+    "Source",
+    "SwitchCosts",
+    "Trace",
+    "measure",
+]

@@ -1,0 +1,93 @@
+"""How good a schedule was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from optuna_hermes.simulator._trace import Trace
+from optuna_hermes.simulator._workload import Recording
+
+NEAR = 0.01
+"""Share of the span of a set that counts as near."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """What a policy made of a list of trials; what never happened counts as the whole work.
+
+    Args:
+        best_seconds: until the trial with the lowest final value has finished.
+        top3_seconds: until one of the three with the lowest final values has finished.
+        near_seconds: until some value is within 1 % of the span between the median first value and
+            the best final one.
+        auc: mean over the whole work of the best value seen, as regret: 1 at the median first
+            value, 0 at the best final one.
+        work_seconds: all trials to their ends, over the number of devices.
+        switches: how often a device changed run.
+        killed_best: whether the trial with the lowest final value was pruned.
+    """
+
+    best_seconds: float
+    top3_seconds: float
+    near_seconds: float
+    auc: float
+    work_seconds: float
+    switches: int
+    killed_best: bool
+
+
+def measure(trace: Trace, recordings: Sequence[Recording], n_devices: int) -> Metrics:
+    """Judge a simulation of a fixed list.
+
+    Args:
+        trace: of the simulation.
+        recordings: the list, in its order.
+        n_devices: how many devices there were.
+    """
+    work = sum(sum(recording.seconds) for recording in recordings) / n_devices
+    order = by_final(recordings)
+    lowest, span = span_of(recordings)
+    near = lowest + NEAR * span
+    ends = trace.finished
+    return Metrics(
+        best_seconds=ends.get(order[0], work),
+        top3_seconds=min(ends.get(number, work) for number in order[:3]),
+        near_seconds=next((each.end for each in trace.slices if each.value <= near), work),
+        auc=_mean_regret(trace, lowest, span, work),
+        work_seconds=work,
+        switches=sum(each.switched for each in trace.slices),
+        killed_best=order[0] in trace.pruned,
+    )
+
+
+def by_final(recordings: Sequence[Recording]) -> list[int]:
+    """Indices from the lowest final value up; NaN last, equal ones in their order."""
+    keys = [math.inf if math.isnan(each.final) else each.final for each in recordings]
+    return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def span_of(recordings: Sequence[Recording]) -> tuple[float, float]:
+    """The lowest final value, and how far above it the median first value is (0 at least)."""
+    lowest = recordings[by_final(recordings)[0]].final
+    firsts = [each.first for each in recordings]
+    if not np.isfinite(firsts).any():
+        firsts = [each.values[0] for each in recordings]
+    return lowest, max(0.0, float(np.nanmedian(firsts)) - lowest)
+
+
+def _mean_regret(trace: Trace, lowest: float, span: float, work: float) -> float:
+    """The area under the regret of the best value seen, over the whole work."""
+    area, since, regret = 0.0, 0.0, 1.0
+    best = lowest + span
+    for each in trace.slices:
+        if each.end >= work:
+            break
+        if each.value < best:
+            area += regret * (each.end - since)
+            best, since = each.value, each.end
+            regret = min(1.0, max(0.0, (best - lowest) / span)) if span else 0.0
+    return (area + regret * (work - since)) / work

@@ -1,0 +1,175 @@
+"""What is replayed: recorded trainings, and where the next one comes from."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Unstarted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """One training, as it went.
+
+    Args:
+        values: the objective after each unit, lower is better.
+        seconds: device time of each unit.
+        first: the objective before the first unit, for the span of a set; NaN if unknown.
+        params: the trial's hyper-parameters.
+    """
+
+    values: tuple[float, ...]
+    seconds: tuple[float, ...]
+    first: float = float("nan")
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.values) == len(self.seconds):
+            raise ValueError(
+                "values and seconds must have one length of at least 1 but got "
+                f"{len(self.values)} and {len(self.seconds)}."
+            )
+
+    @property
+    def final(self) -> float:
+        """The value after the last unit."""
+        return self.values[-1]
+
+
+class Source(ABC):
+    """Where a simulation gets its trials from, and whom it tells what became of them."""
+
+    @property
+    @abstractmethod
+    def unstarted(self) -> Unstarted:
+        """How many trials can still be opened, as policies see it."""
+
+    @abstractmethod
+    def open(self, number: int) -> Recording:
+        """The training of the next trial, which gets this number; numbers count from 0."""
+
+    def reported(self, number: int, unit: int, value: float) -> None:  # noqa: B027
+        """A unit has ended; units count from 1."""
+
+    def ended(self, number: int, *, pruned: bool) -> None:  # noqa: B027
+        """A trial is over: trained to its end, or pruned."""
+
+
+class FixedList(Source):
+    """Trials that are known beforehand, in their order.
+
+    Args:
+        recordings: one for each trial.
+    """
+
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self._recordings = recordings
+        self._opened = 0
+
+    @property
+    def unstarted(self) -> Unstarted:
+        """The rest of the list."""
+        return Unstarted(count=len(self._recordings) - self._opened, fixed=True)
+
+    def open(self, number: int) -> Recording:
+        """The next of the list."""
+        self._opened += 1
+        return self._recordings[number]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveSet:
+    """Recorded trainings of one task.
+
+    Args:
+        name: of the task.
+        family: of tasks like it, for means.
+        recordings: its trials.
+    """
+
+    name: str
+    family: str
+    recordings: tuple[Recording, ...]
+
+    @classmethod
+    def from_arrays(cls, name: str, arrays: Mapping[str, Any]) -> CurveSet:
+        """Take a set out of the arrays of its file.
+
+        Args:
+            name: what to call the set in errors, and where its ``meta`` gives no name.
+            arrays: ``value`` [n, T+1] (column 0 is before the first unit, lower is better),
+                ``seconds`` [n, T], ``length`` [n] (units of each trial), and, if known,
+                ``params`` [n, p], ``param_names`` [p] and ``meta`` (JSON with ``name`` and
+                ``family``).
+
+        Raises:
+            InvalidInputError: an array is missing or has another shape, a trial has no unit, or
+                its values are not finite to its end.
+        """
+        missing = [key for key in ("value", "seconds", "length") if key not in arrays]
+        if missing:
+            raise InvalidInputError(f"A curve set must have {missing[0]!r} but {name} has none.")
+        value = np.asarray(arrays["value"], dtype=float)
+        seconds = np.asarray(arrays["seconds"], dtype=float)
+        length = np.asarray(arrays["length"])
+        _check_shapes(name, value, seconds, length)
+        params = _params(arrays, len(length))
+        meta = json.loads(str(arrays["meta"])) if "meta" in arrays else {}
+        return cls(
+            name=str(meta.get("name", name)),
+            family=str(meta.get("family", name)),
+            recordings=tuple(
+                Recording(
+                    values=tuple(value[i, 1 : n + 1].tolist()),
+                    seconds=tuple(seconds[i, :n].tolist()),
+                    first=float(value[i, 0]),
+                    params=params[i],
+                )
+                for i, n in enumerate(length.astype(int).tolist())
+            ),
+        )
+
+    def draw(self, n_trials: int, seed: int) -> tuple[Recording, ...]:
+        """Some of the trials, in random order, none twice; all of them if there are fewer."""
+        n = len(self.recordings)
+        chosen = np.random.default_rng(seed).choice(n, min(n_trials, n), replace=False)
+        return tuple(self.recordings[index] for index in chosen.tolist())
+
+
+def _check_shapes(
+    name: str, value: NDArray[Any], seconds: NDArray[Any], length: NDArray[Any]
+) -> None:
+    if value.ndim != 2 or seconds.shape != (len(value), value.shape[1] - 1):
+        raise InvalidInputError(
+            f"{name} must have value [n, T+1] and seconds [n, T] but has {value.shape} and "
+            f"{seconds.shape}."
+        )
+    if length.shape != (len(value),) or not len(value) or not np.all(length == length.astype(int)):
+        raise InvalidInputError(f"{name} must have one length for each of its trials, 1 at least.")
+    n_units = seconds.shape[1]
+    if length.min() < 1 or length.max() > n_units:
+        raise InvalidInputError(
+            f"{name}: a trial must have 1 to {n_units} units but one has {int(length.min())}, "
+            f"and one {int(length.max())}."
+        )
+    used = np.arange(n_units) < length[:, None]
+    if not np.isfinite(seconds[used]).all() or seconds[used].min() <= 0:
+        raise InvalidInputError(f"{name}: every unit must take a positive number of seconds.")
+    if not np.isfinite(value[np.arange(len(value)), length.astype(int)]).any():
+        raise InvalidInputError(f"{name}: no trial has a finite final value.")
+
+
+def _params(arrays: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """The parameters of each trial; a ``name:a|b|c`` is a choice, stored as its index."""
+    if "params" not in arrays or "param_names" not in arrays:
+        return [{} for _ in range(n)]
+    names = [str(name) for name in arrays["param_names"]]
+    return [dict(zip(names, row, strict=True)) for row in np.asarray(arrays["params"]).tolist()]
