@@ -1,52 +1,104 @@
-"""What curves show at an age: pure arithmetic on reported values, lower is better."""
+"""Curves as arrays: arithmetic on reported values, lower is better."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optuna_hermes.model import Curve
 
-Signal = Literal["value", "descent", "slope"]
-"""``value``: the level. ``descent``: the change since the first report. ``slope``: the change a
-unit over the last ``SLOPE_WINDOW`` units."""
-
-SLOPE_WINDOW = 3
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
 
 
-def signals_at(curves: Sequence[Curve], age: int, signal: Signal = "value") -> NDArray[np.float64]:
-    """Read curves as they were after their first ``age`` units.
+class CurveTable:
+    """Remembers curves as rows of an array, so that each is turned into numbers once.
+
+    Between two decisions of a policy one run of thousands has reported. What a table remembers
+    makes it faster and changes no result: curves are immutable, and known by identity.
+
+    Example:
+        >>> from optuna_hermes.model import Curve
+        >>> curve = Curve(steps=(1, 2), values=(0.5, 0.25), device_seconds=(1.0, 2.0))
+        >>> table = CurveTable()
+        >>> rows = table.rows([curve])
+        >>> table.values[rows, :2].tolist(), table.units[rows].tolist()
+        ([[0.5, 0.25]], [2])
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def rows(self, curves: Sequence[Curve]) -> Places:
+        """Where the curves stand in ``values``, ``units`` and ``seconds``.
+
+        Args:
+            curves: at least one unit of each.
+        """
+        if len(self._known) > 2 * len(curves) + _SPARE:
+            self._forget()
+        known = [self._known.get(id(curve), -1) for curve in curves]
+        missing = [place for place, row in enumerate(known) if row < 0]
+        if missing:
+            self._add([curves[place] for place in missing])
+            known = [self._known[id(curve)] for curve in curves]
+        return np.array(known, dtype=np.int64)
+
+    def _forget(self) -> None:
+        self._known: dict[int, int] = {}
+        self._curves: list[Curve] = []  # as long as they are kept no other has their identity
+        self.values: Floats = np.full((_SPARE, _SPARE), np.inf)
+        """Value after each unit [row, unit - 1]; infinity for NaN, infinity and what is not yet."""
+        self.units: Places = np.zeros(_SPARE, dtype=np.int64)
+        """Units [row]."""
+        self.seconds: Floats = np.zeros(_SPARE)
+        """Device time [row], as it was reported last."""
+
+    def _add(self, curves: Sequence[Curve]) -> None:
+        start = len(self._curves)
+        self._grow(start + len(curves), max(len(curve.values) for curve in curves))
+        for row, curve in enumerate(curves, start):
+            self.values[row, : len(curve.values)] = curve.values
+            self.units[row] = len(curve.values)
+            self.seconds[row] = curve.device_seconds[-1]
+            self._known[id(curve)] = row
+            self._curves.append(curve)
+        added = self.values[start : len(self._curves)]
+        added[~np.isfinite(added)] = np.inf
+
+    def _grow(self, n_rows: int, n_units: int) -> None:
+        rows, units = self.values.shape
+        if n_rows <= rows and n_units <= units:
+            return
+        rows, units = (
+            max(have, 2 * need if need > have else 0)
+            for have, need in ((rows, n_rows), (units, n_units))
+        )
+        values, count = np.full((rows, units), np.inf), len(self._curves)
+        values[:count, : self.values.shape[1]] = self.values[:count]
+        self.values = values
+        self.units = np.resize(self.units, rows)
+        self.seconds = np.resize(self.seconds, rows)
+
+
+_SPARE = 64
+"""Rows and units that a table has to begin with."""
+
+
+def reach(last: Floats, before: Floats, units: Places) -> Floats:
+    """Where curves get in half as many units as they have, at the pace of their last half.
 
     Args:
-        curves: the reports of some runs, at least ``age`` units of each.
-        age: units, at least 1.
-        signal: what to read.
+        last: their last values [n].
+        before: their values ``units // 2`` units before [n].
+        units: how many they have [n].
 
     Returns:
-        A reading for each curve, lower is better: the more a curve fell, the more negative its
-        ``descent`` or ``slope``, and both are 0 at age 1. Infinity where the value, or the one it
-        is compared with, is NaN or infinite.
-
-    Raises:
-        ValueError: ``age`` is below 1, or a curve is younger.
+        A value for each curve [n]: its last one if it has not fallen since.
     """
-    youngest = min((curve.units for curve in curves), default=age)
-    if not 1 <= age <= youngest:
-        raise ValueError(f"age must be between 1 and {youngest} but got {age}.")
-    readings = _values(curves, age)
-    if signal != "value":
-        span = age - 1 if signal == "descent" else min(SLOPE_WINDOW, age - 1)
-        # The difference of two infinite values is NaN, and that of two huge ones infinite.
-        with np.errstate(invalid="ignore", over="ignore"):
-            readings -= _values(curves, age - span)
-        if signal == "slope":
-            readings /= max(span, 1)
-    readings[~np.isfinite(readings)] = np.inf
-    return readings
-
-
-def _values(curves: Sequence[Curve], age: int) -> NDArray[np.float64]:
-    return np.array([curve.values[age - 1] for curve in curves], dtype=np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        fall = (before - last) * (units / 2 / np.maximum(units // 2, 1))
+        reached = last - np.where(np.isfinite(fall), np.maximum(fall, 0.0), 0.0)
+    return np.where(np.isfinite(reached), reached, last)

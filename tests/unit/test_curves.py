@@ -1,12 +1,15 @@
-"""What curves show at an age."""
+"""Curves as rows of an array, and where they go."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from optuna_hermes.curves import Signal, signals_at
+from optuna_hermes.curves import CurveTable, reach
 from optuna_hermes.model import Curve
 
 
@@ -15,63 +18,61 @@ def curve(*values: float) -> Curve:
     return Curve(steps=steps, values=values, device_seconds=tuple(map(float, steps)))
 
 
-def signal_at(each: Curve, age: int, signal: Signal = "value") -> float:
-    """The reading of one curve."""
-    return float(signals_at([each], age, signal)[0])
+def reach_of(*values: float) -> float:
+    """Where one curve gets."""
+    last, before = values[-1], values[-1 - len(values) // 2]
+    return float(reach(np.array([last]), np.array([before]), np.array([len(values)]))[0])
 
 
 @pytest.mark.parametrize(
-    ("signal", "age", "reading"),
+    ("values", "expected"),
     [
-        ("value", 1, 8.0),
-        ("value", 5, 1.5),
-        ("descent", 1, 0.0),
-        ("descent", 3, -5.0),
-        ("descent", 5, -6.5),
-        ("slope", 1, 0.0),
-        ("slope", 2, -3.0),
-        ("slope", 4, -2.0),
-        ("slope", 5, (1.5 - 5.0) / 3),
+        ((8.0,), 8.0),
+        ((8.0, 5.0), 2.0),
+        ((8.0, 5.0, 3.0), 0.0),
+        ((8.0, 5.0, 3.0, 2.0), -1.0),
+        ((8.0, 9.0), 9.0),
+        ((3.0, 3.0), 3.0),
+        ((math.inf, 2.0), 2.0),
+        ((1.0, math.inf), math.inf),
+        ((1.7e308, -1.7e308), -1.7e308),
     ],
 )
-def test_a_signal_is_read_at_an_age(signal: Signal, age: int, reading: float) -> None:
-    """Each signal is the level, the change since the first report or the recent change a unit."""
-    assert signal_at(curve(8.0, 5.0, 3.0, 2.0, 1.5), age, signal) == pytest.approx(reading)
+def test_a_curve_goes_on_as_over_its_last_half(values: tuple[float, ...], expected: float) -> None:
+    """A fall goes on for half as many units as there are; a rise or a divergence does not."""
+    assert reach_of(*values) == expected
 
 
-def test_a_later_report_changes_nothing_earlier() -> None:
-    """What a curve showed at an age stays what it was when the curve goes on."""
-    assert signal_at(curve(3.0, 2.0), 2) == signal_at(curve(3.0, 2.0, 9.0), 2)
-
-
-@pytest.mark.parametrize("signal", ["value", "descent", "slope"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_diverged_is_infinite(signal: Signal, value: float) -> None:
-    """NaN and either infinity read as the worst there is, at every age."""
-    assert signal_at(curve(value), 1, signal) == math.inf
-    assert signal_at(curve(1.0, value), 2, signal) == math.inf
+def test_diverged_is_infinite(value: float) -> None:
+    """NaN and either infinity are the worst there is, and spoil no other report."""
+    table = CurveTable()
+    rows = table.rows([curve(value), curve(1.0, value, 2.0)])
+    assert table.values[rows, :3].tolist() == [[math.inf] * 3, [1.0, math.inf, 2.0]]
 
 
-def test_a_curve_that_recovered_is_read_as_it_is() -> None:
-    """One NaN report does not spoil the level at later ages, only what is compared with it."""
-    assert signal_at(curve(math.nan, 2.0), 2) == 2.0
-    assert signal_at(curve(math.nan, 2.0), 2, "descent") == math.inf
+@given(
+    st.lists(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=99), max_size=40), max_size=6)
+)
+def test_a_table_that_remembers_is_one_that_was_made_now(calls: list[list[list[float]]]) -> None:
+    """Whatever was asked before, curves stand in the table as they are."""
+    table, kept = CurveTable(), [curve(0.5, 0.25)]
+    for lists in calls:
+        curves = [*kept, *(curve(*values) for values in lists)]
+        rows = table.rows(curves)
+        assert len(set(rows.tolist())) == len(curves)
+        for row, each in zip(rows.tolist(), curves, strict=True):
+            units = len(each.values)
+            assert table.units[row] == units
+            assert tuple(table.values[row, :units]) == each.values
+            assert np.isinf(table.values[row, units:]).all()
+            assert table.seconds[row] == units
+        kept = curves[::2]
 
 
-def test_curves_are_read_together() -> None:
-    """Readings come in the order of the curves, and one that diverged spoils no other."""
-    together = signals_at([curve(3.0, 2.0), curve(1.0, math.nan), curve(5.0, 4.5)], 2, "descent")
-    assert together.tolist() == [-1.0, math.inf, -0.5]
-    assert signals_at([], 1).tolist() == []
-
-
-def test_huge_values_do_not_warn() -> None:
-    """A difference beyond all numbers is a divergence and no warning."""
-    assert signal_at(curve(-1.7e308, 1.7e308), 2, "descent") == math.inf
-
-
-@pytest.mark.parametrize("age", [-1, 0, 3])
-def test_an_age_that_a_curve_has_not_is_refused(age: int) -> None:
-    """An age outside the curve is an error, not the value at its other end."""
-    with pytest.raises(ValueError, match=rf"between 1 and 2 but got {age}"):
-        signals_at([curve(2.0, 1.0), curve(3.0, 2.0, 1.0)], age)
+def test_a_table_forgets_what_is_not_asked_for() -> None:
+    """Years of reports leave no more rows than there are runs, and some to spare."""
+    table = CurveTable()
+    for _ in range(1000):
+        table.rows([curve(0.5), curve(0.25)])
+    assert len(table.values) < 300

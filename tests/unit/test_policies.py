@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
 
-from optuna_hermes.curves import Signal
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import Curve, Device, RunView, Snapshot, Unstarted
 from optuna_hermes.policies import POLICIES, Fifo, Hermes, Policy, RoundRobin, make_policy
@@ -113,15 +113,70 @@ def test_round_robin_without_a_bound_on_trials_goes_on_with_runs() -> None:
 
 
 def test_harmonic_rank_by_hand() -> None:
-    """The order is that of ``rank_at_equal_age ** 1.5 * units``, worked out by hand."""
+    """The order is that of ``(rank * lead) ** 0.75 * units``, worked out by hand."""
     runs = (
-        parked(0, 0.9, 0.5, 0.4),  # age 3, behind 4:                rank 2, 2.83 * 3 = 8.49
-        parked(1, 0.8, 0.6),  # age 2, behind 0 and 4:               rank 3, 5.20 * 2 = 10.39
-        parked(2, 0.7),  # age 1, behind 4:                          rank 2, 2.83 * 1 = 2.83
-        parked(3, 1.0),  # age 1, behind all others:                 rank 5, 11.18 * 1 = 11.18
+        parked(0, 0.9, 0.5, 0.4),  # age 3, behind 4, now at 0.1 < 0.25:    (2 * 2), 2.83 * 3 = 8.49
+        parked(1, 0.8, 0.6),  # age 2, behind 0 and 4, only 4 below 0.4:    (3 * 2), 3.83 * 2 = 7.67
+        parked(2, 0.7),  # age 1, behind 4:                                 (2 * 2), 2.83 * 1 = 2.83
+        parked(3, 1.0),  # age 1, behind all others:                       (5 * 5), 11.2 * 1 = 11.18
     )
     over = RunView(number=4, state="done", curve=curve([0.6, 0.3, 0.2, 0.1]))
-    assert decide(Hermes(), *runs, devices=4, finished=(over,)) == [2, 0, 1, 3]
+    assert decide(Hermes(), *runs, devices=4, finished=(over,)) == [2, 1, 0, 3]
+
+
+def test_a_trial_that_will_overtake_goes_before_one_that_has_settled() -> None:
+    """Of two that were behind as many, the one goes first that will pass them if it goes on so."""
+    ahead = [parked(number, *[0.40, 0.38] * 20) for number in (7, 8, 9)]
+    settled, falling = parked(0, 0.60, 0.55), parked(1, 0.95, 0.58)
+    assert decide(Hermes(), *ahead, settled, falling) == [1]
+    assert decide(Hermes(), *ahead, settled, parked(1, 0.60, 0.58)) == [0]
+
+
+def test_a_trial_that_got_worse_is_no_longer_in_the_way() -> None:
+    """Who was lower once and is higher now counts in the rank and not in the lead."""
+    behind = parked(0, 0.6, 0.5)
+    worse, better = parked(1, 0.5, 0.4, 0.9, 0.9), parked(1, 0.5, 0.4, 0.3, 0.3)
+    # (2 * 1) ** 0.75 * 2 = 3.36 < 4 and (2 * 2) ** 0.75 * 2 = 5.66 > 4, the index of trial 1.
+    assert decide(Hermes(), behind, worse) == [0]
+    assert decide(Hermes(), behind, better) == [1]
+
+
+def test_an_expensive_trial_waits_longer_but_not_as_much_longer() -> None:
+    """With four times the seconds a unit a trial is treated as if it had twice the units."""
+
+    def at(number: int, value: float, units: int, seconds: float) -> RunView:
+        steps = tuple(range(1, units + 1))
+        used = tuple(seconds * step for step in steps)
+        return RunView(
+            number=number,
+            state="parked",
+            curve=Curve(steps=steps, values=(value,) * units, device_seconds=used),
+        )
+
+    policy = Hermes(alpha=0.0)
+    assert decide(policy, at(0, 0.5, 2, 4.0), at(1, 0.5, 3, 1.0)) == [1]
+    assert decide(policy, at(0, 0.5, 2, 4.0), at(1, 0.5, 5, 1.0)) == [0]
+
+
+def test_thousands_of_runs_are_ordered_as_if_all_were_compared() -> None:
+    """Indices that are put off until they matter change no order."""
+    rng = np.random.default_rng(0)
+    units = rng.integers(1, 4, 600).tolist()
+    runs = [
+        parked(number, *np.round(rng.random(count), 2).tolist())
+        for number, count in enumerate(units)
+    ]
+
+    def index(run: RunView) -> tuple[float, int]:
+        age, own = run.curve.units, run.curve.values[-1]
+        before = run.curve.values[-1 - age // 2]
+        goal = own - max(0.0, before - own) * (age / 2 / max(1, age // 2))
+        lower = [r for r in runs if r.curve.units >= age and r.curve.values[age - 1] < own]
+        rank, lead = 1 + len(lower), 1 + sum(r.curve.values[-1] < goal for r in lower)
+        return float((rank * lead) ** 0.75 * age), run.number
+
+    expected = [run.number for run in sorted(runs, key=index)]
+    assert decide(Hermes(), *runs, devices=40) == expected[:40]
 
 
 def test_running_trials_count_in_ranks() -> None:
@@ -177,27 +232,27 @@ def test_a_trial_is_opened_once_the_smallest_index_is_large_enough(
     runs: list[RunView], expected: int | None
 ) -> None:
     """A sampler that learns is asked for trial m + 1 at the threshold, not before."""
-    assert decide(Hermes(), *runs, unstarted=99) == [expected]
+    assert decide(Hermes(opening=0.25), *runs, unstarted=99) == [expected]
 
 
 def test_admitted_trials_are_opened_before_new_ones_and_as_late() -> None:
     """An admitted trial that never ran counts as not opened."""
     runs = (parked(0, 0.5), parked(1, 0.6), pending(2))
-    assert decide(Hermes(), *runs, unstarted=9) == [0]
-    assert decide(Hermes(), parked(0, 0.5), pending(2), unstarted=9) == [2]
+    assert decide(Hermes(opening=0.25), *runs, unstarted=9) == [0]
+    assert decide(Hermes(opening=0.25), parked(0, 0.5), pending(2), unstarted=9) == [2]
 
 
 def test_finished_trials_count_as_opened() -> None:
     """The threshold grows with all trials that were ever opened."""
     over = tuple(RunView(number=n, state="done", curve=curve([0.9])) for n in (1, 2, 3))
-    assert decide(Hermes(), parked(0, 0.5), unstarted=9, finished=over) == [0]
+    assert decide(Hermes(opening=0.25), parked(0, 0.5), unstarted=9, finished=over) == [0]
 
 
 def test_several_devices_are_decided_one_after_another() -> None:
     """Opening one trial puts off the next, in the same decision."""
     # After the first opening two are open, and the smallest index, 1, is below 1.30.
-    assert decide(Hermes(), parked(0, 0.5), devices=2, unstarted=9) == [None, 0]
-    assert decide(Hermes(), parked(0, 0.5), devices=3, unstarted=9) == [None, 0, None]
+    assert decide(Hermes(opening=0.25), parked(0, 0.5), devices=2, unstarted=9) == [None, 0]
+    assert decide(Hermes(opening=0.25), parked(0, 0.5), devices=3, unstarted=9) == [None, 0, None]
 
 
 def test_an_idle_device_opens_a_trial_whatever_the_threshold() -> None:
@@ -215,20 +270,15 @@ def test_a_winner_near_its_end_is_not_starved() -> None:
     assert [index for index, number in enumerate(trace) if number == 0][1] < bound
 
 
-@pytest.mark.parametrize(("signal", "expected"), [("value", 1), ("descent", 0), ("slope", 2)])
-def test_the_signal_decides_what_is_compared(signal: Signal, expected: int) -> None:
-    """Level, descent and recent slope each have their own winner."""
-    runs = (
-        parked(0, 9.0, 3.0, 3.0, 3.0, 3.0),
-        parked(1, 1.0, 1.0, 1.0, 1.0, 1.0),
-        parked(2, 6.0, 6.0, 5.0, 4.0, 3.0),
-    )
-    assert decide(Hermes(signal=signal), *runs) == [expected]
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [{"alpha": -1.0}, {"alpha": math.nan}, {"alpha": 33.0}, {"opening": -0.1}, {"signal": "luck"}],
+    [
+        {"alpha": -1.0},
+        {"alpha": math.nan},
+        {"alpha": 33.0},
+        {"opening": -0.1},
+        {"opening": math.inf},
+    ],
 )
 def test_bad_settings_are_refused(arguments: dict[str, object]) -> None:
     """A setting out of its range is an error that names it and its value."""
@@ -275,7 +325,8 @@ def test_a_run_that_fits_nowhere_is_passed_over() -> None:
 
 def test_policies_are_made_by_name() -> None:
     """Each name gives a policy of its class, and ``hermes`` comes first as the default."""
-    assert list(POLICIES) == ["hermes", "fifo", "round-robin"]
+    names = "hermes hermes-slope fifo round-robin slaq las asha freeze-thaw"
+    assert list(POLICIES) == names.split()
     assert all(type(make_policy(name)) is POLICIES[name] for name in POLICIES)
 
 
@@ -283,4 +334,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     """The error is one line with the names there are and the one that was asked for."""
     with pytest.raises(UnknownPolicyError) as caught:
         make_policy("lifo")
-    assert str(caught.value) == "A policy must be one of hermes, fifo, round-robin but got 'lifo'."
+    assert str(caught.value) == (
+        f"A policy must be one of {', '.join(POLICIES)}, or FILE.py:CLASS or module:CLASS, "
+        "but got 'lifo'."
+    )
