@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import TierName
 
 
@@ -16,9 +18,12 @@ class SwitchCosts:
         resident_seconds: to go on with a run whose state is still on the device.
         host_seconds: to bring it from the host's memory, or from another device.
         disk_seconds: to bring it from disk.
-        resident_runs: suspended runs that stay on each device; of more, the one that stopped
-            longest ago leaves.
-        host_runs: suspended runs that a host's memory holds beside those; the others are on disk.
+        resident_runs: suspended runs that stay on each device beside the one that trains; of more,
+            the one that stopped longest ago leaves.
+        host_runs: suspended runs that each host's memory holds; the others are on disk.
+
+    Raises:
+        InvalidInputError: a price or a number is negative or not finite.
     """
 
     fraction: float = 0.0
@@ -27,6 +32,14 @@ class SwitchCosts:
     disk_seconds: float = 0.0
     resident_runs: int = 1
     host_runs: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 <= value < math.inf:
+                raise InvalidInputError(
+                    f"{field.name} must be finite and at least 0 but got {value}."
+                )
 
     @property
     def by_tier(self) -> bool:

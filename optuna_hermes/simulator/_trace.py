@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.simulator._workload import Recording
 
 
@@ -34,15 +36,27 @@ class Slice(NamedTuple):
 class Failure:
     """A device fails: the unit on it is lost, its run goes on from the end of the last one.
 
+    A unit that would end at that very moment is lost too.
+
     Args:
         at: when, in seconds.
         device: index of the device.
         seconds: until it can be used again.
+
+    Raises:
+        InvalidInputError: a time is negative or not finite.
     """
 
     at: float
     device: int
     seconds: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.at < math.inf and 0 <= self.seconds < math.inf):
+            raise InvalidInputError(
+                "A failure must have finite times of at least 0 but got "
+                f"at={self.at} and seconds={self.seconds}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,18 +111,19 @@ class CurveSet:
                 ``family``).
 
         Raises:
-            InvalidInputError: an array is missing or has another shape, a trial has no unit, or
-                its values are not finite to its end.
+            InvalidInputError: an array is missing or has another shape, a trial has no unit, a
+                unit takes no time, or no trial ends with a finite value.
         """
         missing = [key for key in ("value", "seconds", "length") if key not in arrays]
         if missing:
             raise InvalidInputError(f"A curve set must have {missing[0]!r} but {name} has none.")
-        value = np.asarray(arrays["value"], dtype=float)
-        seconds = np.asarray(arrays["seconds"], dtype=float)
-        length = np.asarray(arrays["length"])
+        value, seconds, length = (
+            _numbers(name, arrays, key) for key in ("value", "seconds", "length")
+        )
         _check_shapes(name, value, seconds, length)
-        params = _params(arrays, len(length))
-        meta = json.loads(str(arrays["meta"])) if "meta" in arrays else {}
+        _check_trials(name, value, seconds, length)
+        params = _params(name, arrays, len(length))
+        meta = _meta(name, arrays)
         return cls(
             name=str(meta.get("name", name)),
             family=str(meta.get("family", name)),
@@ -144,6 +145,13 @@ class CurveSet:
         return tuple(self.recordings[index] for index in chosen.tolist())
 
 
+def _numbers(name: str, arrays: Mapping[str, Any], key: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(arrays[key], dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"{name}: {key!r} must hold numbers, but: {error}") from error
+
+
 def _check_shapes(
     name: str, value: NDArray[Any], seconds: NDArray[Any], length: NDArray[Any]
 ) -> None:
@@ -152,24 +160,55 @@ def _check_shapes(
             f"{name} must have value [n, T+1] and seconds [n, T] but has {value.shape} and "
             f"{seconds.shape}."
         )
-    if length.shape != (len(value),) or not len(value) or not np.all(length == length.astype(int)):
-        raise InvalidInputError(f"{name} must have one length for each of its trials, 1 at least.")
-    n_units = seconds.shape[1]
-    if length.min() < 1 or length.max() > n_units:
+    if length.shape != (len(value),):
         raise InvalidInputError(
-            f"{name}: a trial must have 1 to {n_units} units but one has {int(length.min())}, "
-            f"and one {int(length.max())}."
+            f"{name} must have length [n] for {len(value)} trials but has {length.shape}."
         )
-    used = np.arange(n_units) < length[:, None]
-    if not np.isfinite(seconds[used]).all() or seconds[used].min() <= 0:
-        raise InvalidInputError(f"{name}: every unit must take a positive number of seconds.")
-    if not np.isfinite(value[np.arange(len(value)), length.astype(int)]).any():
-        raise InvalidInputError(f"{name}: no trial has a finite final value.")
+    if not seconds.size:
+        raise InvalidInputError(
+            f"{name} must have a trial and a unit at least but has {seconds.shape[0]} trials of "
+            f"{seconds.shape[1]} units."
+        )
 
 
-def _params(arrays: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+def _check_trials(
+    name: str, value: NDArray[Any], seconds: NDArray[Any], length: NDArray[Any]
+) -> None:
+    n_trials, n_units = seconds.shape
+    wrong = length[~((length >= 1) & (length <= n_units) & (length == np.floor(length)))]
+    if wrong.size:
+        raise InvalidInputError(
+            f"{name}: a trial must have 1 to {n_units} units but got {wrong[0]:g}."
+        )
+    used = seconds[np.arange(n_units) < length[:, None]]
+    wrong = used[~((used > 0) & (used < np.inf))]
+    if wrong.size:
+        raise InvalidInputError(
+            f"{name}: a unit must take a positive number of seconds but got {wrong[0]:g}."
+        )
+    if not np.isfinite(value[np.arange(n_trials), length.astype(int)]).any():
+        raise InvalidInputError(f"{name}: some trial must end with a finite value but none does.")
+
+
+def _meta(name: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        meta = json.loads(str(arrays["meta"])) if "meta" in arrays else {}
+    except ValueError as error:
+        raise InvalidInputError(f"{name}: 'meta' must be JSON, but: {error}") from error
+    if not isinstance(meta, dict):
+        raise InvalidInputError(f"{name}: 'meta' must be a JSON object but got {meta!r}.")
+    return meta
+
+
+def _params(name: str, arrays: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """The parameters of each trial; a ``name:a|b|c`` is a choice, stored as its index."""
     if "params" not in arrays or "param_names" not in arrays:
         return [{} for _ in range(n)]
-    names = [str(name) for name in arrays["param_names"]]
-    return [dict(zip(names, row, strict=True)) for row in np.asarray(arrays["params"]).tolist()]
+    names = [str(each) for each in np.atleast_1d(arrays["param_names"])]
+    params = np.asarray(arrays["params"])
+    if params.shape != (n, len(names)):
+        raise InvalidInputError(
+            f"{name} must have params [{n}, {len(names)}], a column for each of param_names, but "
+            f"has {params.shape}."
+        )
+    return [dict(zip(names, row, strict=True)) for row in params.tolist()]

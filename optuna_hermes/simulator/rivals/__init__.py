@@ -1,0 +1,80 @@
+"""What policies are compared with: rules that stop trials, and clairvoyants. Never live.
+
+They are policies like the others, but a broker cannot run them: the first kind prunes, and the
+second knows how a training ends before it has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from optuna_hermes.errors import UnknownPolicyError
+from optuna_hermes.policies import Policy
+from optuna_hermes.simulator._metrics import by_final
+from optuna_hermes.simulator._workload import Recording
+from optuna_hermes.simulator.rivals._asha_stop import AshaStop
+from optuna_hermes.simulator.rivals._hyperband_stop import HyperbandStop
+from optuna_hermes.simulator.rivals._median_stop import MedianStop
+from optuna_hermes.simulator.rivals._oracle import Oracle, OracleBreadth
+
+__all__ = [
+    "RIVALS",
+    "AshaStop",
+    "HyperbandStop",
+    "MedianStop",
+    "Oracle",
+    "OracleBreadth",
+    "arrange",
+    "make_rival",
+]
+
+_MAKERS: Mapping[str, Callable[[Sequence[Recording]], Policy]] = {
+    "asha-stop": lambda _: AshaStop(),
+    "median-stop": lambda _: MedianStop(),
+    "hyperband-stop": lambda _: HyperbandStop(),
+    "oracle": Oracle,
+    "oracle-breadth": OracleBreadth,
+}
+
+RIVALS: tuple[str, ...] = tuple(_MAKERS)
+"""Every rival by the name that users give it."""
+
+
+def arrange(name: str, recordings: Sequence[Recording]) -> tuple[Recording, ...]:
+    """Put the trials of a fixed list into the order in which a policy would open them.
+
+    A policy can only open the next trial of a list. ``oracle`` would rather open the best one, so
+    it gets its list sorted; every other policy has it as it is. Simulate and ``measure`` with the
+    list that comes back, and make the rival with it.
+
+    Args:
+        name: of any policy, rival or not.
+        recordings: the list.
+
+    Example:
+        >>> from optuna_hermes.simulator import Cluster, FixedList, Recording, arrange, make_rival
+        >>> trials = [Recording(values=(value,), seconds=(1.0,)) for value in (0.3, 0.1, 0.2)]
+        >>> trials = arrange("oracle", trials)
+        >>> trace = Cluster(make_rival("oracle", trials), FixedList(trials)).run()
+        >>> [each.value for each in trace.slices]
+        [0.1, 0.2, 0.3]
+    """
+    if name == "oracle":
+        return tuple(recordings[index] for index in by_final(recordings))
+    return tuple(recordings)
+
+
+def make_rival(name: str, recordings: Sequence[Recording]) -> Policy:
+    """A rival with its default settings.
+
+    Args:
+        name: one of ``RIVALS``.
+        recordings: by trial number, as ``arrange`` gave them; only the oracles read them, and only
+            those of trials that were opened, so that it may be a list that grows with these.
+
+    Raises:
+        UnknownPolicyError: there is no such rival.
+    """
+    if name not in _MAKERS:
+        raise UnknownPolicyError(f"A rival must be one of {', '.join(RIVALS)} but got {name!r}.")
+    return _MAKERS[name](recordings)

@@ -1,0 +1,80 @@
+"""Asynchronous successive halving that stops trials."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import RunView, Snapshot
+from optuna_hermes.simulator.rivals._stop import StopPolicy
+
+
+class AshaStop(StopPolicy):
+    """Stops a trial at a rung if it is not among the best there so far.
+
+    There is a rung after 1, ``eta``, ``eta ** 2``, ... units. A trial that comes to one goes on if
+    its value is among the ``max(1, n // eta)`` lowest of the ``n`` trials that have come so far,
+    itself among them; equal values go on together, and NaN never does. Nobody comes back, however
+    good the others turn out to be: that is what the promoting variant (``asha``) mends.
+
+    Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in the stopping
+    variant that Ray Tune's ``AsyncHyperBandScheduler`` and Optuna's ``SuccessiveHalvingPruner``
+    run; as there, what is compared is the value at the rung.
+
+    Args:
+        eta: one of so many goes on.
+
+    Raises:
+        InvalidInputError: ``eta`` is below 2.
+    """
+
+    def __init__(self, eta: int = 3) -> None:
+        self.eta = checked_eta(eta)
+
+    def stopped(self, waiting: Sequence[RunView], snapshot: Snapshot) -> set[int]:
+        """The runs that are at a rung and not among the best there."""
+        return fallen(at_rungs(waiting, self.eta), (*snapshot.runs, *snapshot.finished), self.eta)
+
+
+def checked_eta(eta: int) -> int:
+    """``eta`` if it is one."""
+    if eta < 2:
+        raise InvalidInputError(f"eta must be at least 2 but got {eta}.")
+    return eta
+
+
+def at_rungs(runs: Iterable[RunView], eta: int, first: int = 1) -> list[RunView]:
+    """The runs that have had ``first``, ``first * eta``, ``first * eta ** 2``, ... units."""
+    return [run for run in runs if _is_rung(run.curve.units, eta, first)]
+
+
+def _is_rung(units: int, eta: int, rung: int) -> bool:
+    while rung < units:
+        rung *= eta
+    return rung == units
+
+
+def fallen(runs: Iterable[RunView], peers: Sequence[RunView], eta: int) -> set[int]:
+    """Which runs are not among the best of all that have got to where they are.
+
+    Args:
+        runs: those in question, with a report at least.
+        peers: all that count, in any state, ``runs`` among them.
+        eta: one of so many goes on.
+    """
+    by_rung: defaultdict[int, list[RunView]] = defaultdict(list)
+    for run in runs:
+        by_rung[run.curve.units].append(run)
+    worse: set[int] = set()
+    for units, here in by_rung.items():
+        came = (peer.curve.values[units - 1] for peer in peers if peer.curve.units >= units)
+        values = sorted(value for value in came if not math.isnan(value))
+        places = max(1, len(values) // eta)
+        for run in here:
+            value = run.curve.values[-1]
+            if math.isnan(value) or bisect_left(values, value) >= places:
+                worse.add(run.number)
+    return worse

@@ -1,0 +1,80 @@
+"""Hyperband that stops trials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from zlib import crc32
+
+from optuna_hermes.model import RunView, Snapshot
+from optuna_hermes.simulator.rivals._asha_stop import at_rungs, checked_eta, fallen
+from optuna_hermes.simulator.rivals._stop import StopPolicy
+
+
+class HyperbandStop(StopPolicy):
+    """Deals the trials out to brackets, each of which is an ``asha-stop`` of its own.
+
+    The first rung of bracket ``b`` is after ``eta ** b`` units. With ``s + 1`` brackets, where
+    ``eta ** s`` units are the most that fit into the longest trial known, bracket ``b`` gets trials
+    in proportion to ``ceil((s + 1) * eta ** (s - b) / (s - b + 1))``. While no length is known
+    nobody is stopped.
+
+    Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18,
+    2018, as Optuna's ``HyperbandPruner`` runs it in a study whose name is empty: not bracket after
+    bracket but all at once, a checksum of the trial's number telling which one it is in.
+
+    Args:
+        eta: one of so many goes on.
+
+    Raises:
+        InvalidInputError: ``eta`` is below 2.
+    """
+
+    def __init__(self, eta: int = 3) -> None:
+        self.eta = checked_eta(eta)
+
+    def stopped(self, waiting: Sequence[RunView], snapshot: Snapshot) -> set[int]:
+        """The runs that are at a rung of their bracket and not among the best of it there."""
+        judged = at_rungs(waiting, self.eta)
+        if not judged:
+            return set()
+        everyone = (*snapshot.runs, *snapshot.finished)
+        shares = bracket_shares(max(map(_length, everyone)), self.eta)
+        stopped: set[int] = set()
+        for bracket in range(len(shares)):
+            here = [run for run in judged if bracket_of(run.number, shares) == bracket]
+            runs = at_rungs(here, self.eta, self.eta**bracket)
+            if runs:
+                peers = [peer for peer in everyone if bracket_of(peer.number, shares) == bracket]
+                stopped |= fallen(runs, peers, self.eta)
+        return stopped
+
+
+def _length(run: RunView) -> int:
+    """Units of a trial in all, 0 where they are not known."""
+    if run.units_left is not None:
+        return run.curve.units + run.units_left
+    return run.curve.units if run.state == "done" else 0
+
+
+@cache
+def bracket_shares(length: int, eta: int) -> tuple[int, ...]:
+    """How many of each lot of trials go to each bracket; none for a length of 0."""
+    n_brackets = 0
+    while eta**n_brackets <= length:
+        n_brackets += 1
+    return tuple(
+        -(-n_brackets * eta ** (n_brackets - 1 - bracket) // (n_brackets - bracket))
+        for bracket in range(n_brackets)
+    )
+
+
+@cache
+def bracket_of(number: int, shares: tuple[int, ...]) -> int:
+    """Which bracket a trial is in, of one at least."""
+    lot = crc32(f"_{number}".encode()) % sum(shares)
+    bracket = 0
+    while lot >= shares[bracket]:
+        lot -= shares[bracket]
+        bracket += 1
+    return bracket

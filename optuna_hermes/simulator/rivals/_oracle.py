@@ -1,0 +1,62 @@
+"""Who knows how every training ends: bounds, not policies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.policies import Policy
+from optuna_hermes.policies._base import opened, place, unopened
+from optuna_hermes.simulator._workload import Recording
+
+
+class Oracle(Policy):
+    """Trains the trial with the lowest final value to its end, then the next.
+
+    Between equal final values the earlier trial goes first. New trials come in the order of their
+    list, so the list has to be sorted beforehand: see ``arrange``. Of proposals that nobody knows
+    yet, one is opened when no run waits.
+
+    This project's own, as a bound.
+
+    Args:
+        recordings: every trial's training, by number; NaN ends are the worst, and so are the
+            trials beyond its end.
+    """
+
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self._recordings = recordings
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Go on with the best that is opened, then open the next."""
+        return Decision(assignments=place(snapshot, [*self._best(snapshot), *unopened(snapshot)]))
+
+    def _best(self, snapshot: Snapshot) -> list[RunView]:
+        return sorted(opened(snapshot), key=self._final)
+
+    def _final(self, run: RunView) -> float:
+        if run.number >= len(self._recordings):
+            return math.inf
+        final = self._recordings[run.number].final
+        return math.inf if math.isnan(final) else final
+
+
+class OracleBreadth(Oracle):
+    """Gives every trial of a list one unit, then trains the one with the lowest final value.
+
+    The bound for policies that must see something of a trial before they judge it. Of proposals,
+    which have no end, a new one is opened when no run waits.
+
+    This project's own, as a bound.
+
+    Args:
+        recordings: every trial's training, by number.
+    """
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Open the list, then go on with the best."""
+        if not snapshot.unstarted.fixed:
+            return super().decide(snapshot)
+        order = [*unopened(snapshot), *self._best(snapshot)]
+        return Decision(assignments=place(snapshot, order))
