@@ -7,7 +7,7 @@ import copy
 import math
 import shlex
 import uuid
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes.broker import RunSession, StudySpec
+from optuna_hermes.broker._imports import anywhere, folders
+from optuna_hermes.broker._protocol import Params
 from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.model import RunState
 
@@ -133,7 +135,8 @@ def study_spec(
         key=study_key(study),
         name=study.study_name,
         ledger_url=ledger_url(study),
-        policy=policy,
+        policy=anywhere(policy),
+        folders=folders() if ":" in policy else (),
         slice_seconds=slice_seconds,
         seed=seed,
         maximize=sign(study) < 0,
@@ -231,6 +234,24 @@ def reported_steps(trial: Any) -> frozenset[int]:
     return frozenset(step for frozen in found for step in frozen.intermediate_values)
 
 
+def params_of(trial: optuna.trial.BaseTrial) -> Params:
+    """A trial's hyper-parameters as plain JSON; a choice that is none is its text."""
+    return {name: _plain(value) for name, value in trial.params.items()}
+
+
+def params_of_id(study: optuna.Study, trial_id: int) -> Params:
+    """As ``params_of``, of a trial that is known by its id."""
+    return params_of(study._storage.get_trial(trial_id))
+
+
+def _plain(value: Any) -> float | int | bool | str | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**63 else float(value)
+    return float(value) if isinstance(value, float) else str(value)
+
+
 def end_of(study: optuna.Study, trial_id: int) -> TrialState | None:
     """How a trial has ended, None if it has not."""
     state = study._storage.get_trial(trial_id).state
@@ -240,6 +261,13 @@ def end_of(study: optuna.Study, trial_id: int) -> TrialState | None:
 def trial_id(trial: Any) -> int:
     """Optuna's id of a trial."""
     return int(trial._trial_id)
+
+
+def amend(trial: optuna.Trial, params: Mapping[str, float]) -> None:
+    """Say that a trial trains other values than the floats that were suggested for it."""
+    for name, value in params.items():
+        distribution = trial.distributions[name]
+        trial.storage.set_trial_param(trial._trial_id, name, value, distribution)
 
 
 def ours(trial: FrozenTrial) -> bool:
@@ -297,6 +325,33 @@ def _random_states(owner: Any, seen: set[int]) -> list[LazyRandomState]:
         elif isinstance(value, optuna.samplers.BaseSampler):
             found.extend(_random_states(value, seen))
     return found
+
+
+_BLIND_SAMPLERS = (
+    optuna.samplers.BruteForceSampler,
+    optuna.samplers.GridSampler,
+    optuna.samplers.QMCSampler,
+    optuna.samplers.RandomSampler,
+)
+
+
+def fixed_list(study: optuna.Study, unstarted: int | None) -> bool:
+    """Whether the next ``unstarted`` trials do not depend on what is reported until then.
+
+    That is so if all of them are enqueued, or if the sampler does not learn. Without a bound there
+    is no list.
+    """
+    if unstarted is None:
+        return False
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    # A subclass may learn.
+    return len(waiting) >= unstarted or type(_proposer(study.sampler)) in _BLIND_SAMPLERS
+
+
+def _proposer(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:
+    """The sampler at the bottom of those that wrap others."""
+    base = getattr(sampler, "base", None) or getattr(sampler, "_base_sampler", None)
+    return _proposer(base) if isinstance(base, optuna.samplers.BaseSampler) else sampler
 
 
 class StudyView(optuna.Study):

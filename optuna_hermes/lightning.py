@@ -202,16 +202,25 @@ class HermesCallback(Callback):
         self.value = value
         self._unit += 1
         self._busy = self._unsaved = True
-        say = self._say if self._rank is None else self._rank.reported
-        if say(self._unit, value):
+        if self._rank is None:
+            prunes = self._say(self._unit, value, self._units_left(trainer))
+        else:
+            prunes = self._rank.reported(self._unit, value)
+        if prunes:
             raise pruned(f"Pruned after unit {self._unit} at {self._monitor}={value}.")
 
-    def _say(self, unit: int, value: float) -> bool:
+    def _units_left(self, trainer: Trainer) -> int | None:
+        if self._session is None or self._fits > 1:
+            return None
+        return private.units_left(trainer, units=self._unit, by_validation=self._by_validation)
+
+    def _say(self, unit: int, value: float, units_left: int | None = None) -> bool:
         """Tell Optuna and the broker, and ask whether the trial is pruned."""
         if unit not in self._reported:  # it may be trained again, after a crash
             self._trial.report(value, step=unit)
         if self._session is not None:
-            self._session.report(unit=unit, step=unit, value=sign(self._trial) * value)
+            value = sign(self._trial) * value
+            self._session.report(unit=unit, step=unit, value=value, units_left=units_left)
         return bool(self._trial.should_prune())
 
     def _end_epoch(self, trainer: Trainer, *, last: bool) -> None:

@@ -74,6 +74,7 @@ class Run:
         self._named = Named(named)
         self._session = session
         self._epoch = 0
+        self._n_epochs: int | None = None
         self._batches = 0
         self._unit = 0
         self._place = Place()
@@ -118,6 +119,7 @@ class Run:
                 "train all its epochs in one loop."
             )
         self._looped = True
+        self._n_epochs = number
         try:
             for epoch in range(self._epoch, number):
                 self._begin(epoch)
@@ -171,9 +173,20 @@ class Run:
             self._trial.report(value, step=self._unit)
         if self._session is not None:
             lower_is_better = sign(self._trial) * value
-            self._session.report(unit=self._unit, step=self._unit, value=lower_is_better)
+            self._session.report(
+                unit=self._unit,
+                step=self._unit,
+                value=lower_is_better,
+                units_left=self._units_left(),
+            )
         if self._trial.should_prune():
             raise pruned(f"Pruned after unit {self._unit} at {value}.")
+
+    def _units_left(self) -> int | None:
+        """Known where each epoch until now had one report."""
+        if self._n_epochs is None or self._unit != self._epoch + 1:
+            return None
+        return self._n_epochs - self._unit
 
     def beat(self) -> None:
         """Say that the run is alive: for within a validation that takes minutes."""

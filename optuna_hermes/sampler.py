@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import optuna
@@ -36,7 +37,7 @@ class HermesSampler(BaseSampler):
         devices: as ``--devices``: which devices a broker started for this study owns. ``auto``
             takes a running broker as it is. The default is ``$OPTUNA_HERMES_DEVICES``, or
             ``auto``.
-        policy: name of the policy for a plain ``study.optimize``; ``optimize`` has its own.
+        policy: as ``--policy``, for a plain ``study.optimize``; ``optimize`` has its own.
         slice_seconds: least length of a slice, likewise.
 
     Example:
@@ -129,6 +130,7 @@ class HermesSampler(BaseSampler):
 
         session = RunSession(join(), rejoin=join)
         session.noted = private.Note(study, trial_id, session)
+        session.describe = partial(private.params_of_id, study, trial_id)
         session.wait_for_grant()
         sessions.add(study.study_name, trial.number, session)
 

@@ -22,6 +22,7 @@ from optuna_hermes._lightning._loggers import (
     rewind_loggers,
 )
 from optuna_hermes._lightning._loops import loop_state, restore_loop_state
+from optuna_hermes._lightning._units import units_left
 from optuna_hermes._lightning._wiring import (
     Wiring,
     batches_done,
@@ -53,6 +54,7 @@ __all__ = [
     "restore_loop_state",
     "rewind_loggers",
     "roots",
+    "units_left",
     "validated_names",
     "watch_launches",
     "why_not_exact",

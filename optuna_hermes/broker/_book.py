@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna_hermes.broker._protocol import SavedCheckpoint, StudySpec
+from optuna_hermes.broker._protocol import Params, SavedCheckpoint, StudySpec
 from optuna_hermes.ledger._base import EventRecord, RunRecord
 from optuna_hermes.model import Curve, Device, RunState, TierName, Unstarted
 from optuna_hermes.policies import Policy
@@ -35,6 +35,8 @@ class Run:
         alone: it outgrew its memory beside others, and gets its device to itself.
         stranded: it found no room although nobody could go: it waits until somebody has gone.
         silence: the longest time between two signs of life while it trained, None at first.
+        units_left: units until its end after its last report, None if unknown.
+        params: its hyper-parameters, empty if unknown.
     """
 
     study: str
@@ -62,6 +64,8 @@ class Run:
     alone: bool = False
     stranded: bool = False
     silence: float | None = None
+    units_left: int | None = None
+    params: Params = field(default_factory=dict)
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
 
     @property
@@ -248,6 +252,7 @@ class Book:
         host: name of this host.
         wall_offset: wall clock minus the monotonic clock, in seconds.
         host_budget_bytes: host memory that runs may take for what they move off their devices.
+        described: parameters of the trials of studies that are about to be opened.
     """
 
     host: str
@@ -257,6 +262,7 @@ class Book:
     slots: dict[str, Slot] = field(default_factory=dict)
     studies: dict[str, Study] = field(default_factory=dict)
     clients: dict[int, Client] = field(default_factory=dict)
+    described: dict[str, dict[int, Params]] = field(default_factory=dict)
 
     def slot_of(self, epoch: int) -> Slot | None:
         """The slot whose live lease has this epoch; None if that lease is over."""

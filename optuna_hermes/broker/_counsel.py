@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -49,6 +49,7 @@ class Counsel:
             slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
         }
         wanted = {want.number for want in self._book.reserved(study.spec.key)}
+        held = self._held(study, up, now)
         seats = self._seats(study)
         views: list[RunView] = []
         finished: list[RunView] = []
@@ -56,6 +57,7 @@ class Counsel:
             seen = _view(
                 run,
                 now=now,
+                held=held.get(run.number, 0.0),
                 cost=study.cost(run.tier),
                 bound=self._bound(run),
                 up_for_decision=run.number in up,
@@ -76,6 +78,16 @@ class Counsel:
             unstarted=_at_most(study.may_open, seats),
             memory=study.memory,
         )
+
+    def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
+        """Device time of the leases that are out, up to what was decided about last."""
+        held: dict[int, float] = {}
+        for slot in self._book.slots.values():
+            lease = slot.lease
+            if lease is not None and lease.study == study.spec.key and lease.number is not None:
+                end = now if lease.number in up else lease.slice_started
+                held[lease.number] = end - lease.started
+        return held
 
     def _seats(self, study: Study) -> int:
         """Processes that stored runs and new trials could get, others going to disk for them.
@@ -98,13 +110,21 @@ def wants_process(study: Study, want: Want) -> bool:
 
 
 def _view(
-    run: Run, *, now: float, cost: float, bound: bool, up_for_decision: bool, reserved: bool
+    run: Run,
+    *,
+    now: float,
+    held: float,
+    cost: float,
+    bound: bool,
+    up_for_decision: bool,
+    reserved: bool,
 ) -> RunView:
     """A run as a policy sees it.
 
     Args:
         run: the run.
         now: since when a run that is up for decision waits.
+        held: device time of its lease that its own count does not have yet.
         cost: seconds to bring it back.
         bound: whether it can go on only on the device it sits on.
         up_for_decision: its slice has just ended, so it competes like a parked run.
@@ -114,19 +134,21 @@ def _view(
     waiting_since = run.waiting_since
     if up_for_decision:
         state, waiting_since = "parked", now
-    elif reserved:
+    elif reserved and run.live:
         state = "running"
     return RunView(
         number=run.number,
         state=state,
         curve=run.curve,
-        attained_seconds=run.device_seconds,
+        attained_seconds=run.device_seconds + held,
         submitted=run.submitted,
         waiting_since=None if state == "running" else waiting_since,
         tier="resident" if up_for_decision else run.tier,
         device=run.device,
         bound_to=(run.device,) if bound and run.device else (),
         switch_cost_seconds=0.0 if up_for_decision else cost,
+        units_left=0 if state == "done" else run.units_left,
+        params=run.params,
     )
 
 
@@ -144,6 +166,11 @@ def _ask(study: Study, snapshot: Snapshot) -> Decision:
 
 
 def _check(decision: Decision, snapshot: Snapshot) -> None:
+    if decision.pruned:
+        raise ValueError(
+            f"a broker kills nothing but the policy prunes run {decision.pruned[0]}: such a "
+            "policy is for the simulator"
+        )
     waiting = {r.number for r in snapshot.runs if r.state in ("pending", "parked", "stored")}
     free = {device.id for device in snapshot.devices if device.free}
     runs = Counter(a.run for a in decision.assignments if a.run is not None)

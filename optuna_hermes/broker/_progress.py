@@ -32,6 +32,7 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
 def training(book: Book, lease: Lease, run: Run, message: wire.Training, now: float) -> None:
     """The first batch since the grant begins: all of the run is on its device."""
     run.stores, run.host_bytes = message.stores, 0
+    run.params = message.params or run.params
     if lease.training:
         return
     lease.training = True
@@ -46,8 +47,9 @@ def report(
     book: Book, lease: Lease, run: Run, message: wire.Report, now: float, out: list[Command]
 ) -> None:
     """A unit more."""
-    seconds = run.device_seconds + now - lease.started
+    seconds = run.device_seconds + (now - lease.started)
     run.units += 1
+    run.units_left, run.params = message.units_left, message.params or run.params
     run.curve = _with_report(run.curve, message.unit, message.step, message.value, seconds)
     out.append(
         ReportRecord(

@@ -13,9 +13,12 @@ import msgspec
 from optuna_hermes.errors import ProtocolError
 from optuna_hermes.model import RunState, TierName
 
-VERSION = 2
+VERSION = 3
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 HEADER_BYTES = 4
+
+Params = dict[str, float | int | bool | str | None]
+"""A trial's hyper-parameters as plain JSON; a choice that is none is its text."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -29,7 +32,8 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         key: the study's key, the same in every process.
         name: its name, for people.
         ledger_url: SQLAlchemy URL of its ledger.
-        policy: a name of ``POLICIES``.
+        policy: a name of ``POLICIES``, or a class of the user's as any process finds it.
+        folders: where such a class may import from.
         slice_seconds: least length of a slice.
         seed: for policies that draw random numbers.
         maximize: the values were turned round; only ``status`` turns them back.
@@ -39,6 +43,7 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     ledger_url: str
     policy: str = "hermes"
+    folders: tuple[str, ...] = ()
     slice_seconds: float = 1.0
     seed: int = 0
     maximize: bool = False
@@ -82,6 +87,13 @@ class OpenStudy(_Message, frozen=True, kw_only=True):
     adopted: dict[int, int] = {}
 
 
+class Describe(_Message, frozen=True, kw_only=True):
+    """The hyper-parameters of runs that may not train for a while: of the study opened next."""
+
+    study: str
+    params: dict[int, Params]
+
+
 class Ready(_Message, frozen=True, kw_only=True):
     """A worker process of this study waits for a run."""
 
@@ -107,20 +119,30 @@ class Begin(_Message, frozen=True, kw_only=True):
 class Training(_Message, frozen=True, kw_only=True):
     """The first batch since the grant begins: what came before was the cost of switching.
 
-    ``stores`` says whether the run can be suspended to disk.
+    Args:
+        stores: whether the run can be suspended to disk.
+        params: its hyper-parameters, as far as they are known now.
     """
 
     epoch: int
     stores: bool
+    params: Params = {}
 
 
 class Report(_Message, frozen=True, kw_only=True):
-    """The run's value (lower is better) after ``unit`` units, counted from 1."""
+    """The run's value (lower is better) after ``unit`` units, counted from 1.
+
+    Args:
+        units_left: units until its end, None if unknown.
+        params: its hyper-parameters, if they were not told before.
+    """
 
     epoch: int
     unit: int
     step: int
     value: float
+    units_left: int | None = None
+    params: Params = {}
 
 
 class Beat(_Message, frozen=True, kw_only=True):
@@ -287,6 +309,7 @@ class Status(_Message, frozen=True, kw_only=True):
 FromClient = (
     Hello
     | OpenStudy
+    | Describe
     | Ready
     | Register
     | Begin

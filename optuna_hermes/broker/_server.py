@@ -31,6 +31,7 @@ from optuna_hermes.broker._events import (
     Tick,
     WritesFailed,
 )
+from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._ledgers import Ledgers
 from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.broker._state import State
@@ -171,6 +172,7 @@ class Server:
     def _read_study(self, connection: int, message: wire.OpenStudy | wire.Register) -> None:
         key = message.study.key
         try:
+            look_in(message.study.folders)
             make_policy(message.study.policy)
             self._ledgers.flush()
             ledger = self._ledgers.open(key, message.study.ledger_url)
@@ -236,8 +238,13 @@ class Server:
             await asyncio.sleep(POLL_SECONDS if self._idle_seconds is None else self._interval())
             self._apply(self._polled())
             quiet = time.monotonic() - self._last_busy
-            if self._state.idle and self._idle_seconds is not None and quiet > self._idle_seconds:
+            if self._state.idle and self._idle_seconds is not None and quiet > self._patience():
                 self._stop.set()
+
+    def _patience(self) -> float:
+        """Whoever has started this process may take a while to connect."""
+        assert self._idle_seconds is not None
+        return max(self._idle_seconds, 0.0 if self._last_connection else _HELLO_SECONDS)
 
     def _polled(self) -> DevicesPolled:
         pids = {client.pid for client in self._state.book.clients.values()}

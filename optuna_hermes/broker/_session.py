@@ -56,6 +56,9 @@ class RunSession:
         self.devices: tuple[str, ...] = ()
         self.alone = True
         self.noted = noted
+        self.describe: Callable[[], wire.Params] = dict
+        """Tells the trial's hyper-parameters, as far as they are known by then."""
+        self._described = False
         self._rejoin = rejoin
         self._connection = connection
         self._epoch = 0
@@ -113,11 +116,24 @@ class RunSession:
         """The first batch since the grant begins."""
         if not self._trained:
             self._trained = True
-            self._send(wire.Training(epoch=self._epoch, stores=stores))
+            params = self.describe()
+            self._described = bool(params)
+            self._send(wire.Training(epoch=self._epoch, stores=stores, params=params))
 
-    def report(self, *, unit: int, step: int, value: float) -> None:
+    def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
-        self._send(wire.Report(epoch=self._epoch, unit=unit, step=step, value=value))
+        params = {} if self._described else self.describe()
+        self._described = True
+        self._send(
+            wire.Report(
+                epoch=self._epoch,
+                unit=unit,
+                step=step,
+                value=value,
+                units_left=units_left,
+                params=params,
+            )
+        )
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""

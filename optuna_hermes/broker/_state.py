@@ -119,6 +119,8 @@ class State:
             self._ready(connection, message, now, out)
         elif isinstance(message, wire.Drain):
             self._drain(message.study, now, out)
+        elif isinstance(message, wire.Describe):
+            self.book.described.setdefault(message.study, {}).update(message.params)
         elif isinstance(message, wire.GetStatus):
             status = wire.Status(document=self.status(now, runs=message.runs))
             out.append(Send(connection=connection, message=status))
@@ -286,6 +288,9 @@ class State:
             return
         else:
             changed = take_charge(study, connection, message, now)
+            for number, params in self.book.described.pop(study.spec.key, {}).items():
+                if number in study.runs:
+                    study.runs[number].params = params
             out.extend(self.book.record(run, now) for run in changed)
         self.book.clients[connection].study = study.spec.key
         self._dispatcher.schedule(now, out)

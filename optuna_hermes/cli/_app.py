@@ -14,6 +14,7 @@ from optuna_hermes.cli import (
     _optimize,
     _optuna_verbs,
     _quickstart,
+    _simulate,
     _status,
     _upkeep,
 )
@@ -27,6 +28,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 VERBS: dict[str, Callable[..., Any]] = {
     "optimize": _optimize.optimize,
     "quickstart": _quickstart.quickstart,
+    "simulate": _simulate.simulate,
     "status": _status.status,
     "finish": _upkeep.finish,
     "gc": _upkeep.gc,

@@ -52,7 +52,12 @@ def optimize(
     ] = None,
     devices: Devices = "auto",
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help="Who trains next: hermes, fifo or round-robin.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Who trains next: hermes, fifo, round-robin, slaq, las, asha, hermes-slope, "
+            "freeze-thaw; module:CLASS or FILE.py:CLASS is one of your own.",
+        ),
     ] = "hermes",
     slice_seconds: Annotated[
         float, typer.Option(min=0.001, metavar="S", help="Least length of a slice.")
@@ -132,6 +137,6 @@ def conclude(result: OptimizeResult, again: str) -> int:
 
     if result.problem is not None:
         return complain(result.problem, BAD_INPUT)
-    if result.unfinished or result.interrupted:
+    if result.unfinished or result.stopped or result.interrupted:
         note(f"Stopped with {plural(result.unfinished, 'trial')} suspended. To go on:\n  {again}")
     return INTERRUPTED if result.interrupted else 0

@@ -5,17 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from optuna_hermes.errors import UnknownPolicyError
-from optuna_hermes.policies._base import Policy
+from optuna_hermes.policies._asha import Asha
+from optuna_hermes.policies._base import Policy, opened, place, unopened, with_openings
+from optuna_hermes.policies._custom import load_policy
 from optuna_hermes.policies._fifo import Fifo
+from optuna_hermes.policies._freeze_thaw import FreezeThaw
 from optuna_hermes.policies._hermes import Hermes
+from optuna_hermes.policies._hermes_slope import HermesSlope
+from optuna_hermes.policies._las import LeastAttainedService
 from optuna_hermes.policies._round_robin import RoundRobin
+from optuna_hermes.policies._slaq import Slaq
 
-__all__ = ["POLICIES", "Fifo", "Hermes", "Policy", "RoundRobin", "make_policy"]
+__all__ = [
+    "POLICIES",
+    "Asha",
+    "Fifo",
+    "FreezeThaw",
+    "Hermes",
+    "HermesSlope",
+    "LeastAttainedService",
+    "Policy",
+    "RoundRobin",
+    "Slaq",
+    "make_policy",
+    "opened",
+    "place",
+    "unopened",
+    "with_openings",
+]
 
 POLICIES: Mapping[str, type[Policy]] = {
     "hermes": Hermes,
+    "hermes-slope": HermesSlope,
     "fifo": Fifo,
     "round-robin": RoundRobin,
+    "slaq": Slaq,
+    "las": LeastAttainedService,
+    "asha": Asha,
+    "freeze-thaw": FreezeThaw,
 }
 """Every policy by the name that users give it; the first is the default."""
 
@@ -24,13 +51,18 @@ def make_policy(name: str) -> Policy:
     """A policy with its default settings.
 
     Args:
-        name: a key of ``POLICIES``.
+        name: a key of ``POLICIES``, or ``FILE.py:CLASS`` or ``module:CLASS`` for one's own
+            subclass of ``Policy``.
 
     Raises:
         UnknownPolicyError: there is no such policy.
+        InvalidInputError: it cannot be imported, or is no policy.
     """
-    try:
+    if name in POLICIES:
         return POLICIES[name]()
-    except KeyError:
-        names = ", ".join(POLICIES)
-        raise UnknownPolicyError(f"A policy must be one of {names} but got {name!r}.") from None
+    if ":" in name:
+        return load_policy(name)
+    names = ", ".join(POLICIES)
+    raise UnknownPolicyError(
+        f"A policy must be one of {names}, or FILE.py:CLASS or module:CLASS, but got {name!r}."
+    )

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
-from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot
+from optuna_hermes.model import Assignment, Decision, Device, RunState, RunView, Snapshot
+
+OPENING_POWER = 4 / 3
+"""How many units opened trials have had when the next one is due, as a power of their number."""
+
+_number = attrgetter("number")
 
 
 class Policy(ABC):
@@ -33,19 +41,7 @@ class Policy(ABC):
 def free_devices(snapshot: Snapshot) -> list[Device]:
     """The devices a policy may assign now, in the order of their ids on their hosts."""
     free = [device for device in snapshot.devices if device.free and device.healthy]
-    return sorted(free, key=lambda device: (device.host, len(device.id), device.id))
-
-
-def candidates(snapshot: Snapshot) -> list[RunView]:
-    """The runs that could use a free device now, in the order of their numbers."""
-    free = {device.id for device in free_devices(snapshot)}
-    waiting = [
-        run
-        for run in snapshot.runs
-        if run.state in ("pending", "parked", "stored")
-        and not (run.bound_to and free.isdisjoint(run.bound_to))
-    ]
-    return sorted(waiting, key=lambda run: run.number)
+    return sorted(free, key=_place_of) if len(free) > 1 else free
 
 
 def unopened(snapshot: Snapshot) -> list[RunView | None]:
@@ -53,15 +49,61 @@ def unopened(snapshot: Snapshot) -> list[RunView | None]:
 
     There are never more new trials than free devices: nobody could take them.
     """
-    pending = [run for run in candidates(snapshot) if run.state == "pending"]
-    bound = len(free_devices(snapshot))
+    bound = sum(device.free and device.healthy for device in snapshot.devices)
     count = snapshot.unstarted.count
-    return [*pending, *[None] * (bound if count is None else max(0, min(count, bound)))]
+    new = bound if count is None else max(0, min(count, bound))
+    return [*_waiting(snapshot, ("pending",)), *[None] * new]
 
 
 def opened(snapshot: Snapshot) -> list[RunView]:
     """The runs that wait and have had a device before, in the order of their numbers."""
-    return [run for run in candidates(snapshot) if run.state != "pending"]
+    return _waiting(snapshot, ("parked", "stored"))
+
+
+def holders(snapshot: Snapshot) -> frozenset[int]:
+    """The runs whose slice has just ended on a device that is free now: going on costs nothing."""
+    free = {device.id for device in snapshot.devices if device.free and device.healthy}
+    return frozenset(
+        run.number
+        for run in snapshot.runs
+        if run.waiting_since == snapshot.now and run.device in free and run.state == "parked"
+    )
+
+
+def with_openings(snapshot: Snapshot, ranked: Iterable[RunView]) -> Iterator[RunView | None]:
+    """Whom to run, best first, trials being opened in between.
+
+    First come runs without a report: their first unit is finished before anything is compared. A
+    fixed list is opened at once. Of a sampler that learns, trial ``m + 1`` is opened once the
+    trials opened so far have had ``(m + 1) ** (4 / 3)`` units in all, or when no run waits. So of
+    U units the number of trials grows as ``U ** 0.75``: the more is known, the longer a trial is
+    trained on average. The rule is this project's own.
+
+    Args:
+        snapshot: what can be opened, and how much was trained.
+        ranked: the runs that have been opened, best first; read only as far as needed.
+    """
+    new = deque(unopened(snapshot))
+    yield from (run for run in opened(snapshot) if not run.curve.values)
+    if new:
+        known = [run for run in (*snapshot.runs, *snapshot.finished) if run.state != "pending"]
+        units = math.inf if snapshot.unstarted.fixed else sum(run.curve.units for run in known)
+        n_opened = len(known)
+        while new and (n_opened + 1) ** OPENING_POWER <= units:
+            yield new.popleft()
+            n_opened += 1
+    yield from (run for run in ranked if run.curve.values)
+    yield from new
+
+
+def _waiting(snapshot: Snapshot, states: tuple[RunState, ...]) -> list[RunView]:
+    """The runs in these states that could use a free device now, by number."""
+    waiting = [run for run in snapshot.runs if run.state in states]
+    if any(run.bound_to for run in waiting):
+        free = {device.id for device in snapshot.devices if device.free and device.healthy}
+        waiting = [r for r in waiting if not (r.bound_to and free.isdisjoint(r.bound_to))]
+    waiting.sort(key=_number)
+    return waiting
 
 
 def place(snapshot: Snapshot, order: Iterable[RunView | None]) -> tuple[Assignment, ...]:
@@ -79,6 +121,8 @@ def place(snapshot: Snapshot, order: Iterable[RunView | None]) -> tuple[Assignme
         One assignment for each run that found as many devices as it wants, best first.
     """
     free = [device.id for device in free_devices(snapshot)]
+    if len(free) == 1:
+        return _place_one(free[0], order)
     chosen: list[RunView | None] = []
     seats: dict[str, int] = {}
     for run in order if free else ():
@@ -98,6 +142,15 @@ def place(snapshot: Snapshot, order: Iterable[RunView | None]) -> tuple[Assignme
     )
 
 
+def _place_one(device: str, order: Iterable[RunView | None]) -> tuple[Assignment, ...]:
+    for run in order:
+        if run is None:
+            return (Assignment(run=None, devices=(device,)),)
+        if run.devices_wanted == 1 and _fits(run, device):
+            return (Assignment(run=run.number, devices=(device,)),)
+    return ()
+
+
 def _seats(runs: Sequence[RunView | None], free: Sequence[str]) -> dict[str, int] | None:
     """Devices for all of ``runs`` (device -> index of its run), None if they do not all fit."""
     fits = [[id_ for id_ in free if _fits(run, id_)] for run in runs]
@@ -111,6 +164,10 @@ def _seats(runs: Sequence[RunView | None], free: Sequence[str]) -> dict[str, int
             if not _augment(index, fits, seats, set()):
                 return None
     return seats
+
+
+def _place_of(device: Device) -> tuple[str, int, str]:
+    return device.host, len(device.id), device.id
 
 
 def _fits(run: RunView | None, device: str) -> bool:

@@ -6,7 +6,6 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 
 import numpy as np
 
@@ -25,14 +24,15 @@ _CELLS = 100_000
 class Hermes(Policy):
     """Runs next the trial that has had least for its rank.
 
-    A trial's rank (1 is best) counts the trials, finished and running ones among them, that were
-    lower when they were as old as it is now. Its lead counts only those of them that would still
-    be lower if it fell once more as it did over the last half of its units: it tells a trial that
-    will overtake from one that has settled. The trial goes next that minimises
-    ``(rank * lead) ** (alpha / 2) * sqrt(units * seconds)``, with the device time it has had in
-    mean units. So its share of the devices falls as a power of its rank, nothing is killed and
-    nothing starves; an expensive trial gets fewer units for more time. NaN and infinite values
-    rank last, and of equal ones the earlier trial goes first.
+    A trial's place (1 is best) counts the trials, finished and running ones among them, that are
+    lower now. Its lead counts those that were lower when they were as old as it is, and would be
+    lower still if it fell on for half as long at the pace of its last half: so one that will
+    overtake goes before one that has settled, and one that is young is compared with the others
+    as they were. The trial goes next that minimises
+    ``(place * lead) ** (alpha / 2) * sqrt(units * seconds)``, with its device time in mean units.
+    So its share of the devices falls as a power of its rank, nothing is killed and nothing
+    starves; an expensive trial gets fewer units in more time. NaN and infinite values rank last,
+    and of equal ones the earlier trial goes first.
 
     Every trial gets its first unit before it is ranked. A fixed list is opened at once; of a
     sampler that learns, trial ``m + 1`` is opened once the smallest index reaches
@@ -95,79 +95,57 @@ class Hermes(Policy):
 
 
 class _Field:
-    """The runs that have reported, oldest first, and the indices of those that wait.
+    """The runs that have reported, those that wait first, and the indices of these.
 
     Comparing all with all would take too long where there are thousands: an index is worked out
-    only when a lower bound of it is the smallest.
+    only when what its place alone makes of it is the smallest.
     """
 
     def __init__(
         self, table: CurveTable, snapshot: Snapshot, waiting: Sequence[RunView], alpha: float
     ) -> None:
         self._power = alpha / 2
-        reported = [run for run in waiting if run.curve.values]
-        n_waiting, numbers = len(reported), {run.number for run in reported}
-        others = (*snapshot.runs, *snapshot.finished)
-        reported += [run for run in others if run.number not in numbers and run.curve.values]
-        rows = table.rows([run.curve for run in reported])
-        order = np.argsort(-table.units[rows], kind="stable")
-        rows = rows[order]
-        self._waiting = np.flatnonzero(order < n_waiting)
-        self._runs = [reported[place_] for place_ in order.tolist()]
-        self._rows, self._values = rows, table.values
-        self._ages = units = table.units[rows]
-        self._last = table.values[rows, units - 1]
-        self._reach = reach(self._last, table.values[rows, units - 1 - units // 2], units)
-        self._price = _prices(units, table.seconds[rows])
-        self._at_once = max(1, _CELLS // max(1, len(rows)))
+        self._waiting = [run for run in waiting if run.curve.values]
+        numbers = {run.number for run in self._waiting}
+        curves = [run.curve for run in self._waiting]
+        curves += [
+            run.curve
+            for run in (*snapshot.runs, *snapshot.finished)
+            if run.number not in numbers and run.curve.values
+        ]
+        rows = table.rows(curves)
+        self._rows, self._values, self._units = rows, table.values, table.units[rows]
+        self._last = table.values[rows, self._units - 1]
+        self._price = _prices(self._units, table.seconds[rows])[: len(self._waiting)]
 
     def in_order(self) -> Iterator[tuple[float, RunView]]:
         """The waiting runs with their indices, smallest first."""
-        heap: list[tuple[float, int, int, Places | int]] = []
-        for batch in self._batches():
-            heapq.heappush(heap, (float(self._price[batch].min()), 0, int(batch[0]), batch))
-        while heap:
-            index, _, _, batch_or_place = heapq.heappop(heap)
-            if isinstance(batch_or_place, int):
-                yield index, self._runs[batch_or_place]
-            elif len(batch_or_place) > self._at_once:
-                for bound, part in self._parts(batch_or_place):
-                    heapq.heappush(heap, (bound, 1, int(part[0]), part))
-            else:
-                places = batch_or_place.tolist()
-                numbers = [self._runs[place_].number for place_ in places]
-                heap += zip(self._indices(batch_or_place), repeat(2), numbers, places)
-                heapq.heapify(heap)
-
-    def _batches(self) -> Iterator[Places]:
-        """The waiting runs: all, or those of one age after another if that is too much at once."""
-        if len(self._waiting) > self._at_once:
-            ages = self._ages[self._waiting]
-            for age in np.unique(ages).tolist():
-                yield self._waiting[ages == age]
-        elif len(self._waiting):
-            yield self._waiting
-
-    def _parts(self, batch: Places) -> Iterator[tuple[float, Places]]:
-        """Runs of one age in the order of what their ranks alone make of their indices."""
-        age = int(self._ages[batch[0]])
-        n_as_old = int(np.count_nonzero(self._ages >= age))
-        peers = np.sort(self._values[self._rows[:n_as_old], age - 1])
-        bounds = self._price[batch] * (peers.searchsorted(self._last[batch]) + 1) ** self._power
+        own = self._last[: len(self._waiting)]
+        place_ = np.where(np.isinf(own), len(self._last), np.sort(self._last).searchsorted(own) + 1)
+        bounds = self._price * place_**self._power
         order = np.argsort(bounds, kind="stable")
-        for start in range(0, len(order), self._at_once):
-            some = order[start : start + self._at_once]
-            yield float(bounds[some[0]]), batch[some]
+        at_once = max(1, _CELLS // max(1, len(self._rows)))
+        heap: list[tuple[float, int, int]] = []
+        for start in range(0, len(order), at_once):
+            some = order[start : start + at_once]
+            while heap and heap[0][0] < bounds[some[0]]:
+                index, _, first = heapq.heappop(heap)
+                yield index, self._waiting[first]
+            indices = bounds[some] * self._leads(some) ** self._power
+            numbers = [self._waiting[each].number for each in some.tolist()]
+            heap += zip(indices.tolist(), numbers, some.tolist(), strict=True)
+            heapq.heapify(heap)
+        while heap:
+            index, _, first = heapq.heappop(heap)
+            yield index, self._waiting[first]
 
-    def _indices(self, batch: Places) -> list[float]:
-        own = self._last[batch, None]
-        lower = self._values[self._rows, self._ages[batch, None] - 1] < own
-        rank = lower.sum(axis=1) + 1
-        lower &= self._last < self._reach[batch, None]
-        lead = lower.sum(axis=1) + 1
-        product = np.where(np.isinf(own[:, 0]), float(len(self._runs)) ** 2, rank * lead)
-        indices: list[float] = (self._price[batch] * product**self._power).tolist()
-        return indices
+    def _leads(self, some: Places) -> Places:
+        """Of each of some runs, 1 and how many were lower at its age and are out of its reach."""
+        units, own = self._units[some], self._last[some]
+        goal = reach(own, self._values[self._rows[some], units - 1 - units // 2], units)
+        lower = self._values[self._rows, units[:, None] - 1] < own[:, None]
+        lower &= self._last < goal[:, None]
+        return np.where(np.isinf(own), len(self._last), lower.sum(axis=1) + 1)
 
 
 def _prices(units: Places, seconds: Floats) -> Floats:

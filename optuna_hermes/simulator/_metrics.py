@@ -89,5 +89,5 @@ def _mean_regret(trace: Trace, lowest: float, span: float, work: float) -> float
         if each.value < best:
             area += regret * (each.end - since)
             best, since = each.value, each.end
-            regret = min(1.0, max(0.0, (best - lowest) / span)) if span else 0.0
+            regret = max(0.0, best - lowest) / span if span else 0.0
     return (area + regret * (work - since)) / work

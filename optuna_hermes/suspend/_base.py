@@ -127,8 +127,15 @@ class Session(Protocol):
     def training(self, *, stores: bool) -> None:
         """The first batch since the grant begins; ``stores`` says whether the run can be stored."""
 
-    def report(self, *, unit: int, step: int, value: float) -> None:
-        """Say the value (lower is better) after ``unit`` units, counted from 1."""
+    def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
+        """Say the value (lower is better) after ``unit`` units, counted from 1.
+
+        Args:
+            unit: which one.
+            step: what the run counted.
+            value: of the objective.
+            units_left: units until its end, None if unknown.
+        """
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """Say that the run makes progress; costs nothing when called more than once a second.

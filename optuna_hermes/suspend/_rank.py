@@ -112,7 +112,7 @@ class Rank:
         """See ``Session``."""
         self._tell("training", {"stores": stores})
 
-    def report(self, *, unit: int, step: int, value: float) -> None:
+    def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """Said with ``reported``."""
 
     def reported(self, unit: int, value: float) -> bool:

@@ -89,12 +89,18 @@ class FakeBroker:
         return self._connections
 
     def driver(
-        self, *, key: str = "s", unstarted: int | None = 4, max_alive: int = 4, **spec: Any
+        self,
+        *,
+        key: str = "s",
+        unstarted: int | None = 4,
+        max_alive: int = 4,
+        fixed: bool = False,
+        **spec: Any,
     ) -> int:
         """A driver that has opened a study."""
         connection = self.connect("driver")
         study = wire.StudySpec(key=key, name=key, ledger_url="memory:", **spec)
-        message = wire.OpenStudy(study=study, unstarted=unstarted, max_alive=max_alive)
+        message = wire.OpenStudy(study=study, unstarted=unstarted, max_alive=max_alive, fixed=fixed)
         self.apply(StudyRead(connection=connection, message=message))
         return connection
 

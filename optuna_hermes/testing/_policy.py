@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +24,7 @@ from optuna_hermes.model import (
     Unstarted,
 )
 from optuna_hermes.policies import Policy
+from optuna_hermes.simulator import Cluster, FixedList, Recording
 
 # A contract is inherited: Hypothesis sees one test run by several classes, which is meant.
 _inherited = settings(
@@ -61,6 +65,33 @@ _waiting_states: st.SearchStrategy[RunState] = st.sampled_from(["pending", "park
 _wanted = st.sampled_from([1, 1, 1, 2])
 _finished = st.lists(curves, max_size=2)
 _counts = st.none() | _small
+_units_left = st.none() | st.integers(1, 9)
+_params: st.SearchStrategy[Mapping[str, Any]] = st.sampled_from(
+    [{}, {"lr": 0.1}, {"lr": 1e-5, "layers": 3, "act": "relu", "nesterov": True, "clip": None}]
+)
+_trainings = st.lists(
+    st.lists(_values, min_size=1, max_size=5).map(
+        lambda values: Recording(values=tuple(values), seconds=(1.0,) * len(values))
+    ),
+    min_size=1,
+    max_size=5,
+)
+_endless = st.lists(
+    st.lists(_values, min_size=1, max_size=3).map(
+        lambda values: Recording(values=(*values * LONG,)[:LONG], seconds=(1.0,) * LONG)
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+LONG = 600
+"""Units of a training that does not end while a test looks."""
+
+MANY = 10_000
+"""Runs of the largest study that a policy must cope with."""
+
+PATIENCE_SECONDS = 5.0
+"""What a decision over so many may take: far more than it should, for machines differ."""
 
 
 @st.composite
@@ -90,25 +121,37 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 def _run(draw: st.DrawFn, number: int, busy: list[str]) -> RunView:
     """A run on one of the ``busy`` devices, which is taken off the list, or one that waits."""
-    if draw(_flags) and busy:
-        return RunView(number=number, state="running", curve=draw(curves), device=busy.pop())
-    return _waiting(draw, number)
+    if not (draw(_flags) and busy):
+        return _waiting(draw, number)
+    curve = draw(curves)
+    return RunView(
+        number=number,
+        state="running",
+        curve=curve,
+        attained_seconds=float(curve.units),
+        device=busy.pop(),
+        units_left=draw(_units_left),
+        params=draw(_params),
+    )
 
 
 def _waiting(draw: st.DrawFn, number: int) -> RunView:
     state, since, wanted = draw(_waiting_states), float(draw(_small)), draw(_wanted)
     if state == "pending":
         return RunView(number=number, state=state, submitted=since, devices_wanted=wanted)
-    ids = draw(_ids)
+    ids, curve = draw(_ids), draw(curves)
     return RunView(
         number=number,
         state=state,
-        curve=draw(curves),
+        curve=curve,
+        attained_seconds=float(curve.units),
         waiting_since=since,
         tier="disk" if state == "stored" else "host",
         device=ids[0] if state == "parked" else None,
         bound_to=tuple(ids) if wanted == 1 and draw(_flags) else (),
         devices_wanted=wanted,
+        units_left=draw(_units_left),
+        params=draw(_params),
     )
 
 
@@ -127,10 +170,15 @@ class PolicyContract:
         policy: the policy under test; one object serves all tests, for policies have no state.
         work_conserving: whether a device stays empty only if nothing fits on it; False for
             policies that hold devices back on purpose.
+        prunes: whether it may prune; only rivals in the simulator may, the broker refuses it.
+        starves_nobody: whether every run goes on again and again however bad it is, also among
+            runs that do not end.
     """
 
     policy: Policy
     work_conserving: bool = True
+    prunes: bool = False
+    starves_nobody: bool = False
 
     @_inherited
     @given(snapshot=_snapshots)
@@ -199,6 +247,16 @@ class PolicyContract:
 
     @_inherited
     @given(snapshot=_snapshots)
+    def test_only_suspended_runs_are_pruned(self, snapshot: Snapshot) -> None:
+        """A live policy prunes nothing; a rival prunes no run twice, and none that it assigns."""
+        decision = self.policy.decide(snapshot)
+        pruned = set(decision.pruned)
+        assert len(pruned) == len(decision.pruned) * self.prunes
+        assert pruned.isdisjoint(each.run for each in decision.assignments)
+        assert {run.number for run in _candidates(snapshot)}.issuperset(pruned)
+
+    @_inherited
+    @given(snapshot=_snapshots)
     def test_no_device_stays_empty_that_could_be_used(self, snapshot: Snapshot) -> None:
         """A free device stays empty only if no waiting run and no new trial fits on it."""
         assigned = self._assigned(snapshot)
@@ -236,11 +294,56 @@ class PolicyContract:
             )
             assert [a.run for a in self._assigned(snapshot)] == [None] * self.work_conserving
 
+    @_inherited
+    @given(trainings=_trainings, n_devices=st.integers(1, 3))
+    def test_every_trial_ends(self, trainings: Sequence[Recording], n_devices: int) -> None:
+        """In a simulation every trial is trained to its end, or pruned, whatever its values."""
+        trace = Cluster(self.policy, FixedList(trainings), n_devices=n_devices).run()
+        over = {*trace.finished, *trace.pruned}
+        assert not self.work_conserving or over == set(range(len(trainings)))
+
+    @settings(_inherited, max_examples=8)
+    @given(trainings=_endless)
+    def test_nobody_starves(self, trainings: Sequence[Recording]) -> None:
+        """Late in a simulation every run still goes on now and then, where that is promised."""
+        if not self.starves_nobody:
+            return
+        trace = Cluster(self.policy, FixedList(trainings)).run(until=LONG)
+        late = {each.number for each in trace.slices if each.start >= LONG / 2}
+        assert late == set(range(len(trainings)))
+
+    def test_ten_thousand_runs_are_decided_in_time(self) -> None:
+        """A decision over a very large study comes, about one device and about several."""
+        for free in (1, 3):
+            began = time.process_time()
+            decision = self.policy.decide(_large(free))
+            assert time.process_time() - began < PATIENCE_SECONDS
+            given_out = {id_ for each in decision.assignments for id_ in each.devices}
+            assert not self.work_conserving or len(given_out) == free
+
     def _assigned(self, snapshot: Snapshot) -> tuple[Assignment, ...]:
         return self.policy.decide(snapshot).assignments
 
     def _next(self, snapshot: Snapshot, memory: object) -> Decision:
         return self.policy.decide(replace(snapshot, memory=memory))
+
+
+@cache
+def _large(free: int) -> Snapshot:
+    """Runs of different ages that fall to different levels, some of them alike, some diverged."""
+    runs = tuple(
+        RunView(
+            number=number,
+            state="stored" if number % 3 else "parked",
+            curve=_curve([1 / unit + number % 977 for unit in range(1, 2 + number % 20)]),
+            attained_seconds=2.0 + number % 20,
+            waiting_since=float(number % 31),
+        )
+        for number in range(MANY - 1)
+    )
+    diverged = RunView(number=MANY - 1, state="parked", curve=_curve([1.0, math.nan]))
+    devices = tuple(Device(id=f"cpu:{index}", free=index < free) for index in range(4))
+    return Snapshot(now=1000.0, devices=devices, runs=(*runs, diverged))
 
 
 def _candidates(snapshot: Snapshot) -> list[RunView]:

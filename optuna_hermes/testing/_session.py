@@ -39,6 +39,7 @@ class FakeSession:
         self.checkpoints = checkpoints
         self.trainings: list[bool] = []
         self.reports: list[tuple[int, int, float]] = []
+        self.units_left: list[int | None] = []
         self.beats: list[int] = []
         self.parks: list[TierName] = []
         self.states: list[StoredState] = []
@@ -70,9 +71,10 @@ class FakeSession:
         """See ``suspend.Session``."""
         self.trainings.append(stores)
 
-    def report(self, *, unit: int, step: int, value: float) -> None:
+    def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
         self.reports.append((unit, step, value))
+        self.units_left.append(units_left)
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""

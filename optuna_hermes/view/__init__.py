@@ -5,6 +5,7 @@ from __future__ import annotations
 from optuna_hermes.view._chart import BEST_MARK, chart
 from optuna_hermes.view._checks import checks_view
 from optuna_hermes.view._progress import Progress, make_progress
+from optuna_hermes.view._simulation import counting, loop_view, simulation_view
 from optuna_hermes.view._status import status_view
 from optuna_hermes.view._summary import summary_view, suspensions
 from optuna_hermes.view._words import duration, parameters, plural, ranges, size
@@ -14,11 +15,14 @@ __all__ = [
     "Progress",
     "chart",
     "checks_view",
+    "counting",
     "duration",
+    "loop_view",
     "make_progress",
     "parameters",
     "plural",
     "ranges",
+    "simulation_view",
     "size",
     "status_view",
     "summary_view",

@@ -47,7 +47,8 @@ def optimize(
         timeout: seconds.
         device_seconds: device time to spend.
         devices: ``auto``, ``cpu:2`` or GPU UUIDs with commas; None for ``$OPTUNA_HERMES_DEVICES``.
-        policy: who trains next: a name of ``optuna_hermes.policies.POLICIES``.
+        policy: who trains next: a name of ``optuna_hermes.policies.POLICIES``, or ``FILE.py:CLASS``
+            or ``module:CLASS`` for one's own.
         slice_seconds: least length of a slice.
         seed: sampler and trials draw their random numbers from it.
         checkpoint_dir: where suspended trials go; beside the database if None.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -14,11 +15,10 @@ from typing import Any
 
 import cloudpickle
 import optuna
-import psutil
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna as private
-from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect_or_start
+from optuna_hermes.broker import Connection, StudySpec, connect_or_start
 from optuna_hermes.broker._protocol import Drain
 from optuna_hermes.errors import (
     BrokerConflictError,
@@ -26,15 +26,18 @@ from optuna_hermes.errors import (
     StorageError,
 )
 from optuna_hermes.ledger import Ledger, open_ledger
-from optuna_hermes.model import LIVE_STATES, RunState
 from optuna_hermes.view import Progress
 from optuna_hermes.workers._objective import Objective, pack
+from optuna_hermes.workers._opening import descriptions, most_alive, opening
 from optuna_hermes.workers._result import OptimizeResult, best_of, trial_results
 from optuna_hermes.workers._staff import Staff
 from optuna_hermes.workers._worker import Job
 
 PARK_SECONDS = 10.0
 """How long Ctrl-C waits for every live trial to be suspended, before it ends their processes."""
+
+LEAVE_SECONDS = 5.0
+"""How long a worker may take to end, and the broker to hear of it."""
 
 READY_PER_DEVICE = 2
 """Workers kept ready for each device: one takes it, another is there before the next is forked."""
@@ -43,9 +46,7 @@ MAX_BROKERS = 5
 """How many brokers one call uses up before it believes that something is wrong with them."""
 
 POLL_SECONDS = 0.2
-_WORKERS_PER_DEVICE = 8
-_WORKER_BYTES = {"cpu": 500_000_000, "gpu": 4_000_000_000}
-"""Host memory that a worker may come to hold of its own, with some room for data."""
+_NEWS_SECONDS = 0.02
 
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
@@ -60,7 +61,7 @@ class Settings:
         timeout: seconds after which every trial is suspended, from when workers can begin.
         device_seconds: device time of this call after which every trial is suspended.
         devices: as ``--devices``.
-        policy: a policy's name.
+        policy: as ``--policy``.
         slice_seconds: least length of a slice.
         seed: every random number of sampler and trials follows from it; None draws one, once.
         checkpoint_dir: where suspended trials go; None for beside the database.
@@ -96,7 +97,8 @@ class Driver:
         self._problem: str | None = None
         self._called_back: set[int] = set()
         self._last_done = 0
-        self._began = 0.0
+        self._began = math.inf
+        self._stopped = False
         self._last: dict[str, Any] = {}
         self._devices: tuple[str, ...] = ()
 
@@ -134,7 +136,6 @@ class Driver:
         root = private.checkpoint_root(self._study, settings.checkpoint_dir)
         study = cloudpickle.dumps(self._study)
         staff.employ(Job(study=study, key=spec.key, seed=seed, checkpoint_root=root))
-        self._began = time.monotonic()
         for _ in range(MAX_BROKERS):
             connection = connect_or_start("driver", settings.devices)
             try:
@@ -151,36 +152,74 @@ class Driver:
         raise BrokerError(f"The broker ended {MAX_BROKERS} times: see broker.log.")
 
     def _attend(
-        self,
-        connection: Connection,
-        staff: Staff,
-        spec: StudySpec,
-        ledger: Ledger,
+        self, connection: Connection, staff: Staff, spec: StudySpec, ledger: Ledger
     ) -> None:
         self._devices = connection.welcome.device_ids
-        max_alive = _max_alive(self._devices)
-        connection.send(self._opening(spec, ledger, max_alive))
-        drained_at: float | None = None
+        self._began = min(self._began, time.monotonic())
+        max_alive = most_alive(self._devices)
+        known = ledger.load_runs(spec.key)
+        for described in descriptions(self._study, spec.key):
+            connection.send(described)
+        connection.send(
+            opening(self._study, spec, known, n_trials=self._settings.n_trials, max_alive=max_alive)
+        )
+        self._watch(connection, staff, spec.key, max_alive)
+
+    def _watch(self, connection: Connection, staff: Staff, key: str, max_alive: int) -> None:
+        """Keep workers there until the study is finished, or suspended, or is late for it."""
+        drained_at = math.inf
         while True:
-            document = connection.ask_status(runs=False)
-            mine = _entry(document, spec.key)
-            self._last = mine
-            self._progress.update(document, mine)
+            mine = self._look(connection, key)
             self._call_back(mine)
             staff.wait(POLL_SECONDS)
-            if mine["finished"]:
-                self._problem = mine["problem"]
-                return
-            if mine["draining"] and drained_at is None:
-                drained_at = time.monotonic()
-            if drained_at is not None:
-                if time.monotonic() - drained_at > PARK_SECONDS:
-                    self._problem = mine["problem"]
-                    return
-            elif self._should_stop(mine):
-                connection.send(Drain(study=spec.key))
+            now = time.monotonic()
+            if mine["draining"]:
+                drained_at = min(drained_at, now)
+            late = now - drained_at > PARK_SECONDS
+            if mine["finished"] or late:
+                break
+            if mine["draining"]:
+                continue
+            if self._should_stop(mine):
+                connection.send(Drain(study=key))
             else:
                 staff.keep(min(max_alive, self._wanted(mine)))
+        self._problem, self._stopped = mine["problem"], mine["draining"]
+        if self._stopped:
+            self._dismiss(connection, staff, key, at_once=late)
+
+    def _look(self, connection: Connection, key: str) -> dict[str, Any]:
+        """What the broker says of the study; shown as progress."""
+        document = connection.ask_status(runs=False)
+        self._last = mine = _entry(document, key)
+        self._progress.update(document, mine)
+        return mine
+
+    def _dismiss(
+        self, connection: Connection, staff: Staff, key: str, *, at_once: bool = False
+    ) -> None:
+        """End every worker, and wait until the broker has put down where that leaves its run.
+
+        Those whose run is on disk end by themselves, once they have noted that for dashboards.
+        """
+        with contextlib.suppress(BrokerError):  # what is in the ledger says enough
+            if not at_once:
+                self._wait_for_workers(
+                    connection, staff, key, lambda mine: mine["counts"]["parked"]
+                )
+            staff.clear()
+            self._wait_for_workers(connection, staff, key, lambda mine: 0)
+        staff.clear()
+
+    def _wait_for_workers(
+        self, connection: Connection, staff: Staff, key: str, left: Callable[[dict[str, Any]], int]
+    ) -> None:
+        """Wait until the broker knows of no more workers than are ``left``, or for long enough."""
+        end = time.monotonic() + LEAVE_SECONDS
+        mine = self._look(connection, key)
+        while mine["workers"]["alive"] > left(mine) and time.monotonic() < end:
+            staff.wait(_NEWS_SECONDS)
+            mine = self._look(connection, key)
 
     def _wanted(self, mine: dict[str, Any]) -> int:
         """Workers that are at work, and some that are ready before a device waits for them."""
@@ -189,29 +228,6 @@ class Driver:
         if mine["unstarted"] is not None:
             reserve = min(reserve, mine["unstarted"] + counts["pending"] + counts["stored"])
         return busy + max(reserve, len(self._devices))
-
-    def _opening(self, spec: StudySpec, ledger: Ledger, max_alive: int) -> OpenStudy:
-        trials = self._study.get_trials(deepcopy=False)
-        known = {run.number: run for run in ledger.load_runs(spec.key)}
-        ended: dict[int, RunState] = {}
-        for trial in trials:
-            run = known.get(trial.number)
-            if run is not None and run.state in LIVE_STATES and trial.state.is_finished():
-                ended[trial.number] = "failed" if trial.state.name == "FAIL" else "done"
-        adopted = {
-            trial.number: private.trial_id(trial)
-            for trial in trials
-            if private.ours(trial) and trial.number not in known
-        }
-        opened = sum(1 for trial in trials if trial.state.name != "WAITING")
-        total = self._settings.n_trials
-        return OpenStudy(
-            study=spec,
-            unstarted=None if total is None else max(0, total - opened),
-            max_alive=max_alive,
-            ended=ended,
-            adopted=adopted,
-        )
 
     def _should_stop(self, mine: dict[str, Any]) -> bool:
         settings = self._settings
@@ -252,16 +268,10 @@ class Driver:
             overhead_fraction=overhead / used if used else 0.0,
             best=best_of(self._study),
             trials=trials,
+            stopped=self._stopped,
             interrupted=self._interrupted,
             problem=self._problem,
         )
-
-
-def _max_alive(devices: Sequence[str]) -> int:
-    """Worker processes kept alive: enough to hold parked trials, as far as memory goes."""
-    on_cpu = all(device.startswith("cpu:") for device in devices)
-    room = psutil.virtual_memory().available // _WORKER_BYTES["cpu" if on_cpu else "gpu"]
-    return max(len(devices) + 1, min(_WORKERS_PER_DEVICE * len(devices), int(room)))
 
 
 def _refuse_unshared(study: optuna.Study) -> None:

@@ -15,7 +15,9 @@ from optuna_hermes.ledger._base import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """One trial: ``state`` is Optuna's once it is finished, else PARKED, STORED or PENDING.
+    """One trial: ``state`` is Optuna's once it is finished, else STORED or PENDING.
+
+    A trial of a plain ``study.optimize`` beside this call may be PARKED or RUNNING.
 
     ``units`` counts the units trained, those that were trained twice after a crash included.
     """
@@ -43,6 +45,7 @@ class OptimizeResult:
         overhead_fraction: share of this call's device time that switching took.
         best: number, value and parameters of the best finished trial, None if there is none.
         trials: every trial of the study.
+        stopped: whether it ended before the study had all its trials.
         interrupted: whether Ctrl-C or SIGTERM ended the call.
         problem: why it ended early, None if it did not.
     """
@@ -56,6 +59,7 @@ class OptimizeResult:
     overhead_fraction: float
     best: dict[str, Any] | None
     trials: tuple[TrialResult, ...] = field(default=())
+    stopped: bool = False
     interrupted: bool = False
     problem: str | None = None
 
@@ -92,15 +96,17 @@ class OptimizeResult:
 
 def trial_results(study: optuna.Study, ledger: Ledger) -> tuple[TrialResult, ...]:
     """Every trial of the study, with what the ledger knows of it."""
-    runs = {run.number: run for run in ledger.load_runs(private.study_key(study))}
+    key = private.study_key(study)
+    runs = {run.number: run for run in ledger.load_runs(key)}
+    stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
     trials = study.get_trials(deepcopy=False)
-    return tuple(_trial(trial, runs.get(trial.number)) for trial in trials)
+    return tuple(_trial(trial, runs.get(trial.number), trial.number in stored) for trial in trials)
 
 
-def _trial(trial: optuna.trial.FrozenTrial, run: RunRecord | None) -> TrialResult:
+def _trial(trial: optuna.trial.FrozenTrial, run: RunRecord | None, stored: bool) -> TrialResult:
     return TrialResult(
         number=trial.number,
-        state=_state(trial, run),
+        state=_state(trial, run, stored),
         value=_value(trial),
         slices=run.slices if run else 0,
         suspensions=run.suspensions if run else 0,
@@ -109,10 +115,17 @@ def _trial(trial: optuna.trial.FrozenTrial, run: RunRecord | None) -> TrialResul
     )
 
 
-def _state(trial: optuna.trial.FrozenTrial, run: RunRecord | None) -> str:
-    if trial.state == TrialState.RUNNING and run is not None and run.state != "running":
-        return run.state.upper()
-    return str(trial.state.name)
+def _state(trial: optuna.trial.FrozenTrial, run: RunRecord | None, stored: bool) -> str:
+    """Optuna's word for a finished trial, and for one that is unfinished what is left of it.
+
+    A worker may have ended before the ledger heard that it had opened a trial, or that it left
+    one. No worker is there any more: the next call finds a checkpoint, or begins again.
+    """
+    if trial.state != TrialState.RUNNING:
+        return str(trial.state.name)
+    if private.ours(trial) and (run is None or run.state in ("running", "parked")):
+        return "STORED" if stored else "PENDING"
+    return "RUNNING" if run is None else run.state.upper()
 
 
 def _value(trial: optuna.trial.FrozenTrial) -> float | None:

@@ -82,11 +82,13 @@ class Staff:
             self._read()
 
     def clear(self) -> None:
-        """SIGKILL every worker and wait until they are gone."""
-        for pid in list(self._alive):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """SIGKILL every worker, those who are being forked too, and wait until they are gone."""
+        killed: set[int] = set()
         while self._alive or self._asked:
+            for pid in self._alive - killed:
+                killed.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._read()
 
     def _send(self, payload: object) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -97,6 +98,7 @@ class _Engagement:
                 trial = private.open_trial(self._study)
         else:
             trial = private.reattach(self._study, grant.trial_id)
+        self._session.describe = partial(private.params_of, trial)
         self._session.begin(trial.number, private.trial_id(trial))
         sessions.add(self._study.study_name, trial.number, self._session)
         return trial

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from optuna_hermes.policies import POLICIES
+from optuna_hermes.replay import Rules, read_curve_set, simulate, tabulate
+from optuna_hermes.simulator import RIVALS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -49,3 +56,150 @@ def test_switch_cost_measures_every_tier(tmp_path: Path) -> None:
     assert processes.pop("hermes, disk") > 2
     assert processes == {"hermes, resident": 2, "hermes, host": 2}
     assert all(row["switches"] >= 1 for row in result["switches"])
+
+
+def run(script: str, *options: str, cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """A benchmark as a process, without any setting from outside."""
+    environment = {k: v for k, v in os.environ.items() if k != "OPTUNA_HERMES_CURVES"}
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *options],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def test_decision_cost_grows_with_the_runs(tmp_path: Path) -> None:
+    """Every policy is timed on both populations, and the exponent is that of its times."""
+    options = ["--runs=10,100", "--repetitions=3", "--json"]
+    result = json.loads(run("decision_cost.py", *options, cwd=tmp_path).stdout)
+    timed = [(row["policy"], row["population"]) for row in result["rows"]]
+    assert timed == [(name, kind) for name in POLICIES for kind in ("level", "spread")]
+    for row in result["rows"]:
+        few, many = row["median_ms"]["10"], row["median_ms"]["100"]
+        assert few > 0
+        assert row["exponent"] == pytest.approx(math.log10(many / few), abs=0.05)
+    assert result["limit"]["met"] is None
+
+
+def test_decision_cost_prints_a_table(tmp_path: Path) -> None:
+    """One line a population, with a column for each number of runs."""
+    options = ["--policy=fifo", "--runs=5,50", "--repetitions=2"]
+    lines = run("decision_cost.py", *options, cwd=tmp_path).stdout.splitlines()
+    assert "| policy | population | 5 runs | 50 runs | exponent | the first |" in lines
+    assert [line.split(" | ")[:2] for line in lines if line.startswith("| fifo")] == [
+        ["| fifo", "level"],
+        ["| fifo", "spread"],
+    ]
+
+
+def save_curves(folder: Path, name: str, seed: int) -> None:
+    """A dozen trainings of up to eight units."""
+    rng = np.random.default_rng(seed)
+    length = rng.integers(2, 9, 12)
+    value = np.cumsum(-rng.random((12, 9)), axis=1) * rng.random((12, 1)) + 10
+    np.savez(
+        folder / f"{name}.npz",
+        value=np.where(np.arange(9) <= length[:, None], value, np.nan),
+        seconds=rng.uniform(1, 2, (12, 8)),
+        length=length,
+        meta=json.dumps({"name": name, "family": f"family-{seed % 2}"}),
+    )
+
+
+@pytest.fixture
+def curves(tmp_path: Path) -> Path:
+    for seed in range(3):
+        save_curves(tmp_path, f"set-{seed}", seed)
+    return tmp_path
+
+
+def test_policies_compares_all(curves: Path) -> None:
+    """The quick table has every policy and every rival, and says what each reaches."""
+    options = [f"--curves={curves}", "--quick", "--json"]
+    result = json.loads(run("policies.py", *options, cwd=curves).stdout)
+    (block,) = result["blocks"]
+    assert (block["devices"], block["cost"], block["seeds"]) == (1, 0.005, 1)
+    rows = {row["policy"]: row for row in block["rows"]}
+    assert set(rows) == {*POLICIES, *RIVALS}
+    assert set(result["families"].values()) == {"family-0"}  # the first and the last set
+    assert rows["fifo"]["fifo"] == dict.fromkeys(["best", "top 3", "near", "auc"], 1.0)
+    assert rows["hermes"]["ours"]["best"] == 1.0
+    assert rows["hermes"]["killed_best"] == 0.0
+    ours, fifo = rows["hermes"]["fifo"]["best"], rows["fifo"]["ours"]["best"]
+    assert ours == pytest.approx(fifo)
+    assert rows["oracle"]["fifo"]["best"] == max(row["fifo"]["best"] for row in rows.values())
+
+
+def test_policies_is_what_simulate_says(curves: Path) -> None:
+    """Each simulation ends with the best trial, and the measures are those of a whole one."""
+    options = ["--devices=2", "--cost=0.25", "--seeds=2", "--seeds-elsewhere=2", "--json"]
+    options += ["--policy=asha,asha-stop"]
+    result = json.loads(run("policies.py", f"--curves={curves}", *options, cwd=curves).stdout)
+    sets = [read_curve_set(path) for path in sorted(curves.glob("*.npz"))]
+    rules = Rules(n_devices=2, switch_cost=0.25)
+    names = ["hermes", "fifo", "asha", "asha-stop"]
+    expected = {row.policy: row for row in tabulate(simulate(sets, names, rules, seeds=[0, 1]))}
+    (block,) = result["blocks"]
+    assert len(block["rows"]) == len(expected) == 4
+    for row in block["rows"]:
+        whole = expected[row["policy"]]
+        found = [row["fifo"][name] for name in ("best", "top 3", "near", "auc")]
+        assert found == pytest.approx(list(whole.ratios["fifo"].values()))
+        assert row["families"] == pytest.approx(dict(whole.families))
+        assert row["killed_best"] == whole.killed_best
+
+
+def test_policies_writes_markdown(curves: Path) -> None:
+    """A policy that beats ours is bold, each setting has a table, and seeds are as asked for."""
+    out = curves / "out"
+    options = ["--devices=1,2", "--cost=0.005,0.25", "--seeds=2", "--seeds-elsewhere=1"]
+    policies = "--policy=asha,oracle"
+    run("policies.py", f"--curves={curves}", *options, policies, f"--out={out}", cwd=curves)
+    written = (out / "policies.md").read_text()
+    assert [line for line in written.splitlines() if line.startswith("## ")] == [
+        "## 1 device, a switch costs 0.5 % of a unit (2 seeds)",
+        "## 2 devices, a switch costs 0.5 % of a unit (1 seed)",
+        "## 1 device, a switch costs 25 % of a unit (1 seed)",
+        "## 2 devices, a switch costs 25 % of a unit (1 seed)",
+        "## Targets",
+    ]
+    cells = [line.strip("| ").split(" | ") for line in written.splitlines() if line[:2] == "| "]
+    ours = [line for line in cells if line[0] == "hermes"]
+    theirs = [line for line in cells if line[0] == "asha"]
+    assert len(ours) == len(theirs) == 4
+    assert not any("**" in each for line in ours for each in line)
+    for mine, other in zip(ours, theirs, strict=True):
+        for own, value in zip(mine[1:7], other[1:7], strict=True):
+            better = float(value.strip("*")) - float(own)
+            assert better >= 0 if "**" in value else better <= 0
+
+
+def test_policies_of_nearly_equal_runs(curves: Path) -> None:
+    """A tuned set keeps the best fifth of its trials, and the target is not to fall behind."""
+    options = ["--tuned", "--devices=1", "--cost=0.005", "--seeds=1", "--policy=fifo", "--json"]
+    result = json.loads(run("policies.py", f"--curves={curves}", *options, cwd=curves).stdout)
+    (target,) = result["targets"]
+    assert target["name"] == "1 device, nearly equal runs, against fifo >= 0.9"
+    rows = {row["policy"]: row for row in result["blocks"][0]["rows"]}
+    assert target["measured"] == pytest.approx(rows["hermes"]["fifo"]["best"])
+    # Two of twelve trials: one after the other, and at best the right one first.
+    assert 0.4 < rows["hermes"]["fifo"]["best"] < 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--curves=nowhere"], "--curves must name a folder with .npz files but got nowhere."),
+        (["--policy=none-such"], "A policy must be one of"),
+    ],
+)
+def test_policies_says_what_is_wrong(curves: Path, options: list[str], message: str) -> None:
+    """Bad input is one line, and status 2."""
+    done = run("policies.py", f"--curves={curves}", *options, cwd=curves, status=2)
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1

@@ -214,7 +214,7 @@ def test_ctrl_c_suspends_and_the_same_command_goes_on(
 
 
 def test_a_timeout_suspends_what_is_left(cli: Cli, storage_url: str) -> None:
-    """``--timeout`` ends with status 0, and unfinished trials wait on disk."""
+    """``--timeout`` ends with status 0, unfinished trials wait, and what goes on is said."""
     done = cli(*command(storage_url, timeout=4, n_trials=40))
     assert done.returncode == 0, done.stderr
     states = [trial["state"] for trial in json.loads(done.stdout)["trials"]]

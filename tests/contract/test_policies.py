@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from optuna_hermes.policies import POLICIES, Fifo, Hermes, RoundRobin
+from optuna_hermes.policies import (
+    POLICIES,
+    Asha,
+    Fifo,
+    FreezeThaw,
+    Hermes,
+    HermesSlope,
+    LeastAttainedService,
+    RoundRobin,
+    Slaq,
+)
 from optuna_hermes.testing import PolicyContract
 
 
 class TestHermes(PolicyContract):
     policy = Hermes()
+    starves_nobody = True
 
 
-class TestHermesOfSlopes(PolicyContract):
-    policy = Hermes(alpha=0.0, opening=0.0, signal="slope")
+class TestHermesSlope(PolicyContract):
+    policy = HermesSlope()
 
 
 class TestFifo(PolicyContract):
@@ -20,6 +31,28 @@ class TestFifo(PolicyContract):
 
 class TestRoundRobin(PolicyContract):
     policy = RoundRobin()
+    starves_nobody = True
+
+
+class TestSlaq(PolicyContract):
+    policy = Slaq()
+
+
+class TestLeastAttainedService(PolicyContract):
+    policy = LeastAttainedService()
+    starves_nobody = True
+
+
+class TestAsha(PolicyContract):
+    policy = Asha()
+
+
+class TestFreezeThaw(PolicyContract):
+    policy = FreezeThaw()
+
+
+class TestFreezeThawByExpectedImprovement(PolicyContract):
+    policy = FreezeThaw("expected-improvement")
 
 
 def test_no_policy_is_left_out() -> None:

@@ -37,8 +37,6 @@ class StopContract(PolicyContract):
 
     prunes = True
 
-    prunes = True
-
     @_inherited
     @given(snapshot=snapshots())
     def test_no_device_stays_empty_that_could_be_used(self, snapshot: Snapshot) -> None:

@@ -13,6 +13,7 @@ from optuna_hermes.broker import _residency as residency
 from optuna_hermes.broker._book import Run, Slot
 from optuna_hermes.broker._events import Send
 from optuna_hermes.model import Device, TierName
+from optuna_hermes.policies import POLICIES
 from optuna_hermes.testing import FakeBroker
 
 UNITS = 3
@@ -278,7 +279,7 @@ class Play:
 @settings(deadline=None)
 @given(
     random=st.randoms(use_true_random=False),
-    policy=st.sampled_from(["fifo", "round-robin", "hermes"]),
+    policy=st.sampled_from(sorted(POLICIES)),
     gpus=st.integers(1, 2),
     told=st.sampled_from(["all", "all", "total", "nothing"]),
     wild_steps=st.integers(0, 40),

@@ -12,6 +12,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._events import EndLease, NameLease, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Assignment, Curve, Decision
+from optuna_hermes.policies import POLICIES
 from optuna_hermes.testing import FakeBroker
 
 
@@ -494,7 +495,7 @@ class Play:
 
 @given(
     choices=st.lists(st.integers(1, 1000), max_size=40),
-    policy=st.sampled_from(["fifo", "round-robin", "hermes"]),
+    policy=st.sampled_from(sorted(POLICIES)),
     devices=st.integers(1, 3),
     room=st.integers(1, 3),
 )

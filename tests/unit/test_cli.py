@@ -160,7 +160,7 @@ def test_light_verbs_import_nothing_heavy(words: list[str]) -> None:
         ([*OPTIMIZE, "--slice-seconds", "0"], "--slice-seconds"),
         ([*OPTIMIZE, "--timeout", "-1"], "--timeout"),
         ([*OPTIMIZE, "--seed", "-1"], "--seed"),
-        ([*OPTIMIZE, "--policy", "magic"], "hermes, fifo, round-robin but got 'magic'"),
+        ([*OPTIMIZE, "--policy", "magic"], "FILE.py:CLASS or module:CLASS, but got 'magic'"),
         ([*OPTIMIZE, "--devices", "tpu"], "but got 'tpu'"),
         ([*OPTIMIZE, "--devices", "cpu:0"], "between 1 and"),
         (["quickstart", "--devices", "tpu"], "but got 'tpu'"),

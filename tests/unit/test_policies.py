@@ -113,12 +113,16 @@ def test_round_robin_without_a_bound_on_trials_goes_on_with_runs() -> None:
 
 
 def test_harmonic_rank_by_hand() -> None:
-    """The order is that of ``(rank * lead) ** 0.75 * units``, worked out by hand."""
+    """The order is that of ``(place * lead) ** 0.75 * units``, worked out by hand."""
     runs = (
-        parked(0, 0.9, 0.5, 0.4),  # age 3, behind 4, now at 0.1 < 0.25:    (2 * 2), 2.83 * 3 = 8.49
-        parked(1, 0.8, 0.6),  # age 2, behind 0 and 4, only 4 below 0.4:    (3 * 2), 3.83 * 2 = 7.67
-        parked(2, 0.7),  # age 1, behind 4:                                 (2 * 2), 2.83 * 1 = 2.83
-        parked(3, 1.0),  # age 1, behind all others:                       (5 * 5), 11.2 * 1 = 11.18
+        # Age 3, behind 4 now and then; falls to 0.25, and 4 is at 0.1: (2 * 2), 2.83 * 3 = 8.49
+        parked(0, 0.9, 0.5, 0.4),
+        # Age 2, behind 0 and 4 now and then; falls to 0.4, 4 is lower: (3 * 2), 3.83 * 2 = 7.67
+        parked(1, 0.8, 0.6),
+        # Age 1, behind 0, 1 and 4 now, and only behind 4 then: (4 * 2), 4.76 * 1 = 4.76
+        parked(2, 0.7),
+        # Age 1, behind all others now and then: (5 * 5), 11.2 * 1 = 11.2
+        parked(3, 1.0),
     )
     over = RunView(number=4, state="done", curve=curve([0.6, 0.3, 0.2, 0.1]))
     assert decide(Hermes(), *runs, devices=4, finished=(over,)) == [2, 1, 0, 3]
@@ -133,10 +137,10 @@ def test_a_trial_that_will_overtake_goes_before_one_that_has_settled() -> None:
 
 
 def test_a_trial_that_got_worse_is_no_longer_in_the_way() -> None:
-    """Who was lower once and is higher now counts in the rank and not in the lead."""
+    """Who was lower once and is higher now does not count."""
     behind = parked(0, 0.6, 0.5)
     worse, better = parked(1, 0.5, 0.4, 0.9, 0.9), parked(1, 0.5, 0.4, 0.3, 0.3)
-    # (2 * 1) ** 0.75 * 2 = 3.36 < 4 and (2 * 2) ** 0.75 * 2 = 5.66 > 4, the index of trial 1.
+    # 2 < (2 * 1) ** 0.75 * 4 of trial 1, and (2 * 2) ** 0.75 * 2 = 5.66 > 4.
     assert decide(Hermes(), behind, worse) == [0]
     assert decide(Hermes(), behind, better) == [1]
 
@@ -172,8 +176,9 @@ def test_thousands_of_runs_are_ordered_as_if_all_were_compared() -> None:
         before = run.curve.values[-1 - age // 2]
         goal = own - max(0.0, before - own) * (age / 2 / max(1, age // 2))
         lower = [r for r in runs if r.curve.units >= age and r.curve.values[age - 1] < own]
-        rank, lead = 1 + len(lower), 1 + sum(r.curve.values[-1] < goal for r in lower)
-        return float((rank * lead) ** 0.75 * age), run.number
+        lead = 1 + sum(r.curve.values[-1] < goal for r in lower)
+        place = 1 + sum(r.curve.values[-1] < own for r in runs)
+        return float((place * lead) ** 0.75 * age), run.number
 
     expected = [run.number for run in sorted(runs, key=index)]
     assert decide(Hermes(), *runs, devices=40) == expected[:40]

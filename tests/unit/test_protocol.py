@@ -21,6 +21,9 @@ checkpoints = st.builds(
 specs = st.builds(
     wire.StudySpec, key=st.text(), name=st.text(), ledger_url=st.text(), slice_seconds=values
 )
+params = st.dictionaries(
+    st.text(), st.none() | st.booleans() | st.integers(-(2**63), 2**63) | values | st.text()
+)
 from_client = st.one_of(
     st.builds(wire.Hello, version=numbers, role=st.text()),
     st.builds(
@@ -32,7 +35,17 @@ from_client = st.one_of(
         adopted=st.dictionaries(numbers, numbers),
     ),
     st.builds(wire.Register, study=specs, number=numbers, trial_id=numbers),
-    st.builds(wire.Report, epoch=numbers, unit=numbers, step=numbers, value=values),
+    st.builds(wire.Describe, study=st.text(), params=st.dictionaries(numbers, params)),
+    st.builds(wire.Training, epoch=numbers, stores=st.booleans(), params=params),
+    st.builds(
+        wire.Report,
+        epoch=numbers,
+        unit=numbers,
+        step=numbers,
+        value=values,
+        units_left=st.none() | numbers,
+        params=params,
+    ),
     st.builds(wire.Beat, epoch=numbers, batches=numbers, memory_bytes=st.none() | numbers),
     st.builds(
         wire.Parked,

@@ -1,0 +1,124 @@
+"""Curve sets under policies, each until the best trial has finished: then the measures are known.
+
+Rules, results and processes are those of ``optuna-hermes simulate``; only the end differs, so that
+``switches`` counts those until then.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, product
+
+from optuna_hermes.policies import make_policy
+from optuna_hermes.replay import Result, Rules
+from optuna_hermes.replay._processes import spread
+from optuna_hermes.simulator import (
+    RIVALS,
+    Cluster,
+    CurveSet,
+    FixedList,
+    SwitchCosts,
+    Trace,
+    arrange,
+    make_rival,
+    measure,
+)
+from optuna_hermes.simulator._metrics import by_final
+
+STEPS = 200
+"""Looks at the trace, over the time of the whole work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What one table is about."""
+
+    rules: Rules
+    n_seeds: int
+
+
+def simulate_to_best(
+    sets: Sequence[CurveSet],
+    policies: Sequence[str],
+    settings: Sequence[Setting],
+    *,
+    processes: int | None = None,
+    on_job: Callable[[int, int], None] = lambda done, total: None,
+) -> list[list[Result]]:
+    """The results of each setting, as ``replay.simulate`` would give them.
+
+    A job is a set, a seed and a policy under all settings: policies that remember what they
+    computed about a curve need it only once.
+    """
+    n_seeds = max(setting.n_seeds for setting in settings)
+    jobs = list(product(range(len(sets)), range(n_seeds), policies))
+    done = count(1)
+    answers = spread(
+        partial(_job, sets, settings),
+        jobs,
+        processes=processes,
+        on_answer=lambda: on_job(next(done), len(jobs)),
+    )
+    by_setting: list[list[Result]] = [[] for _ in settings]
+    for answer in answers:
+        for index, result in answer:
+            by_setting[index].append(result)
+    return by_setting
+
+
+def _job(
+    sets: Sequence[CurveSet], settings: Sequence[Setting], job: tuple[int, int, str]
+) -> list[tuple[int, Result]]:
+    index, seed, name = job
+    return [
+        (number, _result(sets[index], setting.rules, name, seed))
+        for number, setting in enumerate(settings)
+        if seed < setting.n_seeds
+    ]
+
+
+def _result(curves: CurveSet, rules: Rules, name: str, seed: int) -> Result:
+    recordings = arrange(name, curves.draw(rules.n_trials, seed))
+    cluster = Cluster(
+        make_rival(name, recordings) if name in RIVALS else make_policy(name),
+        FixedList(recordings),
+        n_devices=rules.n_devices,
+        costs=SwitchCosts(fraction=rules.switch_cost),
+        seed=seed,
+    )
+    work = math.fsum(sum(each.seconds) for each in recordings) / rules.n_devices
+    # Nothing in a simulation waits for the collector, and its searches take a fifth of the time.
+    gc.disable()
+    try:
+        trace = _to_best(cluster, by_final(recordings)[0], work)
+    finally:
+        gc.enable()
+    return Result(
+        curve_set=curves.name,
+        family=curves.family,
+        policy=name,
+        seed=seed,
+        metrics=measure(trace, recordings, rules.n_devices),
+    )
+
+
+def _to_best(cluster: Cluster, best: int, work: float) -> Trace:
+    """The trace until a trial has finished; to the end of all if it was pruned."""
+    for step in range(1, STEPS + 1):
+        trace = cluster.run(until=step * work / STEPS)
+        if best in trace.finished:
+            return trace
+        if best in trace.pruned:
+            break
+    return cluster.run()
+
+
+def tuned(curves: CurveSet, share: float = 0.2) -> CurveSet:
+    """The trials of a set with the lowest final values: nearly equal runs, as after a search."""
+    order = by_final(curves.recordings)
+    kept = sorted(order[: max(2, round(share * len(order)))])
+    return replace(curves, recordings=tuple(curves.recordings[index] for index in kept))

@@ -1,0 +1,243 @@
+"""What one decision of a policy costs, by the number of live runs.
+
+    python benchmarks/decision_cost.py [--policy hermes,asha] [--runs 100,1000] [--json]
+
+Random power-law curves with noise, of two populations: in ``level`` every run has 100 reports, in
+``spread`` from 1 to 100. One device is free: the run that had it has just reported one more unit,
+as before every decision of a broker. Times are medians of processor milliseconds, with the slope
+of a line through their logarithms as the exponent of growth: 1 is linear; n log n gives 1.15 from
+100 to 10,000. ``the first`` is the first decision about the largest number of runs: some policies
+remember what they computed about a curve. Exit status 1 if ``hermes`` needs more than 10 ms for
+10,000 runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+# One thread, as in a broker beside the trainings; before numpy is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from optuna_hermes.model import Curve, Device, RunView, Snapshot
+from optuna_hermes.policies import POLICIES, Policy, make_policy
+
+RUNS = (100, 1_000, 3_000, 10_000)
+POPULATIONS = ("level", "spread")
+N_POINTS = 100
+N_UNITS = 150
+"""What a run has in all."""
+LIMIT_MS = 10.0
+LIMIT_RUNS = 10_000
+CELL_SECONDS = 20.0
+"""No further repetition after this long: some policies need seconds for one decision."""
+SEED = 0
+
+
+def main() -> int:
+    options = _options()
+    rows = [_row(options, name, pop) for name in options.policy for pop in options.population]
+    result = {
+        "setting": {
+            "points": N_POINTS,
+            "repetitions": options.repetitions,
+            "seed": SEED,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": platform.machine(),
+        },
+        "rows": rows,
+        "limit": {"policy": "hermes", "runs": LIMIT_RUNS, "ms": LIMIT_MS, "met": _met(rows)},
+    }
+    print(json.dumps(result, indent=1) if options.json else _text(result, options.runs))
+    return int(_met(rows) is False)
+
+
+# -- populations -------------------------------------------------------------------------------
+
+
+def curves(n_runs: int, n_points: int, seed: int) -> list[list[float]]:
+    """Losses that fall as a power of the unit to a floor of their own, with noise; some diverge."""
+    rng = np.random.default_rng(seed)
+    units = np.arange(1, n_points + 1)
+    floor = rng.lognormal(-1.0, 0.5, (n_runs, 1))
+    height = rng.lognormal(0.0, 0.5, (n_runs, 1))
+    power = rng.uniform(0.1, 1.5, (n_runs, 1))
+    noise = rng.normal(0.0, 0.02, (n_runs, n_points)) * height
+    values = floor + height * units**-power + noise
+    diverged = rng.random(n_runs) < 0.02
+    values[diverged] = np.where(units > rng.integers(1, n_points), np.nan, values[diverged])
+    found: list[list[float]] = values.tolist()
+    return found
+
+
+def population(kind: str, n_runs: int) -> tuple[list[RunView], list[list[float]]]:
+    """Runs that all wait, and all that they will ever report."""
+    rng = np.random.default_rng(SEED)
+    values = curves(n_runs, N_UNITS, SEED)
+    ages = [N_POINTS] * n_runs if kind == "level" else rng.integers(1, N_POINTS + 1, n_runs)
+    seconds = rng.uniform(0.5, 2.0, n_runs).tolist()
+    params = rng.uniform(0.0, 1.0, (n_runs, 4)).tolist()
+    runs = [
+        RunView(
+            number=i,
+            state="parked",
+            curve=_curve(values[i], int(ages[i]), seconds[i]),
+            attained_seconds=int(ages[i]) * seconds[i],
+            waiting_since=float(i),
+            tier="host",
+            device="cpu:0",
+            switch_cost_seconds=0.005 * seconds[i],
+            units_left=N_UNITS - int(ages[i]),
+            params=dict(zip("abcd", params[i], strict=True)),
+        )
+        for i in range(n_runs)
+    ]
+    return runs, values
+
+
+def _curve(values: list[float], age: int, seconds: float) -> Curve:
+    return Curve(
+        steps=tuple(range(1, age + 1)),
+        values=tuple(values[:age]),
+        device_seconds=tuple(unit * seconds for unit in range(1, age + 1)),
+    )
+
+
+# -- measuring ---------------------------------------------------------------------------------
+
+
+def decisions(policy: Policy, kind: str, n_runs: int) -> Iterator[float]:
+    """Seconds of one decision after another; in between the run that was chosen reports."""
+    runs, values = population(kind, n_runs)
+    devices = (Device(id="cpu:0", free=True),)
+    now, last, memory = float(n_runs), 0, None
+    while True:
+        runs[last] = _reported(runs[last], values[last], now)
+        snapshot = Snapshot(now=now, devices=devices, runs=tuple(runs), memory=memory)
+        start = time.process_time()
+        decision = policy.decide(snapshot)
+        yield time.process_time() - start
+        runs[last] = replace(runs[last], switch_cost_seconds=0.01)
+        (assignment,) = decision.assignments
+        assert assignment.run is not None
+        now, last, memory = now + 1.0, assignment.run, decision.memory
+
+
+def _reported(run: RunView, values: list[float], now: float) -> RunView:
+    """The run after one more unit; nobody ends here."""
+    age = min(run.curve.units + 1, N_UNITS - 1)
+    return replace(
+        run,
+        curve=_curve(values, age, 1.0),
+        attained_seconds=run.attained_seconds + 1.0,
+        waiting_since=now,
+        tier="resident",
+        switch_cost_seconds=0.0,
+        units_left=N_UNITS - age,
+    )
+
+
+def _row(options: argparse.Namespace, name: str, kind: str) -> dict[str, Any]:
+    cells = {}
+    for n_runs in options.runs:
+        if not options.json:
+            print(f"{name}, {kind}, {n_runs} runs ...", file=sys.stderr)
+        cells[n_runs] = _cell(make_policy(name), kind, n_runs, options.repetitions)
+    return {
+        "policy": name,
+        "population": kind,
+        "first_ms": {n: round(1e3 * times[0], 4) for n, times in cells.items()},
+        "median_ms": {n: round(1e3 * statistics.median(t), 4) for n, t in cells.items()},
+        "exponent": _exponent({n: statistics.median(times) for n, times in cells.items()}),
+    }
+
+
+def _cell(policy: Policy, kind: str, n_runs: int, repetitions: int) -> list[float]:
+    times: list[float] = []
+    for seconds in decisions(policy, kind, n_runs):
+        times.append(seconds)
+        if len(times) >= repetitions or sum(times) > CELL_SECONDS:
+            break
+    return times
+
+
+def _exponent(seconds: dict[int, float]) -> float | None:
+    if len(seconds) < 2:
+        return None
+    slope = np.polyfit(np.log(list(seconds)), np.log(list(seconds.values())), 1)[0]
+    return round(float(slope), 2)
+
+
+def _met(rows: list[dict[str, Any]]) -> bool | None:
+    """Whether ``hermes`` kept its limit; None if that was not measured."""
+    found = [row["median_ms"].get(LIMIT_RUNS) for row in rows if row["policy"] == "hermes"]
+    return all(ms <= LIMIT_MS for ms in found) if found and None not in found else None
+
+
+# -- text --------------------------------------------------------------------------------------
+
+
+def _text(result: dict[str, Any], runs: tuple[int, ...]) -> str:
+    most = runs[-1]
+    heads = ["policy", "population", *(f"{n:,} runs" for n in runs), "exponent", "the first"]
+    rows = [
+        [
+            row["policy"],
+            row["population"],
+            *(f"{row['median_ms'][n]:.3f}" for n in runs),
+            "" if row["exponent"] is None else f"{row['exponent']:.2f}",
+            f"{row['first_ms'][most]:.3f}",
+        ]
+        for row in result["rows"]
+    ]
+    lines = [heads, ["---"] * len(heads), *rows]
+    setting = ", ".join(f"{name} {value}" for name, value in result["setting"].items())
+    met = {True: "met", False: "MISSED", None: "not measured"}[result["limit"]["met"]]
+    return "\n".join(
+        [
+            f"Median milliseconds of a decision ({setting}).",
+            "",
+            *(f"| {' | '.join(line)} |" for line in lines),
+            "",
+            f"- hermes, {LIMIT_RUNS:,} runs, at most {LIMIT_MS:g} ms: {met}",
+        ]
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--policy", type=_names, default=tuple(POLICIES), help="a,b,...")
+    parser.add_argument("--runs", type=_numbers, default=RUNS, help="how many live runs: n,m,...")
+    parser.add_argument("--population", type=_names, default=POPULATIONS, help="level,spread")
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    for kind in options.population:
+        if kind not in POPULATIONS:
+            parser.error(f"a population must be level or spread but got {kind!r}")
+    if options.repetitions < 1 or min(options.runs) < 1:
+        parser.error("--repetitions and --runs must be at least 1")
+    return options
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted(int(each) for each in text.split(",")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""All policies and their rivals on recorded learning curves: who finds the best trial soonest?
+
+    python benchmarks/policies.py --curves FOLDER --out benchmarks/results
+    python benchmarks/policies.py --curves FOLDER --tuned --out benchmarks/results
+    python benchmarks/policies.py --quick
+
+Every policy gets the same trials of each set, drawn with seed 0, 1, ..., on 1, 4 and 16 devices,
+with a switch that costs 0.5 %, 5 % and 25 % of a unit. The settings of ``MAIN`` get ``--seeds``
+draws, the others ``--seeds-elsewhere``: on 32 sets all of it then takes two cores less than a
+quarter of an hour. ``--tuned`` keeps of each set only the fifth of the trials that ends best:
+nearly equal runs, where there is little to win. It prints Markdown tables, or JSON; with ``--out``
+it writes ``policies.md`` and, where matplotlib is installed, ``policies.svg``
+(``policies-tuned.*``). With ``--check`` the exit status is 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+# One thread in each process; before numpy is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from _policies_plot import can_plot, plot
+from _policies_report import count, figures, text
+from _policies_run import Setting, simulate_to_best, tuned
+
+from optuna_hermes.errors import HermesError
+from optuna_hermes.policies import POLICIES
+from optuna_hermes.replay import Rules, check_policy, read_curve_set
+from optuna_hermes.simulator import RIVALS, CurveSet
+
+DEVICES = (1, 4, 16)
+COSTS = (0.005, 0.05, 0.25)
+MAIN = ((1, 0.005), (4, 0.005))
+"""Devices and cost of the settings that get all seeds."""
+ALWAYS = ("hermes", "fifo")
+"""What every table compares with."""
+
+TARGETS = {
+    (1, "fifo"): 6.0,
+    (1, "asha"): 1.45,
+    (1, "freeze-thaw"): 1.25,
+    (1, "slaq"): 4.9,
+    (1, "round-robin"): 12.0,
+    (4, "fifo"): 4.6,
+}
+"""By devices and rival: how many times as long it needs to the best trial as ``hermes``, at least,
+with a switch of 0.5 %."""
+FAMILY_TARGET = 4.5
+"""Of every family against ``fifo``, on one device."""
+TUNED_TARGET = 0.9
+"""Against ``fifo``, on sets of nearly equal runs."""
+
+
+def main() -> int:
+    options = _options()
+    try:
+        result = _measure(options)
+    except HermesError as error:
+        print(error, file=sys.stderr)
+        return 2
+    written = text(result)
+    if options.out:
+        _write(options, result, written)
+    print(json.dumps(result, indent=1) if options.json else written)
+    missed = not all(target["met"] for target in result["targets"])
+    return int(options.check and missed)
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    begun = time.monotonic()
+    for name in options.policy:
+        check_policy(name)
+    sets = _sets(options)
+    policies = tuple(dict.fromkeys((*ALWAYS, *options.policy)))
+    settings = [_setting(options, *pair) for pair in product(options.devices, options.cost)]
+    settings.sort(key=lambda setting: (setting.rules.switch_cost, setting.rules.n_devices))
+    found = simulate_to_best(
+        sets, policies, settings, processes=options.processes, on_job=_Progress().say
+    )
+    blocks: list[dict[str, Any]] = [
+        {
+            "devices": setting.rules.n_devices,
+            "cost": setting.rules.switch_cost,
+            "seeds": setting.n_seeds,
+            "rows": figures(results),
+        }
+        for setting, results in zip(settings, found, strict=True)
+    ]
+    return {
+        "setting": {
+            "sets": f"{len(sets)}" + (", the best fifth of each" if options.tuned else ""),
+            "trials": options.trials,
+            "seeds": ", ".join(f"0 to {n - 1}" for n in sorted({b["seeds"] for b in blocks})),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "minutes": round((time.monotonic() - begun) / 60, 1),
+        },
+        "families": {each.name: each.family for each in sets},
+        "blocks": blocks,
+        # On fewer trials or another draw there is less to win than the targets say.
+        "targets": [] if options.quick else list(_targets(blocks, is_tuned=options.tuned)),
+    }
+
+
+def _sets(options: argparse.Namespace) -> list[CurveSet]:
+    paths = sorted(Path(options.curves).glob("*.npz"))
+    if not paths:
+        raise HermesError(f"--curves must name a folder with .npz files but got {options.curves}.")
+    if options.quick:
+        paths = [paths[0], paths[-1]] if len(paths) > 1 else paths
+    sets = [read_curve_set(path) for path in paths]
+    return [tuned(each) for each in sets] if options.tuned else sets
+
+
+def _setting(options: argparse.Namespace, n_devices: int, cost: float) -> Setting:
+    is_main = (n_devices, cost) in MAIN
+    return Setting(
+        rules=Rules(n_devices=n_devices, n_trials=options.trials, switch_cost=cost),
+        n_seeds=options.seeds if is_main else min(options.seeds, options.seeds_elsewhere),
+    )
+
+
+def _targets(blocks: Sequence[dict[str, Any]], *, is_tuned: bool) -> Iterator[dict[str, Any]]:
+    for block in blocks:
+        if block["cost"] != COSTS[0]:
+            continue
+        n_devices, rows = block["devices"], {row["policy"]: row for row in block["rows"]}
+        where = count(n_devices, "device")
+        if is_tuned:
+            measured = rows["fifo"]["ours"]["best"]
+            yield _target(f"{where}, nearly equal runs, against fifo", measured, TUNED_TARGET)
+            continue
+        for (devices, rival), target in TARGETS.items():
+            if devices == n_devices and rival in rows:
+                yield _target(f"{where}, against {rival}", rows[rival]["ours"]["best"], target)
+        for family, ratio in rows["hermes"]["families"].items() if n_devices == 1 else ():
+            yield _target(f"{where}, {family}, against fifo", ratio, FAMILY_TARGET)
+
+
+def _target(name: str, measured: float, target: float) -> dict[str, Any]:
+    return {"name": f"{name} >= {target:g}", "measured": measured, "met": measured >= target}
+
+
+def _write(options: argparse.Namespace, result: dict[str, Any], written: str) -> None:
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "policies-tuned" if options.tuned else "policies"
+    if can_plot():
+        plot(result["blocks"][0], result["families"], folder / f"{name}.svg")
+        title, rest = written.split("\n", 1)
+        written = f"{title}\n\n![Time to the best trial against FIFO]({name}.svg)\n{rest}"
+    else:
+        print("matplotlib is not installed: no plot", file=sys.stderr)
+    (folder / f"{name}.md").write_text(written)
+
+
+class _Progress:
+    """A line a twentieth of the work, on stderr."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+
+    def say(self, done: int, total: int) -> None:
+        """So many jobs of all are done."""
+        if done * 20 // total > (done - 1) * 20 // total:
+            seconds = time.monotonic() - self._begun
+            print(f"{done} of {total} jobs, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    shipped = Path(__file__).parents[1] / "examples" / "curves"
+    default = os.environ.get("OPTUNA_HERMES_CURVES", str(shipped))
+    parser.add_argument("--curves", default=default, help="a folder of .npz files")
+    parser.add_argument("--policy", type=_names, default=(*POLICIES, *RIVALS), help="a,b,...")
+    parser.add_argument("--devices", type=_integers, default=DEVICES, help="n,m,...")
+    parser.add_argument("--cost", type=_numbers, default=COSTS, help="of a switch, in units")
+    parser.add_argument("--trials", type=_positive, default=100)
+    parser.add_argument("--seeds", type=_positive, default=10, help="0 to this number - 1")
+    parser.add_argument("--seeds-elsewhere", type=_positive, default=1)
+    parser.add_argument("--processes", type=_positive, help="default: one for each core")
+    parser.add_argument("--tuned", action="store_true", help="only the best fifth of each set")
+    parser.add_argument("--quick", action="store_true", help="two sets, one seed, one device")
+    parser.add_argument("--out", help="a folder for policies.md and policies.svg")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--check", action="store_true", help="status 1 if a target is missed")
+    options = parser.parse_args()
+    if options.quick:
+        options.devices, options.cost, options.seeds = (1,), COSTS[:1], 1
+        options.trials = min(options.trials, 30)
+    return options
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1 but got {number}")
+    return number
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(_positive(each) for each in text.split(","))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(each) for each in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""``simulate``: what other policies would have made of recorded trainings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optuna_hermes.cli import _simulations
+from optuna_hermes.cli._output import note, show, show_json
+from optuna_hermes.cli._studies import Json, study_and_ledger
+from optuna_hermes.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optuna_hermes.simulator import CurveSet
+
+DEFAULT_POLICIES = "hermes,asha,asha-stop,median-stop"
+DEFAULT_BUDGET = 40.0
+
+
+def simulate(
+    curves: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="CURVES...", help="Curve sets in .npz files.", show_default=False),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            envvar="OPTUNA_STORAGE", metavar="URL", help="Replay a study of it instead of files."
+        ),
+    ] = None,
+    study_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="That study's name.")
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Policies, with commas; module:CLASS or FILE.py:CLASS is one of your own.",
+        ),
+    ] = DEFAULT_POLICIES,
+    devices: Annotated[int, typer.Option(min=1, metavar="G", help="How many devices.")] = 1,
+    trials: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Trials drawn of each set, or all it has.")
+    ] = 100,
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="S", help="Draws of trials: seeds 0 to S-1.")
+    ] = 1,
+    switch_cost: Annotated[
+        float,
+        typer.Option(
+            min=0.0, metavar="F", help="Of a device that changes trials, as a fraction of a unit."
+        ),
+    ] = 0.005,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Let this sampler of Optuna propose trials instead of drawing N.",
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="B", help=f"With --sampler: so many full trainings; else {DEFAULT_BUDGET:g}."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Replay recorded trainings under several policies.
+
+    Curve sets are files, or a study's own ledger: what would round-robin have done with my study?
+    For each seed the trials stand in random order. fifo, round-robin and the oracle, which knows
+    the best trial beforehand, are always simulated too. With --sampler a study is replayed as it
+    would go: what trains next depends on what was reported. docs/which-policy.md says what to make
+    of the tables.
+
+    \b
+    Example:
+      optuna-hermes simulate examples/curves/*.npz
+      optuna-hermes simulate examples/curves/*.npz --policy hermes,las --devices 4 --seeds 10
+      optuna-hermes simulate examples/curves/*.npz --sampler TPESampler --devices 4
+      optuna-hermes simulate --storage sqlite:///study.db --study-name digits --policy slaq
+    """
+    from optuna_hermes.view import loop_view, simulation_view
+
+    if budget is not None and sampler is None:
+        raise InvalidInputError(
+            f"--budget needs --sampler but got {budget:g} alone: add --sampler TPESampler."
+        )
+    sets = _sets(curves or [], storage, study_name)
+    names, rules = policy.split(","), (devices, switch_cost, range(seeds))
+    if sampler is None:
+        document = _simulations.of_lists(sets, names, trials, *rules)
+    else:
+        budget = DEFAULT_BUDGET if budget is None else budget
+        document = _simulations.with_sampler(sets, names, sampler, budget, *rules)
+    if json:
+        show_json(document)
+        return
+    show(simulation_view(document) if sampler is None else loop_view(document))
+
+
+def _sets(curves: Sequence[Path], storage: str | None, study_name: str | None) -> list[CurveSet]:
+    from optuna_hermes.replay import check_names, read_curve_set
+
+    if bool(curves) == (study_name is not None):
+        raise InvalidInputError(
+            "Name either files with curves, or a study: --storage URL --study-name NAME."
+        )
+    if study_name is None:
+        sets = [read_curve_set(path) for path in curves]
+        check_names(sets)
+        return sets
+    if storage is None:
+        raise InvalidInputError(
+            f"--study-name needs --storage but got {study_name!r} alone: add --storage URL."
+        )
+    return [_study_set(storage, study_name)]
+
+
+def _study_set(storage: str, study_name: str) -> CurveSet:
+    from optuna_hermes.replay import curve_set_of, unfinished_trials
+    from optuna_hermes.view import plural, ranges
+
+    with study_and_ledger(storage, study_name) as (study, ledger):
+        found = curve_set_of(study, ledger)
+        cut = unfinished_trials(study, ledger)
+    if cut:
+        note(
+            f"{plural(len(cut), 'trial')} of {len(found.recordings)} not trained to the end "
+            f"({ranges(cut)}): replayed as far as trained."
+        )
+    return found

@@ -1,0 +1,92 @@
+"""Asynchronous successive halving, by promotion: nothing is killed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.policies._base import Policy, opened, place, unopened
+
+
+class Asha(Policy):
+    """Promotes a trial to the next rung when it is among the best of its own.
+
+    Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, Algorithm 2.
+    Rung ``k`` is the report after ``eta ** k`` units. A device that is free goes to the first of
+
+    1. a run between two rungs: its last report is at no rung, so its promotion is under way;
+    2. a run that can be promoted: its last report is at a rung, and among the ``n`` trials that
+       have reached this rung it is one of the best ``floor(n / eta)``. Rungs are searched from
+       the highest one down, and within a rung the best goes first;
+    3. a new trial, if there is one;
+    4. the run with the lowest last value.
+
+    Trials of a rung are compared by what they reported at that rung, whatever came later;
+    finished and running ones count. A run stays promoted, for it leaves the rung with its next
+    report; one promoted from the highest rung that it reaches is trained to its end. NaN and
+    infinite values rank last, and of equal values the earlier trial's ranks first.
+
+    In the paper trials that are never promoted are given up, and there is always a new one. Step 4
+    is this project's own: such a run goes on to its next rung, for step 1 then holds for it. It
+    opens trials in its own way whether they are a fixed list or proposals of a sampler.
+
+    Args:
+        eta: reduction factor; one in ``eta`` trials of a rung is promoted.
+
+    Raises:
+        InvalidInputError: ``eta`` is below 2.
+    """
+
+    def __init__(self, eta: int = 3) -> None:
+        if not eta >= 2:
+            raise InvalidInputError(f"eta must be at least 2 but got {eta}.")
+        self.eta = eta
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Finish promotions, then promote, then open, then go on with the best."""
+        return Decision(assignments=place(snapshot, self._order(snapshot)))
+
+    def _order(self, snapshot: Snapshot) -> Iterator[RunView | None]:
+        at_rung: dict[int, list[RunView]] = {}
+        for run in opened(snapshot):
+            age = run.curve.units
+            if self._is_rung(age):
+                at_rung.setdefault(age, []).append(run)
+            else:
+                yield run
+        promoted: set[int] = set()
+        for age in sorted(at_rung, reverse=True):
+            best = self._best(snapshot, age)
+            for run in sorted(at_rung[age], key=_last_value):
+                if run.number in best:
+                    promoted.add(run.number)
+                    yield run
+        yield from unopened(snapshot)
+        rest = [run for runs in at_rung.values() for run in runs if run.number not in promoted]
+        yield from sorted(rest, key=_last_value)
+
+    def _is_rung(self, age: int) -> bool:
+        rung = 1
+        while rung < age:
+            rung *= self.eta
+        return rung == age
+
+    def _best(self, snapshot: Snapshot, age: int) -> set[int]:
+        """The best of all that have reached the rung at ``age``."""
+        values = sorted(
+            (_finite_first(run.curve.values[age - 1]), run.number)
+            for runs in (snapshot.runs, snapshot.finished)
+            for run in runs
+            if len(run.curve.values) >= age
+        )
+        return {number for _, number in values[: len(values) // self.eta]}
+
+
+def _last_value(run: RunView) -> tuple[float, int]:
+    return _finite_first(run.curve.values[-1]), run.number
+
+
+def _finite_first(value: float) -> float:
+    return value if math.isfinite(value) else math.inf

@@ -1,0 +1,208 @@
+"""Freeze-thaw: curves are extrapolated with uncertainty, and the likeliest improvement goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.policies._base import Policy, opened, place, with_openings
+
+Acquisition = Literal["random-horizon", "expected-improvement"]
+
+EXPONENTS = np.array([0.15, 0.4, 0.8, 1.5])
+"""The powers that are tried."""
+
+NOISE = 0.03
+"""Expected noise of a report, in spans between the median first value and the best one."""
+
+NOISE_REPORTS = 2.0
+"""How many reports that expectation is worth."""
+
+SPREAD = 1.0
+"""Expected size of what a curve still falls or has fallen, in such spans."""
+
+IMPROVEMENTS = (-4.0, -1.0)
+"""Between which powers of ten the improvement that a random horizon looks for lies, in spans."""
+
+HUGE = 1e60
+"""Values beyond count as infinite, and no span is below its inverse: squares stay finite."""
+
+Array = NDArray[np.float64]
+
+
+class FreezeThaw(Policy):
+    """Goes on with the run that, extrapolated, is likeliest to beat the best value seen.
+
+    Swersky, Snoek and Adams, "Freeze-Thaw Bayesian Optimization", arXiv 1406.3896, 2014: training
+    curves are extrapolated with uncertainty, runs are paused and resumed, and an acquisition
+    function says which. Two of these can be had:
+
+    - ``expected-improvement``: how far, on average, the run's end will lie below the best value
+      seen so far, nothing where it lies above.
+    - ``random-horizon``: the probability that the run is below a target some units from now. Both
+      are drawn anew for every decision, the units evenly up to what the longest run has left, the
+      improvement from 0.01 % to 10 % of the span evenly in its logarithm, as in Rakotoarison et
+      al., "In-Context Freeze-Thaw Bayesian Optimization" (ifBO), ICML 2024.
+
+    This project's own: a curve is a power law ``a + b * unit ** -c`` with noise instead of a
+    Gaussian process; ``c`` is averaged over a small grid, and ``a`` and ``b`` have the closed form
+    of Bayesian linear regression with a conjugate prior, later reports weighing more. Parameters
+    of the trials are not looked at. A span is the distance between the median first value and the
+    best one of all runs. Random numbers depend on the snapshot's seed and on how many units there
+    are in all. Where the units left are not known, a run is taken to have half of its life before
+    it. A run whose last value is NaN or infinite goes last; of equal ones the earlier trial goes
+    first. A fixed list is opened first; of a sampler that learns, trial ``m + 1`` is opened once
+    the others have had ``(m + 1) ** (4 / 3)`` units in all, or when no run waits.
+
+    Args:
+        acquisition: see above.
+
+    Raises:
+        InvalidInputError: there is no such acquisition.
+    """
+
+    def __init__(self, acquisition: Acquisition = "random-horizon") -> None:
+        if acquisition not in get_args(Acquisition):
+            known = ", ".join(get_args(Acquisition))
+            raise InvalidInputError(f"acquisition must be one of {known} but got {acquisition!r}.")
+        self.acquisition: Acquisition = acquisition
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Open what is due, then go on with what promises most."""
+        order = with_openings(snapshot, self._ranked(snapshot))
+        return Decision(assignments=place(snapshot, order))
+
+    def _ranked(self, snapshot: Snapshot) -> Iterator[RunView]:
+        waiting = [run for run in opened(snapshot) if run.curve.values]
+        hopeful = [run for run in waiting if _is_number(run.curve.values[-1])]
+        if hopeful:
+            scores = self._scores(snapshot, hopeful)
+            # Stable: runs are in the order of their numbers.
+            yield from (hopeful[i] for i in np.argsort(-scores, kind="stable").tolist())
+        yield from (run for run in waiting if not _is_number(run.curve.values[-1]))
+
+    def _scores(self, snapshot: Snapshot, runs: Sequence[RunView]) -> Array:
+        """What each run promises, more is better."""
+        best, span, n_units = _landscape(snapshot)
+        values = [run.curve.values for run in runs]
+        ages = np.array([len(each) for each in values], dtype=float)
+        left = np.array(
+            [len(r.curve.values) if r.units_left is None else max(r.units_left, 1) for r in runs],
+            dtype=float,
+        )
+        if self.acquisition == "expected-improvement":
+            return _expected_improvement(extrapolate(values, ages + left, span), best)
+        rng = np.random.default_rng([abs(snapshot.seed), n_units])
+        horizon = rng.integers(1, int(left.max()) + 1)
+        target = best - span * 10.0 ** rng.uniform(*IMPROVEMENTS)
+        forecast = extrapolate(values, ages + np.minimum(left, horizon), span)
+        # The probability itself grows with this.
+        likely: Array = (target - forecast.mean) / forecast.deviation
+        return likely
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Values to come, one for each curve.
+
+    Args:
+        mean: what is expected.
+        deviation: its standard deviation, above 0.
+    """
+
+    mean: Array
+    deviation: Array
+
+
+def extrapolate(curves: Sequence[tuple[float, ...]], units: Array, span: float) -> Forecast:
+    """Forecast curves as power laws with noise, averaged over some exponents.
+
+    Args:
+        curves: the values of each run, the last of them finite.
+        units: where each is to be forecast, not before its last unit.
+        span: the scale on which curves fall, above 0.
+    """
+    moments = np.concatenate([_moments(values) for values in curves]).reshape(len(curves), 3, -1)
+    n = len(EXPONENTS)
+    weight, total, square = (moments[:, i, n, None] for i in range(3))
+    sum_x, sum_xx, sum_xv = (moments[:, i, :n] for i in range(3))
+    last = moments[:, 0, n + 1]
+    total, square, sum_xv = total / span, square / span**2, sum_xv / span
+    prior = (NOISE / SPREAD) ** 2
+    aa, bb = weight + prior, sum_xx + prior
+    determinant = aa * bb - sum_x**2
+    level = (bb * total - sum_x * sum_xv) / determinant
+    factor = (aa * sum_xv - sum_x * total) / determinant
+    misfit = np.maximum(square - level * total - factor * sum_xv, 0.0)
+    freedom = NOISE_REPORTS + weight
+    variance = (NOISE_REPORTS * NOISE**2 + misfit) / freedom
+    evidence = -0.5 * (np.log(determinant) + freedom * np.log(variance))
+    chance = np.exp(evidence - evidence.max(axis=1, keepdims=True))
+    chance /= chance.sum(axis=1, keepdims=True)
+    ahead = units[:, None] ** -EXPONENTS
+    means = level + factor * ahead
+    doubt = (bb - 2 * sum_x * ahead + aa * ahead**2) / determinant
+    mean = (chance * means).sum(axis=1)
+    spread = (chance * (variance * (1 + doubt) + (means - mean[:, None]) ** 2)).sum(axis=1)
+    return Forecast(mean=last + span * mean, deviation=span * np.sqrt(spread))
+
+
+@lru_cache(maxsize=1 << 14)
+def _moments(values: tuple[float, ...]) -> Array:
+    """Weighted sums over a curve's reports, taken from its last value.
+
+    Returns:
+        [3 * (exponents + 2)]: for each exponent the sums of x, x * x and x * value, x being
+        ``unit ** -exponent``; then those of 1, value and value * value; then the last value.
+    """
+    reports = np.array(values)
+    units = 1.0 + np.flatnonzero(np.abs(reports) < HUGE)
+    reports = reports[units.astype(int) - 1]
+    last = reports[-1]
+    reports = reports - last
+    weights = units / units[-1]
+    x = units ** -EXPONENTS[:, None]
+    rows = np.stack(
+        [
+            [*(x @ weights), weights.sum(), last],
+            [*(x**2 @ weights), weights @ reports, 0.0],
+            [*(x @ (weights * reports)), weights @ reports**2, 0.0],
+        ]
+    ).ravel()
+    rows.flags.writeable = False
+    return rows
+
+
+def _landscape(snapshot: Snapshot) -> tuple[float, float, int]:
+    """The best value seen, the span down to it (above 0), and how many units there are in all."""
+    curves = [run.curve.values for run in (*snapshot.runs, *snapshot.finished) if run.curve.values]
+    firsts = [values[0] for values in curves if _is_number(values[0])]
+    best = min((_lowest(values) for values in curves), default=math.inf)
+    span = float(np.median(firsts)) - best if firsts else 0.0
+    return best, max(span, 1 / HUGE), sum(map(len, curves))
+
+
+@lru_cache(maxsize=1 << 14)
+def _lowest(values: tuple[float, ...]) -> float:
+    return min((value for value in values if _is_number(value)), default=math.inf)
+
+
+def _is_number(value: float) -> bool:
+    return abs(value) < HUGE
+
+
+def _expected_improvement(forecast: Forecast, best: float) -> Array:
+    gain = best - forecast.mean
+    z = gain / forecast.deviation
+    below = np.array([0.5 * math.erfc(-each / math.sqrt(2.0)) for each in z.tolist()])
+    density = np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
+    improvement: Array = gain * below + forecast.deviation * density
+    return improvement

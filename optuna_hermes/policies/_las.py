@@ -1,0 +1,77 @@
+"""Least attained service: who has had little goes first."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from statistics import median
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.policies._base import Policy, opened, place, unopened
+
+
+class LeastAttainedService(Policy):
+    """Runs come from the queue of those that have had the least device time.
+
+    Gu et al., "Tiresias", NSDI 2019, where it is discretised least attained service: queues
+    bounded by thresholds of attained device time, each of them first in, first out, so that runs
+    do not alternate all the time; a run that has waited long climbs back to the first queue. No
+    report is looked at.
+
+    This project's own: the thresholds are multiples of a unit, since the paper's seconds are
+    those of one cluster, and a unit is the median over the runs of their mean time a report. A run
+    climbs once it has waited ``patience`` times the device time it has had; there it stands behind
+    all that came before, and after one slice it is back in its queue. A fixed list is opened
+    first; a trial of a sampler that learns, when no run waits in the first queue.
+
+    Args:
+        thresholds: units of attained service at which the next queue begins, ascending.
+        patience: how long a run waits until it climbs, in multiples of its attained service.
+
+    Raises:
+        InvalidInputError: an argument is out of its range.
+    """
+
+    def __init__(self, thresholds: Sequence[float] = (2, 8, 32), patience: float = 8.0) -> None:
+        bounds = (0.0, *thresholds)
+        if not all(low < high < math.inf for low, high in zip(bounds, thresholds, strict=False)):
+            raise InvalidInputError(
+                f"thresholds must be positive, finite and ascending but got {tuple(thresholds)}."
+            )
+        if not patience > 0:
+            raise InvalidInputError(f"patience must be positive but got {patience}.")
+        self.thresholds = tuple(thresholds)
+        self.patience = patience
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Serve the queues, first to last."""
+        new = unopened(snapshot)
+        waiting = opened(snapshot)
+        unit_seconds = _unit_seconds(snapshot)
+        places = {run.number: self._place(run, snapshot.now, unit_seconds) for run in waiting}
+        queue = sorted(waiting, key=lambda run: places[run.number])
+        first = [run for run in queue if places[run.number][0] == 0]
+        order = [*first, *new] if not snapshot.unstarted.fixed else [*new, *first]
+        return Decision(assignments=place(snapshot, [*order, *queue[len(first) :]]))
+
+    def _place(self, run: RunView, now: float, unit_seconds: float) -> tuple[int, float, int]:
+        """Where a run stands: its queue, since when it is there, its number."""
+        queue = bisect_right(self.thresholds, run.attained_seconds / unit_seconds)
+        since = run.submitted if run.waiting_since is None else run.waiting_since
+        climbs = since + self.patience * run.attained_seconds
+        if queue > 0 and climbs <= now:
+            return 0, climbs, run.number
+        return queue, run.submitted, run.number
+
+
+def _unit_seconds(snapshot: Snapshot) -> float:
+    """The length of a typical unit; 1 while nothing is known."""
+    lengths = [
+        run.curve.device_seconds[-1] / len(run.curve.device_seconds)
+        for runs in (snapshot.runs, snapshot.finished)
+        for run in runs
+        if run.curve.device_seconds
+    ]
+    return median(lengths) or 1.0 if lengths else 1.0

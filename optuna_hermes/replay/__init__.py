@@ -1,0 +1,31 @@
+"""Recorded trainings, from files and from studies, replayed under policies and compared."""
+
+from __future__ import annotations
+
+from optuna_hermes.replay._files import read_curve_set
+from optuna_hermes.replay._processes import spread
+from optuna_hermes.replay._simulate import (
+    REFERENCES,
+    Result,
+    Rules,
+    check_names,
+    check_policy,
+    simulate,
+)
+from optuna_hermes.replay._study import curve_set_of, unfinished_trials
+from optuna_hermes.replay._table import Row, tabulate
+
+__all__ = [
+    "REFERENCES",
+    "Result",
+    "Row",
+    "Rules",
+    "check_names",
+    "check_policy",
+    "curve_set_of",
+    "read_curve_set",
+    "simulate",
+    "spread",
+    "tabulate",
+    "unfinished_trials",
+]

@@ -1,0 +1,98 @@
+"""Trials that a real Optuna sampler proposes, trained by replaying the nearest recording."""
+
+from __future__ import annotations
+
+import math
+
+import optuna
+from optuna.samplers import BaseSampler
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Unstarted
+from optuna_hermes.replay._pool import Pool
+from optuna_hermes.simulator import CurveSet, Recording, Source
+
+SAMPLERS = (
+    "TPESampler",
+    "RandomSampler",
+    "QMCSampler",
+    "GPSampler",
+    "CmaEsSampler",
+    "NSGAIISampler",
+)
+"""Optuna's samplers that need no more than a seed to propose points of a cube."""
+
+
+class Proposals(Source):
+    """A study in memory: ``ask`` opens a trial, reports and ends are told to it.
+
+    Args:
+        curve_set: the pool of configurations, with parameters.
+        study: an empty one that minimises; its pruner is asked after each report.
+
+    Attributes:
+        condemned: numbers of the trials that the study's pruner would prune.
+    """
+
+    def __init__(self, curve_set: CurveSet, study: optuna.Study) -> None:
+        self._recordings = curve_set.recordings
+        self._pool = Pool(curve_set)
+        self._study = study
+        self._trials: dict[int, optuna.Trial] = {}
+        self._last: dict[int, float] = {}
+        self.condemned: set[int] = set()
+
+    @property
+    def unstarted(self) -> Unstarted:
+        """What is left of the pool, as proposals of a sampler that learns."""
+        return Unstarted(count=self._pool.left)
+
+    def open(self, number: int) -> Recording:
+        """Ask for a trial, and take the configuration that is nearest to it.
+
+        The study is told that configuration: an objective trains what its trial says, and a sampler
+        that learned from what it suggested would learn from places nobody has been to.
+        """
+        trial = self._study.ask()
+        self._trials[number] = trial
+        suggestion = {name: trial.suggest_float(name, 0.0, 1.0) for name in self._pool.names}
+        index = self._pool.take(suggestion)
+        private.amend(trial, dict(zip(self._pool.names, self._pool.points[index], strict=True)))
+        return self._recordings[index]
+
+    def reported(self, number: int, unit: int, value: float) -> None:
+        """Report as an objective does, and ask the pruner."""
+        trial = self._trials[number]
+        trial.report(value, unit)
+        self._last[number] = value
+        if trial.should_prune():
+            self.condemned.add(number)
+
+    def ended(self, number: int, *, pruned: bool) -> None:
+        """Tell as ``study.optimize`` does: a trial that ends at NaN has failed."""
+        trial = self._trials.pop(number)
+        if pruned:
+            self._study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            return
+        value = self._last.pop(number)
+        if math.isnan(value):
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            self._study.tell(trial, value)
+
+
+def make_sampler(name: str, seed: int) -> BaseSampler:
+    """One of Optuna's samplers, with its default settings.
+
+    Args:
+        name: one of ``SAMPLERS``.
+        seed: of its random numbers.
+
+    Raises:
+        InvalidInputError: there is no such sampler.
+    """
+    if name not in SAMPLERS:
+        raise InvalidInputError(f"A sampler must be one of {', '.join(SAMPLERS)} but got {name!r}.")
+    sampler: BaseSampler = getattr(optuna.samplers, name)(seed=seed)
+    return sampler

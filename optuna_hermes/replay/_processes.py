@@ -1,0 +1,77 @@
+"""Independent jobs on all cores."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any, TypeVar
+
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
+
+_function: Callable[[Any], Any]
+"""In a process that ``spread`` started: what it does with its jobs."""
+
+
+def spread(
+    function: Callable[[Job], Answer],
+    jobs: Sequence[Job],
+    *,
+    processes: int | None = None,
+    on_answer: Callable[[], None] = lambda: None,
+) -> list[Answer]:
+    """What a function makes of each job, in the order of the jobs.
+
+    Args:
+        function: need not be picklable; jobs and answers must be.
+        jobs: independent of each other.
+        processes: how many at once, None for one for each core. With 1 all is done in this one.
+        on_answer: called after each answer, in this process.
+    """
+    n_processes = min(len(jobs), processes or len(os.sched_getaffinity(0)))
+    if n_processes <= 1:
+        answers = []
+        for job in jobs:
+            answers.append(function(job))
+            on_answer()
+        return answers
+    # Forked, so that what is loaded here (curve sets, a user's policy) is there at once.
+    context = multiprocessing.get_context("fork")
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(n_processes, context, initializer=_begin, initargs=(function,))
+    try:
+        with _uninterrupted():
+            futures = [pool.submit(_do, job) for job in jobs]
+        for future in as_completed(futures):
+            future.result()
+            on_answer()
+        return [future.result() for future in futures]
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()  # a job may take minutes, and nobody waits for it any more
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """No Ctrl-C while processes are started, and none ever for them: it is for this one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(function: Callable[[Any], Any]) -> None:
+    global _function
+    _function = function
+
+
+def _do(job: Any) -> Any:
+    return _function(job)

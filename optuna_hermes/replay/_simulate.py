@@ -1,0 +1,155 @@
+"""Curve sets under policies: every set, policy and seed once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
+from optuna_hermes.policies import POLICIES, make_policy
+from optuna_hermes.replay._processes import spread
+from optuna_hermes.simulator import (
+    Cluster,
+    CurveSet,
+    FixedList,
+    Metrics,
+    SwitchCosts,
+    measure,
+)
+from optuna_hermes.simulator.rivals import RIVALS, arrange, make_rival
+
+REFERENCES = ("fifo", "round-robin", "oracle")
+"""What every policy is compared with; simulated whether asked for or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of one simulation.
+
+    Args:
+        curve_set: its name.
+        family: the set's.
+        policy: its name.
+        seed: of the draw of trials, and of the policy.
+        metrics: how good the schedule was.
+    """
+
+    curve_set: str
+    family: str
+    policy: str
+    seed: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What is the same in every simulation.
+
+    Args:
+        n_devices: how many devices.
+        n_trials: how many trials are drawn of each set, or all where it has fewer.
+        switch_cost: what a device pays that changes run, as a fraction of the unit it then trains.
+
+    Raises:
+        InvalidInputError: there is no device or no trial, or the cost is negative or not finite.
+    """
+
+    n_devices: int = 1
+    n_trials: int = 100
+    switch_cost: float = 0.005
+
+    def __post_init__(self) -> None:
+        if self.n_devices < 1 or self.n_trials < 1:
+            raise InvalidInputError(
+                "There must be a device and a trial at least but got "
+                f"{self.n_devices} devices and {self.n_trials} trials."
+            )
+        if not 0 <= self.switch_cost < math.inf:
+            raise InvalidInputError(
+                "The switch cost must be a fraction of a unit, 0 or more, but got "
+                f"{self.switch_cost}."
+            )
+
+
+def simulate(
+    sets: Sequence[CurveSet],
+    policies: Sequence[str],
+    rules: Rules,
+    *,
+    seeds: Sequence[int],
+    processes: int | None = None,
+    on_result: Callable[[], None] = lambda: None,
+) -> list[Result]:
+    """Replay every set under every policy with every seed.
+
+    Args:
+        sets: one at least, each with a name of its own.
+        policies: names: of ``POLICIES``, of ``RIVALS``, or ``module:Class`` and ``FILE.py:Class``.
+        rules: for all of them.
+        seeds: one at least.
+        processes: how many at once, None for one for each core.
+        on_result: called after each simulation.
+
+    Raises:
+        InvalidInputError: there is no such policy, or two sets have one name.
+    """
+    for name in policies:
+        check_policy(name)
+    check_names(sets)
+    jobs = list(product(range(len(sets)), policies, seeds))
+    return spread(partial(_result, sets, rules), jobs, processes=processes, on_answer=on_result)
+
+
+def check_policy(name: str) -> None:
+    """Refuse a name that no policy and no rival has.
+
+    Raises:
+        UnknownPolicyError: nobody has it; the error lists all that there are.
+    """
+    if name in RIVALS or name in POLICIES:
+        return
+    if ":" not in name:
+        known = ", ".join([*POLICIES, *RIVALS])
+        raise UnknownPolicyError(
+            f"A policy must be one of {known}, or module:Class of your own, but got {name!r}."
+        )
+    make_policy(name)
+
+
+def check_names(sets: Sequence[CurveSet]) -> None:
+    """Refuse sets whose results could not be told apart.
+
+    Raises:
+        InvalidInputError: two have one name.
+    """
+    name, count = Counter(each.name for each in sets).most_common(1)[0]
+    if count > 1:
+        raise InvalidInputError(
+            f"Every curve set must have a name of its own but {count} are called {name!r}: leave "
+            "out all but one, or change `name` in their `meta`."
+        )
+
+
+def _result(sets: Sequence[CurveSet], rules: Rules, job: tuple[int, str, int]) -> Result:
+    index, name, seed = job
+    chosen = sets[index]
+    recordings = arrange(name, chosen.draw(rules.n_trials, seed))
+    policy = make_rival(name, recordings) if name in RIVALS else make_policy(name)
+    trace = Cluster(
+        policy,
+        FixedList(recordings),
+        n_devices=rules.n_devices,
+        costs=SwitchCosts(fraction=rules.switch_cost),
+        seed=seed,
+    ).run()
+    return Result(
+        curve_set=chosen.name,
+        family=chosen.family,
+        policy=name,
+        seed=seed,
+        metrics=measure(trace, recordings, rules.n_devices),
+    )

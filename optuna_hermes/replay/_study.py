@@ -1,0 +1,73 @@
+"""A study's own ledger as a curve set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.simulator import CurveSet, Recording
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+    from optuna_hermes._optuna import Study
+    from optuna_hermes.ledger import Ledger
+    from optuna_hermes.model import Curve
+
+FAMILY = "study"
+
+SHORTEST_SECONDS = 1e-6
+"""For two reports that the clock of their worker could not tell apart."""
+
+
+def curve_set_of(study: Study, ledger: Ledger) -> CurveSet:
+    """The trials of a study as they were trained.
+
+    A trial that is not finished ends where it was trained until now; one that has failed, or has
+    reported nothing, is left out. Nobody knows the values before the first unit. Lower is better
+    as in the ledger, which has the values of a maximised study turned round.
+
+    Args:
+        study: the study.
+        ledger: its ledger.
+
+    Raises:
+        InvalidInputError: no trial has a finite value.
+    """
+    recordings = tuple(_recording(trial, curve) for trial, curve in _trained(study, ledger))
+    finals = (recording.final for recording in recordings)
+    if not any(float("-inf") < final < float("inf") for final in finals):
+        raise InvalidInputError(
+            f"Study {study.study_name!r} has no trial with a finite value to replay: train some "
+            "first."
+        )
+    return CurveSet(name=study.study_name, family=FAMILY, recordings=recordings)
+
+
+def unfinished_trials(study: Study, ledger: Ledger) -> tuple[int, ...]:
+    """Numbers of the trials that ``curve_set_of`` ends before their own end."""
+    found = (trial for trial, _ in _trained(study, ledger))
+    return tuple(trial.number for trial in found if trial.state.name != "COMPLETE")
+
+
+def _trained(study: Study, ledger: Ledger) -> Iterator[tuple[FrozenTrial, Curve]]:
+    from optuna_hermes import _optuna as private
+
+    curves = ledger.load_curves(private.study_key(study))
+    for trial in study.get_trials(deepcopy=False):
+        curve = curves.get(trial.number)
+        if curve is not None and curve.units and trial.state.name != "FAIL":
+            yield trial, curve
+
+
+def _recording(trial: FrozenTrial, curve: Curve) -> Recording:
+    used = (0.0, *curve.device_seconds)
+    return Recording(
+        values=curve.values,
+        seconds=tuple(
+            max(SHORTEST_SECONDS, after - before)
+            for before, after in zip(used, curve.device_seconds, strict=False)
+        ),
+        params=dict(trial.params),
+    )

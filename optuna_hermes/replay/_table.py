@@ -1,0 +1,104 @@
+"""From single simulations to a line for each policy, pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from optuna_hermes.replay._simulate import REFERENCES, Result
+
+TIMES = ("best_seconds", "top3_seconds", "near_seconds", "auc")
+"""The metrics that are compared as ratios."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What a policy made of all sets: geometric means over sets of the mean over seeds.
+
+    Args:
+        policy: its name.
+        means: of ``TIMES`` and ``work_seconds``.
+        switches: mean over sets of the mean over seeds.
+        killed_best: in which fraction of all simulations the best trial was pruned.
+        ratios: by reference, by each of ``TIMES``: how many times as long the reference takes. A
+            reference that was not simulated is not there.
+        families: by family, ``best_seconds`` against ``fifo``.
+    """
+
+    policy: str
+    means: Mapping[str, float]
+    switches: float
+    killed_best: float
+    ratios: Mapping[str, Mapping[str, float]]
+    families: Mapping[str, float]
+
+
+def tabulate(results: Sequence[Result]) -> list[Row]:
+    """A row for each policy, the soonest at the best trial first.
+
+    Args:
+        results: of the same sets and seeds for every policy.
+    """
+    policies = list(dict.fromkeys(result.policy for result in results))
+    by_policy = {name: [each for each in results if each.policy == name] for name in policies}
+    means = {name: _means(found) for name, found in by_policy.items()}
+    families = {name: _by_family(found) for name, found in by_policy.items()}
+    rows = [
+        Row(
+            policy=name,
+            means=means[name],
+            switches=_mean(each.metrics.switches for each in by_policy[name]),
+            killed_best=_mean(each.metrics.killed_best for each in by_policy[name]),
+            ratios={
+                reference: _ratios(means[reference], means[name], TIMES)
+                for reference in REFERENCES
+                if reference in means
+            },
+            families=_ratios(families.get("fifo", {}), families[name], families[name]),
+        )
+        for name in policies
+    ]
+    return sorted(rows, key=lambda row: row.means["best_seconds"])
+
+
+def _means(results: Sequence[Result]) -> dict[str, float]:
+    by_set: dict[str, list[Result]] = {}
+    for result in results:
+        by_set.setdefault(result.curve_set, []).append(result)
+    return {
+        name: geometric_mean(
+            [_mean(getattr(each.metrics, name) for each in found) for found in by_set.values()]
+        )
+        for name in (*TIMES, "work_seconds")
+    }
+
+
+def _by_family(results: Sequence[Result]) -> dict[str, float]:
+    families = dict.fromkeys(result.family for result in results)
+    return {
+        family: _means([each for each in results if each.family == family])["best_seconds"]
+        for family in families
+    }
+
+
+def _ratios(
+    reference: Mapping[str, float], own: Mapping[str, float], names: Iterable[str]
+) -> dict[str, float]:
+    return {
+        name: reference[name] / own[name] if own[name] else math.nan
+        for name in names
+        if name in reference
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return math.fsum(found) / len(found)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The geometric mean of values that are not negative; 0 if one of them is 0."""
+    if not all(value > 0 for value in values):
+        return 0.0
+    return math.exp(_mean(map(math.log, values)))

@@ -1,0 +1,188 @@
+"""What ``simulate`` shows: how far it is, and a table of policies."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.view import _words as words
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+MAX_FAMILIES = 4
+"""Columns of families that fit a line; JSON has them all."""
+
+REFRESH_SECONDS = 0.1
+
+_LEGEND = """\
+of work: after which share of all training the best trial was finished
+best, top 3, near, auc: times as fast as fifo, geometric means over the sets
+  best: the trial with the lowest final value is finished; top 3: one of three
+  near: a value within 1 % of the lowest; auc: mean regret of the best value
+killed: how often the best trial was stopped for good"""
+
+_LOOP_LEGEND = """\
+any: share of the budget until some value is near the best of the set
+fin: until a finished trial is; both within 5 % or 1 % of the set's span
+opened: trials that were begun; any5, fin1: times as fast as fifo
+geometric means over the sets; fifo and stopping rules: plain Optuna"""
+
+_SHARES = {"any 5 %": "any5", "any 1 %": "any1", "fin 5 %": "fin5", "fin 1 %": "fin1"}
+_COMPARED = {"best": "best_seconds", "top 3": "top3_seconds", "near": "near_seconds", "auc": "auc"}
+
+
+@contextlib.contextmanager
+def counting(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on standard error if that is a terminal: call what this gives after each step.
+
+    Args:
+        total: how many steps there are.
+    """
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    bar = Progress(
+        "simulating",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,  # no thread: processes are forked while it shows
+        redirect_stdout=False,
+    )
+    task, shown = bar.add_task("", total=total), 0.0
+
+    def step() -> None:
+        nonlocal shown
+        bar.advance(task)
+        if time.monotonic() - shown > REFRESH_SECONDS:
+            bar.refresh()
+            shown = time.monotonic()
+
+    with bar:
+        yield step
+
+
+def simulation_view(document: dict[str, Any]) -> RenderableType:
+    """The document of ``optuna-hermes simulate`` as tables, the best policy first.
+
+    Args:
+        document: ``settings`` and ``table`` of it.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    settings, rows = document["settings"], document["table"]
+    parts: list[RenderableType] = [
+        Text(_title(settings, rows[0]["work_seconds"]), style="bold"),
+        _policies(rows),
+        Text(_LEGEND, style="dim"),
+    ]
+    families = list(rows[0]["families"])
+    if len(families) > 1:
+        parts += [Text("\nbest, by family", style="bold"), _families(rows, families)]
+    if len(families) > MAX_FAMILIES:
+        left = len(families) - MAX_FAMILIES
+        parts.append(Text(f"{words.plural(left, 'more family', 'more families')}: see --json."))
+    return Group(*parts)
+
+
+def loop_view(document: dict[str, Any]) -> RenderableType:
+    """The document of ``optuna-hermes simulate --sampler`` as a table, the best policy first.
+
+    Args:
+        document: ``settings`` and ``table`` of it.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    settings, rows = document["settings"], document["table"]
+    table = _table("policy", *_SHARES, "opened", "any5", "fin1")
+    for row in rows:
+        ratios = row["ratios"]["fifo"]
+        table.add_row(
+            row["policy"],
+            *(f"{100 * row[measure]:.1f} %" for measure in _SHARES.values()),
+            f"{row['trials_opened']:.0f}",
+            times(ratios["any5"]),
+            times(ratios["fin1"]),
+        )
+    budget = f"a budget of {settings['budget']:g} full trainings"
+    title = f"{_sets(settings)}: {settings['sampler']}, {budget}\n{_rules(settings)}"
+    return Group(Text(title, style="bold"), table, Text(_LOOP_LEGEND, style="dim"))
+
+
+def _sets(settings: dict[str, Any]) -> str:
+    sets = settings["sets"]
+    return f"{len(sets)} curve sets" if len(sets) > 1 else str(sets[0]["name"])
+
+
+def _rules(settings: dict[str, Any]) -> str:
+    return (
+        f"{words.plural(settings['devices'], 'device')}, "
+        f"{words.plural(len(settings['seeds']), 'seed')}, "
+        f"switch cost {100 * settings['switch_cost']:g} %"
+    )
+
+
+def _title(settings: dict[str, Any], work_seconds: float) -> str:
+    sets, trials = settings["sets"], settings["trials"]
+    drawn = [min(trials, each["trials"]) for each in sets]
+    n_trials = f"{min(drawn)}" if min(drawn) == max(drawn) else f"{min(drawn)} to {max(drawn)}"
+    work = "" if len(sets) > 1 else f"\nAll training takes {words.duration(work_seconds)}."
+    return f"{_sets(settings)}: {n_trials} trials, {_rules(settings)}{work}"
+
+
+def _policies(rows: list[dict[str, Any]]) -> Table:
+    table = _table("policy", "of work", *_COMPARED, "switches", "killed")
+    for row in rows:
+        compared = row["ratios"]["fifo"]
+        table.add_row(
+            row["policy"],
+            f"{100 * row['best_seconds'] / row['work_seconds']:.1f} %",
+            *(times(compared[metric]) for metric in _COMPARED.values()),
+            f"{row['switches']:.0f}",
+            f"{100 * row['killed_best']:.0f} %",
+        )
+    return table
+
+
+def _families(rows: list[dict[str, Any]], families: list[str]) -> Table:
+    shown = families[:MAX_FAMILIES]
+    table = _table("policy", *shown)
+    for row in rows:
+        table.add_row(row["policy"], *(times(row["families"][family]) for family in shown))
+    return table
+
+
+def times(ratio: float) -> str:
+    """A ratio with three digits; a dash where there is none.
+
+    Example:
+        >>> times(0.4812), times(6.0779), times(13.57), times(123.4), times(float("nan"))
+        ('0.48x', '6.08x', '13.6x', '123x', '-')
+    """
+    if math.isnan(ratio):
+        return "-"
+    return f"{ratio:.{2 if ratio < 10 else 1 if ratio < 100 else 0}f}x"
+
+
+def _table(first: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", overflow="fold")
+    return table

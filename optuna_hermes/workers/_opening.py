@@ -1,0 +1,77 @@
+"""What a driver tells a broker when it takes charge of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import optuna
+import psutil
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.broker import OpenStudy, StudySpec
+from optuna_hermes.broker._protocol import Describe
+from optuna_hermes.ledger import RunRecord
+from optuna_hermes.model import LIVE_STATES, RunState
+
+DESCRIBED_AT_ONCE = 500
+"""Trials whose parameters go into one message, which has a largest size."""
+
+_WORKERS_PER_DEVICE = 8
+_WORKER_BYTES = {"cpu": 500_000_000, "gpu": 4_000_000_000}
+"""Host memory that a worker may come to hold of its own, with some room for data."""
+
+
+def opening(
+    study: optuna.Study,
+    spec: StudySpec,
+    runs: Iterable[RunRecord],
+    *,
+    n_trials: int | None,
+    max_alive: int,
+) -> OpenStudy:
+    """What is to come of a study, and what Optuna knows better than its ledger.
+
+    Args:
+        study: the study.
+        spec: what the broker must know of it.
+        runs: what its ledger knows.
+        n_trials: how many trials it shall have in the end, None for no bound.
+        max_alive: worker processes that will be kept alive.
+    """
+    trials = study.get_trials(deepcopy=False)
+    known = {run.number: run for run in runs}
+    ended: dict[int, RunState] = {}
+    for trial in trials:
+        run = known.get(trial.number)
+        if run is not None and run.state in LIVE_STATES and trial.state.is_finished():
+            ended[trial.number] = "failed" if trial.state.name == "FAIL" else "done"
+    adopted = {
+        trial.number: private.trial_id(trial)
+        for trial in trials
+        if private.ours(trial) and trial.number not in known
+    }
+    opened = sum(1 for trial in trials if trial.state.name != "WAITING")
+    unstarted = None if n_trials is None else max(0, n_trials - opened)
+    return OpenStudy(
+        study=spec,
+        unstarted=unstarted,
+        max_alive=max_alive,
+        fixed=private.fixed_list(study, unstarted),
+        ended=ended,
+        adopted=adopted,
+    )
+
+
+def descriptions(study: optuna.Study, key: str) -> Iterator[Describe]:
+    """What a broker would learn of suspended runs only when they train again."""
+    trials = study.get_trials(deepcopy=False)
+    known = [(trial.number, private.params_of(trial)) for trial in trials if trial.params]
+    for begin in range(0, len(known), DESCRIBED_AT_ONCE):
+        yield Describe(study=key, params=dict(known[begin : begin + DESCRIBED_AT_ONCE]))
+
+
+def most_alive(devices: Sequence[str]) -> int:
+    """Worker processes kept alive: enough to hold parked trials, as far as memory goes."""
+    on_cpu = all(device.startswith("cpu:") for device in devices)
+    room = psutil.virtual_memory().available // _WORKER_BYTES["cpu" if on_cpu else "gpu"]
+    return max(len(devices) + 1, min(_WORKERS_PER_DEVICE * len(devices), int(room)))

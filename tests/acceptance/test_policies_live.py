@@ -1,0 +1,121 @@
+"""Every policy, and one's own, decides for real: processes, a database, trainings that end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from optuna_hermes.policies import POLICIES
+
+TINY = Path(__file__).parent / "tiny.py"
+N_TRIALS = 3
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+StartCli = Callable[..., Any]
+
+MINE = """
+from optuna_hermes.policies import Policy, RoundRobin
+from beside import EPOCHS
+
+
+class Expecting(RoundRobin):
+    def decide(self, snapshot):
+        for run in snapshot.runs:
+            if run.curve.units or run.state == "stored":
+                assert set(run.params) == {"lr", "p"}, run
+                assert run.units_left in (None, EPOCHS - run.curve.units), run
+        if snapshot.finished:
+            assert all(run.units_left == 0 for run in snapshot.finished), snapshot.finished
+        return super().decide(snapshot)
+
+
+class Clumsy(Policy):
+    def decide(self, snapshot):
+        if any(run.curve.units for run in snapshot.runs):
+            raise RuntimeError("out of ideas")
+        return RoundRobin().decide(snapshot)
+"""
+
+
+def command(storage: str, policy: str, **options: object) -> list[object]:
+    given = {"n_trials": N_TRIALS, "devices": "cpu:2", "seed": 0, "slice_seconds": 0.05, **options}
+    flags = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", value)]
+    return [
+        *("optimize", f"{TINY}:objective", "--storage", storage, "--study-name", "s"),
+        *("--policy", policy, *flags, "--json"),
+    ]
+
+
+def states(storage: str) -> list[TrialState]:
+    return [trial.state for trial in optuna.load_study(study_name="s", storage=storage).trials]
+
+
+def n_reports(storage: str) -> int:
+    """Read beside Optuna, which would make tables that are missing."""
+    path = storage.removeprefix("sqlite:///")
+    with (
+        contextlib.suppress(sqlite3.OperationalError),
+        contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database,
+    ):
+        rows = database.execute("select count(*) from trial_intermediate_values")
+        return int(rows.fetchone()[0])
+    return 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with policies of a user's, who imports what lies beside them."""
+    path = tmp_path / "policies"
+    path.mkdir()
+    (path / "mine.py").write_text(MINE)
+    (path / "beside.py").write_text("EPOCHS = 12\n")
+    return path
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_runs_a_study(cli: Cli, storage_url: str, policy: str) -> None:
+    """Trials that train for real all complete, whoever decides."""
+    done = cli(*command(storage_url, policy))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["policy"] == policy
+    assert states(storage_url) == [TrialState.COMPLETE] * N_TRIALS
+
+
+def test_ones_own_policy_is_told_all_there_is(
+    start_cli: StartCli, cli: Cli, storage_url: str, folder: Path, wait_for: Callable[..., Any]
+) -> None:
+    """A broker that was started elsewhere imports it, and shows it what Optuna knew before."""
+    running = start_cli(*command(storage_url, "round-robin", n_trials=4))
+    wait_for(lambda: n_reports(storage_url) > 6, 90)
+    running.send(signal.SIGINT)
+    stopped = running.wait()
+    assert "STORED" in {trial["state"] for trial in json.loads(stopped.stdout)["trials"]}
+    done = cli(*command(storage_url, "mine:Expecting", n_trials=4), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert states(storage_url) == [TrialState.COMPLETE] * 4
+
+
+def test_a_policy_that_breaks_ends_its_study_with_a_word(
+    cli: Cli, storage_url: str, folder: Path
+) -> None:
+    """Status 2 and one line that says which policy; the trials wait, and another goes on."""
+    done = cli(*command(storage_url, "mine.py:Clumsy"), cwd=folder)
+    assert done.returncode == 2
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "mine.py:Clumsy" in error
+    assert "out of ideas" in error
+    assert "Traceback" not in done.stderr
+    assert TrialState.FAIL not in states(storage_url)
+    mended = cli(*command(storage_url, "fifo"))
+    assert mended.returncode == 0, mended.stderr
+    assert states(storage_url) == [TrialState.COMPLETE] * N_TRIALS

@@ -1,0 +1,249 @@
+"""What a broker shows to policies, and what it does not take from them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import optuna
+import pytest
+
+from optuna_hermes import HermesSampler
+from optuna_hermes import _optuna as private
+from optuna_hermes.broker import _admission
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._events import StudyRead
+from optuna_hermes.ledger._base import RunRecord
+from optuna_hermes.model import Decision, RunView, Snapshot, Unstarted
+from optuna_hermes.policies import Fifo, Policy
+from optuna_hermes.testing import FakeBroker
+
+
+class Watching(Policy):
+    """First in, first out, and remembers what it was shown last."""
+
+    def __init__(self) -> None:
+        self.seen = Snapshot()
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        self.seen = snapshot
+        return Fifo().decide(snapshot)
+
+    def run(self, number: int) -> RunView:
+        (found,) = [r for r in (*self.seen.runs, *self.seen.finished) if r.number == number]
+        return found
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    """One device and a study whose slices last 1 s."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="fifo", slice_seconds=1.0)
+    return broker
+
+
+@pytest.fixture
+def watching(broker: FakeBroker) -> Watching:
+    policy = Watching()
+    broker.state.book.studies["s"].policy = policy
+    return policy
+
+
+def begin(broker: FakeBroker, worker: int, number: int, **training: wire.Params) -> int:
+    epoch: int = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    broker.say(worker, wire.Training(epoch=epoch, stores=True, **training))
+    return epoch
+
+
+def test_parameters_come_with_the_first_batch(broker: FakeBroker, watching: Watching) -> None:
+    """At the end of its first slice a run is shown with them."""
+    begin(broker, broker.worker(), 0, params={"lr": 0.1, "act": "relu", "n": 3, "bias": True})
+    broker.advance(1.0)
+    assert watching.run(0).params == {"lr": 0.1, "act": "relu", "n": 3, "bias": True}
+
+
+def test_parameters_that_come_later_count_and_none_are_lost(
+    broker: FakeBroker, watching: Watching
+) -> None:
+    """A report may bring them, and one without any takes none away."""
+    worker = broker.worker()
+    epoch = begin(broker, worker, 0)
+    report = wire.Report(epoch=epoch, unit=1, step=1, value=0.5, params={"lr": 0.1})
+    broker.say(worker, report)
+    broker.say(worker, wire.Report(epoch=epoch, unit=2, step=2, value=0.4))
+    broker.advance(1.0)
+    assert watching.run(0).params == {"lr": 0.1}
+
+
+def test_units_left_are_those_of_the_last_report(broker: FakeBroker, watching: Watching) -> None:
+    """They fall with every report, and one that does not know them leaves them unknown."""
+    worker = broker.worker()
+    epoch = begin(broker, worker, 0)
+    for unit, left in ((1, 9), (2, 8), (3, None)):
+        message = wire.Report(epoch=epoch, unit=unit, step=unit, value=0.5, units_left=left)
+        broker.say(worker, message)
+        broker.advance(1.0)
+        assert watching.run(0).units_left == left
+
+
+def test_the_driver_tells_a_new_broker_what_it_cannot_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Suspended runs from before have their parameters before they train again."""
+    broker = FakeBroker(devices=1)
+    connection = broker.connect("driver")
+    spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="fifo")
+    known = RunRecord(
+        study="s",
+        number=3,
+        trial_id=3,
+        state="stored",
+        tier="disk",
+        host="h",
+        units=2,
+        slices=1,
+        suspensions=1,
+        device_seconds=2.0,
+        submitted=0.0,
+        updated=0.0,
+    )
+    broker.say(connection, wire.Describe(study="s", params={3: {"lr": 0.1}, 9: {"lr": 1.0}}))
+    broker.say(connection, wire.Describe(study="other", params={3: {"lr": 0.3}}))
+    policy = Watching()
+    monkeypatch.setattr(_admission, "make_policy", lambda name: policy)
+    message = wire.OpenStudy(study=spec, unstarted=0, max_alive=2)
+    broker.apply(StudyRead(connection=connection, message=message, runs=(known,)))
+    assert policy.run(3).params == {"lr": 0.1}, "when it is asked for the first time"
+
+
+def test_a_run_whose_slice_ends_is_shown_with_all_its_device_time(
+    broker: FakeBroker, watching: Watching
+) -> None:
+    """A lease that is renewed is one lease, and each of its slices counts when it is over."""
+    begin(broker, broker.worker(), 0)
+    for seconds in (1.0, 2.0, 3.0):
+        broker.advance(1.0)
+        assert watching.run(0).attained_seconds == pytest.approx(seconds)
+
+
+def test_a_running_run_is_shown_as_it_was_when_it_was_decided_about(watching: Watching) -> None:
+    """Of others a policy knows no more than at the start of their slices."""
+    broker = FakeBroker(devices=2)
+    broker.driver(policy="fifo", slice_seconds=1.0)
+    broker.state.book.studies["s"].policy = watching
+    begin(broker, broker.worker(), 0)
+    broker.advance(0.5)
+    begin(broker, broker.worker(), 1)
+    broker.advance(1.0)
+    assert watching.seen.now == 1.5
+    assert watching.run(1).attained_seconds == pytest.approx(1.0)
+    assert watching.run(0).attained_seconds == pytest.approx(1.0)
+    broker.advance(0.5)
+    assert watching.seen.now == 2.0
+    assert watching.run(0).attained_seconds == pytest.approx(2.0)
+    assert watching.run(1).attained_seconds == pytest.approx(1.0)
+
+
+def test_finished_runs_are_shown_as_such(broker: FakeBroker, watching: Watching) -> None:
+    """A run that is done, or failed, is not taken for one that trains."""
+    for number, state in enumerate(("done", "failed")):
+        worker = broker.worker()
+        epoch = begin(broker, worker, number)
+        broker.say(worker, wire.Ended(epoch=epoch, state=state))  # type: ignore[arg-type]
+        broker.hang_up(worker)
+    begin(broker, broker.worker(), 2)
+    broker.advance(1.0)
+    assert [run.state for run in watching.seen.finished] == ["done", "failed"]
+    assert [run.units_left for run in watching.seen.finished] == [0, None]
+
+
+def test_a_policy_that_prunes_ends_its_study_only(broker: FakeBroker) -> None:
+    """A broker kills nothing: the study stops, its runs are suspended, and it says why."""
+
+    class Pruning(Policy):
+        def decide(self, snapshot: Snapshot) -> Decision:
+            return Decision(pruned=tuple(r.number for r in snapshot.runs if r.state == "parked"))
+
+    other = broker.driver(key="other", unstarted=0, policy="fifo")
+    worker = broker.worker()
+    epoch = begin(broker, worker, 0)
+    broker.state.book.studies["s"].policy = Pruning()
+    broker.advance(1.0)
+    problems = {s["key"]: s["problem"] for s in broker.state.status(broker.now)["studies"]}
+    assert "kills nothing" in problems["s"]
+    assert "run 0" in problems["s"]
+    assert problems["other"] is None
+    assert broker.state.book.studies["s"].runs[0].live
+    assert broker.last(worker, "Yield") is not None
+    broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True))
+    assert broker.last(worker, "Evict").tier == "disk"
+    assert broker.last(other, "Refused") is None
+
+
+# -- a fixed list, or proposals of a sampler that learns -------------------------------------------
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_policy_is_told_what_is_to_come(fixed: bool, watching: Watching) -> None:
+    """The driver's word for the trials that may be created reaches the policy."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="fifo", unstarted=2, fixed=fixed)
+    broker.state.book.studies["s"].policy = watching
+    broker.worker()
+    assert watching.seen.unstarted == Unstarted(count=1, fixed=fixed)
+
+
+def waiting(study: optuna.Study, number: int) -> optuna.Study:
+    for index in range(number):
+        study.enqueue_trial({"x": index / 10})
+    return study
+
+
+@pytest.mark.parametrize(
+    ("sampler", "fixed"),
+    [
+        (optuna.samplers.RandomSampler, True),
+        (lambda: optuna.samplers.GridSampler({"x": [1, 2]}), True),
+        (optuna.samplers.BruteForceSampler, True),
+        (optuna.samplers.QMCSampler, True),
+        (optuna.samplers.TPESampler, False),
+        (optuna.samplers.GPSampler, False),
+        (optuna.samplers.CmaEsSampler, False),
+        (type("Learning", (optuna.samplers.RandomSampler,), {}), False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_sampler_that_does_not_learn_has_a_fixed_list(
+    sampler: Callable[[], optuna.samplers.BaseSampler], fixed: bool
+) -> None:
+    """Alone and within this package's own; without a bound there is no list."""
+    wrapped = HermesSampler(optuna.samplers.PartialFixedSampler({}, sampler()))
+    for each in (sampler(), HermesSampler(sampler()), wrapped):
+        study = optuna.create_study(sampler=each)
+        assert private.fixed_list(study, 5) is fixed
+        assert private.fixed_list(study, None) is False
+
+
+def test_enqueued_trials_are_a_fixed_list_if_they_are_all() -> None:
+    """One more than were enqueued, and the sampler proposes it."""
+    study = waiting(optuna.create_study(sampler=HermesSampler()), 3)
+    assert private.fixed_list(study, 3)
+    assert not private.fixed_list(study, 4)
+
+
+def test_parameters_are_plain_json() -> None:
+    """Whatever a choice is, it can be sent: what JSON does not know goes as its text."""
+    params = {"lr": 0.1, "n": 3, "bias": True, "none": None, "act": "relu"}
+    more = {"huge": 2**70, "single": np.float32(0.5), "shape": (1, 2)}
+    plain = private.params_of(optuna.trial.FixedTrial(params | more))
+    assert plain == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna's own, of choices that it cannot store
+        trial = optuna.trial.FixedTrial(params | more)
+        for name, value in (params | more).items():
+            trial.suggest_categorical(name, [value])
+    plain = private.params_of(trial)
+    assert plain == params | {"huge": float(2**70), "single": "0.5", "shape": "(1, 2)"}
+    wire.frame(wire.Training(epoch=1, stores=True, params=plain))

@@ -1,0 +1,145 @@
+"""A policy of the user's own, by the name of its class: from a file, from a module, elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from optuna_hermes.broker._imports import anywhere, folders, look_in
+from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
+from optuna_hermes.model import Device, RunView, Snapshot
+from optuna_hermes.policies import make_policy
+
+NEWEST = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optuna_hermes.model import Decision
+from optuna_hermes.policies import Policy
+
+SIGN = -1
+
+
+@dataclass
+class Settings:
+    sign: int = SIGN
+
+
+class Newest(Policy):
+    def decide(self, snapshot):
+        run = min(snapshot.runs, key=lambda run: Settings().sign * run.number)
+        return Decision(memory=run.number)
+
+
+class Tuned(Newest):
+    def __init__(self, depth):
+        self.depth = depth
+
+
+class Half(Policy):
+    pass
+
+
+number = 3
+"""
+
+RUNS = tuple(RunView(number=number, state="parked") for number in range(3))
+SNAPSHOT = Snapshot(devices=(Device(id="cpu:0", free=True),), runs=RUNS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with ``mine.py``; this process works there and cannot import from it."""
+    (tmp_path / "mine.py").write_text(NEWEST)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", ["mine.py", "{folder}/mine.py", "mine"])
+def test_it_decides(folder: Path, place: str) -> None:
+    """A file by either path, and a module of this folder, give an object that works."""
+    policy = make_policy(f"{place.format(folder=folder)}:Newest")
+    assert policy.decide(SNAPSHOT).memory == 2
+
+
+def test_what_was_changed_in_the_file_counts(folder: Path) -> None:
+    """A file is read anew: a broker that has served it before serves what it is now."""
+    assert make_policy("mine.py:Newest").decide(SNAPSHOT).memory == 2
+    (folder / "mine.py").write_text(NEWEST.replace("SIGN = -1", "SIGN = 1"))
+    assert make_policy("mine.py:Newest").decide(SNAPSHOT).memory == 0
+
+
+def test_a_module_of_a_package_is_imported() -> None:
+    """What can be imported is, with its package."""
+    policy = make_policy("optuna_hermes.policies:Fifo")
+    assert type(policy) is type(make_policy("fifo"))
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "words"),
+    [
+        ("nowhere.py:Newest", UnknownPolicyError, "'nowhere.py' cannot be read: No such file"),
+        ("nowhere:Newest", UnknownPolicyError, "no 'nowhere'.*FILE.py:CLASS"),
+        ("mine.py:Oldest", UnknownPolicyError, "class 'Oldest' in mine.py"),
+        ("mine.py:", UnknownPolicyError, "FILE.py:CLASS or module:CLASS but got 'mine.py:'"),
+        ("mine.py:number", InvalidInputError, "subclass of optuna_hermes.policies.Policy"),
+        ("mine.py:Settings", InvalidInputError, "subclass of optuna_hermes.policies.Policy"),
+        ("mine.py:Tuned", InvalidInputError, "without arguments.*depth"),
+        ("mine.py:Half", InvalidInputError, "without arguments.*decide"),
+        ("broken.py:Newest", InvalidInputError, "Importing broken.py raised.*no_such_thing"),
+        ("ends.py:Newest", InvalidInputError, "Importing ends.py raised SystemExit"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    folder: Path, target: str, error: type[Exception], words: str
+) -> None:
+    """No file, no class, no policy, arguments, an import that fails: each says which it is."""
+    (folder / "broken.py").write_text("import no_such_thing\n")
+    (folder / "ends.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(error, match=words) as caught:
+        make_policy(target)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["mine.py", "./mine.py", "mine"])
+def test_another_process_finds_it_too(
+    folder: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may work elsewhere: the name that it gets holds the whole path."""
+    name = anywhere(f"{place}:Newest")
+    assert name == f"{folder}/mine.py:Newest"
+    monkeypatch.chdir("/")
+    assert make_policy(name).decide(SNAPSHOT).memory == 2
+
+
+@pytest.mark.parametrize("name", ["hermes", "astrology", "optuna_hermes.policies:Fifo"])
+def test_other_names_mean_the_same_everywhere(name: str) -> None:
+    """Names of this package, and modules of packages, need no path."""
+    assert anywhere(name) == name
+
+
+def test_a_broker_imports_from_where_its_driver_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders that it lacks come last, so that nothing of its own is hidden."""
+    monkeypatch.setattr(sys, "path", ["", "/nowhere"])
+    monkeypatch.chdir(tmp_path)
+    assert folders() == (str(tmp_path), "/nowhere")
+    look_in([os.fspath(tmp_path), "/nowhere"])
+    assert sys.path == ["", "/nowhere", str(tmp_path)]
+
+
+def test_the_command_names_every_policy() -> None:
+    """The help of ``optimize`` keeps up with ``POLICIES``."""
+    import inspect
+
+    from optuna_hermes.cli import _optimize
+    from optuna_hermes.policies import POLICIES
+
+    text = inspect.getsource(_optimize.optimize)
+    assert [name for name in POLICIES if name not in text] == []

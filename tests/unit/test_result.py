@@ -1,0 +1,74 @@
+"""What a call of ``optimize`` says of trials whose worker ended before it could say so itself."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.ledger import CheckpointRecord, MemoryLedger, RunRecord
+from optuna_hermes.model import RunState
+from optuna_hermes.workers._result import trial_results
+
+
+@pytest.fixture
+def study() -> optuna.Study:
+    """A study with one trial that is RUNNING and was opened by a worker."""
+    study = optuna.create_study()
+    private.open_trial(study)
+    return study
+
+
+def ledger_with(study: optuna.Study, state: RunState, *, stored: bool) -> MemoryLedger:
+    ledger = MemoryLedger()
+    key = private.study_key(study)
+    ledger.save_run(
+        RunRecord(
+            study=key,
+            number=0,
+            trial_id=0,
+            state=state,
+            tier=None,
+            host="h",
+            units=1,
+            slices=1,
+            suspensions=0,
+            device_seconds=1.0,
+            submitted=0.0,
+            updated=1.0,
+        )
+    )
+    if stored:
+        ledger.save_checkpoint(
+            CheckpointRecord(
+                study=key, number=0, path="/c", units=1, size_bytes=1, sha256="0", at=1.0
+            )
+        )
+    return ledger
+
+
+def test_a_trial_that_never_reached_the_ledger_is_pending(study: optuna.Study) -> None:
+    """Its worker died between Optuna and the broker: the next call adopts it."""
+    (trial,) = trial_results(study, MemoryLedger())
+    assert trial.state == "PENDING"
+
+
+@pytest.mark.parametrize("state", ["running", "parked"])
+@pytest.mark.parametrize(("stored", "shown"), [(True, "STORED"), (False, "PENDING")])
+def test_nothing_runs_when_the_call_is_over(
+    study: optuna.Study, state: RunState, stored: bool, shown: str
+) -> None:
+    """Where the ledger still names a process, what counts is whether there is a checkpoint."""
+    (trial,) = trial_results(study, ledger_with(study, state, stored=stored))
+    assert trial.state == shown
+
+
+@pytest.mark.parametrize(("state", "shown"), [("running", "RUNNING"), ("parked", "PARKED")])
+def test_a_trial_of_plain_optuna_is_left_as_it_is(state: RunState, shown: str) -> None:
+    """Another process of the same study may well train while this call ends."""
+    study = optuna.create_study()
+    study.ask()
+    (trial,) = trial_results(study, ledger_with(study, state, stored=False))
+    assert trial.state == shown
+    (unknown,) = trial_results(study, MemoryLedger())
+    assert unknown.state == "RUNNING"

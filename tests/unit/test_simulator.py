@@ -1,0 +1,576 @@
+"""The simulator on examples that can be followed by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Assignment, Decision, RunView, Snapshot, Unstarted
+from optuna_hermes.policies import Policy, make_policy
+from optuna_hermes.simulator import (
+    Cluster,
+    Failure,
+    FixedList,
+    Recording,
+    SwitchCosts,
+    Trace,
+)
+from optuna_hermes.simulator._kernel import Agenda
+
+Line = tuple[float, float, int, int, int]
+"""Start, end, device, trial, unit."""
+
+
+Choice = int | Decision | Literal["idle"] | None
+"""A trial, None for a new one, or a whole decision."""
+
+
+class Rule(Policy):
+    """Does what a function says, and keeps what it saw."""
+
+    def __init__(self, choose: Callable[[Snapshot], Choice]) -> None:
+        self.choose = choose
+        self.seen: list[Snapshot] = []
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        self.seen.append(snapshot)
+        chosen = self.choose(snapshot)
+        if isinstance(chosen, Decision):
+            return chosen
+        return Decision() if chosen == "idle" else give(chosen, free(snapshot))
+
+
+def free(snapshot: Snapshot) -> str:
+    (device,) = (device.id for device in snapshot.devices if device.free)
+    return device
+
+
+def waiting(snapshot: Snapshot) -> list[RunView]:
+    return [run for run in snapshot.runs if run.state != "running"]
+
+
+def give(run: int | None, device: str) -> Decision:
+    return Decision(assignments=(Assignment(run=run, devices=(device,)),))
+
+
+def timetable(choices: Mapping[tuple[float, int], Choice]) -> Rule:
+    """Who gets a device by time and device; where nothing is said it stays idle."""
+    return Rule(
+        lambda snapshot: choices.get((snapshot.now, int(free(snapshot).split(":")[1])), "idle")
+    )
+
+
+def trial(*values: float, seconds: float | Sequence[float] = 1.0) -> Recording:
+    times = [seconds] * len(values) if isinstance(seconds, float) else seconds
+    return Recording(values=values, seconds=tuple(times))
+
+
+def lines(trace: Trace) -> list[Line]:
+    return [(each.start, each.end, each.device, each.number, each.unit) for each in trace.slices]
+
+
+def view(snapshot: Snapshot, number: int) -> RunView:
+    (found,) = (run for run in snapshot.runs if run.number == number)
+    return found
+
+
+class TestAgenda:
+    """The clock and the heap."""
+
+    def test_orders_by_time_then_priority_then_plan(self) -> None:
+        """Events at one time happen by priority, and those of one priority as they were planned."""
+        agenda = Agenda[str]()
+        for time, priority, event in [(2, 0, "f"), (1, 1, "d"), (1, 0, "b"), (1, 0, "c")]:
+            agenda.plan(time, event, priority=priority)
+        agenda.plan(0.5, "a", priority=9)
+        agenda.plan(1, "e", priority=1)
+        assert [agenda.next() for _ in range(6)] == list("abcdef")
+        assert agenda.now == 2
+
+    def test_never_compares_events(self) -> None:
+        """Events need no order of their own."""
+        agenda = Agenda[object]()
+        first, second = object(), object()
+        agenda.plan(1.0, first)
+        agenda.plan(1.0, second)
+        assert (agenda.next(), agenda.next()) == (first, second)
+
+    @pytest.mark.parametrize("time", [0.9, math.nan])
+    def test_refuses_the_past(self, time: float) -> None:
+        """Nothing can be planned before now, and not at no time either."""
+        agenda = Agenda[str]()
+        agenda.plan(1.0, "now")
+        agenda.next()
+        with pytest.raises(ValueError, match=r"must be at 1.0 or later"):
+            agenda.plan(time, "then")
+
+    def test_next_time_of_none_is_infinite(self) -> None:
+        """An empty agenda has nothing before any time."""
+        assert Agenda[str]().next_time == math.inf
+
+
+class TestOneDevice:
+    """Traces of one device."""
+
+    def test_fifo(self) -> None:
+        """A device pays half a unit for each run it changes to, the first one too."""
+        costs = SwitchCosts(fraction=0.5)
+        trace = Cluster(
+            make_policy("fifo"), FixedList([trial(0.9, 0.8), trial(0.7)]), costs=costs
+        ).run()
+        assert [tuple(each) for each in trace.slices] == [
+            (0.0, 1.5, 0, 0, 1, 0.9, True),
+            (1.5, 2.5, 0, 0, 2, 0.8, False),
+            (2.5, 4.0, 0, 1, 1, 0.7, True),
+        ]
+        assert trace.finished == {0: 2.5, 1: 4.0}
+        assert trace.decisions == 3
+
+    def test_round_robin(self) -> None:
+        """Each slice of another run is a switch; the last run alone pays no more."""
+        source = FixedList([trial(9, 8, 7), trial(6, 5)])
+        trace = Cluster(make_policy("round-robin"), source, costs=SwitchCosts(fraction=0.5)).run()
+        assert lines(trace) == [
+            (0.0, 1.5, 0, 0, 1),
+            (1.5, 3.0, 0, 1, 1),
+            (3.0, 4.5, 0, 0, 2),
+            (4.5, 6.0, 0, 1, 2),
+            (6.0, 7.5, 0, 0, 3),
+        ]
+        assert all(each.switched for each in trace.slices)
+
+    def test_hermes_opens_a_fixed_list_first(self) -> None:
+        """Every trial of a list has its first unit before the best one goes on."""
+        trace = Cluster(make_policy("hermes"), FixedList([trial(5, 5), trial(1, 1)])).run()
+        assert [each.number for each in trace.slices] == [0, 1, 1, 0]
+
+    def test_the_switch_is_a_fraction_of_the_unit_that_comes(self) -> None:
+        """Units of different lengths pay in proportion to their own."""
+        source = FixedList([trial(3, 2, seconds=(4.0, 8.0))])
+        trace = Cluster(make_policy("fifo"), source, costs=SwitchCosts(fraction=0.25)).run()
+        assert lines(trace) == [(0.0, 5.0, 0, 0, 1), (5.0, 13.0, 0, 0, 2)]
+
+    def test_nothing_to_do(self) -> None:
+        """Without a trial the policy is not even asked."""
+        trace = Cluster(make_policy("fifo"), FixedList([])).run()
+        assert (trace.slices, trace.finished, trace.decisions) == ((), {}, 0)
+
+    def test_a_policy_that_wants_nobody_ends_it(self) -> None:
+        """Where all devices stay idle nothing will ever happen."""
+        trace = Cluster(timetable({(0, 0): None}), FixedList([trial(2, 1)])).run()
+        assert lines(trace) == [(0.0, 1.0, 0, 0, 1)]
+        assert trace.finished == {}
+
+
+class TestTwoDevices:
+    """Traces of two devices."""
+
+    def test_fifo(self) -> None:
+        """The third trial goes to the device that is free first."""
+        source = FixedList([trial(3, 3, 3), trial(2, 2), trial(1, seconds=2.0)])
+        assert lines(Cluster(make_policy("fifo"), source, n_devices=2).run()) == [
+            (0.0, 1.0, 0, 0, 1),
+            (0.0, 1.0, 1, 1, 1),
+            (1.0, 2.0, 0, 0, 2),
+            (1.0, 2.0, 1, 1, 2),
+            (2.0, 3.0, 0, 0, 3),
+            (2.0, 4.0, 1, 2, 1),
+        ]
+
+    def test_ties_go_by_device_not_by_what_was_planned_first(self) -> None:
+        """Two units end at once: device 0 is served first, though 1 began its unit before."""
+        source = FixedList([trial(3, 3), trial(2, seconds=2.0), trial(1), trial(0)])
+        trace = Cluster(make_policy("fifo"), source, n_devices=2).run()
+        assert lines(trace)[-2:] == [(2.0, 3.0, 0, 2, 1), (2.0, 3.0, 1, 3, 1)]
+        assert [each.device for each in trace.slices] == [0, 0, 1, 0, 1]
+
+    def test_a_device_is_decided_before_the_next_is_looked_at(self) -> None:
+        """Two units end at once: the decision on device 0 does not know of the report on 1."""
+        policy = Rule(lambda s: waiting(s)[0].number if waiting(s) else None)
+        source = FixedList([trial(5, 5), trial(1, 1)])
+        Cluster(policy, source, n_devices=2).run()
+        at_one = [snapshot for snapshot in policy.seen if snapshot.now == 1.0]
+        assert [free(snapshot) for snapshot in at_one] == ["cpu:0", "cpu:1"]
+        assert [view(snapshot, 1).state for snapshot in at_one] == ["running", "parked"]
+        assert [view(snapshot, 1).curve.values for snapshot in at_one] == [(), (1,)]
+        assert [view(snapshot, 0).state for snapshot in at_one] == ["parked", "running"]
+
+    def test_idle_devices_are_asked_again_after_every_event(self) -> None:
+        """A device that was left idle gets the run it can take up when another one reports."""
+        policy = timetable({(0, 0): None, (1, 1): 0, (2, 0): 0})
+        trace = Cluster(policy, FixedList([trial(3, 2, 1)]), n_devices=2).run()
+        assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 2.0, 1, 0, 2), (2.0, 3.0, 0, 0, 3)]
+        asked = [(snapshot.now, free(snapshot)) for snapshot in policy.seen]
+        assert asked == [(0, "cpu:0"), (1, "cpu:0"), (1, "cpu:1"), (2, "cpu:1"), (2, "cpu:0")]
+
+    def test_hosts_get_their_devices_in_order(self) -> None:
+        """Devices are dealt out to hosts evenly, neighbours together."""
+        policy = timetable({})
+        Cluster(policy, FixedList([trial(1)]), n_devices=5, n_hosts=2).run()
+        hosts = [device.host for device in policy.seen[0].devices]
+        assert hosts == ["host-0", "host-0", "host-0", "host-1", "host-1"]
+
+
+class TestIdle:
+    """What a run costs that its device waited for."""
+
+    costs = SwitchCosts(fraction=0.5)
+
+    def test_going_on_after_a_pause_is_no_switch(self) -> None:
+        """A device that stood idle has not changed run when it goes on with the one it had."""
+        policy = timetable({(0, 0): None, (0, 1): None, (1.5, 1): 1, (2.5, 0): 0, (2.5, 1): 1})
+        source = FixedList([trial(2, 1), trial(4, 3, 2)])
+        trace = Cluster(policy, source, n_devices=2, costs=self.costs).run()
+        assert lines(trace) == [
+            (0.0, 1.5, 0, 0, 1),
+            (0.0, 1.5, 1, 1, 1),
+            (1.5, 2.5, 1, 1, 2),
+            (2.5, 3.5, 0, 0, 2),
+            (2.5, 3.5, 1, 1, 3),
+        ]
+
+    def test_coming_back_is_a_switch(self) -> None:
+        """A device has changed run if its last one trained elsewhere while it stood idle."""
+        policy = timetable({(0, 0): None, (0, 1): None, (1.5, 1): 0, (3, 0): 0})
+        source = FixedList([trial(2, 1, 0), trial(4, 3)])
+        trace = Cluster(policy, source, n_devices=2, costs=self.costs).run()
+        assert lines(trace) == [
+            (0.0, 1.5, 0, 0, 1),
+            (0.0, 1.5, 1, 1, 1),
+            (1.5, 3.0, 1, 0, 2),
+            (3.0, 4.5, 0, 0, 3),
+        ]
+
+    def test_its_former_device_has_no_say(self) -> None:
+        """A run that sits on one device goes on there for nothing, whatever its former one does."""
+        policy = timetable({(0, 0): None, (1.5, 1): 0, (3, 0): None, (4.5, 1): 0})
+        source = FixedList([trial(3, 2, 1), trial(5, 4)])
+        trace = Cluster(policy, source, n_devices=2, costs=self.costs).run()
+        assert lines(trace)[-2:] == [(3.0, 4.5, 0, 1, 1), (4.5, 5.5, 1, 0, 3)]
+        (at_the_end,) = (s for s in policy.seen if (s.now, free(s)) == (4.5, "cpu:1"))
+        assert view(at_the_end, 0).switch_cost_seconds == 0.0
+
+
+class TestSnapshot:
+    """What policies see."""
+
+    def test_a_run_over_its_life(self) -> None:
+        """Opened runs are running or parked, with their reports, device time and units left."""
+        policy = timetable({(0, 0): None, (1.5, 0): None, (3, 0): 0, (4.5, 0): 1})
+        recordings = [trial(8, 7), Recording(values=(6.0,), seconds=(1.0,), params={"lr": 0.1})]
+        Cluster(policy, FixedList(recordings), costs=SwitchCosts(fraction=0.5), seed=7).run()
+        first, second, third = policy.seen
+        assert first.runs == ()
+        assert first.unstarted == Unstarted(count=2, fixed=True)
+        assert (first.seed, second.now) == (7, 1.5)
+        sits = view(second, 0)
+        assert (sits.state, sits.device, sits.tier) == ("parked", "cpu:0", "resident")
+        assert (sits.waiting_since, sits.switch_cost_seconds) == (1.5, 0.0)
+        assert (sits.curve.steps, sits.curve.values) == ((1,), (8,))
+        assert (sits.curve.device_seconds, sits.attained_seconds) == ((1.5,), 1.5)
+        assert (sits.units_left, sits.submitted) == (1, 0.0)
+        assert third.unstarted.count == 0
+        assert view(third, 0).switch_cost_seconds == 0.5
+        assert [run.number for run in third.finished] == [1]
+        (over,) = third.finished
+        assert (over.state, over.params, over.submitted) == ("done", {"lr": 0.1}, 1.5)
+        assert (over.units_left, over.device, over.tier) == (0, None, None)
+
+    def test_memory_comes_back(self) -> None:
+        """What a policy left in its decision is in its next snapshot, the first one's is None."""
+        policy = Rule(
+            lambda s: replace(give(None, free(s)), memory=[*(s.memory or []), len(s.runs)])
+        )
+        Cluster(policy, FixedList([trial(2), trial(1), trial(0)])).run()
+        assert [snapshot.memory for snapshot in policy.seen] == [None, [0], [0, 0]]
+
+
+class TestPruning:
+    """Runs that never go on."""
+
+    def test_a_pruned_run_is_over(self) -> None:
+        """It leaves the live runs for the finished ones, has no end, and its source hears of it."""
+
+        class Listening(FixedList):
+            def __init__(self, recordings: Sequence[Recording]) -> None:
+                super().__init__(recordings)
+                self.heard: list[tuple[float, ...]] = []
+
+            def reported(self, number: int, unit: int, value: float) -> None:
+                self.heard.append((number, unit, value))
+
+            def ended(self, number: int, *, pruned: bool) -> None:
+                self.heard.append((number, pruned))
+
+        drop = replace(give(None, "cpu:0"), pruned=(0,))
+        policy = timetable({(0, 0): None, (1, 0): drop, (2, 0): 1})
+        source = Listening([trial(9, 8), trial(5, 4)])
+        trace = Cluster(policy, source).run()
+        assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 2.0, 0, 1, 1), (2.0, 3.0, 0, 1, 2)]
+        assert (trace.pruned, trace.finished) == ({0: 1.0}, {1: 3.0})
+        assert [(run.number, run.state) for run in policy.seen[2].finished] == [(0, "pruned")]
+        assert [run.number for run in policy.seen[2].runs] == [1]
+        assert source.heard == [(0, 1, 9), (0, True), (1, 1, 5), (1, 2, 4), (1, False)]
+
+    def test_pruning_alone_leaves_the_device_idle(self) -> None:
+        """Who prunes the last run and opens none is done."""
+        policy = timetable({(0, 0): None, (1, 0): Decision(pruned=(0,))})
+        trace = Cluster(policy, FixedList([trial(9, 8)])).run()
+        assert (len(trace.slices), trace.pruned) == (1, {0: 1.0})
+
+
+class TestTiers:
+    """Seconds by where a run waits: a device and a host have room for one each."""
+
+    costs = SwitchCosts(
+        resident_seconds=0.125, host_seconds=1, disk_seconds=10, resident_runs=1, host_runs=1
+    )
+
+    def test_the_one_that_stopped_longest_ago_makes_room(self) -> None:
+        """Of three that wait, the last is on the device, the one before it in the host's memory."""
+        source = FixedList([trial(2, 1)] * 4)
+        trace = Cluster(make_policy("round-robin"), source, costs=self.costs).run()
+        assert lines(trace) == [
+            (0.0, 1.0, 0, 0, 1),
+            (1.0, 2.0, 0, 1, 1),
+            (2.0, 3.0, 0, 2, 1),
+            (3.0, 4.0, 0, 3, 1),
+            (4.0, 15.0, 0, 0, 2),  # from disk; then trial 3 leaves the device, and 1 the host
+            (15.0, 26.0, 0, 1, 2),  # from disk
+            (26.0, 28.0, 0, 2, 2),  # from the host's memory: since then nobody has left
+            (28.0, 29.125, 0, 3, 2),  # still on the device
+        ]
+
+    def test_policies_see_tiers_and_what_they_cost(self) -> None:
+        """A run on disk is stored, the others are parked; each shows the price of its tier."""
+        policy = Rule(lambda s: None if s.unstarted.any else "idle")
+        Cluster(policy, FixedList([trial(2, 1)] * 4), costs=self.costs).run()
+        shown = [(r.tier, r.state, r.switch_cost_seconds) for r in policy.seen[-1].runs]
+        assert shown == [
+            ("disk", "stored", 10.0),
+            ("host", "parked", 1.0),
+            ("resident", "parked", 0.125),
+            ("resident", "parked", 0.0),  # its unit has just ended
+        ]
+
+    def test_nobody_moves_back_to_a_device_alone(self) -> None:
+        """A run in the host's memory stays there when the device has room again."""
+        opening: dict[tuple[float, int], Choice] = dict.fromkeys((t, 0) for t in range(4))
+        policy = timetable({**opening, (4, 0): 2, (5.125, 0): 1, (6.25, 0): 0})
+        source = FixedList([trial(2, 1), trial(4, 3), trial(7, 6, 5), trial(8)])
+        trace = Cluster(policy, source, costs=replace(self.costs, resident_runs=2)).run()
+        assert lines(trace)[4:] == [
+            (4.0, 5.125, 0, 2, 2),
+            (5.125, 6.25, 0, 1, 2),  # trial 2 leaves: there would be room for one more
+            (6.25, 8.25, 0, 0, 2),  # from the host's memory all the same
+        ]
+
+    def test_nobody_comes_from_disk_alone(self) -> None:
+        """A run on disk stays there when the host's memory has room again."""
+        opening: dict[tuple[float, int], Choice] = dict.fromkeys((t, 0) for t in range(4))
+        policy = timetable({**opening, (4, 0): 1, (6, 0): 2, (7.125, 0): 0})
+        source = FixedList([trial(2, 1), trial(5, 4, 3), trial(7, 6), trial(8)])
+        trace = Cluster(policy, source, costs=self.costs).run()
+        assert lines(trace)[4:] == [
+            (4.0, 6.0, 0, 1, 2),  # out of the host's memory, which is empty now
+            (6.0, 7.125, 0, 2, 2),
+            (7.125, 18.125, 0, 0, 2),
+        ]
+
+    def test_who_sits_on_an_idle_device_is_not_pushed_out(self) -> None:
+        """Devices without room for others keep their last run until another one trains there."""
+        costs = replace(self.costs, resident_runs=0)
+        policy = timetable({(0, 0): None, (0, 1): None, (1, 1): None, (2, 0): 0})
+        source = FixedList([trial(2, 1), trial(4, 3), trial(6)])
+        trace = Cluster(policy, source, n_devices=2, costs=costs).run()
+        assert lines(trace)[-1] == (2.0, 3.0, 0, 0, 2)
+        (before,) = (s for s in policy.seen if (s.now, free(s)) == (2, "cpu:0"))
+        assert [view(before, number).tier for number in (0, 1)] == ["resident", "host"]
+
+    def test_another_device_is_reached_by_the_host(self) -> None:
+        """A run that waits on one device costs another one what the host's memory costs."""
+        policy = timetable({(0, 0): None, (0, 1): None, (1, 0): None, (1, 1): 0})
+        source = FixedList([trial(2, 1), trial(3), trial(4)])
+        trace = Cluster(policy, source, n_devices=2, costs=self.costs).run()
+        assert lines(trace)[-1] == (1.0, 3.0, 1, 0, 2)
+
+    @pytest.mark.parametrize(("n_hosts", "tiers"), [(1, ["host", "disk"]), (2, ["host", "host"])])
+    def test_each_host_has_its_own_room(self, n_hosts: int, tiers: list[str]) -> None:
+        """Two runs that left their devices share one host's memory, or have one each."""
+        policy = Rule(lambda s: None if s.unstarted.any else "idle")
+        costs = replace(self.costs, resident_runs=0)
+        source = FixedList([trial(2, 1)] * 4)
+        Cluster(policy, source, n_devices=2, n_hosts=n_hosts, costs=costs).run()
+        assert [view(policy.seen[-1], number).tier for number in (0, 1)] == tiers
+
+    def test_a_new_trial_has_nothing_to_bring(self) -> None:
+        """Only the fraction of its first unit is paid when a trial is opened."""
+        costs = replace(self.costs, fraction=0.5)
+        trace = Cluster(make_policy("fifo"), FixedList([trial(1)]), costs=costs).run()
+        assert trace.finished == {0: 1.5}
+
+    @pytest.mark.parametrize("name", ["fraction", "host_seconds", "resident_runs"])
+    @pytest.mark.parametrize("value", [-1, math.nan, math.inf])
+    def test_costs_are_numbers(self, name: str, value: float) -> None:
+        """A price or a room that is negative or infinite is refused by its name."""
+        with pytest.raises(InvalidInputError, match=f"{name} must be finite and at least 0"):
+            SwitchCosts(**{name: value})  # type: ignore[arg-type]
+
+
+class TestFailures:
+    """Devices that fail."""
+
+    def test_the_unit_is_lost_and_the_run_goes_on_elsewhere(self) -> None:
+        """The other device takes the run up; the one that failed works again when it is back."""
+        source = FixedList([trial(3, 2), trial(1), trial(0)])
+        failures = [Failure(at=0.5, device=0, seconds=2)]
+        trace = Cluster(make_policy("fifo"), source, n_devices=2, failures=failures).run()
+        assert lines(trace) == [
+            (0.0, 0.5, 0, 0, 0),
+            (0.0, 1.0, 1, 1, 1),
+            (1.0, 2.0, 1, 0, 1),
+            (2.0, 3.0, 1, 0, 2),
+            (2.5, 3.5, 0, 2, 1),
+        ]
+        assert math.isnan(trace.slices[0].value)
+        assert trace.finished == {1: 1.0, 0: 3.0, 2: 3.5}
+
+    def test_what_is_left_is_on_disk(self) -> None:
+        """All runs on the device are stored, the one that ran has paid, and the switch is paid."""
+        policy = timetable({(0, 0): None, (1, 0): None, (2.25, 0): 0})
+        source = FixedList([trial(2, 1), trial(4, 3)])
+        failures = [Failure(at=1.75, device=0, seconds=0.5)]
+        costs = SwitchCosts(resident_seconds=0.25, disk_seconds=10)
+        trace = Cluster(policy, source, costs=costs, failures=failures).run()
+        assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 1.75, 0, 1, 0), (2.25, 13.25, 0, 0, 2)]
+        runs = policy.seen[2].runs
+        assert [(run.tier, run.state, run.switch_cost_seconds) for run in runs] == [
+            ("disk", "stored", 10.0)
+        ] * 2
+        assert [(run.curve.units, run.attained_seconds) for run in runs] == [(1, 1.0), (0, 0.75)]
+
+    def test_a_run_pays_for_the_device_it_had_before(self) -> None:
+        """After a failure a device has to change run, to the same one too."""
+        failures = [Failure(at=1.75, device=0, seconds=0.25)]
+        costs = SwitchCosts(fraction=0.5)
+        source = FixedList([trial(2, 1)])
+        trace = Cluster(make_policy("fifo"), source, costs=costs, failures=failures).run()
+        assert lines(trace) == [(0.0, 1.5, 0, 0, 1), (1.5, 1.75, 0, 0, 0), (2.0, 3.5, 0, 0, 2)]
+        assert [each.switched for each in trace.slices] == [True, False, True]
+
+    def test_a_lost_unit_never_reports(self) -> None:
+        """The end that was planned for it passes while the device trains again."""
+        source = FixedList([trial(1)])
+        failures = [Failure(at=0.5, device=0, seconds=0.25)]
+        trace = Cluster(make_policy("fifo"), source, failures=failures).run()
+        assert lines(trace) == [(0.0, 0.5, 0, 0, 0), (0.75, 1.75, 0, 0, 1)]
+
+    def test_a_unit_that_ends_at_the_failure_is_lost(self) -> None:
+        """Of an end and a failure at one time the failure counts."""
+        failures = [Failure(at=1, device=0, seconds=0)]
+        trace = Cluster(make_policy("fifo"), FixedList([trial(1)]), failures=failures).run()
+        assert lines(trace) == [(0.0, 1.0, 0, 0, 0), (1.0, 2.0, 0, 0, 1)]
+
+    def test_two_failures_at_once(self) -> None:
+        """A device is back when the last of its failures is over."""
+        failures = [Failure(at=0.5, device=0, seconds=3), Failure(at=1, device=0, seconds=1)]
+        policy = make_policy("fifo")
+        trace = Cluster(policy, FixedList([trial(1)]), failures=failures).run()
+        assert lines(trace) == [(0.0, 0.5, 0, 0, 0), (3.5, 4.5, 0, 0, 1)]
+
+    def test_policies_see_that_it_is_broken(self) -> None:
+        """The device is shown as not healthy while it is."""
+        policy = Rule(lambda s: waiting(s)[0].number if waiting(s) else None)
+        source = FixedList([trial(2, 1), trial(4, 3)])
+        failures = [Failure(at=0.5, device=0, seconds=1)]
+        Cluster(policy, source, n_devices=2, failures=failures).run()
+        healthy = {snapshot.now: snapshot.devices[0].healthy for snapshot in policy.seen}
+        assert healthy[1.0] is False
+        assert all(healthy[now] for now in healthy if now == 0 or now >= 1.5)
+
+    @pytest.mark.parametrize(("at", "seconds"), [(-1, 1), (1, -1), (math.nan, 1), (1, math.inf)])
+    def test_times_are_numbers(self, at: float, seconds: float) -> None:
+        """A failure before the start, or one that never ends, is refused."""
+        with pytest.raises(InvalidInputError, match="finite times of at least 0"):
+            Failure(at=at, device=0, seconds=seconds)
+
+    @pytest.mark.parametrize("device", [-1, 2])
+    def test_of_no_device(self, device: int) -> None:
+        """A device that does not exist cannot fail."""
+        failures = [Failure(at=1, device=device, seconds=1)]
+        with pytest.raises(InvalidInputError, match=f"must be one of 0 to 1 but got {device}"):
+            Cluster(make_policy("fifo"), FixedList([]), n_devices=2, failures=failures)
+
+
+class TestUntil:
+    """A simulation that is stopped."""
+
+    def test_a_unit_that_ends_later_is_not_reported(self) -> None:
+        """What ends at that time is in the trace, what ends after it is not."""
+        trace = Cluster(make_policy("fifo"), FixedList([trial(3, 2, 1)])).run(until=2)
+        assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 2.0, 0, 0, 2)]
+        assert trace.finished == {}
+        assert len(trace.recordings) == 1
+
+    def test_it_can_go_on(self) -> None:
+        """Stopped on the way and continued, it is what it would have been in one go."""
+        recordings = [trial(5, 4), trial(1, 0.5), trial(3, 2)]
+        failures = [Failure(at=2.5, device=1, seconds=1)]
+
+        def cluster() -> Cluster:
+            policy = make_policy("hermes")
+            return Cluster(policy, FixedList(recordings), n_devices=2, failures=failures)
+
+        stopped = cluster()
+        first = stopped.run(until=1.5)
+        assert stopped.run(until=3) != first
+        assert stopped.run() == cluster().run()
+
+
+class TestRefused:
+    """What cannot be simulated."""
+
+    @pytest.mark.parametrize(("n_devices", "n_hosts"), [(0, 1), (1, 0), (2, 3), (-1, -1)])
+    def test_devices_and_hosts(self, n_devices: int, n_hosts: int) -> None:
+        """There is a device and a host at least, and no host is without a device."""
+        with pytest.raises(InvalidInputError, match=f"got {n_devices} devices on {n_hosts} hosts"):
+            Cluster(make_policy("fifo"), FixedList([]), n_devices=n_devices, n_hosts=n_hosts)
+
+    @pytest.mark.parametrize(
+        ("choice", "message"),
+        [
+            (7, "trials that wait but got trial 7"),
+            (0, "trials that wait but got trial 0"),
+            (give(None, "cpu:0"), r"may assign cpu:1 here, once, but got .*cpu:0"),
+            (give(None, "gpu:9"), r"may assign cpu:1 here, once, but got .*gpu:9"),
+            (
+                Decision(assignments=give(None, "cpu:1").assignments * 2),
+                r"may assign cpu:1 here, once",
+            ),
+            (Decision(pruned=(0,)), "trials that wait but got trial 0"),
+        ],
+        ids=[
+            "unknown",
+            "running",
+            "busy device",
+            "unknown device",
+            "twice",
+            "prunes a running one",
+        ],
+    )
+    def test_decisions_against_the_contract(self, choice: Choice, message: str) -> None:
+        """A policy's wrong decision is an error that says what it was."""
+        policy = timetable({(0, 0): None, (0, 1): choice})
+        with pytest.raises(ValueError, match=message):
+            Cluster(policy, FixedList([trial(2, 1)] * 3), n_devices=2).run()
+
+    def test_opening_more_than_there_are(self) -> None:
+        """A policy cannot open a trial when none is left."""
+        policy = timetable({(0, 0): None, (1, 0): None})
+        with pytest.raises(ValueError, match="only while one is left"):
+            Cluster(policy, FixedList([trial(2, 1)])).run()
