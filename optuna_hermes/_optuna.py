@@ -7,7 +7,7 @@ import copy
 import math
 import shlex
 import uuid
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -261,13 +261,6 @@ def end_of(study: optuna.Study, trial_id: int) -> TrialState | None:
 def trial_id(trial: Any) -> int:
     """Optuna's id of a trial."""
     return int(trial._trial_id)
-
-
-def amend(trial: optuna.Trial, params: Mapping[str, float]) -> None:
-    """Say that a trial trains other values than the floats that were suggested for it."""
-    for name, value in params.items():
-        distribution = trial.distributions[name]
-        trial.storage.set_trial_param(trial._trial_id, name, value, distribution)
 
 
 def ours(trial: FrozenTrial) -> bool:

@@ -47,8 +47,8 @@ def simulate(
         int, typer.Option(min=1, metavar="N", help="Trials drawn of each set, or all it has.")
     ] = 100,
     seeds: Annotated[
-        int, typer.Option(min=1, metavar="S", help="Draws of trials: seeds 0 to S-1.")
-    ] = 1,
+        str, typer.Option(metavar="S", help="Draws of trials: seeds 0 to S-1, or a list: 2,3.")
+    ] = "1",
     switch_cost: Annotated[
         float,
         typer.Option(
@@ -92,7 +92,7 @@ def simulate(
             f"--budget needs --sampler but got {budget:g} alone: add --sampler TPESampler."
         )
     sets = _sets(curves or [], storage, study_name)
-    names, rules = policy.split(","), (devices, switch_cost, range(seeds))
+    names, rules = policy.split(","), (devices, switch_cost, _seeds(seeds))
     if sampler is None:
         document = _simulations.of_lists(sets, names, trials, *rules)
     else:
@@ -102,6 +102,18 @@ def simulate(
         show_json(document)
         return
     show(simulation_view(document) if sampler is None else loop_view(document))
+
+
+def _seeds(text: str) -> Sequence[int]:
+    numbers = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
+    if len(numbers) == 1 and numbers[0] >= 1:
+        return range(numbers[0])
+    if len(numbers) == 1 or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise InvalidInputError(
+            f"--seeds must be a number, 1 or more, or a list of different ones but got {text!r}: "
+            "2 is 0,1."
+        )
+    return numbers
 
 
 def _sets(curves: Sequence[Path], storage: str | None, study_name: str | None) -> list[CurveSet]:

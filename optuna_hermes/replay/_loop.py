@@ -71,7 +71,7 @@ def run_loop(curve_set: CurveSet, policy: str, setup: LoopSetup, *, seed: int) -
     """Let a study choose among recorded trainings until its budget is spent.
 
     Each parameter is scaled to its rank in [0, 1], the sampler suggests one float for each, and
-    the nearest configuration that was not yet trained is; the study records what was trained.
+    the nearest configuration that was not yet trained is; the study keeps the floats.
     Under the policies of ``PLAIN`` the study is plain Optuna's; under the others its sampler is a
     ``HermesSampler``, the same that runs live.
 

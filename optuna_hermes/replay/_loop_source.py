@@ -7,7 +7,6 @@ import math
 import optuna
 from optuna.samplers import BaseSampler
 
-from optuna_hermes import _optuna as private
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Unstarted
 from optuna_hermes.replay._pool import Pool
@@ -49,17 +48,11 @@ class Proposals(Source):
         return Unstarted(count=self._pool.left)
 
     def open(self, number: int) -> Recording:
-        """Ask for a trial, and take the configuration that is nearest to it.
-
-        The study is told that configuration: an objective trains what its trial says, and a sampler
-        that learned from what it suggested would learn from places nobody has been to.
-        """
+        """Ask for a trial, and take the configuration that is nearest to it."""
         trial = self._study.ask()
         self._trials[number] = trial
         suggestion = {name: trial.suggest_float(name, 0.0, 1.0) for name in self._pool.names}
-        index = self._pool.take(suggestion)
-        private.amend(trial, dict(zip(self._pool.names, self._pool.points[index], strict=True)))
-        return self._recordings[index]
+        return self._recordings[self._pool.take(suggestion)]
 
     def reported(self, number: int, unit: int, value: float) -> None:
         """Report as an objective does, and ask the pruner."""

@@ -124,6 +124,15 @@ def test_the_document_has_every_simulation(cli: Cli, tmp_path: Path) -> None:
     assert row["families"] == {"a": pytest.approx(1.0)}
 
 
+def test_seeds_may_be_listed(cli: Cli, tmp_path: Path) -> None:
+    """A list of seeds gives the figures that they have among others."""
+    words = ("simulate", save(tmp_path, "a1"), "--policy", "fifo", "--trials", 6, "--json")
+    all_, some = (
+        strict_json(cli(*words, "--seeds", seeds).stdout)["results"] for seeds in ("4", "1,3")
+    )
+    assert some == [each for each in all_ if each["seed"] in (1, 3)]
+
+
 @pytest.mark.parametrize("where", ["mine:LastFirst", "mine.py:LastFirst"])
 def test_a_policy_of_ones_own(where: str, cli: Cli, tmp_path: Path) -> None:
     """A class in a module or a file of this folder is simulated like the others."""
@@ -164,6 +173,8 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "no devices": (["a1.npz", "--devices", "0"], "--devices"),
     "no trials": (["a1.npz", "--trials", "0"], "--trials"),
     "no seeds": (["a1.npz", "--seeds", "0"], "--seeds"),
+    "seeds that are none": (["a1.npz", "--seeds", "1,x"], "'1,x'"),
+    "a seed twice": (["a1.npz", "--seeds", "1,1"], "'1,1'"),
     "a negative cost": (["a1.npz", "--switch-cost", "-1"], "--switch-cost"),
     "a cost that is no number": (["a1.npz", "--switch-cost", "nan"], "--switch-cost"),
     "no policy": (["a1.npz", "--policy", ""], "one of hermes, "),

@@ -106,13 +106,13 @@ def test_reports_and_ends_reach_the_study() -> None:
     assert not source.unstarted.fixed
 
 
-def test_the_study_records_what_is_trained() -> None:
-    """The parameters of a trial are those of the configuration, not the floats suggested."""
+def test_the_study_keeps_the_floats_that_were_suggested() -> None:
+    """Of one configuration that is left, whatever was asked for is trained."""
     study = new_study()
-    source = Proposals(pool_of([recording(0.5, x=x) for x in (1.0, 4.0, 2.0)]), study)
-    for number in range(3):
-        source.open(number)
-    assert sorted(trial.params["x"] for trial in study.trials) == [0.0, 0.5, 1.0]
+    source = Proposals(pool_of([recording(0.5, x=1.0)]), study)
+    assert source.open(0).params == {"x": 1.0}
+    wanted = new_study().ask().suggest_float("x", 0.0, 1.0)
+    assert study.trials[0].params == {"x": wanted}
 
 
 def test_the_pruner_of_the_study_is_asked_at_each_report() -> None:
