@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 
 import optuna
@@ -21,6 +22,9 @@ SAMPLERS = (
     "NSGAIISampler",
 )
 """Optuna's samplers that need no more than a seed to propose points of a cube."""
+
+_NEEDS = {"GPSampler": "torch", "CmaEsSampler": "cmaes"}
+"""Packages that Optuna imports for a sampler only when it is asked for the first proposal."""
 
 
 class Proposals(Source):
@@ -83,9 +87,12 @@ def make_sampler(name: str, seed: int) -> BaseSampler:
         seed: of its random numbers.
 
     Raises:
-        InvalidInputError: there is no such sampler.
+        InvalidInputError: there is no such sampler, or it needs a package that is not there.
     """
     if name not in SAMPLERS:
         raise InvalidInputError(f"A sampler must be one of {', '.join(SAMPLERS)} but got {name!r}.")
+    package = _NEEDS.get(name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise InvalidInputError(f"{name} needs a package of its own: pip install {package}.")
     sampler: BaseSampler = getattr(optuna.samplers, name)(seed=seed)
     return sampler

@@ -131,6 +131,13 @@ def test_an_unknown_sampler_is_named_with_those_there_are() -> None:
         make_sampler("Tpe", 0)
 
 
+def test_a_sampler_that_needs_a_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes before anything is simulated, and says what to install."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InvalidInputError, match=r"CmaEsSampler .* pip install cmaes"):
+        make_sampler("CmaEsSampler", 0)
+
+
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "CmaEsSampler"])
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_every_sampler_proposes(name: str) -> None:
