@@ -21,7 +21,7 @@ class Asha(Policy):
        have reached this rung it is one of the best ``floor(n / eta)``. Rungs are searched from
        the highest one down, and within a rung the best goes first;
     3. a new trial, if there is one;
-    4. the run with the lowest last value.
+    4. the best run of the highest rung where one waits.
 
     Trials of a rung are compared by what they reported at that rung, whatever came later;
     finished and running ones count. A run stays promoted, for it leaves the rung with its next
@@ -64,8 +64,9 @@ class Asha(Policy):
                     promoted.add(run.number)
                     yield run
         yield from unopened(snapshot)
-        rest = [run for runs in at_rung.values() for run in runs if run.number not in promoted]
-        yield from sorted(rest, key=_last_value)
+        for age in sorted(at_rung, reverse=True):
+            rest = (run for run in at_rung[age] if run.number not in promoted)
+            yield from sorted(rest, key=_last_value)
 
     def _is_rung(self, age: int) -> bool:
         rung = 1

@@ -77,7 +77,7 @@ def test_asha_by_hand() -> None:
     """Promotions, openings and what goes on when nothing can be promoted, with rungs 1, 2, 4."""
     trace = trace_of(Asha(eta=2), [5] * 4, [3] * 4, [4] * 4, [1] * 4)
     # Trial 1 leads rung 1 once two are there; 3 leads it, and rung 2, once it is opened. Then no
-    # trial is new: 1, 2 and 0 go on in the order of their values, each to its next rung at least.
+    # trial is new: 1 goes on from rung 2, then 2 and 0 from rung 1, each from rung to rung.
     assert trace == [0, 1, 1, 2, 3, 3, 3, 3, 1, 1, 2, 2, 2, 0, 0, 0]
 
 
@@ -161,6 +161,8 @@ def asha_by_the_rules(table: list[list[float]], eta: int) -> list[int]:
             age[trial] = 0
         elif trial is None:
             paused = [each for each in age if age[each] < len(table[each])]
+            highest = max(age[each] for each in paused)
+            paused = [each for each in paused if age[each] == highest]
             trial = min(paused, key=lambda each: key(table[each][age[each] - 1], each))
             promoted.add((trial, age[trial]))
         train(trial)

@@ -171,7 +171,10 @@ def naive_asha(sim: Naive) -> int | None:
         for number in ranked[: len(reached) // 3]:
             if number in waiting and sim.ages[number] == rung:
                 return number
-    best = sorted(waiting, key=lambda number: (sim.value(number, sim.ages[number]), number))
+    best = sorted(
+        waiting,
+        key=lambda number: (-sim.ages[number], sim.value(number, sim.ages[number]), number),
+    )
     return next(iter([*sim.new(), *best]), None)
 
 
