@@ -1,4 +1,4 @@
-"""What ``_optuna.py`` relies on in Optuna without a promise: it fails here when Optuna changes."""
+"""What ``_optuna`` relies on in Optuna without a promise: it fails here when Optuna changes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,119 @@
+"""Storages, and the studies in them by name."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
+
+from optuna_hermes.errors import StorageError
+
+
+def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
+    """Load a study that exists.
+
+    Args:
+        storage: Optuna's storage URL.
+        name: the study's name.
+        parts: ``sampler`` and ``pruner``, as for ``optuna.load_study``.
+
+    Raises:
+        StorageError: the storage cannot be reached, or has no such study.
+    """
+    with storage_errors(storage):
+        backend = optuna.storages.get_storage(storage)
+        names = [study.study_name for study in backend.get_all_studies()]
+    if name not in names:
+        raise no_such_study(storage, name, names)
+    return optuna.load_study(study_name=name, storage=backend, **parts)
+
+
+def no_such_study(storage: str, name: str, names: list[str]) -> StorageError:
+    """The error of a study that is not among ``names``, with the command that makes it."""
+    shown = hidden(storage)
+    make = shlex.join(["optuna-hermes", "create-study", "--storage", shown, "--study-name", name])
+    there = ", ".join(map(repr, sorted(names)[:5])) + (", ..." if len(names) > 5 else "")
+    return StorageError(
+        f"No study {name!r} in {shown} (there: {there or 'none'}): create it with `{make}`."
+    )
+
+
+def create_study(storage: str, name: str, **parts: Any) -> optuna.Study:
+    """Load a study, or create it if there is none of this name.
+
+    Raises:
+        StorageError: the storage cannot be reached.
+    """
+    with storage_errors(storage):
+        return optuna.create_study(study_name=name, storage=storage, load_if_exists=True, **parts)
+
+
+def study_names(storage: str) -> list[str]:
+    """The names of all studies of a storage.
+
+    Raises:
+        StorageError: the storage cannot be reached.
+    """
+    with storage_errors(storage):
+        return sorted(optuna.get_all_study_names(storage))
+
+
+def delete_study(study: optuna.Study) -> None:
+    """Take a study out of its storage."""
+    study._storage.delete_study(study._study_id)
+
+
+@contextlib.contextmanager
+def storage_errors(storage: str):  # type: ignore[no-untyped-def]
+    """Turn what Optuna and SQLAlchemy raise in this block into a ``StorageError`` of one line."""
+    try:
+        yield
+    except (ImportError, ValueError, OSError) as error:
+        raise StorageError(f"Storage {hidden(storage)} cannot be used: {line(error)}") from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
+            raise
+        raise StorageError(
+            f"Storage {hidden(storage)} cannot be reached: {line(error)} Check the URL and that "
+            "its folder or server is there."
+        ) from error
+
+
+def line(error: Exception) -> str:
+    """The first line of an error's text, or of what caused it."""
+    text = str(error.__cause__ or error).strip().splitlines()
+    return (text[0] if text else type(error).__name__).rstrip(".") + "."
+
+
+def hidden(url: str) -> str:
+    """A storage URL without its password."""
+    scheme, separator, rest = url.partition("://")
+    user, at, host = rest.rpartition("@")
+    if not at or ":" not in user:
+        return url
+    return f"{scheme}{separator}{user.split(':', 1)[0]}:***@{host}"
+
+
+def sqlite_file(storage: str) -> Path | None:
+    """The file of an SQLite URL; None for every other storage."""
+    scheme, separator, path = storage.partition(":///")
+    if not separator or scheme.split("+")[0] != "sqlite":
+        return None
+    return Path(path.partition("?")[0])
+
+
+def database_url(study: optuna.Study) -> Any:
+    """The SQLAlchemy URL of a study's database; None for storages without a file or a server."""
+    storage = study._storage
+    backend = storage._backend if isinstance(storage, _CachedStorage) else storage
+    if not isinstance(backend, RDBStorage):
+        return None
+    url = backend.engine.url
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        return None
+    return url

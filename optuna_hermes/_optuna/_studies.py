@@ -1,0 +1,133 @@
+"""What else this package must know of a study, and keep with it."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import platformdirs
+from optuna.storages import RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
+from optuna.study import StudyDirection
+
+from optuna_hermes._optuna._storages import database_url
+from optuna_hermes.broker import StudySpec
+from optuna_hermes.broker._imports import anywhere, folders
+
+_KEY_ATTRIBUTE = "hermes:key"
+_SEED_ATTRIBUTE = "hermes:seed"
+
+Study = optuna.Study
+"""For the annotations of those who have no other business with Optuna."""
+
+
+def study_key(study: optuna.Study) -> str:
+    """The study's key: given once, so that a study made again under a name is another one."""
+    storage, study_id = study._storage, study._study_id
+    known = storage.get_study_system_attrs(study_id).get(_KEY_ATTRIBUTE)
+    if known is None:
+        storage.set_study_system_attr(study_id, _KEY_ATTRIBUTE, uuid.uuid4().hex[:16])
+        known = storage.get_study_system_attrs(study_id)[_KEY_ATTRIBUTE]
+    return str(known)
+
+
+def known_key(study: optuna.Study) -> str | None:
+    """The study's key, None if it never met this package; gives it none."""
+    key = study._storage.get_study_system_attrs(study._study_id).get(_KEY_ATTRIBUTE)
+    return None if key is None else str(key)
+
+
+def study_seed(study: optuna.Study, seed: int | None) -> int:
+    """The seed every trial's own is derived from: ``seed``, the one used before, or a fresh one."""
+    storage, study_id = study._storage, study._study_id
+    known = storage.get_study_system_attrs(study_id).get(_SEED_ATTRIBUTE)
+    if seed is None and known is not None:
+        return int(known)
+    fresh = int(np.random.SeedSequence().generate_state(1)[0])
+    chosen = fresh if seed is None else seed
+    if chosen != known:
+        storage.set_study_system_attr(study_id, _SEED_ATTRIBUTE, chosen)
+    return chosen
+
+
+def study_spec(
+    study: optuna.Study, *, policy: str, slice_seconds: float, seed: int = 0
+) -> StudySpec:
+    """What a broker must know of a study."""
+    return StudySpec(
+        key=study_key(study),
+        name=study.study_name,
+        ledger_url=ledger_url(study),
+        policy=anywhere(policy),
+        folders=folders() if ":" in policy else (),
+        slice_seconds=slice_seconds,
+        seed=seed,
+        maximize=sign(study) < 0,
+    )
+
+
+def ledger_url(study: optuna.Study) -> str:
+    """Where the study's ledger is: in its own database, or in a file for storages without one."""
+    url = database_url(study)
+    if url is None:
+        return f"sqlite:///{state_dir() / 'ledgers' / study_key(study)}.db"
+    if url.get_backend_name() == "sqlite":
+        url = url.set(database=str(Path(url.database).absolute()))
+    return str(url.render_as_string(hide_password=False))
+
+
+def checkpoint_root(study: optuna.Study, chosen: Path | None = None) -> Path:
+    """The folder of a study's checkpoints, its own also where several studies share ``chosen``.
+
+    The default is beside an SQLite file, else among the user's own.
+    """
+    url = database_url(study)
+    if chosen is not None:
+        folder = chosen
+    elif url is not None and url.get_backend_name() == "sqlite":
+        folder = Path(url.database + ".hermes")
+    else:
+        folder = state_dir() / "checkpoints"
+    return folder.absolute() / study_key(study)
+
+
+def state_dir() -> Path:
+    """The user's own folder for ledgers and checkpoints that have no better place."""
+    return Path(platformdirs.user_state_path("optuna-hermes"))
+
+
+def shared(study: optuna.Study) -> bool:
+    """Whether other processes can reach the study's storage."""
+    storage = study._storage
+    if isinstance(storage, optuna.storages.InMemoryStorage):
+        return False
+    backend = storage._backend if isinstance(storage, _CachedStorage) else storage
+    return not isinstance(backend, RDBStorage) or database_url(study) is not None
+
+
+def sign(study_or_trial: Any) -> float:
+    """1.0 where lower is better, -1.0 where values are maximised."""
+    study = getattr(study_or_trial, "study", study_or_trial)
+    directions = study.directions
+    return -1.0 if directions[0] == StudyDirection.MAXIMIZE else 1.0
+
+
+@contextlib.contextmanager
+def optimize_loop(study: optuna.Study) -> Iterator[None]:
+    """Let callbacks call ``study.stop()`` inside of this block, as in ``study.optimize``."""
+    study._stop_flag = False
+    study._thread_local.in_optimize_loop = True
+    try:
+        yield
+    finally:
+        study._thread_local.in_optimize_loop = False
+
+
+def asked_to_stop(study: optuna.Study) -> bool:
+    """Whether ``study.stop()`` was called."""
+    return bool(study._stop_flag)

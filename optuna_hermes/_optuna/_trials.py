@@ -1,0 +1,133 @@
+"""Trials: opened, carried on, and noted where the dashboard shows it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from optuna_hermes._optuna._storages import line
+from optuna_hermes.broker import RunSession
+from optuna_hermes.broker._protocol import Params
+from optuna_hermes.errors import StorageError
+from optuna_hermes.model import RunState
+
+STATE_ATTRIBUTE = "hermes:state"
+SECONDS_ATTRIBUTE = "hermes:device_seconds"
+_OPENED_ATTRIBUTE = "hermes:opened"
+
+
+def open_trial(study: optuna.Study) -> optuna.Trial:
+    """Create the next trial, or take the first that waits in the queue.
+
+    As ``study.ask()``, but the trial is marked as ours in the same transaction: whoever dies
+    between here and the ledger leaves a trial that the next ``optimize`` finds.
+    """
+    storage, study_id = study._storage, study._study_id
+    study._thread_local.cached_all_trials = None
+    waiting = storage.get_all_trials(study_id, deepcopy=False, states=(TrialState.WAITING,))
+    for trial in waiting:
+        storage.set_trial_system_attr(trial._trial_id, _OPENED_ATTRIBUTE, True)
+        if storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING):
+            return optuna.Trial(study, trial._trial_id)
+    template = optuna.trial.create_trial(
+        state=TrialState.RUNNING, system_attrs={_OPENED_ATTRIBUTE: True}
+    )
+    return optuna.Trial(study, storage.create_new_trial(study_id, template))
+
+
+def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
+    """A live handle of a trial that another process created."""
+    study._thread_local.cached_all_trials = None
+    study.get_trials(deepcopy=False)  # fills the cache that set_trial_param relies on
+    return optuna.Trial(study, trial_id)
+
+
+def reported_steps(trial: Any) -> frozenset[int]:
+    """Steps that Optuna has a value for, from before this process; none for a ``FixedTrial``."""
+    study = getattr(trial, "study", None)
+    trials = [] if study is None else study.get_trials(deepcopy=False)
+    found = (frozen for frozen in trials if frozen.number == trial.number)
+    return frozenset(step for frozen in found for step in frozen.intermediate_values)
+
+
+def params_of(trial: optuna.trial.BaseTrial) -> Params:
+    """A trial's hyper-parameters as plain JSON; a choice that is none is its text."""
+    return {name: _plain(value) for name, value in trial.params.items()}
+
+
+def params_of_id(study: optuna.Study, trial_id: int) -> Params:
+    """As ``params_of``, of a trial that is known by its id."""
+    return params_of(study._storage.get_trial(trial_id))
+
+
+def _plain(value: Any) -> float | int | bool | str | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**63 else float(value)
+    return float(value) if isinstance(value, float) else str(value)
+
+
+def end_of(study: optuna.Study, trial_id: int) -> TrialState | None:
+    """How a trial has ended, None if it has not."""
+    state = study._storage.get_trial(trial_id).state
+    return state if state.is_finished() else None
+
+
+def trial_id(trial: Any) -> int:
+    """Optuna's id of a trial."""
+    return int(trial._trial_id)
+
+
+def ours(trial: FrozenTrial) -> bool:
+    """Whether an unfinished trial was opened by ``open_trial``."""
+    return trial.state == TrialState.RUNNING and _OPENED_ATTRIBUTE in trial.system_attrs
+
+
+class Note:
+    """Writes a run's state where optuna-dashboard shows it: among its trial's user attributes.
+
+    Args:
+        study: of the trial.
+        trial_id: Optuna's id of the trial; one that is finished keeps what it has.
+        session: knows the run's device time.
+    """
+
+    def __init__(self, study: optuna.Study, trial_id: int, session: RunSession) -> None:
+        self._study = study
+        self._trial_id = trial_id
+        self._session = session
+
+    def __call__(self, state: RunState) -> None:
+        """Write ``state`` and the device time until now."""
+        seconds = round(self._session.device_seconds, 3)
+        attributes = {STATE_ATTRIBUTE: state, SECONDS_ATTRIBUTE: seconds}
+        set_attributes(self._study, self._trial_id, attributes)
+
+
+def set_attributes(study: optuna.Study, trial_id: int, attributes: dict[str, Any]) -> None:
+    """Set user attributes of a trial, unless it has just been finished."""
+    with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+        for key, value in attributes.items():
+            study._storage.set_trial_user_attr(trial_id, key, value)
+
+
+def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> None:
+    """Tell an unfinished trial COMPLETE.
+
+    Raises:
+        StorageError: it was finished by someone else meanwhile.
+    """
+    set_attributes(study, trial._trial_id, {STATE_ATTRIBUTE: "done"})
+    try:
+        study.tell(trial.number, value)
+    except (ValueError, optuna.exceptions.UpdateFinishedTrialError) as error:
+        raise StorageError(f"Trial {trial.number} cannot be finished: {line(error)}") from error
+
+
+def pruned(message: str) -> Exception:
+    """The exception by which an objective says that its wrapped pruner stopped it."""
+    return optuna.TrialPruned(message)
