@@ -40,9 +40,7 @@ class Asha(Policy):
     """
 
     def __init__(self, eta: int = 3) -> None:
-        if not eta >= 2:
-            raise InvalidInputError(f"eta must be at least 2 but got {eta}.")
-        self.eta = eta
+        self.eta = checked_eta(eta)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Finish promotions, then promote, then open, then go on with the best."""
@@ -52,7 +50,7 @@ class Asha(Policy):
         at_rung: dict[int, list[RunView]] = {}
         for run in opened(snapshot):
             age = run.curve.units
-            if self._is_rung(age):
+            if is_rung(age, self.eta):
                 at_rung.setdefault(age, []).append(run)
             else:
                 yield run
@@ -68,12 +66,6 @@ class Asha(Policy):
             rest = (run for run in at_rung[age] if run.number not in promoted)
             yield from sorted(rest, key=_last_value)
 
-    def _is_rung(self, age: int) -> bool:
-        rung = 1
-        while rung < age:
-            rung *= self.eta
-        return rung == age
-
     def _best(self, snapshot: Snapshot, age: int) -> set[int]:
         """The best of all that have reached the rung at ``age``."""
         values = sorted(
@@ -83,6 +75,25 @@ class Asha(Policy):
             if len(run.curve.values) >= age
         )
         return {number for _, number in values[: len(values) // self.eta]}
+
+
+def checked_eta(eta: int) -> int:
+    """``eta`` if it is one.
+
+    Raises:
+        InvalidInputError: it is below 2.
+    """
+    if not eta >= 2:
+        raise InvalidInputError(f"eta must be at least 2 but got {eta}.")
+    return eta
+
+
+def is_rung(units: int, eta: int, first: int = 1) -> bool:
+    """Whether there is a rung after so many units: ``first``, ``first * eta``, and so on."""
+    rung = first
+    while rung < units:
+        rung *= eta
+    return rung == units
 
 
 def _last_value(run: RunView) -> tuple[float, int]:

@@ -20,8 +20,8 @@ class Policy(ABC):
     """A pure function from a ``Snapshot`` to a ``Decision``.
 
     The same snapshot gives the same decision, whatever the order of its runs: no clock, no I/O,
-    no global random numbers, no state on the object. What has to last goes into
-    ``Decision.memory``. The broker and the simulator call the same object.
+    no global random numbers, and nothing kept on the object that a decision could depend on. What
+    has to last goes into ``Decision.memory``. The broker and the simulator call the same object.
     """
 
     @abstractmethod

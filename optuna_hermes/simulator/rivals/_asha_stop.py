@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import RunView, Snapshot
+from optuna_hermes.policies._asha import checked_eta, is_rung
 from optuna_hermes.simulator.rivals._stop import StopPolicy
 
 
@@ -39,22 +39,9 @@ class AshaStop(StopPolicy):
         return fallen(at_rungs(waiting, self.eta), (*snapshot.runs, *snapshot.finished), self.eta)
 
 
-def checked_eta(eta: int) -> int:
-    """``eta`` if it is one."""
-    if eta < 2:
-        raise InvalidInputError(f"eta must be at least 2 but got {eta}.")
-    return eta
-
-
 def at_rungs(runs: Iterable[RunView], eta: int, first: int = 1) -> list[RunView]:
     """The runs that have had ``first``, ``first * eta``, ``first * eta ** 2``, ... units."""
-    return [run for run in runs if _is_rung(run.curve.units, eta, first)]
-
-
-def _is_rung(units: int, eta: int, rung: int) -> bool:
-    while rung < units:
-        rung *= eta
-    return rung == units
+    return [run for run in runs if is_rung(run.curve.units, eta, first)]
 
 
 def fallen(runs: Iterable[RunView], peers: Sequence[RunView], eta: int) -> set[int]:

@@ -7,7 +7,8 @@ from functools import cache
 from zlib import crc32
 
 from optuna_hermes.model import RunView, Snapshot
-from optuna_hermes.simulator.rivals._asha_stop import at_rungs, checked_eta, fallen
+from optuna_hermes.policies._asha import checked_eta
+from optuna_hermes.simulator.rivals._asha_stop import at_rungs, fallen
 from optuna_hermes.simulator.rivals._stop import StopPolicy
 
 
