@@ -97,6 +97,8 @@ class Device:
             never free.
         memory_bytes: its memory, None if unknown.
         memory_free_bytes: what is free of it now, None if unknown.
+        problem: why it is not healthy, or why nobody may have it now, in words; empty if all is
+            well.
     """
 
     id: str
@@ -106,6 +108,7 @@ class Device:
     free: bool = False
     memory_bytes: int | None = None
     memory_free_bytes: int | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

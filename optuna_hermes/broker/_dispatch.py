@@ -32,7 +32,8 @@ class Dispatcher:
         With several studies each decides within its fair share first, then about what is left.
         """
         for slot in self._book.slots.values():
-            if slot.next and not slot.lease and self._is_hopeless(slot.next):
+            wanted = None if slot.lease else slot.next
+            if wanted and (not _usable(slot) or self._is_hopeless(wanted)):
                 self._book.unreserve(slot)
         studies = [s for s in self._book.studies.values() if s.wants_device or self._holds(s)]
         for shared in (True, False) if len(studies) > 1 else (False,):
@@ -49,7 +50,7 @@ class Dispatcher:
     def fill(self, now: float, out: list[Command]) -> None:
         """Grant every reserved device that is empty, as far as there are processes."""
         for slot in self._book.slots.values():
-            if slot.next and not slot.lease:
+            if slot.next and not slot.lease and _usable(slot):
                 self._grant_next(slot, now, out)
         for study in self._book.studies.values():
             self._free_processes(study, now, out)
@@ -228,12 +229,17 @@ def _grant_message(lease: Lease, run: Run | None, alone: bool) -> Grant:
     )
 
 
+def _usable(slot: Slot) -> bool:
+    """Whether an empty device works and no stranger is on it."""
+    return slot.device.healthy and slot.device.free
+
+
 def _undecided(slot: Slot, now: float) -> bool:
     """Whether a policy may be asked about this device now."""
     if slot.next or not slot.device.healthy:
         return False
     if slot.lease is None:
-        return slot.device.free
+        return _usable(slot)
     lease = slot.lease
     return lease.deadline <= now and not lease.yielding and lease.number is not None
 

@@ -34,6 +34,7 @@ from optuna_hermes.broker._events import (
 from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._ledgers import Ledgers
 from optuna_hermes.broker._memory import SETTLE_SECONDS
+from optuna_hermes.broker._readings import Readings
 from optuna_hermes.broker._state import State
 from optuna_hermes.errors import HermesError, LedgerError
 from optuna_hermes.ledger._base import LeaseRecord
@@ -44,6 +45,8 @@ HOST_SHARE = 0.4
 """Of the host memory that is available at the start, for what runs move off their devices."""
 FLUSH_SECONDS = 0.25
 _HELLO_SECONDS = 10.0
+_CHANGES_MEMORY = wire.Parked | wire.Ended | wire.Released
+"""What these lead to depends on the memory that is free at that moment."""
 
 log = logging.getLogger("optuna_hermes.broker")
 
@@ -70,15 +73,13 @@ class Server:
     ) -> None:
         self._directory = directory
         self._devices = devices
-        self._source = source
+        self._readings = Readings(source)
         self._host = host
         self._idle_seconds = idle_seconds
         self._ledgers = Ledgers()
-        polled = source.poll()
-        self._has_gpus = any(device.kind == "gpu" for device in polled)
         self._state = State(
             host=host,
-            devices=polled,
+            devices=self._readings.last,
             wall_offset=time.time() - time.monotonic(),
             host_budget_bytes=int(HOST_SHARE * psutil.virtual_memory().available),
         )
@@ -87,6 +88,7 @@ class Server:
         self._hung_up: dict[int, float] = {}
         self._last_busy = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
+        self._ticking: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
     async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -103,6 +105,7 @@ class Server:
             await self._stop.wait()
             for chore in chores:
                 chore.cancel()
+            self._readings.close()
             for writer in list(self._writers.values()):
                 writer.close()
         try:
@@ -133,7 +136,10 @@ class Server:
             writer.close()
             if connection in self._state.book.clients:
                 self._hung_up[pid] = time.monotonic()
-                self._apply(Disconnected(connection=connection))
+                try:
+                    await self._look()
+                finally:
+                    self._apply(Disconnected(connection=connection))
 
     async def _converse(self, connection: int, pid: int, reader: asyncio.StreamReader) -> None:
         hello = await asyncio.wait_for(_read(reader), _HELLO_SECONDS)
@@ -150,6 +156,8 @@ class Server:
             elif isinstance(message, wire.OpenStudy | wire.Register):
                 self._read_study(connection, message)
             else:
+                if isinstance(message, _CHANGES_MEMORY):
+                    await self._look()
                 self._apply(Received(connection=connection, message=message))
 
     def _welcome(self) -> wire.Welcome:
@@ -194,8 +202,6 @@ class Server:
 
     def _apply(self, event: Event) -> None:
         now = time.monotonic()
-        if self._has_gpus and _changes_memory(event):
-            self._carry_out(self._state.handle(self._polled(), now))
         self._carry_out(self._state.handle(event, now))
         if not self._state.idle:
             self._last_busy = now
@@ -229,14 +235,24 @@ class Server:
         due = self._state.next_wakeup(now)
         if due is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, due - now), self._apply, Tick())
+            self._timer = loop.call_later(max(0.0, due - now), self._ring)
+
+    def _ring(self) -> None:
+        if not self._readings.has_gpus:
+            self._apply(Tick())
+        elif self._ticking is None or self._ticking.done():
+            self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    async def _tick(self) -> None:
+        await self._look()
+        self._apply(Tick())
 
     # -- chores --------------------------------------------------------------------------------
 
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS if self._idle_seconds is None else self._interval())
-            self._apply(self._polled())
+            self._apply(DevicesPolled(devices=await self._readings.read(self._own_pids())))
             quiet = time.monotonic() - self._last_busy
             if self._state.idle and self._idle_seconds is not None and quiet > self._patience():
                 self._stop.set()
@@ -246,13 +262,18 @@ class Server:
         assert self._idle_seconds is not None
         return max(self._idle_seconds, 0.0 if self._last_connection else _HELLO_SECONDS)
 
-    def _polled(self) -> DevicesPolled:
+    async def _look(self) -> None:
+        """See to it that what is decided next is decided by the memory that is free now."""
+        if self._readings.has_gpus:
+            self._apply(DevicesPolled(devices=await self._readings.read(self._own_pids())))
+
+    def _own_pids(self) -> set[int]:
         pids = {client.pid for client in self._state.book.clients.values()}
         # A process that has hung up is no stranger while it ends.
         lately = time.monotonic() - SETTLE_SECONDS
         self._hung_up = {pid: at for pid, at in self._hung_up.items() if at > lately}
         pids.update(self._hung_up)
-        return DevicesPolled(devices=self._source.poll(pids))
+        return pids
 
     def _interval(self) -> float:
         assert self._idle_seconds is not None
@@ -265,13 +286,6 @@ class Server:
                 self._ledgers.flush()
             except LedgerError as error:
                 log.error("reports wait for the ledger: %s", error)
-
-
-def _changes_memory(event: Event) -> bool:
-    """Whether what it leads to depends on the memory that is free at this moment."""
-    if isinstance(event, Received):
-        return isinstance(event.message, wire.Parked | wire.Ended | wire.Released)
-    return isinstance(event, Disconnected | Tick)
 
 
 async def _read(reader: asyncio.StreamReader) -> wire.FromClient:

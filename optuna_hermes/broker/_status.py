@@ -46,6 +46,7 @@ def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
         "id": device.id,
         "kind": device.kind,
         "healthy": device.healthy,
+        "problem": device.problem,
         "memory_bytes": device.memory_bytes,
         "memory_free_bytes": device.memory_free_bytes,
         "holder": holder,

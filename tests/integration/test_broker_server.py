@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
@@ -50,3 +53,59 @@ def test_cpu_slots_are_not_read(runtime_dir: Path) -> None:
     """Where there is no GPU there is nothing to read."""
     source = FakeDevices([Device(id="cpu:0", free=True)])
     assert asyncio.run(polls_for(runtime_dir, source, PARKED, ENDED)) == 0
+
+
+class HangingDevices(FakeDevices):
+    """A driver that answers no call after the first until it is told to."""
+
+    def __init__(self, devices: list[Device]) -> None:
+        super().__init__(devices)
+        self.answers = threading.Event()
+
+    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+        found = super().poll(own_pids)
+        if len(self.polls) > 1:
+            assert self.answers.wait(60)
+        return found
+
+
+async def devices_of(directory: Path, source: HangingDevices) -> list[list[dict[str, Any]]]:
+    """What a client sees of the devices while their driver hangs, late in that, and after it."""
+    server = Server(directory, devices="any", source=source, host="h", idle_seconds=0.2)
+    serving = asyncio.ensure_future(server.serve())
+    while not election.socket_path(directory).exists():
+        await asyncio.sleep(0)
+    reader, writer = await asyncio.open_unix_connection(election.socket_path(directory))
+    writer.write(wire.frame(wire.Hello(version=wire.VERSION, role="viewer")))
+
+    async def look() -> list[dict[str, Any]]:
+        writer.write(wire.frame(wire.GetStatus()))
+        while True:
+            length = wire.body_length(await reader.readexactly(wire.HEADER_BYTES))
+            answer = wire.decode_from_broker(await reader.readexactly(length))
+            if isinstance(answer, wire.Status):
+                return list(answer.document["devices"])
+
+    while len(source.polls) < 2:
+        await asyncio.sleep(0.01)
+    seen = [await look()]
+    while not (later := await look())[0]["problem"]:
+        await asyncio.sleep(0.05)
+    seen.append(later)
+    source.answers.set()
+    while (later := await look())[0]["problem"]:
+        await asyncio.sleep(0.05)
+    seen.append(later)
+    writer.write(wire.frame(wire.Quit()))
+    await serving
+    writer.close()
+    return seen
+
+
+def test_a_driver_that_hangs_holds_up_nobody(runtime_dir: Path) -> None:
+    """Clients are served while a call to the driver does not return; status says that it hangs."""
+    source = HangingDevices([Device(id="GPU-0", kind="gpu", free=True)])
+    seen = asyncio.run(asyncio.wait_for(devices_of(runtime_dir, source), 30))
+    hangs = "the NVIDIA driver has not answered for 1 s"
+    assert [devices[0]["problem"] for devices in seen] == ["", hangs, ""]
+    assert all(devices[0]["healthy"] for devices in seen)

@@ -167,6 +167,7 @@ def gpu(uuid: str, **fields: Any) -> dict[str, Any]:
         "free": True,
         "memory_bytes": 80 * GIB,
         "memory_free_bytes": 60 * GIB,
+        "problem": "",
     }
     return device | fields
 

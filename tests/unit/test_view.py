@@ -44,7 +44,8 @@ STUDY: dict[str, Any] = {
 
 def device(id_: str, holder: dict[str, Any] | None = None, *, healthy: bool = True) -> Any:
     memory = {"memory_bytes": None, "memory_free_bytes": None}
-    return {"id": id_, "kind": "cpu", "healthy": healthy, "holder": holder, **memory}
+    device = {"id": id_, "kind": "cpu", "healthy": healthy, "problem": "", "holder": holder}
+    return device | memory
 
 
 def holder(trial: int | None, state: str = "running") -> dict[str, Any]:
@@ -241,6 +242,14 @@ def test_status_names_holders_and_suspended_trials() -> None:
     text = rendered(view.status_view({"broker": BROKER, "study": None}))
     for words in ("cpu:0", "digits 1", "not healthy", "2-4", "parked", "stored", "0.08125"):
         assert words in text
+
+
+def test_status_says_why_a_device_is_idle() -> None:
+    """A device that nobody may have says why in its own words."""
+    problem = "process 7 of alice computes on it"
+    taken = {**BROKER["devices"][1], "problem": problem, "holder": None}
+    text = rendered(view.status_view({"broker": {**BROKER, "devices": [taken]}, "study": None}))
+    assert problem in text.replace("\n", " ")
 
 
 def test_status_without_a_broker_still_shows_a_ledger() -> None:
