@@ -15,8 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import Connection, RunSession, connect_or_start, sessions
-from optuna_hermes.broker._protocol import Register
-from optuna_hermes.model import RunState
+from optuna_hermes.broker._protocol import Ending, Register
 
 DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
 
@@ -114,7 +113,7 @@ class HermesSampler(BaseSampler):
             return
         session = sessions.pop(study.study_name, trial.number)
         if session is not None:
-            ended: RunState = "failed" if state == TrialState.FAIL else "done"
+            ended: Ending = "failed" if state == TrialState.FAIL else "done"
             session.end(ended)
             session.noted(ended)
             session.close()

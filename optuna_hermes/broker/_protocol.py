@@ -6,16 +6,27 @@ Every message about a lease carries its epoch, so that stale ones can be dropped
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from optuna_hermes.errors import ProtocolError
-from optuna_hermes.model import RunState, TierName
+from optuna_hermes.model import TierName
 
 VERSION = 3
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 HEADER_BYTES = 4
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""A number that fits into any database and any JSON, also when some of them are added up."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""A length of time: a number, and not an endless one."""
+
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+"""A study's key, as long as the ledger's columns at most."""
+
+Ending = Literal["done", "failed"]
 
 Params = dict[str, float | int | bool | str | None]
 """A trial's hyper-parameters as plain JSON; a choice that is none is its text."""
@@ -39,12 +50,12 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         maximize: the values were turned round; only ``status`` turns them back.
     """
 
-    key: str
+    key: Key
     name: str
     ledger_url: str
     policy: str = "hermes"
     folders: tuple[str, ...] = ()
-    slice_seconds: float = 1.0
+    slice_seconds: Seconds = 1.0
     seed: int = 0
     maximize: bool = False
 
@@ -52,10 +63,10 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint whose bytes are on disk, fsync included."""
 
-    path: str
-    units: int
-    size_bytes: int
-    sha256: str
+    path: Annotated[str, msgspec.Meta(max_length=4096)]
+    units: Count
+    size_bytes: Count
+    sha256: Annotated[str, msgspec.Meta(max_length=64)]
 
 
 # -- from a client -----------------------------------------------------------------------------
@@ -80,40 +91,40 @@ class OpenStudy(_Message, frozen=True, kw_only=True):
     """
 
     study: StudySpec
-    unstarted: int | None
-    max_alive: int
+    unstarted: Count | None
+    max_alive: Count
     fixed: bool = False
-    ended: dict[int, RunState] = {}
-    adopted: dict[int, int] = {}
+    ended: dict[Count, Ending] = {}
+    adopted: dict[Count, Count] = {}
 
 
 class Describe(_Message, frozen=True, kw_only=True):
     """The hyper-parameters of runs that may not train for a while: of the study opened next."""
 
-    study: str
-    params: dict[int, Params]
+    study: Key
+    params: dict[Count, Params]
 
 
 class Ready(_Message, frozen=True, kw_only=True):
     """A worker process of this study waits for a run."""
 
-    study: str
+    study: Key
 
 
 class Register(_Message, frozen=True, kw_only=True):
     """A trial that exists already (plain Optuna) asks for its first lease."""
 
     study: StudySpec
-    number: int
-    trial_id: int
+    number: Count
+    trial_id: Count
 
 
 class Begin(_Message, frozen=True, kw_only=True):
     """The lease of a new trial (or of a stored run) has found its trial."""
 
-    epoch: int
-    number: int
-    trial_id: int
+    epoch: Count
+    number: Count
+    trial_id: Count
 
 
 class Training(_Message, frozen=True, kw_only=True):
@@ -124,7 +135,7 @@ class Training(_Message, frozen=True, kw_only=True):
         params: its hyper-parameters, as far as they are known now.
     """
 
-    epoch: int
+    epoch: Count
     stores: bool
     params: Params = {}
 
@@ -137,11 +148,11 @@ class Report(_Message, frozen=True, kw_only=True):
         params: its hyper-parameters, if they were not told before.
     """
 
-    epoch: int
-    unit: int
-    step: int
+    epoch: Count
+    unit: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    step: Count
     value: float
-    units_left: int | None = None
+    units_left: Count | None = None
     params: Params = {}
 
 
@@ -151,15 +162,15 @@ class Beat(_Message, frozen=True, kw_only=True):
     ``memory_bytes`` is the most device memory it has needed until now, None if unknown.
     """
 
-    epoch: int
-    batches: int
-    memory_bytes: int | None = None
+    epoch: Count
+    batches: Count
+    memory_bytes: Count | None = None
 
 
 class Saved(_Message, frozen=True, kw_only=True):
     """A checkpoint is safe; the run goes on."""
 
-    epoch: int
+    epoch: Count
     checkpoint: SavedCheckpoint
 
 
@@ -176,12 +187,12 @@ class Parked(_Message, frozen=True, kw_only=True):
         moves: whether it can go to host memory from here.
     """
 
-    epoch: int
+    epoch: Count
     tier: TierName
-    suspend_seconds: float
+    suspend_seconds: Seconds
     checkpoint: SavedCheckpoint | None = None
-    held_bytes: int | None = None
-    host_bytes: int = 0
+    held_bytes: Count | None = None
+    host_bytes: Count = 0
     stores: bool = False
     moves: bool = False
 
@@ -189,8 +200,8 @@ class Parked(_Message, frozen=True, kw_only=True):
 class Ended(_Message, frozen=True, kw_only=True):
     """The trial is told to Optuna: ``done``, or ``failed`` when its own code raised."""
 
-    epoch: int
-    state: RunState
+    epoch: Count
+    state: Ending
     error: str | None = None
 
 
@@ -201,7 +212,7 @@ class Released(_Message, frozen=True, kw_only=True):
     run goes back to its last checkpoint and is tried again with the device to itself.
     """
 
-    epoch: int
+    epoch: Count
     reason: str
     outgrown: bool = False
 
@@ -209,7 +220,7 @@ class Released(_Message, frozen=True, kw_only=True):
 class Drain(_Message, frozen=True, kw_only=True):
     """Suspend every run of this study to disk and start none."""
 
-    study: str
+    study: Key
 
 
 class GetStatus(_Message, frozen=True, kw_only=True):

@@ -169,7 +169,7 @@ class RunSession:
 
     # -- after training ------------------------------------------------------------------------
 
-    def end(self, state: RunState, error: str | None = None) -> None:
+    def end(self, state: wire.Ending, error: str | None = None) -> None:
         """The trial is told: the lease is over."""
         self._send(wire.Ended(epoch=self._epoch, state=state, error=error))
 

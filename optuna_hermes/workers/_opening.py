@@ -9,9 +9,9 @@ import psutil
 
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import OpenStudy, StudySpec
-from optuna_hermes.broker._protocol import Describe
+from optuna_hermes.broker._protocol import Describe, Ending
 from optuna_hermes.ledger import RunRecord
-from optuna_hermes.model import LIVE_STATES, RunState
+from optuna_hermes.model import LIVE_STATES
 
 DESCRIBED_AT_ONCE = 500
 """Trials whose parameters go into one message, which has a largest size."""
@@ -40,7 +40,7 @@ def opening(
     """
     trials = study.get_trials(deepcopy=False)
     known = {run.number: run for run in runs}
-    ended: dict[int, RunState] = {}
+    ended: dict[int, Ending] = {}
     for trial in trials:
         run = known.get(trial.number)
         if run is not None and run.state in LIVE_STATES and trial.state.is_finished():

@@ -15,11 +15,17 @@ from optuna_hermes.errors import ProtocolError
 numbers = st.integers(0, 2**40)
 values = st.floats(allow_nan=False)
 tiers = st.sampled_from(["resident", "host", "disk"])
+seconds = st.floats(0, 1e9)
+keys = st.text(min_size=1, max_size=255)
 checkpoints = st.builds(
-    wire.SavedCheckpoint, path=st.text(), units=numbers, size_bytes=numbers, sha256=st.text()
+    wire.SavedCheckpoint,
+    path=st.text(),
+    units=numbers,
+    size_bytes=numbers,
+    sha256=st.text(max_size=64),
 )
 specs = st.builds(
-    wire.StudySpec, key=st.text(), name=st.text(), ledger_url=st.text(), slice_seconds=values
+    wire.StudySpec, key=keys, name=st.text(), ledger_url=st.text(), slice_seconds=seconds
 )
 params = st.dictionaries(
     st.text(), st.none() | st.booleans() | st.integers(-(2**63), 2**63) | values | st.text()
@@ -35,12 +41,12 @@ from_client = st.one_of(
         adopted=st.dictionaries(numbers, numbers),
     ),
     st.builds(wire.Register, study=specs, number=numbers, trial_id=numbers),
-    st.builds(wire.Describe, study=st.text(), params=st.dictionaries(numbers, params)),
+    st.builds(wire.Describe, study=keys, params=st.dictionaries(numbers, params)),
     st.builds(wire.Training, epoch=numbers, stores=st.booleans(), params=params),
     st.builds(
         wire.Report,
         epoch=numbers,
-        unit=numbers,
+        unit=st.integers(1, 2**40),
         step=numbers,
         value=values,
         units_left=st.none() | numbers,
@@ -51,7 +57,7 @@ from_client = st.one_of(
         wire.Parked,
         epoch=numbers,
         tier=tiers,
-        suspend_seconds=values,
+        suspend_seconds=seconds,
         checkpoint=st.none() | checkpoints,
         held_bytes=st.none() | numbers,
         host_bytes=numbers,
@@ -134,3 +140,21 @@ def test_unknown_types_are_refused() -> None:
     """A message of a later version is no message."""
     with pytest.raises(ProtocolError):
         wire.decode_from_client(msgspec.msgpack.encode({"type": "Surprise"}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "Parked", "epoch": 1, "tier": "host", "suspend_seconds": float("nan")},
+        {"type": "Parked", "epoch": 1, "tier": "host", "suspend_seconds": 0.0, "host_bytes": -1},
+        {"type": "Report", "epoch": 1, "unit": 0, "step": 1, "value": 0.5},
+        {"type": "Report", "epoch": 1, "unit": 1, "step": 2**63, "value": 0.5},
+        {"type": "Ended", "epoch": 1, "state": "running"},
+        {"type": "Ready", "study": "k" * 256},
+    ],
+    ids=["no time", "less than nothing", "unit 0", "beyond a database", "not an end", "long"],
+)
+def test_numbers_that_cannot_be_are_refused(fields: dict[str, object]) -> None:
+    """What no client measures cannot upset sums, promises of memory or the ledger's columns."""
+    with pytest.raises(ProtocolError):
+        wire.decode_from_client(msgspec.msgpack.encode(fields))
