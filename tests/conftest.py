@@ -20,6 +20,8 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from optuna_hermes.testing._databases import DatabaseServer, mariadb_server, postgres_server
+
 T = TypeVar("T")
 
 RUNTIME_DIR = "OPTUNA_HERMES_RUNTIME_DIR"
@@ -114,6 +116,30 @@ def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def storage_url(tmp_path: Path) -> str:
     """A study database that does not exist yet."""
     return f"sqlite:///{tmp_path / 'study.db'}"
+
+
+@pytest.fixture(scope="session")
+def _postgres() -> Iterator[DatabaseServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(_postgres: DatabaseServer) -> str:
+    """An empty database of PostgreSQL."""
+    return _postgres.new_database()
+
+
+@pytest.fixture(scope="session")
+def _mariadb() -> Iterator[DatabaseServer]:
+    with mariadb_server() as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_url(_mariadb: DatabaseServer) -> str:
+    """An empty database of MariaDB."""
+    return _mariadb.new_database()
 
 
 @dataclass(frozen=True, kw_only=True)

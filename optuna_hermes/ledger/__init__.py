@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from optuna_hermes.ledger._base import (
-    SCHEMA_VERSION,
     CheckpointRecord,
     EventRecord,
+    HostRecord,
     LeaseRecord,
     Ledger,
     ReportRecord,
     RunRecord,
 )
 from optuna_hermes.ledger._memory import MemoryLedger
+from optuna_hermes.ledger._migrations import SCHEMA_VERSION
 from optuna_hermes.ledger._sql import SqlLedger
 
 __all__ = [
     "SCHEMA_VERSION",
     "CheckpointRecord",
     "EventRecord",
+    "HostRecord",
     "LeaseRecord",
     "Ledger",
     "MemoryLedger",

@@ -24,107 +24,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
-from optuna_hermes.model import Curve, RunState, TierName
+from optuna_hermes.ledger._records import (
+    CheckpointRecord,
+    EventRecord,
+    HostRecord,
+    LeaseRecord,
+    ReportRecord,
+    RunRecord,
+)
+from optuna_hermes.model import Curve
 
-SCHEMA_VERSION = 1
-"""The version of the tables; a ledger of a later version is refused, not guessed at."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecord:
-    """One run as the ledger keeps it.
-
-    Args:
-        study: the study's key.
-        number: the trial's number.
-        trial_id: Optuna's id of the trial.
-        state: as in ``model.RunState``.
-        tier: where its state is, None if nowhere.
-        host: the host that had it last.
-        units: units trained, counting those that were trained twice.
-        slices: leases it has had.
-        suspensions: how often it gave up a device and was not finished.
-        device_seconds: device time it has had.
-        submitted: wall clock seconds (Unix time) of its admission.
-        updated: wall clock seconds of the last change.
-    """
-
-    study: str
-    number: int
-    trial_id: int
-    state: RunState
-    tier: TierName | None = None
-    host: str | None = None
-    units: int = 0
-    slices: int = 0
-    suspensions: int = 0
-    device_seconds: float = 0.0
-    submitted: float = 0.0
-    updated: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReportRecord:
-    """One report: the value of a run after ``unit`` units (counted from 1)."""
-
-    study: str
-    number: int
-    unit: int
-    step: int
-    value: float
-    device_seconds: float
-    at: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeaseRecord:
-    """One run's right to some devices for one slice.
-
-    ``started`` and ``ended`` are wall clock seconds; ``ended`` is None while the lease is live.
-    ``number`` is None until a new trial's lease knows its trial. Device ids are ``host/id``.
-    """
-
-    study: str
-    epoch: int
-    number: int | None
-    devices: tuple[str, ...]
-    host: str
-    started: float
-    ended: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointRecord:
-    """A checkpoint whose bytes are safe on disk.
-
-    Args:
-        path: absolute path of the file.
-        units: units the run had reported when it was written.
-        size_bytes: length of the file.
-        sha256: hex digest of the file.
-    """
-
-    study: str
-    number: int
-    path: str
-    units: int
-    size_bytes: int
-    sha256: str
-    at: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EventRecord:
-    """One line of the story of a study: ``detail`` is JSON."""
-
-    study: str
-    number: int | None
-    kind: str
-    at: float
-    detail: dict[str, Any] = field(default_factory=dict)
+__all__ = [
+    "CheckpointRecord",
+    "EventRecord",
+    "HostRecord",
+    "LeaseRecord",
+    "Ledger",
+    "ReportRecord",
+    "RunRecord",
+]
 
 
 class Ledger(ABC):

@@ -2,28 +2,14 @@
 
 There is no foreign key to Optuna's tables: one would make ``optuna.delete_study`` fail. Names and
 texts compare byte for byte on MySQL too, whose default collation would take ``a`` for ``A``.
+
+What is added to a table here is added to those of old ledgers in ``_migrations.py``.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Double,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    insert,
-    inspect,
-    select,
-)
+from sqlalchemy import BigInteger, Column, Double, Index, Integer, MetaData, String, Table, Text
 from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
-
-from optuna_hermes.ledger._base import SCHEMA_VERSION
 
 METADATA = MetaData()
 """The ledger's own: Optuna's tables and its ``alembic_version`` are not in it."""
@@ -41,6 +27,8 @@ SCHEMA = Table(
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("schema_version", Integer, nullable=False),
+    # The highest epoch whose lease is no longer kept: epochs grow above it too.
+    Column("forgotten_epoch", _Integer),
 )
 
 RUNS = Table(
@@ -52,6 +40,7 @@ RUNS = Table(
     Column("state", _Word, nullable=False),
     Column("tier", _Word),
     Column("host", _Name),
+    Column("owner", _Name),
     Column("units", _Integer, nullable=False),
     Column("slices", _Integer, nullable=False),
     Column("suspensions", _Integer, nullable=False),
@@ -86,6 +75,18 @@ LEASES = Table(
     Column("host", _Name, nullable=False),
     Column("started", Double, nullable=False),
     Column("ended", Double),
+    Column("owner", _Name),
+)
+
+HOSTS = Table(
+    "hermes_hosts",
+    METADATA,
+    Column("instance", _Name, primary_key=True),
+    Column("name", _Name, nullable=False),
+    Column("devices", _Long, nullable=False),
+    Column("load", Double, nullable=False),
+    # Seconds of Unix time, by the clock of the database.
+    Column("seen", Double, nullable=False),
 )
 
 CHECKPOINTS = Table(
@@ -120,21 +121,3 @@ EVENTS = Table(
     Column("detail", _Long, nullable=False),
     Index("ix_hermes_events_run", "study", "number"),
 )
-
-
-def stored_version(connection: Connection) -> int | None:
-    """The version of the tables in this database, None if they are not (all) there."""
-    if not inspect(connection).has_table(SCHEMA.name):
-        return None
-    return connection.scalar(select(SCHEMA.c.schema_version))
-
-
-def any_table_exists(connection: Connection) -> bool:
-    """Whether someone has begun to make the tables."""
-    return not METADATA.tables.keys().isdisjoint(inspect(connection).get_table_names())
-
-
-def create(connection: Connection) -> None:
-    """Make the tables that are missing; the version comes last and says that all are there."""
-    METADATA.create_all(connection)
-    connection.execute(insert(SCHEMA).values(id=1, schema_version=SCHEMA_VERSION))

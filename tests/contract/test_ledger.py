@@ -7,11 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Barrier
-from typing import Any
-from uuid import uuid4
 
 import pytest
-import sqlalchemy
 
 from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger, open_ledger
 from optuna_hermes.testing._ledger import STUDY, LedgerContract, run
@@ -83,26 +80,19 @@ class TestSqlite(SqlContract):
         return f"sqlite:///{tmp_path}/ledger.db"
 
 
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlalchemy.Engine]:
-    """A server of PostgreSQL for this module."""
-    pgserver: Any = pytest.importorskip("pgserver", reason="needs pgserver: pip install pgserver")
-    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
-    server = pgserver.get_server(tmp_path_factory.mktemp("postgres"))
-    url = sqlalchemy.make_url(server.get_uri()).set(drivername="postgresql+psycopg")
-    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
-    yield engine
-    engine.dispose()
-    server.cleanup()
-
-
 class TestPostgres(SqlContract):
     """A database of PostgreSQL."""
 
     @pytest.fixture
-    def url(self, postgres: sqlalchemy.Engine) -> str:
+    def url(self, postgres_url: str) -> str:
         """An empty database on the server."""
-        name = f"ledger_{uuid4().hex}"
-        with postgres.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE {name}")
-        return postgres.url.set(database=name).render_as_string(hide_password=False)
+        return postgres_url
+
+
+class TestMariaDb(SqlContract):
+    """A database of MariaDB."""
+
+    @pytest.fixture
+    def url(self, mariadb_url: str) -> str:
+        """An empty database on the server."""
+        return mariadb_url

@@ -1,0 +1,91 @@
+"""How a database is named and reached."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError
+
+from optuna_hermes.errors import LedgerError
+
+BACKENDS = ("sqlite", "postgresql", "mysql", "mariadb")
+"""Databases that a ledger can live in."""
+
+_LOCK_TIMEOUT_SECONDS = 60
+_BEGIN = "hermes_begin"
+
+
+def parse(url: str) -> URL:
+    """The parts of a URL; a file of SQLite by its absolute path.
+
+    Raises:
+        LedgerError: it cannot be read, or names a database that no ledger can live in.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # Neither the text nor the cause is shown: either may hold a password.
+        raise LedgerError(
+            "A ledger's URL must look like sqlite:///study.db or "
+            "postgresql://user:password@host/database, but this one cannot be read."
+        ) from None
+    if parsed.get_backend_name() not in BACKENDS:
+        raise LedgerError(
+            "A ledger's URL must name SQLite, PostgreSQL, MySQL or MariaDB but got "
+            f"{parsed.drivername!r}. Keep the study in one of them."
+        )
+    return _with_file(parsed) if parsed.get_backend_name() == "sqlite" else parsed
+
+
+def _with_file(url: URL) -> URL:
+    """The URL with an absolute path: it names the same file after a change of folder."""
+    database = url.database or ":memory:"
+    if ":memory:" in database or url.query.get("mode") == "memory":
+        raise LedgerError(
+            "A ledger outlives its process but a SQLite database in memory does not. Name a file, "
+            "as in sqlite:///study.db, or use memory: for a ledger of this process alone."
+        )
+    return url if database.startswith("file:") else url.set(database=os.path.abspath(database))
+
+
+def connectable(url: URL) -> Engine:
+    """An engine that has not connected yet; the folder of a file of SQLite is made.
+
+    Raises:
+        ImportError: its driver is not installed.
+        ArgumentError: SQLAlchemy knows no such driver.
+        OSError: the folder cannot be made.
+    """
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_engine(url)
+    # Each statement must see what was committed while it waited for a lock.
+    return create_engine(
+        url, hide_parameters=True, pool_pre_ping=True, isolation_level="READ COMMITTED"
+    )
+
+
+def for_writing(engine: Engine) -> Engine:
+    """The engine, whose transactions on SQLite lock the database when they begin."""
+    return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    if not str(url.database).startswith("file:"):
+        Path(str(url.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    arguments = {} if "timeout" in url.query else {"timeout": _LOCK_TIMEOUT_SECONDS}
+    engine = create_engine(url, hide_parameters=True, connect_args=arguments)
+    event.listen(engine, "connect", _leave_transactions_to_us)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _leave_transactions_to_us(connection: Any, _record: object) -> None:
+    # The driver would begin late, and DEFERRED: two writers could both read before either writes.
+    connection.isolation_level = None
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))

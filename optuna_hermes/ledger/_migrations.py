@@ -1,0 +1,109 @@
+"""How the tables come to be, and how those of an earlier version become today's.
+
+``STEPS[n]`` takes a ledger from version n + 1 to version n + 2. A step adds what is missing and
+leaves what is there: where a database cannot change tables inside of a transaction (MySQL) a
+process may be killed in the middle of one, and the next process takes it again from its start.
+Steps only add; an earlier version that still runs can write on beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Column, Connection, func, insert, inspect, select, text, update
+from sqlalchemy.schema import CreateColumn
+
+from optuna_hermes.errors import LedgerError
+from optuna_hermes.ledger._database import Database
+from optuna_hermes.ledger._schema import HOSTS, LEASES, METADATA, RUNS, SCHEMA
+
+_LOCK_KEY = 0x6865726D6573
+_LOCK_NAME = "CONCAT('hermes:', MD5(DATABASE()))"
+_LOCK_TIMEOUT_SECONDS = 60
+
+
+def _owners_and_hosts(connection: Connection) -> None:
+    """Version 2: several brokers share a study."""
+    HOSTS.create(connection, checkfirst=True)
+    for column in (SCHEMA.c.forgotten_epoch, RUNS.c.owner, LEASES.c.owner):
+        _add(connection, column)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_owners_and_hosts,)
+
+SCHEMA_VERSION = 1 + len(STEPS)
+"""The version of the tables; a ledger of a later version is refused, not guessed at."""
+
+
+def bring_up(database: Database) -> None:
+    """Make the tables of a new ledger, or bring those of an earlier version up to this one.
+
+    Raises:
+        LedgerError: the ledger is of a later version, or the database refuses.
+    """
+    with database.reading() as connection:
+        version = _version(connection)
+    if _needs_work(version, database):
+        with database.writing() as connection, _alone(connection):
+            version = _version(connection)  # another process may just have done it
+            if _needs_work(version, database):
+                _bring_up(connection, version)
+
+
+def _needs_work(version: int | None, database: Database) -> bool:
+    if version is not None and version > SCHEMA_VERSION:
+        raise LedgerError(
+            f"A ledger's schema_version must be at most {SCHEMA_VERSION} but got {version} at "
+            f"{database.shown}. Upgrade optuna-hermes, or give the ledger another database."
+        )
+    return version != SCHEMA_VERSION
+
+
+def _bring_up(connection: Connection, version: int | None) -> None:
+    """Without a version the tables may still be there, of any: their maker died before it."""
+    METADATA.create_all(connection)
+    for step in STEPS[(version or 1) - 1 :]:
+        step(connection)
+    if version is None:
+        connection.execute(insert(SCHEMA).values(id=1, schema_version=SCHEMA_VERSION))
+    else:
+        connection.execute(update(SCHEMA).values(schema_version=SCHEMA_VERSION))
+
+
+def _version(connection: Connection) -> int | None:
+    """The version of the tables, None if they are not (all) there."""
+    if not inspect(connection).has_table(SCHEMA.name):
+        return None
+    return connection.scalar(select(SCHEMA.c.schema_version))
+
+
+def _add(connection: Connection, column: Column[Any]) -> None:
+    """Add a column to its table, unless it is there."""
+    table = column.table.name
+    if column.name not in {known["name"] for known in inspect(connection).get_columns(table)}:
+        described = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {described}"))
+
+
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """Wait until no other process is at the tables, and keep them out."""
+    backend = connection.dialect.name
+    if backend == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK_KEY)))
+    if backend not in ("mysql", "mariadb"):  # SQLite: the transaction has locked the database
+        yield
+        return
+    # Changing a table ends a transaction of MySQL, and its locks with it; this one stays.
+    if not connection.scalar(text(f"SELECT GET_LOCK({_LOCK_NAME}, {_LOCK_TIMEOUT_SECONDS})")):
+        raise LedgerError(
+            f"The ledger's tables must be changed by one process at a time but another has been "
+            f"at it for {_LOCK_TIMEOUT_SECONDS} s. Try again when it has ended."
+        )
+    try:
+        yield
+        connection.execute(text("COMMIT"))  # the next process must see it
+    finally:
+        connection.execute(text(f"SELECT RELEASE_LOCK({_LOCK_NAME})"))

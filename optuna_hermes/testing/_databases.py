@@ -1,0 +1,161 @@
+"""Database servers for tests, each started in a folder of its own and reaped at the end."""
+
+from __future__ import annotations
+
+import atexit
+import getpass
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+import pytest
+import sqlalchemy
+
+_START_SECONDS = 120.0
+_STOP_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseServer:
+    """A server that runs.
+
+    Args:
+        url: of a database that is always there.
+        pid: of its process.
+    """
+
+    url: sqlalchemy.URL
+    pid: int
+    _engine: sqlalchemy.Engine = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        engine = sqlalchemy.create_engine(self.url, isolation_level="AUTOCOMMIT")
+        object.__setattr__(self, "_engine", engine)
+
+    def execute(self, sql: str) -> None:
+        """Run a statement as the server's master, outside of a transaction."""
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql(sql)
+
+    def new_database(self) -> str:
+        """The URL of a database that is empty."""
+        name = f"hermes_{uuid4().hex}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self.url.set(database=name).render_as_string(hide_password=False)
+
+    def close(self) -> None:
+        """Give back connections."""
+        self._engine.dispose()
+
+
+@contextmanager
+def postgres_server() -> Iterator[DatabaseServer]:
+    """PostgreSQL from the wheel of pgserver; the test is skipped where there is none."""
+    pgserver: Any = pytest.importorskip("pgserver", reason="needs pgserver: pip install pgserver")
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
+    with tempfile.TemporaryDirectory(prefix="hermes-pg-") as folder:
+        started = pgserver.get_server(folder)
+        url = sqlalchemy.make_url(started.get_uri()).set(drivername="postgresql+psycopg")
+        server = DatabaseServer(url=url, pid=started.get_pid())
+        try:
+            # Nothing here has to outlive a power cut.
+            for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+                server.execute(f"ALTER SYSTEM SET {setting} = off")
+            server.execute("SELECT pg_reload_conf()")
+            yield server
+        finally:
+            server.close()
+            # An orderly end would first write out what is thrown away, for half a minute.
+            process = psutil.Process(server.pid)
+            process.send_signal(signal.SIGQUIT)
+            process.wait(_STOP_SECONDS)
+            started.cleanup()
+            atexit.unregister(started._cleanup)  # it would look for the folder
+
+
+@contextmanager
+def mariadb_server() -> Iterator[DatabaseServer]:
+    """MariaDB as Debian installs it; the test is skipped where it is not installed."""
+    if not shutil.which("mariadbd") or not shutil.which("mariadb-install-db"):
+        pytest.skip("needs MariaDB: apt-get install mariadb-server")
+    pytest.importorskip("pymysql", reason="needs PyMySQL: pip install pymysql")
+    # Not below pytest's own folder, which only its user may enter: the server is another one.
+    with tempfile.TemporaryDirectory(prefix="hermes-my-") as folder:
+        user = _unprivileged(folder)
+        options = (f"--datadir={folder}/data", f"--user={user}")
+        _make_mariadb(options)
+        process = subprocess.Popen(
+            (
+                "mariadbd",
+                "--no-defaults",
+                *options,
+                "--skip-networking",
+                f"--socket={folder}/socket",
+                f"--pid-file={folder}/pid",
+                f"--log-error={folder}/log",
+                "--innodb-flush-log-at-trx-commit=0",
+                "--innodb-buffer-pool-size=32M",
+            )
+        )
+        url = sqlalchemy.URL.create(
+            "mysql+pymysql", "root", database="mysql", query={"unix_socket": f"{folder}/socket"}
+        )
+        server = DatabaseServer(url=url, pid=process.pid)
+        try:
+            _wait_until_up(Path(folder, "socket"), process, Path(folder, "log"))
+            yield server
+        finally:
+            server.close()
+            _stop(process)
+
+
+def _unprivileged(folder: str) -> str:
+    """Whose process the server shall be: never root's, for which the folder changes hands."""
+    if os.geteuid() != 0:
+        return getpass.getuser()
+    shutil.chown(folder, "mysql")  # Debian's package makes this user
+    return "mysql"
+
+
+def _make_mariadb(options: tuple[str, ...]) -> None:
+    made = subprocess.run(
+        (
+            "mariadb-install-db",
+            "--no-defaults",
+            *options,
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+        ),
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+
+
+def _wait_until_up(socket: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    """MariaDB makes its socket when it is ready to serve it."""
+    deadline = time.monotonic() + _START_SECONDS
+    while not socket.exists():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
