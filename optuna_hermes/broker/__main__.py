@@ -73,7 +73,8 @@ def _run(devices: str, idle_seconds: float, ready: Callable[[], None]) -> int:
     except HermesError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         if isinstance(error, BrokerConflictError):
-            return election.EXIT_IN_OFFICE
+            in_office = isinstance(error, election.InOfficeError)
+            return election.EXIT_IN_OFFICE if in_office else election.EXIT_CONFLICT
         return election.EXIT_BAD_INPUT if isinstance(error, InvalidInputError) else 1
     return 0
 

@@ -10,8 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-import filelock
-
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._devices import parse_devices
@@ -101,7 +99,7 @@ def connect(role: str) -> Connection:
     directory = election.runtime_dir()
     path = election.socket_path(directory)
     try:
-        election.check_private(path, path.lstat())
+        election.check_socket(directory)
         sock = _open(path)
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise BrokerError(
@@ -144,7 +142,7 @@ def connect_or_start(role: str, devices: str = "auto") -> Connection:
 def _start_one(devices: str) -> None:
     """Start a broker, unless another client has done so in the meantime."""
     directory = election.runtime_dir()
-    with filelock.FileLock(directory / "start.lock", timeout=CONNECT_SECONDS):
+    with election.lock(directory / "start.lock", timeout=CONNECT_SECONDS):
         if not (election.listening(directory) and election.incumbent(directory)):
             election.start(directory, devices)
 

@@ -10,9 +10,17 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import filelock
 
+from optuna_hermes.broker._privacy import (
+    check_private,
+    open_private,
+    private_folder,
+    read_private,
+    write_private,
+)
 from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecError
 
 RUNTIME_DIR_VARIABLE = "OPTUNA_HERMES_RUNTIME_DIR"
@@ -21,9 +29,11 @@ START_SECONDS = 60.0
 
 EXIT_BAD_INPUT = 2
 EXIT_IN_OFFICE = 3
-"""Exit statuses of a broker that could not start; 3: another one is at work."""
+EXIT_CONFLICT = 4
+"""Exit statuses of a broker that could not start; 3: another one is at work here."""
 
 _MAX_SOCKET_PATH = 107
+_WAY_OUT = f"set {RUNTIME_DIR_VARIABLE} to a folder of your own"
 
 
 def runtime_dir() -> Path:
@@ -33,19 +43,10 @@ def runtime_dir() -> Path:
     own in the folder for temporary files.
 
     Raises:
-        BrokerConflictError: it is a link, someone else's, or open to others.
+        BrokerConflictError: see ``private_folder``.
         BrokerError: its path is too long for a socket.
     """
-    path = _runtime_path().absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise BrokerConflictError(
-            f"The runtime directory must be a real directory but {path} is not: remove it, or set "
-            f"{RUNTIME_DIR_VARIABLE}."
-        )
-    check_private(path, status)
+    path = private_folder(_runtime_path().absolute(), _WAY_OUT)
     if len(bytes(path / "broker.sock")) > _MAX_SOCKET_PATH:
         raise BrokerError(
             f"The socket's path may have {_MAX_SOCKET_PATH} bytes but {path / 'broker.sock'} is "
@@ -59,32 +60,32 @@ def _runtime_path() -> Path:
     if named:
         return Path(named)
     session = os.environ.get("XDG_RUNTIME_DIR")
-    if session:
+    if session and _is_ours(session):
         return Path(session) / "optuna-hermes"
     return Path(tempfile.gettempdir()) / f"optuna-hermes-{os.getuid()}"
 
 
-def check_private(path: Path, status: os.stat_result) -> None:
-    """Refuse what belongs to someone else or is open to others.
-
-    Raises:
-        BrokerConflictError: with what to do.
-    """
-    if status.st_uid != os.getuid():
-        raise BrokerConflictError(
-            f"{path} must belong to you (uid {os.getuid()}) but belongs to uid {status.st_uid}: "
-            f"set {RUNTIME_DIR_VARIABLE} to a folder of your own."
-        )
-    if status.st_mode & 0o077:
-        raise BrokerConflictError(
-            f"{path} must be closed to others but has mode {stat.S_IMODE(status.st_mode):04o}: "
-            f"run `chmod go-rwx {path}`."
-        )
+def _is_ours(session: str) -> bool:
+    """Whether a session's folder is this user's: after ``su`` it is that of who called it."""
+    try:
+        return os.stat(session).st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def socket_path(directory: Path) -> Path:
     """Where the broker of this runtime directory listens."""
     return directory / "broker.sock"
+
+
+def check_socket(directory: Path) -> None:
+    """Refuse a socket that is not this user's alone.
+
+    Raises:
+        BrokerConflictError: with what to do.
+        FileNotFoundError: nobody listens.
+    """
+    check_private(socket_path(directory), stat.S_IFSOCK, _WAY_OUT)
 
 
 def listening(directory: Path) -> bool:
@@ -97,29 +98,54 @@ def log_path(directory: Path) -> Path:
     return directory / "broker.log"
 
 
+def open_log(directory: Path) -> BinaryIO:
+    """The log, for more at its end.
+
+    Raises:
+        BrokerConflictError: it is not this user's alone.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    return os.fdopen(open_private(log_path(directory), flags, _WAY_OUT), "ab")
+
+
+def lock(path: Path, timeout: float) -> filelock.BaseFileLock:
+    """A lock on a file of this user alone, not taken yet.
+
+    Raises:
+        BrokerConflictError: the file is not this user's alone.
+    """
+    os.close(open_private(path, os.O_RDWR | os.O_CREAT, _WAY_OUT))
+    return filelock.FileLock(path, timeout=timeout, mode=0o600)
+
+
+class InOfficeError(BrokerConflictError):
+    """Another broker holds this runtime directory."""
+
+
 class Office:
     """The broker's lock on a runtime directory: held until ``leave``, or until the process ends.
 
     Raises:
-        BrokerConflictError: another broker holds it.
+        InOfficeError: another broker holds it.
+        BrokerConflictError: its lock is not this user's alone.
     """
 
     def __init__(self, directory: Path, devices: str) -> None:
         self._directory = directory
-        self._lock = filelock.FileLock(directory / "broker.lock", timeout=0)
+        self._lock = lock(directory / "broker.lock", timeout=0)
         try:
             self._lock.acquire()
         except filelock.Timeout as error:
             other = incumbent(directory) or {}
-            raise BrokerConflictError(
+            raise InOfficeError(
                 f"A broker (process {other.get('pid', 'unknown')}, devices "
                 f"{other.get('devices', 'unknown')!r}) owns {directory} already: use it, or end it "
                 "with `optuna-hermes broker --stop`."
             ) from error
         # Only the holder of the lock may do this: a socket that is left over is nobody's.
         socket_path(directory).unlink(missing_ok=True)
-        card = directory / "broker.json"
-        card.write_text(json.dumps({"pid": os.getpid(), "devices": devices}))
+        card = json.dumps({"pid": os.getpid(), "devices": devices})
+        write_private(directory / "broker.json", card)
 
     def leave(self) -> None:
         """Give the office up: the socket goes first, the lock last."""
@@ -141,24 +167,23 @@ def claim_devices(ids: Sequence[str]) -> list[filelock.BaseFileLock]:
     for id_ in ids:
         if id_.startswith("cpu:"):
             continue
-        folder.mkdir(mode=0o700, exist_ok=True)
-        check_private(folder, folder.lstat())
-        lock = filelock.FileLock(folder / f"{id_.replace('/', '_')}.lock", timeout=0)
+        private_folder(folder, "set TMPDIR to a folder of your own")
+        claim = lock(folder / f"{id_.replace('/', '_')}.lock", timeout=0)
         try:
-            lock.acquire()
+            claim.acquire()
         except filelock.Timeout as error:
             raise BrokerConflictError(
                 f"Device {id_} belongs to another broker of yours, in another runtime directory: "
                 "end that one with `optuna-hermes broker --stop`, or leave the device out."
             ) from error
-        claimed.append(lock)
+        claimed.append(claim)
     return claimed
 
 
 def incumbent(directory: Path) -> dict[str, object] | None:
     """The card of the broker that holds the office, None if nobody does."""
     try:
-        card = json.loads((directory / "broker.json").read_text())
+        card = json.loads(read_private(directory / "broker.json", _WAY_OUT))
     except (OSError, ValueError):
         return None
     return card if isinstance(card, dict) and _alive(card.get("pid")) else None
@@ -169,10 +194,11 @@ def start(directory: Path, devices: str) -> None:
 
     Raises:
         DeviceSpecError: it does not know the devices.
+        BrokerConflictError: the devices are another broker's, or a file is not this user's alone.
         BrokerError: it ended for another reason; the message is its own.
     """
     command = [sys.executable, "-m", "optuna_hermes.broker", "--background", "--devices", devices]
-    with log_path(directory).open("ab") as log:
+    with open_log(directory) as log:
         begin = log.tell()
         try:
             status = subprocess.run(
@@ -191,8 +217,8 @@ def start(directory: Path, devices: str) -> None:
                 f"{log_path(directory)}."
             ) from error
     if status not in (0, EXIT_IN_OFFICE):
-        words = _last_words(directory, begin)
-        raise DeviceSpecError(words) if status == EXIT_BAD_INPUT else BrokerError(words)
+        kind = {EXIT_BAD_INPUT: DeviceSpecError, EXIT_CONFLICT: BrokerConflictError}
+        raise kind.get(status, BrokerError)(_last_words(directory, begin))
 
 
 def _last_words(directory: Path, begin: int) -> str:

@@ -96,8 +96,9 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        path = election.socket_path(self._directory)
-        server = await asyncio.start_unix_server(self._client, sock=_listen(path))
+        sock = _listen(election.socket_path(self._directory))
+        election.check_socket(self._directory)
+        server = await asyncio.start_unix_server(self._client, sock=sock)
         chores = [loop.create_task(self._poll()), loop.create_task(self._flush())]
         log.info("listening, devices %s", self._devices)
         ready()
@@ -119,6 +120,7 @@ class Server:
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pid, uid = peer(writer.get_extra_info("socket"))
         if uid != os.getuid():
+            log.warning("process %d of uid %d was turned away", pid, uid)
             writer.close()
             return
         self._last_connection += 1
@@ -301,6 +303,7 @@ def _listen(path: Path) -> socket.socket:
         sock.bind(str(path))
     finally:
         os.umask(mask)
+    sock.listen()  # at once: whoever sees the socket may connect
     return sock
 
 

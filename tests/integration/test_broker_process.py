@@ -163,25 +163,6 @@ def test_an_older_client_is_refused_with_a_reason(broker: Connection, runtime_di
     assert "version" in answer.reason
 
 
-def test_a_socket_of_someone_else_is_refused(runtime_dir: Path) -> None:
-    """A folder that others may enter is not used, and the message says how to close it."""
-    runtime_dir.chmod(0o755)
-    with pytest.raises(BrokerConflictError, match="chmod go-rwx"):
-        connect("viewer")
-
-
-def test_a_link_in_place_of_the_folder_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A symbolic link could lead to a folder that someone else prepared."""
-    real = tmp_path / "real"
-    real.mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to(real)
-    monkeypatch.setenv(election.RUNTIME_DIR_VARIABLE, str(tmp_path / "link"))
-    with pytest.raises(BrokerConflictError, match="real directory"):
-        election.runtime_dir()
-
-
 def test_an_unknown_policy_is_refused(broker: Connection, tmp_path: Path) -> None:
     """A driver learns at once that the broker has no such policy."""
     study = spec(tmp_path, policy="astrology")
