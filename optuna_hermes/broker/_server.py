@@ -231,15 +231,17 @@ class Server:
             writer.write(wire.frame(message))
 
     def _wind_up(self, now: float) -> None:
+        due = self._state.next_wakeup(now)
         if self._timer is not None:
+            if self._timer.when() == due:
+                return  # most messages change nothing about it
             self._timer.cancel()
             self._timer = None
-        due = self._state.next_wakeup(now)
         if due is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, due - now), self._ring)
+            self._timer = asyncio.get_running_loop().call_at(due, self._ring)
 
     def _ring(self) -> None:
+        self._timer = None
         if not self._readings.has_gpus:
             self._apply(Tick())
         elif self._ticking is None or self._ticking.done():

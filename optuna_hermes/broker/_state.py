@@ -63,10 +63,13 @@ class State:
         self._prefetch = Prefetch(self.book, counsel, self._memory)
         self._ends = Ends(self.book, self._memory)
         self._silence = Silence(self.book, grace_seconds)
+        self._wakeup: float | None = None
+        self._wakeup_known = True
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take an event in and say what to do, in order."""
         out: list[Command] = []
+        self._wakeup_known = self._wakeup_known and _changes_no_plan(event)
         if isinstance(event, Received):
             self._receive(event.connection, event.message, now, out)
         elif isinstance(event, StudyRead):
@@ -91,6 +94,11 @@ class State:
 
     def next_wakeup(self, now: float) -> float | None:
         """When a ``Tick`` is due; None if only a message can change anything."""
+        if not self._wakeup_known:
+            self._wakeup, self._wakeup_known = self._next_wakeup(now), True
+        return self._wakeup
+
+    def _next_wakeup(self, now: float) -> float | None:
         times = list(self._silence.wakeups())
         for slot in self.book.slots.values():
             lease = slot.lease
@@ -332,6 +340,11 @@ class State:
         for device in devices:
             if device.id in self.book.slots:
                 self.book.slots[device.id].device = device
+
+
+def _changes_no_plan(event: Event) -> bool:
+    """Whether nothing is due earlier because of it: most messages by far are of this kind."""
+    return isinstance(event, Received) and isinstance(event.message, wire.Beat | wire.Report)
 
 
 def _came_not_back(lease: Lease) -> bool:

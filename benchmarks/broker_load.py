@@ -1,0 +1,228 @@
+"""How a broker bears a crowd: its answers, its processor time and its memory.
+
+    python benchmarks/broker_load.py [--clients 1000] [--seconds 20] [--runs 10000] [--json]
+
+Clients are real sockets in two processes: trials of one plain Optuna study, of which as many train
+as there are devices; the others wait, or are parked. In the setting ``all`` every client says something ten
+times a second, the waiting ones too; in ``holders`` only those that have a device. A grant's time
+is from the moment a holder has written that it left a device to the moment another has read that
+it may have it. ``status`` is the command, as a process, about a study of many runs in its ledger,
+with ten reports each. Exit status 1 if a limit is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from _broker_load_clients import crowd
+from _broker_load_status import status_rows
+
+from optuna_hermes.broker import StudySpec, connect
+from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
+
+PROCESSES = 2
+GRANT_LIMIT_MS = 50.0
+CORES_LIMIT = 1.0
+MEMORY_LIMIT_BYTES = 500_000_000
+STATUS_LIMIT_SECONDS = 1.0
+START_SECONDS = 60.0
+SETTLE_SECONDS = 2.0
+
+
+def main() -> int:
+    options = _options()
+    rows = [_load(options, setting) for setting in options.setting]
+    status = status_rows(options.runs) if options.runs else []
+    result = {"load": rows, "status": status, "met": _met(rows, status)}
+    print(json.dumps(result, indent=1) if options.json else _text(result))
+    return int(not result["met"])
+
+
+# -- measuring ---------------------------------------------------------------------------------
+
+
+def _load(options: argparse.Namespace, setting: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="hermes-load-") as folder:
+        with _broker(Path(folder), options.devices) as broker:
+            study = _study(Path(folder), options)
+            with _crowds(study, options, setting) as pipes:
+                return {"setting": setting, **_measure(broker, pipes, options)}
+
+
+@contextmanager
+def _broker(folder: Path, devices: int) -> Iterator[psutil.Process]:
+    os.environ[RUNTIME_DIR_VARIABLE] = str(folder / "run")
+    command = [sys.executable, "-m", "optuna_hermes.broker", "--devices", f"cpu:{devices}"]
+    with (folder / "broker.log").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not (folder / "run" / "broker.sock").exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit((folder / "broker.log").read_text())
+            time.sleep(0.02)
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _study(folder: Path, options: argparse.Namespace) -> StudySpec:
+    return StudySpec(
+        key="load",
+        name="load",
+        ledger_url=f"sqlite:///{folder}/ledger.db",
+        policy=options.policy,
+        slice_seconds=options.slice_seconds,
+    )
+
+
+@contextmanager
+def _crowds(study: StudySpec, options: argparse.Namespace, setting: str) -> Iterator[list[Any]]:
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for i in range(PROCESSES):
+        ours, theirs = context.Pipe()
+        numbers = range(i * options.clients // PROCESSES, (i + 1) * options.clients // PROCESSES)
+        arguments = (
+            theirs,
+            study,
+            numbers,
+            options.rate,
+            options.slice_seconds,
+            setting == "holders",
+        )
+        process = context.Process(target=crowd, args=arguments)
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        for pipe in pipes:
+            assert pipe.recv() == "joined"
+        yield pipes
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _measure(
+    broker: psutil.Process, pipes: list[Any], options: argparse.Namespace
+) -> dict[str, Any]:
+    viewer = connect("viewer")
+    viewer.ask_status(runs=False)  # all that was said before is heard now
+    time.sleep(SETTLE_SECONDS)
+    begin, spent = time.monotonic(), _processor_seconds(broker)
+    sent = sum(_ask(pipes, "look"))
+    memory = 0
+    while time.monotonic() < begin + options.seconds:
+        memory = max(memory, broker.memory_info().rss)
+        time.sleep(0.2)
+    sent = sum(_ask(pipes, "look")) - sent
+    wall = time.monotonic() - begin
+    cores = (_processor_seconds(broker) - spent) / wall
+    grants = _grant_ms(_ask(pipes, "stop"), begin)
+    status = viewer.ask_status(runs=False)
+    viewer.close()
+    return {
+        "clients": options.clients,
+        "messages_per_second": sent / wall,
+        "grants": len(grants),
+        "grant_ms_median": statistics.median(grants),
+        "grant_ms_99": _percentile(grants, 0.99),
+        "grant_ms_max": max(grants),
+        "broker_cores": cores,
+        "broker_memory_bytes": memory,
+        "switches": status["studies"][0]["switches"],  # type: ignore[index]
+        "handles": broker.num_fds(),
+    }
+
+
+def _ask(pipes: list[Any], word: str) -> list[Any]:
+    for pipe in pipes:
+        pipe.send(word)
+    return [pipe.recv() for pipe in pipes]
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _grant_ms(seen: list[dict[str, list[tuple[str, float]]]], begin: float) -> list[float]:
+    """Milliseconds from each release of a device to the next grant of it."""
+    released = sorted((at, device) for part in seen for device, at in part["released"])
+    granted = sorted((at, device) for part in seen for device, at in part["granted"])
+    times: dict[str, list[float]] = {}
+    for at, device in granted:
+        times.setdefault(device, []).append(at)
+    found = []
+    for at, device in released:
+        following = next((each for each in times.get(device, []) if each > at), None)
+        if at > begin and following is not None:
+            found.append(1000 * (following - at))
+    return found
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+# -- reporting ---------------------------------------------------------------------------------
+
+
+def _met(load: list[dict[str, Any]], status: list[dict[str, Any]]) -> bool:
+    bears = all(
+        row["grant_ms_99"] <= GRANT_LIMIT_MS
+        and row["broker_cores"] <= CORES_LIMIT
+        and row["broker_memory_bytes"] <= MEMORY_LIMIT_BYTES
+        for row in load
+    )
+    return bears and all(row["seconds"] <= STATUS_LIMIT_SECONDS for row in status)
+
+
+def _text(result: dict[str, Any]) -> str:
+    lines = []
+    for row in result["load"]:
+        lines.append(
+            f"{row['setting']:8} {row['messages_per_second']:7.0f} messages/s, grant "
+            f"{row['grant_ms_median']:.1f} ms (99 %: {row['grant_ms_99']:.1f}, max "
+            f"{row['grant_ms_max']:.1f}, of {row['grants']}), {row['broker_cores']:.2f} cores, "
+            f"{row['broker_memory_bytes'] / 1e6:.0f} MB, {row['handles']} handles"
+        )
+    for row in result["status"]:
+        lines.append(f"status   {row['runs']} runs on {row['database']}: {row['seconds']:.2f} s")
+    lines.append("limits met" if result["met"] else "a limit is NOT met")
+    return "\n".join(lines)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="How a broker bears a crowd.")
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=10.0, help="messages a second of a client")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--slice-seconds", type=float, default=0.2)
+    parser.add_argument("--policy", default="hermes")
+    parser.add_argument("--runs", type=int, default=10_000, help="of the study of `status`")
+    parser.add_argument("--setting", type=lambda text: text.split(","), default=["all", "holders"])
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
