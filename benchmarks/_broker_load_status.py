@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import sqlalchemy
+from optuna.distributions import FloatDistribution, distribution_to_json
+from optuna.storages._rdb import models
+from optuna.trial import TrialState
 
 from optuna_hermes import _optuna as private
-from optuna_hermes.ledger import ReportRecord, RunRecord, open_ledger
+from optuna_hermes.ledger import RunRecord, open_ledger
+from optuna_hermes.ledger._schema import METADATA
 
 REPORTS = 10
-REPETITIONS = 5
+REPETITIONS = 3
 STUDY = "many"
+LR = distribution_to_json(FloatDistribution(0.0, 1.0))
 
 
 def status_rows(runs: int) -> list[dict[str, Any]]:
@@ -47,35 +53,45 @@ def _fill(url: str, runs: int) -> None:
     """A study of suspended trials, each with reports."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(storage=url, study_name=STUDY)
-    trial = optuna.trial.create_trial(
-        state=optuna.trial.TrialState.RUNNING,
-        params={"lr": 0.1},
-        distributions={"lr": optuna.distributions.FloatDistribution(0.0, 1.0)},
-        intermediate_values={REPORTS: 0.5},
-    )
-    study.add_trials([trial] * runs)
+    _add_trials(url, study._study_id, runs)
     ledger, key = open_ledger(private.ledger_url(study)), private.study_key(study)
     with ledger.batch():
         for number in range(runs):
-            _fill_run(ledger, key, number)
-    ledger.close()
-
-
-def _fill_run(ledger: Any, key: str, number: int) -> None:
-    ledger.save_run(RunRecord(study=key, number=number, trial_id=number + 1, state="stored"))
-    for unit in range(1, REPORTS + 1):
-        value = 1.0 / unit + number / 1e6
-        ledger.add_report(
-            ReportRecord(
-                study=key,
-                number=number,
-                unit=unit,
-                step=unit,
-                value=value,
-                device_seconds=unit,
-                at=time.time(),
+            ledger.save_run(
+                RunRecord(study=key, number=number, trial_id=number + 1, state="stored")
             )
-        )
+    ledger.close()
+    reports = [
+        {
+            "study": key,
+            "number": number,
+            "unit": unit,
+            "step": unit,
+            "value": 1.0 / unit + number / 1e6,
+            "device_seconds": unit,
+            "at": time.time(),
+        }
+        for unit in range(1, REPORTS + 1)
+        for number in range(runs)
+    ]
+    with sqlalchemy.create_engine(url).begin() as connection:
+        connection.execute(sqlalchemy.insert(METADATA.tables["hermes_reports"]), reports)
+
+
+def _add_trials(url: str, study_id: int, runs: int) -> None:
+    """As ``study.add_trials``, which takes minutes for 10,000."""
+    numbers = range(runs)
+    with sqlalchemy.create_engine(url).begin() as connection:
+        trials = [
+            {"trial_id": n + 1, "number": n, "study_id": study_id, "state": TrialState.RUNNING}
+            for n in numbers
+        ]
+        connection.execute(sqlalchemy.insert(models.TrialModel), trials)
+        params = [
+            {"trial_id": n + 1, "param_name": "lr", "param_value": 0.1, "distribution_json": LR}
+            for n in numbers
+        ]
+        connection.execute(sqlalchemy.insert(models.TrialParamModel), params)
 
 
 def _seconds(url: str) -> dict[str, float]:

@@ -3,11 +3,11 @@
     python benchmarks/broker_load.py [--clients 1000] [--seconds 20] [--runs 10000] [--json]
 
 Clients are real sockets in two processes: trials of one plain Optuna study, of which as many train
-as there are devices; the others wait, or are parked. In the setting ``all`` every client says something ten
-times a second, the waiting ones too; in ``holders`` only those that have a device. A grant's time
-is from the moment a holder has written that it left a device to the moment another has read that
-it may have it. ``status`` is the command, as a process, about a study of many runs in its ledger,
-with ten reports each. Exit status 1 if a limit is not met.
+as there are devices; the others wait, or are parked. In the setting ``all`` every client says
+something ten times a second, the waiting ones too; in ``holders`` only those that have a device. A
+grant's time is from the moment a holder has written that it left a device to the moment another
+has read that it may have it. ``status`` is the command, as a process, about a study of many runs
+in its ledger, with ten reports each. Exit status 1 if a limit is not met.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ def main() -> int:
 
 
 def _load(options: argparse.Namespace, setting: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="hermes-load-") as folder:
-        with _broker(Path(folder), options.devices) as broker:
-            study = _study(Path(folder), options)
-            with _crowds(study, options, setting) as pipes:
-                return {"setting": setting, **_measure(broker, pipes, options)}
+    with (
+        tempfile.TemporaryDirectory(prefix="hermes-load-") as folder,
+        _broker(Path(folder), options.devices) as broker,
+        _crowds(_study(Path(folder), options), options, setting) as pipes,
+    ):
+        return {"setting": setting, **_measure(broker, pipes, options)}
 
 
 @contextmanager

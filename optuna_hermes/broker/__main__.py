@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import faulthandler
 import logging
 import os
+import resource
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 
 import filelock
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._devices import Devices, parse_devices
+from optuna_hermes.broker._logs import start_logging
 from optuna_hermes.broker._server import Server
 from optuna_hermes.errors import BrokerConflictError, HermesError, InvalidInputError
 
 IDLE_SECONDS = 30.0
 IDLE_VARIABLE = "OPTUNA_HERMES_BROKER_IDLE_SECONDS"
+
+log = logging.getLogger("optuna_hermes.broker")
 
 
 def run_broker(
@@ -35,6 +42,7 @@ def run_broker(
         DeviceSpecError: there is no such device.
         BrokerConflictError: another broker is at work.
     """
+    _raise_handle_limit()
     directory = election.runtime_dir()
     host = socket.gethostname()
     slots = parse_devices(devices)
@@ -55,15 +63,17 @@ def run_broker(
 
 
 def main() -> int:
-    """Log to stderr, and end when idle; with ``--background`` return once clients can connect."""
+    """End when idle, and log to stderr; with ``--background`` log to a file, and return once
+    clients can connect.
+    """
     parser = argparse.ArgumentParser(prog="python -m optuna_hermes.broker")
     parser.add_argument("--devices", default="auto")
     parser.add_argument("--background", action="store_true")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     idle = float(os.environ.get(IDLE_VARIABLE, IDLE_SECONDS))
     if arguments.background:
         return _in_background(arguments.devices, idle)
+    start_logging()
     return _run(arguments.devices, idle, lambda: None)
 
 
@@ -88,7 +98,12 @@ def _in_background(devices: str, idle_seconds: float) -> int:
         os.setsid()
         status = 1
         try:
+            faulthandler.enable()
+            start_logging(file=election.log_path(election.runtime_dir()))
             status = _run(devices, idle_seconds, lambda: _say(say))
+        except BaseException:
+            log.critical("the broker crashed", exc_info=True)
+            traceback.print_exc()
         finally:
             logging.shutdown()
             os._exit(status)
@@ -96,6 +111,13 @@ def _in_background(devices: str, idle_seconds: float) -> int:
     if os.read(said, 1):
         return 0
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _raise_handle_limit() -> None:
+    """Let this process have as many connections as it may: each client takes two handles."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # the kernel's own limit may be lower still
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _say(pipe: int) -> None:

@@ -33,6 +33,7 @@ EXIT_CONFLICT = 4
 """Exit statuses of a broker that could not start; 3: another one is at work here."""
 
 _MAX_SOCKET_PATH = 107
+_MAX_WORDS_BYTES = 1_000_000
 _WAY_OUT = f"set {RUNTIME_DIR_VARIABLE} to a folder of your own"
 
 
@@ -98,14 +99,24 @@ def log_path(directory: Path) -> Path:
     return directory / "broker.log"
 
 
-def open_log(directory: Path) -> BinaryIO:
-    """The log, for more at its end.
+def words_path(directory: Path) -> Path:
+    """Where it writes what is no line of its log: why it could not start, or how it crashed."""
+    return directory / "broker.err"
+
+
+def _open_words(directory: Path) -> BinaryIO:
+    """The words of earlier brokers, for more at their end; they go when they are too many.
 
     Raises:
-        BrokerConflictError: it is not this user's alone.
+        BrokerConflictError: they, or the log, are not this user's alone.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    return os.fdopen(open_private(log_path(directory), flags, _WAY_OUT), "ab")
+    os.close(open_private(log_path(directory), flags, _WAY_OUT))  # the broker opens it by its name
+    words = os.fdopen(open_private(words_path(directory), flags, _WAY_OUT), "ab")
+    if words.tell() > _MAX_WORDS_BYTES:
+        words.truncate(0)
+        words.seek(0)
+    return words
 
 
 def lock(path: Path, timeout: float) -> filelock.BaseFileLock:
@@ -198,14 +209,14 @@ def start(directory: Path, devices: str) -> None:
         BrokerError: it ended for another reason; the message is its own.
     """
     command = [sys.executable, "-m", "optuna_hermes.broker", "--background", "--devices", devices]
-    with open_log(directory) as log:
-        begin = log.tell()
+    with _open_words(directory) as words:
+        begin = words.tell()
         try:
             status = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=words,
+                stderr=words,
                 cwd="/",
                 env={**os.environ, RUNTIME_DIR_VARIABLE: str(directory)},
                 timeout=START_SECONDS,
@@ -214,7 +225,7 @@ def start(directory: Path, devices: str) -> None:
         except subprocess.TimeoutExpired as error:
             raise BrokerError(
                 f"The broker did not listen within {START_SECONDS:.0f} s: see "
-                f"{log_path(directory)}."
+                f"{log_path(directory)} and {words_path(directory)}."
             ) from error
     if status not in (0, EXIT_IN_OFFICE):
         kind = {EXIT_BAD_INPUT: DeviceSpecError, EXIT_CONFLICT: BrokerConflictError}
@@ -222,7 +233,7 @@ def start(directory: Path, devices: str) -> None:
 
 
 def _last_words(directory: Path, begin: int) -> str:
-    words = log_path(directory).read_bytes()[begin:].decode(errors="replace").strip()
+    words = words_path(directory).read_bytes()[begin:].decode(errors="replace").strip()
     last = words.splitlines()[-1] if words else "it said nothing"
     return last.removeprefix("error: ")
 

@@ -23,6 +23,9 @@ def broker(
         float | None,
         typer.Option(min=0.0, metavar="S", help="End after so long without a client."),
     ] = None,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Log one JSON object a line.")
+    ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End the broker that runs.")] = False,
 ) -> None:
     """Be the broker of this host, in the foreground.
@@ -37,11 +40,10 @@ def broker(
     if stop:
         _stop()
         return
-    import logging
-
     from optuna_hermes.broker.__main__ import run_broker
+    from optuna_hermes.broker._logs import start_logging
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    start_logging(as_json=log_json)
     run_broker(devices, idle_seconds=idle_seconds)
 
 

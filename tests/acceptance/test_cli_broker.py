@@ -69,3 +69,16 @@ def test_an_idle_broker_ends_when_it_was_told_to(
     """With ``--idle-seconds`` a broker that nobody uses ends by itself."""
     process = start_cli("broker", "--devices", "cpu:1", "--idle-seconds", "0.1")
     assert process.wait(30.0).returncode == 0
+
+
+def test_a_log_for_programs(
+    start_cli: Callable[..., Any], runtime_dir: Path, wait_for: Callable[..., Any]
+) -> None:
+    """With ``--log-json`` every line on standard error is an object with time and level."""
+    process = start_cli("broker", "--devices", "cpu:1", "--log-json")
+    wait_for((runtime_dir / "broker.sock").exists)
+    process.send(signal.SIGTERM)
+    lines = process.wait(30.0).stderr.splitlines()
+    said = [json.loads(line) for line in lines]
+    assert [each["message"] for each in said] == ["listening, devices cpu:1", "ended"]
+    assert all(each["level"] == "INFO" and each["time"].endswith("Z") for each in said)

@@ -212,3 +212,40 @@ def test_a_gpu_has_one_broker_whatever_the_runtime_directory(
     assert "Device GPU-1 belongs to another broker" in refused.stderr
     lock.release()
     assert subprocess.run(second, env=env, check=False).returncode == 0
+
+
+def test_a_crash_is_told_and_logged(runtime_dir: Path) -> None:
+    """What ends a broker in the background is in its log, and is what its client says."""
+    (runtime_dir / "broker.sock").mkdir()  # no broker can open its socket there
+    with pytest.raises(BrokerError, match=r"Error: .*broker\.sock"):
+        election.start(runtime_dir, "cpu:1")
+    log = election.log_path(runtime_dir).read_text()
+    assert "CRITICAL the broker crashed" in log
+    assert "Traceback" in log
+
+
+def test_words_of_earlier_brokers_do_not_pile_up(runtime_dir: Path) -> None:
+    """What brokers print beside their logs is kept until it is too much."""
+    words = election.words_path(runtime_dir)
+    words.write_bytes(b"old\n" * 300_000)
+    with pytest.raises(DeviceSpecError, match="cpu:N"):
+        election.start(runtime_dir, "nonsense")
+    assert words.stat().st_size < 1000
+
+
+def test_a_broker_may_have_more_clients_than_its_shell_allows(
+    runtime_dir: Path, wait_for: Callable[..., Any]
+) -> None:
+    """It raises the limit of open files as far as it may: every client takes two."""
+    command = f"ulimit -Sn 40; exec {sys.executable} -m optuna_hermes.broker --devices cpu:1"
+    broker = subprocess.Popen(["bash", "-c", command], stderr=subprocess.DEVNULL)
+    clients: list[Connection] = []
+    try:
+        wait_for((runtime_dir / "broker.sock").exists)
+        clients.extend(connect("viewer") for _ in range(40))
+        assert psutil.Process(broker.pid).num_fds() > 80
+    finally:
+        for client in clients:
+            client.close()
+        broker.terminate()
+        broker.wait(30)

@@ -117,7 +117,7 @@ def test_the_session_of_another_user_is_not_used(
 # -- what lies in it
 
 
-@pytest.mark.parametrize("name", ["broker.lock", "start.lock", "broker.log"])
+@pytest.mark.parametrize("name", ["broker.lock", "start.lock", "broker.log", "broker.err"])
 def test_links_to_files_are_not_followed(folder: Path, tmp_path: Path, name: str) -> None:
     """What a link in the folder leads to is not written, and the client that starts says so."""
     precious = tmp_path / "precious"
@@ -164,7 +164,14 @@ def test_everything_in_it_is_closed_to_others(folder: Path) -> None:
     """Lock, card, log and socket are readable by their user only."""
     connect_or_start("viewer", "cpu:1").close()
     modes = {path.name: stat.S_IMODE(path.lstat().st_mode) for path in folder.iterdir()}
-    assert set(modes) >= {"broker.lock", "start.lock", "broker.log", "broker.json", "broker.sock"}
+    assert set(modes) >= {
+        "broker.lock",
+        "start.lock",
+        "broker.log",
+        "broker.err",
+        "broker.json",
+        "broker.sock",
+    }
     assert set(modes.values()) == {0o600}
 
 

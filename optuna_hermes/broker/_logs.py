@@ -1,0 +1,89 @@
+"""What a broker logs, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+import time
+from io import TextIOWrapper
+from pathlib import Path
+
+FIELDS = ("study", "trial", "device", "epoch")
+"""What a record may say beside its message, as ``extra``."""
+
+FILE_BYTES = 5_000_000
+OLD_FILES = 3
+"""A log in a file is this long at most, and has so many older ones beside it."""
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ``time`` (UTC), ``level``, ``message``, and known ``FIELDS``.
+
+    A traceback is in ``error``.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``."""
+        document = {
+            "time": _utc(record.created),
+            "level": record.levelname,
+            "message": record.getMessage(),
+        }
+        found = {name: getattr(record, name, None) for name in FIELDS}
+        document.update({name: value for name, value in found.items() if value is not None})
+        if record.exc_info:
+            document["error"] = self.formatException(record.exc_info)
+        return json.dumps(document, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """The same for people: known ``FIELDS`` come last."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """See ``logging.Formatter``."""
+        found = {name: getattr(record, name, None) for name in FIELDS}
+        known = [f"{name} {value}" for name, value in found.items() if value is not None]
+        return super().formatMessage(record) + (f" ({', '.join(known)})" if known else "")
+
+
+def start_logging(*, file: Path | None = None, as_json: bool = False) -> None:
+    """Log to standard error, or to a file that never grows without bound.
+
+    Args:
+        file: the newest file; older ones are beside it as ``NAME.1`` and so on.
+        as_json: one JSON object a line.
+    """
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler(file, as_json=as_json)])
+
+
+def log_handler(file: Path | None, *, as_json: bool) -> logging.Handler:
+    """Where and how ``start_logging`` logs."""
+    handler: logging.Handler
+    if file is None:
+        handler = logging.StreamHandler()
+    else:
+        handler = _PrivateFile(file, maxBytes=FILE_BYTES, backupCount=OLD_FILES, encoding="utf-8")
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    return handler
+
+
+class _PrivateFile(logging.handlers.RotatingFileHandler):
+    """Its files are for their user alone."""
+
+    def _open(self) -> TextIOWrapper:
+        def opener(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        file = open(self.baseFilename, self.mode, encoding=self.encoding, opener=opener)
+        assert isinstance(file, TextIOWrapper)
+        return file
+
+
+def _utc(seconds: float) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
