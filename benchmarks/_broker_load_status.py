@@ -57,9 +57,8 @@ def _fill(url: str, runs: int) -> None:
     ledger, key = open_ledger(private.ledger_url(study)), private.study_key(study)
     with ledger.batch():
         for number in range(runs):
-            ledger.save_run(
-                RunRecord(study=key, number=number, trial_id=number + 1, state="stored")
-            )
+            run = RunRecord(study=key, number=number, trial_id=number + 1, state="stored")
+            ledger.save_run(run)
     ledger.close()
     reports = [
         {
