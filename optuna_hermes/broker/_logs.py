@@ -76,11 +76,8 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
     """Its files are for their user alone."""
 
     def _open(self) -> TextIOWrapper:
-        def opener(path: str, flags: int) -> int:
-            return os.open(path, flags, 0o600)
-
-        file = open(self.baseFilename, self.mode, encoding=self.encoding, opener=opener)
-        assert isinstance(file, TextIOWrapper)
+        file = super()._open()
+        os.fchmod(file.fileno(), 0o600)
         return file
 
 
