@@ -83,6 +83,7 @@ def _run(known: RunRecord, event: StudyRead, now: float) -> Run:
         slices=known.slices,
         suspensions=known.suspensions,
         device_seconds=known.device_seconds,
+        host=known.host if known.slices else None,
         checkpoints=saved[-KEPT_CHECKPOINTS:],
     )
     if run.live:

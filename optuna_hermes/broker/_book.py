@@ -29,6 +29,7 @@ class Run:
         stores: whether it can be suspended to disk, as it said last.
         moves: whether it can be moved to host memory; it is asked before it has said so.
         asked: the tier it was asked to go to and has not answered yet, since ``asked_at``.
+        host: where it had a device last, None before its first lease.
         need_bytes: the most device memory it has been seen to need, None if unknown.
         held_bytes: device memory it holds while it is parked, None if unknown.
         host_bytes: host memory it has taken for what it moved off its device.
@@ -58,6 +59,7 @@ class Run:
     slices: int = 0
     suspensions: int = 0
     device_seconds: float = 0.0
+    host: str | None = None
     need_bytes: int | None = None
     held_bytes: int | None = None
     host_bytes: int = 0
@@ -113,6 +115,7 @@ class Lease:
         yielding: the tier by which it was asked to leave.
         looked: it was looked ahead to the end of this slice.
         training: its first batch has begun.
+        reported: it has reported since.
     """
 
     epoch: int
@@ -128,6 +131,7 @@ class Lease:
     last_progress: float = 0.0
     looked: bool = False
     training: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study, Want
 from optuna_hermes.broker._counsel import Counsel, wants_process
 from optuna_hermes.broker._events import Command, SaveMemory, Send
@@ -213,7 +214,9 @@ class Dispatcher:
             run.connection, run.device, run.epoch = connection, slot.device.id, lease.epoch
             run.held_bytes = None
             run.slices += 1
+            came_from, run.host = run.host, self._book.host
             out.append(self._book.record(run, now))
+            out.extend(story.granted(self._book, run, lease, came_from, now))
         return lease
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
 from optuna_hermes.broker._events import Command, EndLease, WritesFailed
 from optuna_hermes.broker._memory import Memory, size
@@ -39,8 +40,8 @@ class Ends:
                 study.unstarted += 1  # the trial was never created
             return
         run.suspensions += 1
+        out.append(story.lost(self._book, run, now))
         self.process(run, now, out)
-        out.append(self._book.event(run.study, run.number, "process lost", {}, now))
 
     def process(self, run: Run, now: float, out: list[Command]) -> None:
         """What is left of a run is its last checkpoint, if there is one."""

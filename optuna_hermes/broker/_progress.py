@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import KEPT_CHECKPOINTS, admit_run
 from optuna_hermes.broker._book import Book, Lease, Run
 from optuna_hermes.broker._events import Command, DropCheckpoint, Kill, NameLease, Send
@@ -13,15 +14,19 @@ from optuna_hermes.model import Curve
 def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[Command]) -> None:
     """The lease of a new trial, or of a stored run, has found its trial."""
     study = book.studies[lease.study]
+    is_new = message.number not in study.runs
     run = admit_run(study, message.number, message.trial_id, now)
     if run.connection not in (None, lease.connection):
         # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
         pid = book.clients[lease.connection].pid
         reason = f"another process trains trial {run.number} already"
         out.append(Kill(connection=lease.connection, pid=pid, reason=reason))
+        out.extend(story.killed(book, run, pid, reason, now))
         return
     run.state, run.device, run.epoch = "running", lease.device, lease.epoch
-    run.connection = lease.connection
+    run.connection, run.host = lease.connection, book.host
+    if is_new:
+        out.append(story.admitted(book, run, now))
     if lease.number is None:
         lease.number = message.number
         run.slices += 1
@@ -47,6 +52,8 @@ def report(
     book: Book, lease: Lease, run: Run, message: wire.Report, now: float, out: list[Command]
 ) -> None:
     """A unit more."""
+    out.extend(story.went_back(book, lease, run, message, now))
+    lease.reported = True
     seconds = run.device_seconds + (now - lease.started)
     run.units += 1
     run.units_left, run.params = message.units_left, message.params or run.params

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._book import Book, Client, Lease, Run
 from optuna_hermes.broker._events import Command, Kill
 from optuna_hermes.model import TierName
@@ -71,16 +72,16 @@ class Silence:
                 continue
             if now >= lease.last_progress + self._grace(lease, lease.yielding):
                 lease.last_progress = now
-                self._kill(lease.connection, out)
+                self._kill(lease.connection, self._book.run_of(lease), now, out)
         for run in self._asked():
             if now >= run.asked_at + self._grace_seconds:
                 run.asked_at = now
-                if not self._kill(run.connection or 0, out):
+                if not self._kill(run.connection or 0, run, now, out):
                     run.asked, run.stores, run.moves = None, False, False
         for connection, client in self._leaving().items():
             if now >= client.left_at + self._grace_seconds:
                 client.left_at = now
-                self._kill(connection, out)
+                self._kill(connection, None, now, out)
 
     def _asked(self) -> list[Run]:
         """Parked runs that have not answered yet."""
@@ -97,9 +98,11 @@ class Silence:
         # A checkpoint of any size is written without a sign of life.
         return max(measured, self._grace_seconds) if tier == "disk" else measured
 
-    def _kill(self, connection: int, out: list[Command]) -> bool:
+    def _kill(self, connection: int, run: Run | None, now: float, out: list[Command]) -> bool:
         client = self._book.clients.get(connection)
         if client is None or client.role != "worker":
             return False
-        out.append(Kill(connection=connection, pid=client.pid))
+        kill = Kill(connection=connection, pid=client.pid)
+        out.append(kill)
+        out.extend(story.killed(self._book, run, kill.pid, kill.reason, now))
         return True

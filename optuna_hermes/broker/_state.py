@@ -11,6 +11,7 @@ from typing import Any
 
 from optuna_hermes.broker import _progress as progress
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import admit_run, admit_study, take_charge
 from optuna_hermes.broker._book import Book, Client, Lease, Run, Slot, Study
 from optuna_hermes.broker._counsel import Counsel
@@ -192,9 +193,11 @@ class State:
         if message.checkpoint is not None:
             progress.keep(self.book, run, message.checkpoint, now, out)
         if slot is None or slot.lease is None:
+            out.extend(story.moved(self.book, run, message.tier, now))
             self._put(run, message, now)
         else:
             came_not_back = _came_not_back(slot.lease)
+            out.append(story.suspended(self.book, run, message.tier, now))
             self._stopped(slot, run, message, now, out)
             self._put(run, message, now)
             if came_not_back:
@@ -247,9 +250,7 @@ class State:
         run.forget_process()
         run.state, run.tier = "failed" if message.state == "failed" else "done", None
         out.append(self.book.record(run, now))
-        if message.error:
-            detail = {"error": message.error}
-            out.append(self.book.event(run.study, run.number, "failed", detail, now))
+        out.append(story.ended(self.book, run, message, now))
         self._dispatcher.schedule(now, out)
 
     def _released(
@@ -287,15 +288,21 @@ class State:
         study = admit_study(self.book, event, now)
         connection, message = event.connection, event.message
         if isinstance(message, wire.Register):
+            is_new = message.number not in study.runs
             run = admit_run(study, message.number, message.trial_id, now)
             run.connection, run.waiting_since, run.state = connection, now, "pending"
+            if is_new:
+                out.append(story.admitted(self.book, run, now))
             out.append(self.book.record(run, now))
         elif study.driver is not None and study.driver != connection:
             refused = wire.Refused(reason=self._already_driven(study))
             out.append(Send(connection=connection, message=refused))
             return
         else:
+            known = set(study.runs)
             changed = take_charge(study, connection, message, now)
+            new = [run for run in changed if run.number not in known]
+            out.extend(story.admitted(self.book, run, now) for run in new)
             for number, params in self.book.described.pop(study.spec.key, {}).items():
                 if number in study.runs:
                     study.runs[number].params = params
@@ -326,6 +333,7 @@ class State:
             study.idle.remove(connection)
         for run in study.runs.values():
             if run.connection == connection:
+                out.append(story.lost(self.book, run, now))
                 self._ends.process(run, now, out)
         if study.driver == connection:
             study.driver, study.unstarted = None, 0

@@ -70,7 +70,8 @@ def shown(broker: FakeBroker, number: int) -> dict[str, Any]:
 
 
 def events(broker: FakeBroker) -> list[EventRecord]:
-    return [command for command in broker.log if isinstance(command, EventRecord)]
+    told = (command for command in broker.log if isinstance(command, EventRecord))
+    return [event for event in told if event.kind in ("no room", "outgrew its memory", "released")]
 
 
 # -- who leaves
