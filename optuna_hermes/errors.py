@@ -39,6 +39,10 @@ class LedgerError(HermesError, RuntimeError):
     """The ledger refused a write, or cannot be read by this version."""
 
 
+class LedgerAwayError(LedgerError):
+    """The ledger's database cannot be reached, or has no room, at this moment: try again later."""
+
+
 class StaleEpochError(LedgerError):
     """A lease was committed with an epoch that is not above every earlier one of its device."""
 
@@ -61,10 +65,6 @@ class SuspendError(HermesError, RuntimeError):
 
 class CheckpointError(SuspendError):
     """A checkpoint cannot be written, or is missing, damaged or not of its trial."""
-
-
-class NoRoomError(CheckpointError):
-    """The file system has no room for a checkpoint now; what was there before is still there."""
 
 
 class Suspended(BaseException):

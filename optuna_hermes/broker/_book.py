@@ -116,6 +116,8 @@ class Lease:
         looked: it was looked ahead to the end of this slice.
         training: its first batch has begun.
         reported: it has reported since.
+        held: it is not in the ledger yet, whose database is away: nobody has heard of it.
+        before: the epoch of its run's lease before this one.
     """
 
     epoch: int
@@ -132,6 +134,8 @@ class Lease:
     looked: bool = False
     training: bool = False
     reported: bool = False
+    held: bool = False
+    before: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +163,10 @@ class Slot:
 
 @dataclass(kw_only=True)
 class Study:
-    """A study that is being served; what is counted is counted since its driver came."""
+    """A study that is being served; what is counted is counted since its driver came.
+
+    Its ledger's database is away since ``away_since``, for ``away_reason``.
+    """
 
     spec: StudySpec
     policy: Policy
@@ -172,6 +179,8 @@ class Study:
     workers: set[int] = field(default_factory=set)
     draining: bool = False
     problem: str | None = None
+    away_since: float | None = None
+    away_reason: str = ""
     memory: Any = None
     costs: dict[TierName, float] = field(default_factory=dict)
     switches: int = 0
@@ -209,7 +218,7 @@ class Study:
     @property
     def wants_device(self) -> bool:
         """Whether anything of this study could use a device."""
-        if self.draining:
+        if self.draining or self.away_since is not None:
             return False
         return self.may_open.any or any(self.can_run(run) for run in self.runs.values())
 

@@ -36,10 +36,11 @@ class Dispatcher:
             wanted = None if slot.lease else slot.next
             if wanted and (not _usable(slot) or self._is_hopeless(wanted)):
                 self._book.unreserve(slot)
-        studies = [s for s in self._book.studies.values() if s.wants_device or self._holds(s)]
+        here = [s for s in self._book.studies.values() if s.away_since is None]
+        studies = [s for s in here if s.wants_device or self._holds(s)]
         for shared in (True, False) if len(studies) > 1 else (False,):
             for study in sorted(studies, key=lambda s: (self._held(s, now), s.spent_seconds)):
-                open_ = [slot for slot in self._book.slots.values() if _undecided(slot, now)]
+                open_ = [slot for slot in self._book.slots.values() if self._undecided(slot, now)]
                 if shared:
                     share = max(1, len(self._book.slots) // len(studies))
                     quota = max(0, share - self._held(study, now))
@@ -54,7 +55,8 @@ class Dispatcher:
             if slot.next and not slot.lease and _usable(slot):
                 self._grant_next(slot, now, out)
         for study in self._book.studies.values():
-            self._free_processes(study, now, out)
+            if study.away_since is None:
+                self._free_processes(study, now, out)
 
     def ask_to_yield(self, slot: Slot, now: float, out: list[Command]) -> None:
         """Revoke the lease of a slot, once."""
@@ -86,8 +88,19 @@ class Dispatcher:
             1
             for slot in self._book.slots.values()
             if (slot.next and slot.next.study == key)
-            or (slot.lease and slot.lease.study == key and not _undecided(slot, now))
+            or (slot.lease and slot.lease.study == key and not self._undecided(slot, now))
         )
+
+    def _undecided(self, slot: Slot, now: float) -> bool:
+        """Whether a policy may be asked about this device now."""
+        if slot.next or not slot.device.healthy:
+            return False
+        lease = slot.lease
+        if lease is None:
+            return _usable(slot)
+        if lease.number is None or self._book.studies[lease.study].away_since is not None:
+            return False
+        return lease.deadline <= now and not lease.yielding
 
     def _decide(self, study: Study, slots: list[Slot], now: float, out: list[Command]) -> None:
         decision = self._counsel.decide(study, slots, now)
@@ -194,6 +207,7 @@ class Dispatcher:
             deadline=now + self._slice(study, tier, slice_seconds),
             from_tier=tier,
             last_progress=now,
+            before=run.epoch if run else 0,
         )
         if slot.empty_since is not None:
             study.overhead_seconds += now - slot.empty_since
@@ -235,16 +249,6 @@ def _grant_message(lease: Lease, run: Run | None, alone: bool) -> Grant:
 def _usable(slot: Slot) -> bool:
     """Whether an empty device works and no stranger is on it."""
     return slot.device.healthy and slot.device.free
-
-
-def _undecided(slot: Slot, now: float) -> bool:
-    """Whether a policy may be asked about this device now."""
-    if slot.next or not slot.device.healthy:
-        return False
-    if slot.lease is None:
-        return _usable(slot)
-    lease = slot.lease
-    return lease.deadline <= now and not lease.yielding and lease.number is not None
 
 
 def _rank(slot: Slot, study: Study) -> tuple[int, int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
-from optuna_hermes.broker._events import Command, EndLease, WritesFailed
+from optuna_hermes.broker._events import Command, EndLease, Withdraw, WritesFailed
 from optuna_hermes.broker._memory import Memory, size
 
 
@@ -62,22 +62,45 @@ class Ends:
             if not (only_impossible and possible):
                 self._book.unreserve(slot)
 
-    def unwritten(self, event: WritesFailed, now: float) -> None:
+    def unwritten(self, event: WritesFailed, now: float, out: list[Command]) -> None:
         """Leases that the ledger refused never were."""
+        failed = {event.study} if event.study else set()
+        for slot in self._book.slots.values():
+            if slot.lease is not None and slot.lease.epoch in event.epochs:
+                failed.add(slot.lease.study)
+                self.undo(slot, slot.lease, now, out)
+        for key in failed & self._book.studies.keys():
+            self._book.studies[key].problem = event.reason
+
+    def withdrawn(self, study: Study, now: float, out: list[Command]) -> None:
+        """Leases of a study that nobody has heard of are not granted any more."""
         for slot in self._book.slots.values():
             lease = slot.lease
-            if lease is None or lease.epoch not in event.epochs:
-                continue
-            study, run = self._book.studies[lease.study], self._book.run_of(lease)
-            study.problem = event.reason
-            slot.lease = None
-            if run is not None:
-                run.state = "parked" if run.curve.units or run.suspensions else "pending"
-                run.tier, run.waiting_since = lease.from_tier, now
-            if run is None or lease.from_tier == "disk":
-                study.idle.append(lease.connection)
-            if run is not None and lease.from_tier == "disk":
-                run.forget_process()
+            if lease is not None and lease.held and lease.study == study.spec.key:
+                out.append(Withdraw(epoch=lease.epoch))
+                self.undo(slot, lease, now, out)
+
+    def undo(self, slot: Slot, lease: Lease, now: float, out: list[Command]) -> None:
+        """A lease never was: its run, or whoever waited for one, is where it came from."""
+        study, run = self._book.studies[lease.study], self._book.run_of(lease)
+        client = self._book.clients.get(lease.connection)
+        slot.lease = None
+        ended = now + self._book.wall_offset
+        out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
+        if run is None and study.unstarted is not None:
+            study.unstarted += 1
+        waited = run is None or lease.from_tier in (None, "disk")
+        if waited and client is not None and client.role == "worker":
+            study.idle.append(lease.connection)
+        if run is None:
+            return
+        run.state, run.tier = "pending" if lease.from_tier is None else "parked", lease.from_tier
+        run.waiting_since, run.epoch, run.slices = now, lease.before, run.slices - 1
+        if lease.from_tier == "disk" or lease.connection in study.idle:
+            run.forget_process()
+        elif lease.from_tier is None:
+            run.device = None
+        out.append(self._book.record(run, now))
 
     def room(self, slot: Slot, run: Run, what: str, now: float, out: list[Command]) -> None:
         """The memory of a device did not suffice for its run.

@@ -1,8 +1,9 @@
 """What happens to a broker, and what it does about it: the two alphabets of ``_state``, pure.
 
 Commands that concern the ledger are its own records: a ``LeaseRecord`` means "commit this lease".
-Whoever carries commands out writes all records of one answer before it sends any message of it:
-so no grant leaves before its epoch is in the ledger.
+Whoever carries commands out has all records of an answer written, in order, and holds back each
+grant of it, and each ``Kept``, until their record is in the ledger. No other message waits for a
+database.
 """
 
 from __future__ import annotations
@@ -68,10 +69,41 @@ class DevicesPolled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WritesFailed:
-    """The ledger did not take an answer's records: these leases were never granted."""
+    """The ledger refuses what waiting does not mend: the study cannot go on.
+
+    Args:
+        epochs: leases that were never granted.
+        reason: for people.
+        study: whose records they are, if there is no lease among them.
+        paths: checkpoints that the ledger does not know.
+    """
 
     epochs: tuple[int, ...]
     reason: str
+    study: str | None = None
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerAway:
+    """The database of these studies cannot be reached: what is to be written waits.
+
+    Args:
+        studies: their keys.
+        reason: for people.
+        held: epochs of leases that are not in the ledger yet, so that nobody has heard of them.
+    """
+
+    studies: tuple[str, ...]
+    reason: str
+    held: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerBack:
+    """The database of these studies answers again; leases that were held have been granted."""
+
+    studies: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +111,17 @@ class Tick:
     """Time has passed."""
 
 
-Event = Connected | Disconnected | Received | StudyRead | DevicesPolled | WritesFailed | Tick
+Event = (
+    Connected
+    | Disconnected
+    | Received
+    | StudyRead
+    | DevicesPolled
+    | WritesFailed
+    | LedgerAway
+    | LedgerBack
+    | Tick
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +139,13 @@ class Kill:
     connection: int
     pid: int
     reason: str = "it did not answer in time"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Withdraw:
+    """Never send the grant of this lease, which waits for its record."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,4 +193,4 @@ Write = (
     | DropCheckpoint
     | SaveMemory
 )
-Command = Write | Send | Kill
+Command = Write | Send | Kill | Withdraw

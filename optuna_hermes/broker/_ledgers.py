@@ -2,108 +2,151 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from optuna_hermes.broker._events import DropCheckpoint, EndLease, NameLease, SaveMemory, Write
-from optuna_hermes.errors import LedgerError
-from optuna_hermes.ledger import Ledger, open_ledger
-from optuna_hermes.ledger._base import (
-    CheckpointRecord,
-    EventRecord,
-    LeaseRecord,
-    ReportRecord,
-    RunRecord,
+from optuna_hermes.broker._events import LedgerAway, LedgerBack, SaveMemory, Write, WritesFailed
+from optuna_hermes.broker._writer import (
+    LONGEST_PAUSE_SECONDS,
+    News,
+    Unreachable,
+    Writer,
+    Written,
 )
+from optuna_hermes.ledger import Ledger, open_ledger
+from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord, ReportRecord
+
+SLOW_SECONDS = 1.0
+"""A ledger in which nothing gets done for so long counts as away: devices would wait for it."""
 
 _CAN_WAIT = (ReportRecord, EventRecord, SaveMemory)
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Committed:
+    """These leases and checkpoints are in the ledger."""
+
+    epochs: tuple[int, ...]
+    paths: tuple[str, ...]
+
+
+Heard = Committed | WritesFailed | LedgerAway | LedgerBack
+
 
 class Ledgers:
-    """Open ledgers by study.
+    """Writers of ledgers by study. Nothing here waits for a database but ``close``.
 
     Reports, events and policy memory may wait for the next write that may not (a lease, a run, a
     checkpoint) or for ``flush``: one transaction costs the same for one row and for ten.
+
+    Args:
+        hear: told what becomes of what is written, in the thread that ``post`` calls in.
+        post: calls a function soon, in the thread that uses this object.
+        opener: opens a ledger.
     """
 
-    def __init__(self) -> None:
-        self._by_url: dict[str, Ledger] = {}
-        self._by_study: dict[str, Ledger] = {}
+    def __init__(
+        self,
+        hear: Callable[[Heard], None],
+        post: Callable[[Callable[[], None]], None],
+        opener: Callable[[str], Ledger] = open_ledger,
+    ) -> None:
+        self._hear = hear
+        self._post = post
+        self._opener = opener
+        self._by_url: dict[str, Writer] = {}
+        self._url_of: dict[str, str] = {}
+        self._away: set[str] = set()
         self._waiting: dict[str, list[Write]] = {}
+        self._written: Counter[str] = Counter()
+        self._retried_at = 0.0
 
-    def open(self, study: str, url: str) -> Ledger:
-        """The ledger of a study.
-
-        Raises:
-            LedgerError: it cannot be opened.
-        """
+    def read(self, study: str, url: str, ask: Callable[[Ledger], T]) -> Future[T]:
+        """Ask the ledger of a study something, after all that was written to it until now."""
         if url not in self._by_url:
-            self._by_url[url] = open_ledger(url)
-        self._by_study[study] = self._by_url[url]
-        return self._by_url[url]
+            self._by_url[url] = Writer(url, partial(self._tell, url), opener=self._opener)
+        self._url_of[study] = url
+        self._hand_over([study])
+        return self._by_url[url].read(ask)
+
+    def count(self, study: str) -> int:
+        """How often something of a study was written."""
+        return self._written[study]
 
     def write(self, writes: Sequence[Write]) -> None:
-        """Write what may not wait, after what did; keep the rest for later.
-
-        Raises:
-            LedgerError: nothing of a study's batch was written; what can wait waits on.
-        """
+        """Write what may not wait, after what did; keep the rest for later."""
         urgent: list[str] = []
         for item in writes:
             self._waiting.setdefault(item.study, []).append(item)
+            self._written[item.study] += 1
             if not isinstance(item, _CAN_WAIT):
                 urgent.append(item.study)
-        for study in dict.fromkeys(urgent):
-            self._flush(study)
+        self._hand_over(dict.fromkeys(urgent))
 
     def flush(self) -> None:
-        """Write all that waits.
+        """Write all that waits, where the database is there; look whether it is."""
+        now = time.monotonic()
+        for url, writer in self._by_url.items():
+            stuck = writer.stuck_since
+            if stuck is not None and now - stuck > SLOW_SECONDS:
+                reason = f"It has not answered for {SLOW_SECONDS:.0f} s."
+                self._heard(url, Unreachable(reason=reason))
+            if now - self._retried_at > LONGEST_PAUSE_SECONDS:
+                writer.retry()
+        if now - self._retried_at > LONGEST_PAUSE_SECONDS:
+            self._retried_at = now
+        self._hand_over([s for s, url in self._url_of.items() if url not in self._away])
 
-        Raises:
-            LedgerError: it waits on.
+    @property
+    def pending(self) -> int:
+        """Records that are not in their ledger yet."""
+        waiting = sum(len(items) for items in self._waiting.values())
+        return waiting + sum(writer.pending for writer in self._by_url.values())
+
+    def close(self, seconds: float) -> int:
+        """Write what waits, for so many seconds at most, and close every ledger.
+
+        Returns:
+            Records that are lost.
         """
-        for study in [study for study, items in self._waiting.items() if items]:
-            self._flush(study)
+        self._hand_over(list(self._waiting))
+        end = time.monotonic() + seconds
+        return sum(w.close(max(0.0, end - time.monotonic())) for w in self._by_url.values())
 
-    def close(self) -> None:
-        """Write what waits and close every ledger.
+    def _hand_over(self, studies: Iterable[str]) -> None:
+        for study in studies:
+            items = self._waiting.pop(study, [])
+            if items:
+                self._by_url[self._url_of[study]].write(study, items)
 
-        Raises:
-            LedgerError: something could not be written.
-        """
-        try:
-            self.flush()
-        finally:
-            for ledger in self._by_url.values():
-                ledger.close()
+    # -- what the writers say ------------------------------------------------------------------
 
-    def _flush(self, study: str) -> None:
-        items = self._waiting.pop(study, [])
-        ledger = self._by_study[study]
-        try:
-            with ledger.batch():
-                for item in items:
-                    _write(ledger, item)
-        except LedgerError:
-            self._waiting[study] = [item for item in items if isinstance(item, _CAN_WAIT)]
-            raise
+    def _tell(self, url: str, news: News) -> None:
+        self._post(partial(self._heard, url, news))
 
+    def _heard(self, url: str, news: News) -> None:
+        if isinstance(news, Unreachable):
+            if url not in self._away:
+                self._away.add(url)
+                self._hear(LedgerAway(studies=self._studies(url), reason=news.reason))
+            return
+        epochs = tuple(item.epoch for item in news.items if isinstance(item, LeaseRecord))
+        paths = tuple(item.path for item in news.items if isinstance(item, CheckpointRecord))
+        if isinstance(news, Written):
+            self._hear(Committed(epochs=epochs, paths=paths))
+        else:
+            failed = WritesFailed(epochs=epochs, paths=paths, study=news.study, reason=news.reason)
+            self._hear(failed)
+        if url in self._away:
+            self._away.remove(url)
+            self._hear(LedgerBack(studies=self._studies(url)))
 
-def _write(ledger: Ledger, item: Write) -> None:
-    if isinstance(item, LeaseRecord):
-        ledger.commit_lease(item)
-    elif isinstance(item, EndLease):
-        ledger.end_lease(item.epoch, item.ended)
-    elif isinstance(item, NameLease):
-        ledger.name_lease(item.epoch, item.number)
-    elif isinstance(item, RunRecord):
-        ledger.save_run(item)
-    elif isinstance(item, ReportRecord):
-        ledger.add_report(item)
-    elif isinstance(item, CheckpointRecord):
-        ledger.save_checkpoint(item)
-    elif isinstance(item, DropCheckpoint):
-        ledger.drop_checkpoint(item.study, item.path)
-    elif isinstance(item, SaveMemory):
-        ledger.save_memory(item.study, item.memory)
-    else:
-        ledger.add_event(item)
+    def _studies(self, url: str) -> tuple[str, ...]:
+        return tuple(study for study, its in self._url_of.items() if its == url)

@@ -26,6 +26,8 @@ class Prefetch:
         if lease is None or lease.looked or lease.yielding or lease.number is None:
             return None
         study = self._book.studies[lease.study]
+        if study.away_since is not None:
+            return None
         if not any(run.tier in ("host", "disk") for run in study.runs.values()):
             return None
         cost = max(study.cost("host"), study.cost("disk"))

@@ -10,7 +10,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -25,25 +28,32 @@ from optuna_hermes.broker._events import (
     Disconnected,
     Event,
     Kill,
+    LedgerAway,
     Received,
     Send,
     StudyRead,
     Tick,
+    Withdraw,
+    Write,
     WritesFailed,
 )
 from optuna_hermes.broker._imports import look_in
-from optuna_hermes.broker._ledgers import Ledgers
+from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers
 from optuna_hermes.broker._memory import SETTLE_SECONDS
+from optuna_hermes.broker._outbox import Outbox
 from optuna_hermes.broker._readings import Readings
 from optuna_hermes.broker._state import State
-from optuna_hermes.errors import HermesError, LedgerError
-from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.errors import HermesError
+from optuna_hermes.ledger import Ledger
+from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
 
 POLL_SECONDS = 2.0
 HOST_SHARE = 0.4
 """Of the host memory that is available at the start, for what runs move off their devices."""
 FLUSH_SECONDS = 0.25
+END_SECONDS = 5.0
+"""How long the last records may take when the broker ends."""
 _HELLO_SECONDS = 10.0
 _CHANGES_MEMORY = wire.Parked | wire.Ended | wire.Released
 """What these lead to depends on the memory that is free at that moment."""
@@ -76,7 +86,9 @@ class Server:
         self._readings = Readings(source)
         self._host = host
         self._idle_seconds = idle_seconds
-        self._ledgers = Ledgers()
+        self._ledgers: Ledgers
+        self._outbox = Outbox(self._send)
+        self._clients: set[asyncio.Task[None]] = set()
         self._state = State(
             host=host,
             devices=self._readings.last,
@@ -94,6 +106,7 @@ class Server:
     async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
         """Listen, say that this process is ``ready``, and return when it is time to end."""
         loop = asyncio.get_running_loop()
+        self._ledgers = Ledgers(self._heard, partial(_soon, loop))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         sock = _listen(election.socket_path(self._directory))
@@ -106,13 +119,14 @@ class Server:
             await self._stop.wait()
             for chore in chores:
                 chore.cancel()
+            for client in self._clients:
+                client.cancel()
+            if self._clients:  # what their end means is to be written too
+                await asyncio.wait(self._clients)
             self._readings.close()
-            for writer in list(self._writers.values()):
-                writer.close()
-        try:
-            self._ledgers.close()
-        except LedgerError as error:
-            log.error("the last reports did not reach the ledger: %s", error)
+        lost = self._ledgers.close(END_SECONDS)
+        if lost:
+            log.error("the database is away: %d records did not reach the ledger", lost)
         log.info("ended")
 
     # -- connections ---------------------------------------------------------------------------
@@ -126,6 +140,10 @@ class Server:
         self._last_connection += 1
         connection = self._last_connection
         self._writers[connection] = writer
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
         try:
             with _end_of(pid, writer):
                 await self._converse(connection, pid, reader)
@@ -135,6 +153,7 @@ class Server:
             log.warning("connection %d of process %d closed: %s", connection, pid, error)
         finally:
             self._writers.pop(connection, None)
+            self._outbox.forget(connection)
             writer.close()
             if connection in self._state.book.clients:
                 self._hung_up[pid] = time.monotonic()
@@ -156,7 +175,7 @@ class Server:
             if isinstance(message, wire.Quit):
                 self._quit(connection)
             elif isinstance(message, wire.OpenStudy | wire.Register):
-                self._read_study(connection, message)
+                await self._read_study(connection, message)
             else:
                 if isinstance(message, _CHANGES_MEMORY):
                     await self._look()
@@ -179,26 +198,27 @@ class Server:
         else:
             self._stop.set()
 
-    def _read_study(self, connection: int, message: wire.OpenStudy | wire.Register) -> None:
-        key = message.study.key
+    async def _read_study(self, connection: int, message: wire.OpenStudy | wire.Register) -> None:
+        """Admit a study; what else its client says waits until it is read."""
+        spec = message.study
         try:
-            look_in(message.study.folders)
-            make_policy(message.study.policy)
-            self._ledgers.flush()
-            ledger = self._ledgers.open(key, message.study.ledger_url)
-            known = StudyRead(
-                connection=connection,
-                message=message,
-                last_epoch=ledger.last_epoch(),
-                runs=tuple(ledger.load_runs(key)),
-                curves=ledger.load_curves(key),
-                checkpoints=tuple(ledger.load_checkpoints(key)),
-                memory=ledger.load_memory(key),
-            )
+            look_in(spec.folders)
+            make_policy(spec.policy)
+            known = await self._known(spec)
         except HermesError as error:
             self._send(connection, wire.Refused(reason=str(error)))
             return
-        self._apply(known)
+        self._apply(StudyRead(connection=connection, message=message, **known))
+
+    async def _known(self, spec: wire.StudySpec) -> dict[str, Any]:
+        """What the ledger knows of a study, with all that was written while it was read."""
+        while True:
+            count = self._ledgers.count(spec.key)
+            read = self._ledgers.read(spec.key, spec.ledger_url, partial(_all_of, spec.key))
+            known = await asyncio.wrap_future(read)
+            served = self._state.book.studies.get(spec.key)
+            if count == self._ledgers.count(spec.key) or (served and served.attended):
+                return known
 
     # -- carrying out --------------------------------------------------------------------------
 
@@ -210,20 +230,33 @@ class Server:
         self._wind_up(now)
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
-        try:
-            self._ledgers.write([c for c in commands if not isinstance(c, Send | Kill)])
-        except LedgerError as error:
-            log.error("the ledger refused: %s", error)
-            epochs = tuple(c.epoch for c in commands if isinstance(c, LeaseRecord))
-            self._apply(WritesFailed(epochs=epochs, reason=str(error)))
-            return
+        writes = [c for c in commands if not isinstance(c, Send | Kill | Withdraw)]
+        self._ledgers.write(writes)
+        unwritten = {_proof(record) for record in writes}
         for command in commands:
             if isinstance(command, Send):
-                self._send(command.connection, command.message)
+                self._outbox.put(command.connection, command.message, unwritten)
+            elif isinstance(command, Withdraw):
+                self._outbox.drop({command.epoch})
             elif isinstance(command, Kill):
                 log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(command.pid, signal.SIGKILL)
+
+    def _heard(self, news: Heard) -> None:
+        """A ledger has done, or not done, what it was given."""
+        if isinstance(news, Committed):
+            self._outbox.release({*news.epochs, *news.paths})
+        elif isinstance(news, WritesFailed):
+            log.error("the ledger refused: %s", news.reason)
+            self._outbox.drop({*news.epochs, *news.paths})
+            self._apply(news)
+        elif isinstance(news, LedgerAway):
+            log.warning("a database is away, what is to be written waits: %s", news.reason)
+            self._apply(replace(news, held=self._outbox.held))
+        else:
+            log.info("the database is back")
+            self._apply(news)
 
     def _send(self, connection: int, message: wire.FromBroker) -> None:
         writer = self._writers.get(connection)
@@ -257,6 +290,8 @@ class Server:
         while True:
             await asyncio.sleep(POLL_SECONDS if self._idle_seconds is None else self._interval())
             self._apply(DevicesPolled(devices=await self._readings.read(self._own_pids())))
+            if self._ledgers.pending:
+                self._last_busy = time.monotonic()
             quiet = time.monotonic() - self._last_busy
             if self._state.idle and self._idle_seconds is not None and quiet > self._patience():
                 self._stop.set()
@@ -286,10 +321,31 @@ class Server:
     async def _flush(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            try:
-                self._ledgers.flush()
-            except LedgerError as error:
-                log.error("reports wait for the ledger: %s", error)
+            self._ledgers.flush()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Call it in the loop, from any thread; not after its end."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
+
+
+def _all_of(study: str, ledger: Ledger) -> dict[str, Any]:
+    """What a ledger knows of a study, as fields of ``StudyRead``."""
+    return {
+        "last_epoch": ledger.last_epoch(),
+        "runs": tuple(ledger.load_runs(study)),
+        "curves": ledger.load_curves(study),
+        "checkpoints": tuple(ledger.load_checkpoints(study)),
+        "memory": ledger.load_memory(study),
+    }
+
+
+def _proof(record: Write) -> int | str | None:
+    """By what a message that waits for this record names it."""
+    if isinstance(record, LeaseRecord):
+        return record.epoch
+    return record.path if isinstance(record, CheckpointRecord) else None
 
 
 async def _read(reader: asyncio.StreamReader) -> wire.FromClient:

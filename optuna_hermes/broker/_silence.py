@@ -53,7 +53,7 @@ class Silence:
     def wakeups(self) -> Iterator[float]:
         """When somebody's grace period ends."""
         for slot in self._book.slots.values():
-            if slot.lease and slot.lease.yielding:
+            if slot.lease and slot.lease.yielding and not slot.lease.held:
                 yield slot.lease.last_progress + self._grace(slot.lease, slot.lease.yielding)
         for run in self._asked():
             yield run.asked_at + self._grace_seconds
@@ -68,7 +68,7 @@ class Silence:
         """
         for slot in self._book.slots.values():
             lease = slot.lease
-            if lease is None or not lease.yielding:
+            if lease is None or not lease.yielding or lease.held:
                 continue
             if now >= lease.last_progress + self._grace(lease, lease.yielding):
                 lease.last_progress = now

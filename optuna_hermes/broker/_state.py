@@ -13,6 +13,7 @@ from optuna_hermes.broker import _progress as progress
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import admit_run, admit_study, take_charge
+from optuna_hermes.broker._away import Away
 from optuna_hermes.broker._book import Book, Client, Lease, Run, Slot, Study
 from optuna_hermes.broker._counsel import Counsel
 from optuna_hermes.broker._dispatch import Dispatcher
@@ -23,6 +24,8 @@ from optuna_hermes.broker._events import (
     DevicesPolled,
     Disconnected,
     Event,
+    LedgerAway,
+    LedgerBack,
     Received,
     Send,
     StudyRead,
@@ -63,6 +66,7 @@ class State:
         self._dispatcher = Dispatcher(self.book, counsel, self._memory)
         self._prefetch = Prefetch(self.book, counsel, self._memory)
         self._ends = Ends(self.book, self._memory)
+        self._away = Away(self.book, self._ends)
         self._silence = Silence(self.book, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
@@ -83,8 +87,14 @@ class State:
             self._polled(event.devices)
             self._dispatcher.schedule(now, out)
         elif isinstance(event, WritesFailed):
-            self._ends.unwritten(event, now)
+            self._ends.unwritten(event, now, out)
+        elif isinstance(event, LedgerAway):
+            self._away.begin(event, now)
+        elif isinstance(event, LedgerBack):
+            self._away.end(event, now)
+            self._dispatcher.schedule(now, out)
         elif isinstance(event, Tick):
+            self._away.look(now)
             self._silence.end(now, out)
             self._prefetch.look(now, out)
             self._dispatcher.schedule(now, out)
@@ -100,12 +110,12 @@ class State:
         return self._wakeup
 
     def _next_wakeup(self, now: float) -> float | None:
-        times = list(self._silence.wakeups())
+        times = [*self._silence.wakeups(), *self._away.wakeups()]
         for slot in self.book.slots.values():
             lease = slot.lease
             if lease is None and slot.next and slot.settles_at > now:
                 times.append(slot.settles_at)
-            elif lease and not lease.yielding and lease.deadline > now:
+            elif lease and not lease.yielding and lease.deadline > now and not lease.held:
                 due = self._prefetch.due(slot)
                 times.append(lease.deadline if due is None else due)
         return min(times, default=None)
@@ -272,6 +282,7 @@ class State:
             return
         study.draining = True
         self._ends.wants(study)
+        self._ends.withdrawn(study, now, out)
         for slot in self.book.slots.values():
             if slot.lease and slot.lease.study == key:
                 slot.lease.deadline = now

@@ -66,6 +66,7 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "driver_pid": _pid(book, study.driver),
         "draining": study.draining,
         "problem": study.problem,
+        "away_seconds": None if study.away_since is None else now - study.away_since,
         "finished": finished(study, book),
         "unstarted": study.unstarted,
         "workers": {"alive": len(study.workers), "idle": len(study.idle)},

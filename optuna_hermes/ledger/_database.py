@@ -11,7 +11,8 @@ from typing import Any, final
 from sqlalchemy import URL, Connection, Engine, Select
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 
-from optuna_hermes.errors import LedgerError
+from optuna_hermes.errors import LedgerAwayError, LedgerError
+from optuna_hermes.ledger._away import is_away
 from optuna_hermes.ledger._engine import connectable, for_writing, parse
 
 
@@ -45,6 +46,7 @@ class Database:
 
         Raises:
             LedgerError: the database refuses; also from what is done in the block.
+            LedgerAwayError: it cannot be reached, is locked or is full.
         """
         return self._transaction(self._engine)
 
@@ -92,7 +94,8 @@ class Database:
         except IntegrityError as error:
             raise ConflictError(self._failed(error)) from error
         except SQLAlchemyError as error:
-            raise LedgerError(self._failed(error)) from error
+            kind = LedgerAwayError if is_away(error) else LedgerError
+            raise kind(self._failed(error)) from error
 
     def _failed(self, error: Exception) -> str:
         reason = _first_line(getattr(error, "orig", None) or error)

@@ -82,7 +82,7 @@ class Rank:
         seats: what it was started with.
     """
 
-    busy = behind = False
+    busy = False
 
     def __init__(self, rank: int, seats: Seats) -> None:
         self.rank = rank

@@ -87,6 +87,9 @@ def _served(entry: dict[str, Any]) -> Table:
         table.add_row("best until now", f"{words.number(best['value'])} (trial {best['trial']})")
     table.add_row("device time", words.duration(entry["device_seconds"]))
     table.add_row("driver", str(entry["driver_pid"] or "none: nobody opens new trials"))
+    if entry["away_seconds"] is not None:
+        away = words.duration(entry["away_seconds"])
+        table.add_row("database", f"does not answer since {away}: training goes on")
     if entry["problem"]:
         table.add_row("problem", entry["problem"])
     return table

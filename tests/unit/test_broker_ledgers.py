@@ -1,17 +1,26 @@
-"""What a broker writes together, and what it keeps when the ledger refuses."""
+"""What a broker writes together, and what it tells of databases that come and go."""
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 
-from optuna_hermes.broker._ledgers import Ledgers
-from optuna_hermes.errors import StaleEpochError
-from optuna_hermes.ledger import LeaseRecord, ReportRecord
+from optuna_hermes.broker import _ledgers
+from optuna_hermes.broker._events import LedgerAway, LedgerBack, Write, WritesFailed
+from optuna_hermes.broker._ledgers import Committed, Ledgers
+from optuna_hermes.errors import LedgerAwayError
+from optuna_hermes.ledger import LeaseRecord, Ledger, MemoryLedger, ReportRecord
+
+DEADLINE = 20.0
 
 
-def report(unit: int) -> ReportRecord:
+def report(unit: int, study: str = "s") -> ReportRecord:
     return ReportRecord(
-        study="s", number=0, unit=unit, step=unit, value=0.5, device_seconds=1.0, at=0.0
+        study=study, number=0, unit=unit, step=unit, value=0.5, device_seconds=1.0, at=0.0
     )
 
 
@@ -21,28 +30,101 @@ def lease(epoch: int) -> LeaseRecord:
     )
 
 
-def test_reports_wait_for_what_may_not() -> None:
-    """A report alone is not written; a lease takes it along, in their order."""
-    ledgers = Ledgers()
-    ledger = ledgers.open("s", "memory:")
-    ledgers.write([report(1)])
-    assert ledger.load_curves("s") == {}
-    ledgers.write([report(2), lease(1)])
-    assert ledger.load_curves("s")[0].units == 2
-    assert ledger.last_epoch() == 1
-    ledgers.write([report(3)])
-    ledgers.flush()
-    assert ledger.load_curves("s")[0].units == 3
+class Desk:
+    """Ledgers with a loop that runs when the test lets it."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.heard: list[Any] = []
+        self.made: dict[str, MemoryLedger] = {}
+        self.here = threading.Event()
+        self.here.set()
+        self.ledgers = Ledgers(self.heard.append, self.calls.put, self._open)
+
+    def _open(self, url: str) -> Ledger:
+        if url == "away":
+            raise LedgerAwayError("no route to host")
+        if url == "hangs":
+            self.here.wait(DEADLINE)
+        return self.made.setdefault(url, MemoryLedger())
+
+    def serve(self, study: str = "s", url: str = "one") -> None:
+        self.ledgers.read(study, url, lambda ledger: None)
+
+    def units(self, study: str = "s", url: str = "one") -> int:
+        ask = self.ledgers._by_url[url].read(lambda ledger: ledger.load_curves(study))
+        curves = ask.result(DEADLINE)
+        return curves[0].units if curves else 0
+
+    def hear(self, kind: type[Any]) -> Any:
+        while not any(isinstance(news, kind) for news in self.heard):
+            self.calls.get(timeout=DEADLINE)()
+        return next(news for news in self.heard if isinstance(news, kind))
 
 
-def test_reports_outlive_a_lease_that_was_refused() -> None:
-    """When a batch fails its lease is gone, and its reports go with the next batch."""
-    ledgers = Ledgers()
-    ledger = ledgers.open("s", "memory:")
-    ledgers.write([lease(5)])
-    with pytest.raises(StaleEpochError):
-        ledgers.write([report(1), lease(5)])
-    assert ledger.load_curves("s") == {}
-    ledgers.write([lease(6)])
-    assert ledger.load_curves("s")[0].units == 1
-    assert [held.epoch for held in ledger.load_leases()] == [5, 6]
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    made.here.set()
+    made.ledgers.close(DEADLINE)
+
+
+def test_reports_wait_for_what_may_not(desk: Desk) -> None:
+    """A report alone is not written; a lease takes it along, and ``flush`` writes the rest."""
+    desk.serve()
+    desk.ledgers.write([report(1)])
+    assert desk.units() == 0
+    desk.ledgers.write([report(2), lease(1)])
+    assert desk.units() == 2
+    desk.ledgers.write([report(3)])
+    assert desk.ledgers.pending == 1
+    desk.ledgers.flush()
+    assert desk.units() == 3
+
+
+def test_reading_comes_after_what_waits(desk: Desk) -> None:
+    """Who reads a study sees its last report."""
+    desk.serve()
+    desk.ledgers.write([report(1)])
+    read = desk.ledgers.read("s", "one", lambda ledger: ledger.load_curves("s"))
+    assert read.result(DEADLINE)[0].units == 1
+    assert desk.ledgers.count("s") == 1
+
+
+def test_what_is_committed_and_what_is_refused_is_heard(desk: Desk) -> None:
+    """A lease is named when it is in the ledger, and when it will never be."""
+    desk.serve()
+    desk.ledgers.write([lease(3)])
+    while not any(isinstance(n, Committed) and n.epochs for n in desk.heard):
+        desk.calls.get(timeout=DEADLINE)()
+    desk.ledgers.write([lease(2)])
+    failed = desk.hear(WritesFailed)
+    assert (failed.study, failed.epochs) == ("s", (2,))
+
+
+def test_a_database_that_is_away_is_heard_of_once(desk: Desk) -> None:
+    """All studies in it are named, those elsewhere are not, and what can wait waits."""
+    desk.serve("other", "one")
+    desk.serve("s", "away")
+    desk.ledgers.read("t", "away", lambda ledger: None)
+    writes: list[Write] = [report(1), lease(1)]
+    desk.ledgers.write(writes)
+    assert desk.hear(LedgerAway).studies == ("s", "t")
+    desk.calls.get(timeout=DEADLINE)()
+    assert sum(isinstance(news, LedgerAway) for news in desk.heard) == 1
+    desk.ledgers.write([report(2)])
+    desk.ledgers.flush()
+    assert len(desk.ledgers._waiting["s"]) == 1
+    assert desk.ledgers.close(0.05) == 3
+
+
+def test_a_database_that_hangs_counts_as_away(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises nothing: that nothing gets done is noticed, and that it is done at last too."""
+    monkeypatch.setattr(_ledgers, "SLOW_SECONDS", 0.0)
+    desk.here.clear()
+    desk.serve("s", "hangs")
+    desk.ledgers.flush()
+    assert desk.hear(LedgerAway).studies == ("s",)
+    desk.here.set()
+    assert desk.hear(LedgerBack).studies == ("s",)

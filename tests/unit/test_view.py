@@ -25,6 +25,7 @@ STUDY: dict[str, Any] = {
     "driver_pid": 4711,
     "draining": False,
     "problem": None,
+    "away_seconds": None,
     "finished": False,
     "unstarted": 3,
     "counts": {"pending": 0, "running": 2, "parked": 3, "stored": 1, "done": 4, "failed": 0},

@@ -1,0 +1,63 @@
+"""What happens while the database of a study's ledger is away. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from optuna_hermes.broker._book import Book, Study
+from optuna_hermes.broker._ends import Ends
+from optuna_hermes.broker._events import LedgerAway, LedgerBack
+
+AWAY_SECONDS = 300.0
+"""How long training goes on without a database, before everything is suspended to disk."""
+
+
+class Away:
+    """Keeps the studies of a ``Book`` where they are until their database is back."""
+
+    def __init__(self, book: Book, ends: Ends) -> None:
+        self._book = book
+        self._ends = ends
+
+    def begin(self, event: LedgerAway, now: float) -> None:
+        """Nobody yields for what could not be granted; what is reserved is free for others."""
+        for study in self._studies(event.studies):
+            if study.away_since is None:
+                study.away_since, study.away_reason = now, event.reason
+            self._ends.wants(study)
+        for slot in self._book.slots.values():
+            if slot.lease is not None and slot.lease.epoch in event.held:
+                slot.lease.held = True
+
+    def end(self, event: LedgerBack, now: float) -> None:
+        """Leases that were held begin now."""
+        for study in self._studies(event.studies):
+            study.away_since = None
+        for slot in self._book.slots.values():
+            lease = slot.lease
+            if lease is not None and lease.held and lease.study in event.studies:
+                lease.held = False
+                lease.deadline += now - lease.slice_started
+                lease.started = lease.slice_started = lease.last_progress = now
+
+    def wakeups(self) -> Iterator[float]:
+        """When somebody's patience ends."""
+        for study in self._book.studies.values():
+            if study.away_since is not None and not study.draining:
+                yield study.away_since + AWAY_SECONDS
+
+    def look(self, now: float) -> None:
+        """Give up studies whose database has been away for too long."""
+        for study in self._book.studies.values():
+            since = study.away_since
+            if since is not None and not study.problem and now >= since + AWAY_SECONDS:
+                study.problem = (
+                    f"The database did not answer for {AWAY_SECONDS:.0f} s, so every trial was "
+                    f"suspended to disk: bring it back, then run the same command again. "
+                    f"{study.away_reason}"
+                )
+
+    def _studies(self, keys: tuple[str, ...]) -> Iterator[Study]:
+        for key in keys:
+            if key in self._book.studies:
+                yield self._book.studies[key]

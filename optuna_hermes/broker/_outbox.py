@@ -1,0 +1,100 @@
+"""Messages to the clients: in order for each, and none before what it says is in the ledger."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from optuna_hermes.broker._protocol import FromBroker, Grant, Kept
+
+Proof = int | str
+"""The epoch of a lease, or the path of a checkpoint, whose record is still to be written."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Waiting:
+    message: FromBroker
+    proof: Proof | None
+
+
+class Outbox:
+    """Holds back grants, and what says that a checkpoint is kept, until their record is written.
+
+    Args:
+        send: gives a client a message.
+    """
+
+    def __init__(self, send: Callable[[int, FromBroker], None]) -> None:
+        self._send = send
+        self._waiting: dict[int, deque[_Waiting]] = {}
+
+    def put(
+        self, connection: int, message: FromBroker, unwritten: Collection[Proof | None] = ()
+    ) -> None:
+        """Send a message, now or as soon as it may go.
+
+        Args:
+            connection: to whom.
+            message: what.
+            unwritten: what is not in the ledger yet of the answer that it belongs to.
+        """
+        proof = _proof(message)
+        if proof not in unwritten:
+            proof = None
+        if proof is None and connection not in self._waiting:
+            self._send(connection, message)
+        else:
+            waiting = _Waiting(message=message, proof=proof)
+            self._waiting.setdefault(connection, deque()).append(waiting)
+
+    def release(self, written: Collection[Proof]) -> None:
+        """These are in the ledger: let go who waits for them."""
+        if not self._waiting:
+            return
+        left = set(written)
+        for connection, queue in list(self._waiting.items()):
+            for each in queue:
+                if each.proof in left:
+                    left.discard(each.proof)
+                    each.proof = None
+            self._advance(connection)
+
+    def drop(self, proofs: Collection[Proof]) -> None:
+        """These will not be in the ledger, or not count: what waits for them is never sent.
+
+        What was said of a grant that nobody has seen means nothing either.
+        """
+        for connection, queue in list(self._waiting.items()):
+            dropped = {e.proof for e in queue if e.proof in proofs}
+            if dropped:
+                kept = (e for e in queue if e.proof not in dropped and _epoch(e) not in dropped)
+                self._waiting[connection] = deque(kept)
+                self._advance(connection)
+
+    def forget(self, connection: int) -> None:
+        """A client is gone."""
+        self._waiting.pop(connection, None)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The epochs of grants that wait."""
+        waiting = (each for queue in self._waiting.values() for each in queue)
+        return tuple(each.proof for each in waiting if isinstance(each.proof, int))
+
+    def _advance(self, connection: int) -> None:
+        queue = self._waiting[connection]
+        while queue and queue[0].proof is None:
+            self._send(connection, queue.popleft().message)
+        if not queue:
+            del self._waiting[connection]
+
+
+def _proof(message: FromBroker) -> Proof | None:
+    if isinstance(message, Grant):
+        return message.epoch
+    return message.path if isinstance(message, Kept) else None
+
+
+def _epoch(waiting: _Waiting) -> int | None:
+    return getattr(waiting.message, "epoch", None)

@@ -1,0 +1,157 @@
+"""The database of a study is away: who trains goes on, and nobody else begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._away import AWAY_SECONDS
+from optuna_hermes.broker._events import (
+    EndLease,
+    LedgerAway,
+    LedgerBack,
+    Withdraw,
+    WritesFailed,
+)
+from optuna_hermes.testing import FakeBroker
+
+SLICE = 1.0
+
+
+def away(*held: int, studies: tuple[str, ...] = ("s",)) -> LedgerAway:
+    return LedgerAway(studies=studies, reason="No route to host.", held=held)
+
+
+BACK = LedgerBack(studies=("s",))
+
+
+def training(broker: FakeBroker, number: int = 0) -> tuple[int, int]:
+    """A worker whose new trial trains; its connection and epoch."""
+    worker = broker.worker()
+    epoch = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    return worker, epoch
+
+
+def shown(broker: FakeBroker, key: str = "s") -> dict[str, Any]:
+    studies = broker.state.status(broker.now)["studies"]
+    return next(study for study in studies if study["key"] == key)
+
+
+def test_a_slice_that_ends_meanwhile_goes_on() -> None:
+    """Nobody yields for what could not be granted; when the database is back, they do."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin")
+    first, _ = training(broker)
+    waiting = broker.worker()
+    broker.apply(away())
+    broker.advance(10 * SLICE)
+    assert broker.last(first, "Yield") is None
+    assert shown(broker)["away_seconds"] == 10 * SLICE
+    broker.apply(BACK)
+    assert broker.last(first, "Yield") is not None
+    assert broker.last(waiting, "Grant") is None
+    assert shown(broker)["away_seconds"] is None
+
+
+def test_a_device_that_becomes_free_stays_free() -> None:
+    """No lease is made that could not be written; the first one comes with the database."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    first, epoch = training(broker)
+    second = broker.worker()
+    broker.apply(away())
+    broker.say(first, wire.Ended(epoch=epoch, state="done"))
+    broker.advance(SLICE)
+    assert broker.last(second, "Grant") is None
+    broker.apply(BACK)
+    assert broker.last(second, "Grant") is not None
+    broker.check()
+
+
+def test_other_studies_get_devices_all_the_same() -> None:
+    """A study whose own database answers is served."""
+    broker = FakeBroker(devices=2)
+    broker.driver(key="s")
+    broker.driver(key="t")
+    broker.apply(away())
+    served = broker.worker(key="t")
+    assert broker.last(broker.worker(key="s"), "Grant") is None
+    assert broker.last(served, "Grant") is not None
+
+
+def test_a_lease_that_was_held_begins_when_it_is_granted() -> None:
+    """Its run has had no time yet, is not asked to leave, and is not killed for its silence."""
+    broker = FakeBroker(devices=1, grace_seconds=5.0)
+    broker.driver()
+    worker = broker.worker()
+    epoch = broker.last(worker, "Grant").epoch
+    broker.advance(0.5)
+    broker.apply(away(epoch))
+    broker.advance(100.0)
+    assert broker.last(worker, "Yield") is None
+    assert broker.killed() == []
+    broker.apply(BACK)
+    holder = broker.state.status(broker.now)["devices"][0]["holder"]
+    assert (holder["since_seconds"], holder["left_seconds"]) == (0.0, SLICE)
+
+
+def test_a_database_that_stays_away_sends_all_to_disk() -> None:
+    """After long enough everything is suspended, and people read why and what to do."""
+    broker = FakeBroker(devices=2)
+    broker.driver()
+    first, epoch = training(broker)
+    held = broker.worker()
+    grant = broker.last(held, "Grant")
+    unstarted = shown(broker)["unstarted"]
+    broker.apply(away(grant.epoch))
+    broker.advance(AWAY_SECONDS - 1)
+    assert shown(broker)["problem"] is None
+    broker.advance(1)
+    problem = shown(broker)["problem"]
+    assert "did not answer for 300 s" in problem
+    assert "run the same command again. No route to host." in problem
+    assert broker.last(first, "Yield").tier == "disk"
+    # Nobody has heard of the lease that was not written, and nobody will.
+    assert Withdraw(epoch=grant.epoch) in broker.log
+    assert any(isinstance(c, EndLease) and c.epoch == grant.epoch for c in broker.log)
+    assert broker.last(held, "Dismiss") is not None
+    assert shown(broker)["unstarted"] == unstarted + 1
+    assert not shown(broker)["finished"]
+    saved = wire.SavedCheckpoint(path="/c", units=1, size_bytes=1, sha256="0")
+    parked = wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved)
+    broker.say(first, parked)
+    assert shown(broker)["finished"]
+
+
+def test_a_lease_that_never_was_leaves_its_run_as_it_was() -> None:
+    """A parked run knows its last lease only: by that it is asked to go to disk."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2)
+    first, epoch = training(broker)
+    broker.worker()
+    broker.advance(SLICE)
+    parked = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True, moves=True)
+    broker.say(first, parked)
+    second = broker.last(3, "Grant").epoch
+    broker.say(3, wire.Begin(epoch=second, number=1, trial_id=1))
+    broker.say(3, wire.Training(epoch=second, stores=True))
+    broker.say(3, wire.Ended(epoch=second, state="done"))
+    again = broker.last(first, "Grant")
+    assert again.number == 0
+    broker.apply(WritesFailed(epochs=(again.epoch,), reason="stale", study="s"))
+    evict = broker.last(first, "Evict")
+    assert (evict.epoch, evict.tier) == (epoch, "disk")
+    assert shown(broker)["counts"]["parked"] == 1
+    broker.check()
+
+
+def test_what_is_refused_without_a_lease_ends_its_study() -> None:
+    """A checkpoint that the ledger will not have is a reason to stop, and to say so."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    worker, _ = training(broker)
+    broker.apply(WritesFailed(epochs=(), reason="no such table", study="s", paths=("/c",)))
+    assert shown(broker)["problem"] == "no such table"
+    assert broker.last(worker, "Yield").tier == "disk"

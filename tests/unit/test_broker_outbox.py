@@ -1,0 +1,82 @@
+"""Which message may leave when, for each client in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._outbox import Outbox
+
+
+class Sent(list[Any]):
+    """An outbox, and what has left it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outbox = Outbox(lambda connection, message: self.append((connection, message)))
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+def grant(epoch: int) -> wire.Grant:
+    return wire.Grant(epoch=epoch, devices=("cpu:0",))
+
+
+KEPT = wire.Kept(path="/c")
+
+
+def test_a_grant_waits_for_its_lease_and_others_do_not(sent: Sent) -> None:
+    """Whoever is sent something else hears it at once."""
+    sent.outbox.put(1, grant(5), {5})
+    sent.outbox.put(2, wire.Dismiss(), {5})
+    assert sent == [(2, wire.Dismiss())]
+    assert sent.outbox.held == (5,)
+    sent.outbox.release({4})
+    assert len(sent) == 1
+    sent.outbox.release({5})
+    assert sent[1:] == [(1, grant(5))]
+    assert sent.outbox.held == ()
+
+
+def test_messages_to_one_client_keep_their_order(sent: Sent) -> None:
+    """What follows a message that waits, waits with it."""
+    leave = wire.Yield(epoch=5, tier="disk")
+    sent.outbox.put(1, grant(5), {5})
+    sent.outbox.put(1, leave, ())
+    sent.outbox.put(1, KEPT, {"/c"})
+    sent.outbox.release({"/c"})
+    assert sent == []
+    sent.outbox.release({5})
+    assert sent == [(1, grant(5)), (1, leave), (1, KEPT)]
+
+
+def test_a_grant_that_is_dropped_takes_along_what_was_said_of_it(sent: Sent) -> None:
+    """The client hears nothing of a lease that never was, and the rest in order."""
+    sent.outbox.put(1, grant(5), {5})
+    sent.outbox.put(1, wire.Yield(epoch=5, tier="disk"), ())
+    sent.outbox.put(1, KEPT, {"/c"})
+    sent.outbox.put(1, wire.Dismiss(), ())
+    sent.outbox.drop({5})
+    assert sent == []
+    sent.outbox.release({"/c"})
+    assert sent == [(1, KEPT), (1, wire.Dismiss())]
+
+
+def test_what_is_written_already_waits_for_nothing(sent: Sent) -> None:
+    """Only the records of the same answer are waited for."""
+    sent.outbox.put(1, KEPT, {7})
+    assert sent == [(1, KEPT)]
+
+
+def test_a_client_that_is_gone_is_forgotten(sent: Sent) -> None:
+    """Nothing is kept for it."""
+    sent.outbox.put(1, grant(5), {5})
+    sent.outbox.forget(1)
+    sent.outbox.release({5})
+    assert sent == []
+    assert sent.outbox.held == ()
