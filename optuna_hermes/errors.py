@@ -67,6 +67,10 @@ class CheckpointError(SuspendError):
     """A checkpoint cannot be written, or is missing, damaged or not of its trial."""
 
 
+class NoRoomError(CheckpointError):
+    """The file system has no room for a checkpoint now; what was there before is still there."""
+
+
 class Suspended(BaseException):
     """The run is on disk and its process is free: unwinds the user's objective.
 

@@ -272,6 +272,8 @@ class HermesCallback(Callback):
         self._warn_of_random_workers()
         with private.parked(trainer) as leave_out_wait, kept_rng() as rng:
             session.park(_Point(self, trainer, rng, leave_out_wait, stores=stores))
+        if self._saver is not None and self._saver.behind:
+            self._busy = self._unsaved = True
         session.training(stores=self._stores)
 
     def _beat(self, session: Session) -> None:
@@ -442,6 +444,8 @@ class _Point:
         return private.roots(self._trainer)
 
     def dump(self) -> dict[str, Any]:
+        if self._callback._saver is not None:
+            self._callback._saver.finish(wait=True)  # checkpoints are numbered in their order
         self._leave_out_wait()
         return self._callback._dump(self._rng)
 

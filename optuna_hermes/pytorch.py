@@ -254,6 +254,8 @@ class Run:
     def _park(self, session: Session) -> None:
         with kept_rng() as rng:
             session.park(_Point(self, rng))
+        if self._saver is not None and self._saver.behind:
+            self._busy = self._unsaved = True
         session.training(stores=self._stores)
 
     # -- checkpoints ---------------------------------------------------------------------------

@@ -8,7 +8,9 @@ name the run and the version of all this. Torch and safetensors are imported ins
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import stat
 import threading
 import warnings
@@ -17,7 +19,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from optuna_hermes.errors import CheckpointError, SuspendError
+from optuna_hermes.errors import CheckpointError, NoRoomError, SuspendError
 from optuna_hermes.model import TierName
 from optuna_hermes.suspend._base import Held, State, StoredState, Tier
 from optuna_hermes.suspend._safetensors import Content, digest
@@ -31,6 +33,7 @@ _TREE = "tree"
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial"
 _LIBRARY_PARTIAL = ".tmp*"  # safetensors itself writes to such a name first
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 T = TypeVar("T")
 _Found = tuple[StoredState, Any, list[CheckpointError]]
@@ -99,6 +102,7 @@ def write(
     Raises:
         CheckpointError: the tree holds what cannot be stored, or the file system refused; what was
             there before is still there.
+        NoRoomError: the file system is full, or the user's share of it.
     """
     tensors, text = pack(tree, run)
     tensors[_TREE] = _octets(text.encode("utf-8", "surrogatepass"))
@@ -185,16 +189,31 @@ def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str])
         path.parent.mkdir(parents=True, exist_ok=True)
         written = _write_through(partial, tensors, metadata)
         os.replace(partial, path)
-        _sync_folder(path.parent)
+        try:
+            _sync_folder(path.parent)
+        except OSError:  # nobody will be told of it: it must not take the room of others
+            _remove(path)
+            raise
     except (OSError, SafetensorError) as error:
+        kind = NoRoomError if _system_number(error) in _NO_ROOM else CheckpointError
         reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(
-            f"Cannot write checkpoint {path}: {reason}. Make room there."
-        ) from error
+        raise kind(f"Cannot write checkpoint {path}: {reason}. Make room there.") from error
     finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        _remove(partial)
     return written
+
+
+def _system_number(error: Exception) -> int | None:
+    """The operating system's number of an error; safetensors has it in its text only."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return None if found is None else int(found[1])
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # it is tidied up later
+        path.unlink(missing_ok=True)
 
 
 def _write_through(
@@ -228,10 +247,10 @@ def _tidy(folder: Path, known: Collection[Path]) -> None:
     newest_known = max((_number(path) for path in known), default=0)
     for path in _files(folder):
         if _number(path) < newest_known and path not in known:
-            path.unlink(missing_ok=True)
+            _remove(path)
     for pattern in (f"*{_PARTIAL}", _LIBRARY_PARTIAL):  # of a process killed while writing
         for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
+            _remove(path)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -82,7 +82,7 @@ class Rank:
         seats: what it was started with.
     """
 
-    busy = False
+    busy = behind = False
 
     def __init__(self, rank: int, seats: Seats) -> None:
         self.rank = rank

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from optuna_hermes.errors import NoRoomError
 from optuna_hermes.suspend._base import Session
 from optuna_hermes.suspend._disk import write
 from optuna_hermes.suspend._tree import frozen
 
+RETRY_SECONDS = 1.0
+"""How long a checkpoint waits, at least, before it is tried again whether there is room for it."""
+
+_SHARE = 10
+"""It waits this many times what trying takes: a disk has more to do than to be found full."""
+
+log = logging.getLogger(__name__)
+
 
 class Saver:
     """Writes one checkpoint after another on a thread, and tells the session of each.
+
+    Where there is no room for one, the run goes on and its last state waits in memory: until there
+    is, or until there is a later one.
 
     Args:
         session: has a folder for checkpoints.
@@ -19,9 +34,13 @@ class Saver:
     """
 
     def __init__(self, session: Session, run: str) -> None:
+        self.behind = False
+        """Whether the last state was given up before there was room for it."""
         self._session = session
         self._run = run
         self._saving: Future[None] | None = None
+        self._give_up = threading.Event()
+        self._no_room = False
 
     @property
     def busy(self) -> bool:
@@ -35,27 +54,47 @@ class Saver:
             CheckpointError: the one before could not be written.
         """
         self.finish(wait=True)
+        self.behind, self._give_up = False, threading.Event()
         thread = ThreadPoolExecutor(1, "hermes-save")
-        self._saving = thread.submit(self._save, frozen(tree), units)
+        self._saving = thread.submit(self._save, frozen(tree), units, self._give_up)
         thread.shutdown(wait=False)
 
     def finish(self, *, wait: bool) -> None:
         """See whether the checkpoint is safe.
 
         Args:
-            wait: until it is.
+            wait: until it is, or until it has turned out that there is no room for it.
 
         Raises:
             CheckpointError: it could not be written.
         """
         saving = self._saving
+        if wait:
+            self._give_up.set()
         if saving is not None and (wait or saving.done()):
             self._saving = None
             saving.result()
 
-    def _save(self, tree: dict[str, Any], units: int) -> None:
+    def _save(self, tree: dict[str, Any], units: int, give_up: threading.Event) -> None:
         session = self._session
         assert session.checkpoint_dir is not None
-        known = session.checkpoints
-        state = write(session.checkpoint_dir, tree, run=self._run, units=units, known=known)
-        session.saved(state)
+        while True:
+            begin, known = time.monotonic(), session.checkpoints
+            try:
+                state = write(session.checkpoint_dir, tree, run=self._run, units=units, known=known)
+            except NoRoomError as error:
+                self._say(error)
+                took = time.monotonic() - begin
+                if give_up.wait(max(RETRY_SECONDS, _SHARE * took)):
+                    self.behind = True
+                    return
+            else:
+                self._no_room = False
+                session.saved(state)
+                return
+
+    def _say(self, error: NoRoomError) -> None:
+        """Once for each time that the disk is full."""
+        if not self._no_room:
+            self._no_room = True
+            log.warning("%s goes on without a new checkpoint. %s", self._run.capitalize(), error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 import threading
 import traceback
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from optuna_hermes.errors import HermesError, Suspended
 from optuna_hermes.model import RunState
 from optuna_hermes.suspend._seed import seed_everything, trial_seed
 from optuna_hermes.workers._objective import Objective
+from optuna_hermes.workers._output import write_output_to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,7 @@ class _Engagement:
             self._session.end("failed" if end == TrialState.FAIL else "done")
             return
         folder = self._job.checkpoint_root / f"trial-{trial.number:05d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_output_to(folder / "output.log")
+        write_output_to(folder / "output.log")
         notes = _Notes(private.Note(self._study, private.trial_id(trial), self._session))
         self._session.checkpoint_dir = folder
         self._session.noted = notes.put
@@ -154,13 +153,3 @@ class _Notes:
     def _write(self) -> None:
         while (state := self._queue.get()) is not None:
             self._note(state)
-
-
-def _write_output_to(path: Path) -> None:
-    """Send what the objective prints to a file of its trial: many trials share one screen."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    os.close(handle)

@@ -5,6 +5,7 @@ As a script, this file is the next process of a run: ``test_lightning_exact.py F
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -423,6 +424,24 @@ def test_in_memory(tier: TierName, name: str, tmp_path: Path) -> None:
     train(session, trace, **options_of(name))
     assert session.parks == [tier] * 5
     assert trace.seen() == expected(name).seen()
+
+
+def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that should go to a full disk goes on in memory, and is stored once there is room."""
+    trace, fsync = Trace(), os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if len(session.parks) < 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    yields = dict.fromkeys((7, 20, 45), "disk")
+    session = FakeSession(yields, checkpoint_dir=tmp_path, while_parked=scramble)
+    again = suspended(session, trace, **options_of("shuffled"))
+    assert session.parks == ["resident", "resident", "disk"]
+    train(again, trace, seed=2, **options_of("shuffled"))
+    assert trace.seen() == expected("shuffled").seen()
 
 
 @pytest.mark.parametrize("first", ["resident", "host"])

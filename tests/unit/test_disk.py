@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from optuna_hermes.errors import CheckpointError
+from optuna_hermes.errors import CheckpointError, NoRoomError
 from optuna_hermes.suspend import StoredState, _disk, read, write
 from optuna_hermes.suspend._disk import Disk, read_ahead
 
@@ -131,6 +131,62 @@ def test_a_disk_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(CheckpointError, match=r"unit-2\.safetensors: Input/output error"):
         stored(tmp_path, 2)
     assert names(tmp_path) == [state.path.name]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_no_room_turns_out_late(
+    name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that says so only as the bytes are to be safe: nothing is left, and why is known."""
+    state = stored(tmp_path)
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(NoRoomError, match=rf"unit-2\.safetensors: {os.strerror(number)}\. Make"):
+        stored(tmp_path, 2)
+    assert names(tmp_path) == [state.path.name]
+
+
+def test_no_room_for_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose name the folder did not keep takes no room either."""
+    state = stored(tmp_path)
+
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_disk, "_sync_folder", refuse)
+    with pytest.raises(NoRoomError):
+        stored(tmp_path, 2)
+    assert names(tmp_path) == [state.path.name]
+
+
+def test_no_room_as_safetensors_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library has the system's error in its text; one of another number is another one."""
+    texts = iter(["I/O error: No space left (os error 28)", "I/O error: Is a dir (os error 21)"])
+
+    def refuse(*arguments: object) -> None:
+        raise SafetensorError(next(texts))
+
+    monkeypatch.setattr("safetensors.torch.save_file", refuse)
+    with pytest.raises(NoRoomError):
+        stored(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        stored(tmp_path)
+    assert not isinstance(caught.value, NoRoomError)
+
+
+def test_no_old_checkpoint_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is safe is one, though a full disk may not even take a name away."""
+    states = [stored(tmp_path, units) for units in (1, 2, 3)]
+
+    def refuse(path: Path, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert found(stored(tmp_path, 4, known=states[1:]))[1]["units"] == 4
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])

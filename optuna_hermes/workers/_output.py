@@ -1,0 +1,54 @@
+"""What an objective prints goes to a file of its trial, and a full disk is no failure of it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_output_to(path: Path) -> None:
+    """Send what this process prints to a file: many trials share one screen.
+
+    Where there is no room for the file all goes where it went before; where there is none for a
+    line it is left out, for a trial must not fail by what it says.
+
+    Raises:
+        OSError: there is another reason why it cannot be written.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        return
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    sys.stdout, sys.stderr = _stream(1), _stream(2)
+
+
+class _Patient(io.FileIO):
+    """A file that leaves out what there is no room for."""
+
+    def write(self, data: object) -> int:
+        """Take all of it, or nothing."""
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return memoryview(data).nbytes  # type: ignore[arg-type]
+
+
+def _stream(descriptor: int) -> TextIO:
+    file = io.BufferedWriter(_Patient(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)

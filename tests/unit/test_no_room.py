@@ -1,0 +1,146 @@
+"""A full disk costs no run: what should be stored waits in memory until there is room."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optuna_hermes.errors import CheckpointError
+from optuna_hermes.suspend import _saver, read, rng_state, set_rng_state
+from optuna_hermes.suspend._parking import Parking
+from optuna_hermes.suspend._saver import Saver
+from optuna_hermes.testing import FakeSession
+from optuna_hermes.testing._tier import Training
+
+RUN = "trial 7"
+
+
+class FullDisk:
+    """Refuses to make anything safe until there is ``room``, as the kernel does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = False
+        self.refused = 0
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self)
+        monkeypatch.setattr(_saver, "RETRY_SECONDS", 0.01)
+        monkeypatch.setattr(_saver, "_SHARE", 0)
+
+    def __call__(self, descriptor: int) -> None:
+        if not self.room:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._fsync(descriptor)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    return FullDisk(monkeypatch)
+
+
+def tree(units: int) -> dict[str, Any]:
+    return {"units": units, "weight": torch.full((4,), float(units))}
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_checkpoint_waits_for_room(
+    disk: FullDisk, tmp_path: Path, wait_for: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run goes on, people are told once, and the checkpoint is written as there is room."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    saver = Saver(session, RUN)
+    saver.begin(tree(1), units=1)
+    wait_for(lambda: disk.refused > 2)
+    saver.finish(wait=False)
+    assert saver.busy
+    assert list(tmp_path.glob("*.safetensors")) == []
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("Trial 7 goes on without a new checkpoint. Cannot write checkpoint ")
+    assert warning.endswith("000001-unit-1.safetensors: No space left on device. Make room there.")
+    disk.room = True
+    wait_for(lambda: session.states)
+    saver.finish(wait=True)
+    assert not saver.busy
+    assert not saver.behind
+    assert [path.name for path in tmp_path.iterdir()] == ["000001-unit-1.safetensors"]
+    found = read(session.checkpoints, RUN)
+    assert found is not None
+    assert found[1]["units"] == 1
+
+
+def test_a_later_state_takes_the_place_of_one_that_waits(
+    disk: FullDisk, tmp_path: Path, wait_for: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the newest waits in memory, it alone is written, and nothing more is said."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    saver = Saver(session, RUN)
+    for units in (1, 2, 3):
+        refused = disk.refused
+        saver.begin(tree(units), units=units)
+        wait_for(lambda refused=refused: disk.refused > refused)
+    disk.room = True
+    wait_for(lambda: session.states)
+    saver.finish(wait=True)
+    assert [state.units for state in session.states] == [3]
+    assert len(warnings_of(caplog)) == 1
+    disk.room = False
+    saver.begin(tree(4), units=4)
+    wait_for(lambda: len(warnings_of(caplog)) == 2)  # another time that the disk is full
+    saver.finish(wait=True)
+    assert saver.behind
+    assert not saver.busy
+
+
+def test_other_refusals_are_the_run_s_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails is no full one: waiting would not help."""
+
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    saver = Saver(FakeSession(checkpoint_dir=tmp_path), RUN)
+    saver.begin(tree(1), units=1)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        saver.finish(wait=True)
+
+
+@pytest.mark.parametrize("first", ["disk", "host", "resident"])
+def test_a_run_that_should_be_stored_waits_where_it_is(
+    first: Any, disk: FullDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says that it cannot be stored, goes on unchanged, and is stored as there is room."""
+    run, rng = Training(), rng_state()
+    run.train(1)
+    parking = Parking(tmp_path, lambda: ())
+    parking.put(run, first)
+    held = parking.put(run, "disk")
+    assert held.stored is None
+    assert parking.tier == ("resident" if first == "disk" else first)
+    assert not parking.stores(run)
+    assert list(tmp_path.iterdir()) == []
+    parking.back()
+    assert parking.stores(run)
+    run.train(2)
+    parking.put(run, "disk")
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("Trial 7 waits where it is: Cannot write checkpoint ")
+    parking.back()
+    twin = Training()
+    set_rng_state(rng)
+    twin.train(2)
+    assert run.losses == twin.losses
+    disk.room = True
+    stored = parking.put(run, "disk").stored
+    assert stored is not None
+    assert parking.tier == "disk"
+    assert read((stored,), RUN) is not None

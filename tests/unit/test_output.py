@@ -1,0 +1,56 @@
+"""What a trial prints goes to its file, and never makes it fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import errno, os, sys
+from pathlib import Path
+from optuna_hermes.workers import _output
+
+os.mkdir = {mkdir}
+_output.write_output_to(Path(sys.argv[1]))
+print("out")
+os.system("echo from a child")
+print("err", file=sys.stderr)
+os.dup2(os.open({then!r}, os.O_WRONLY | os.O_APPEND), 1)
+for line in range(10_000):
+    print("a line of a trial that does not know of the disk", flush=line % 2 == 0)
+sys.stdout.write("x" * 1_000_000)
+sys.stdout.flush()
+os._exit(7)
+"""
+
+
+def run(path: Path, then: object, mkdir: str = "os.mkdir") -> subprocess.CompletedProcess[str]:
+    script = SCRIPT.format(then=str(then), mkdir=mkdir)
+    command = [sys.executable, "-c", script, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_full_disk_fails_no_trial(tmp_path: Path) -> None:
+    """All that the process and its children say is in the file, until there is no room for it."""
+    path = tmp_path / "trial" / "output.log"
+    done = run(path, "/dev/full")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+    assert path.read_text() == "out\nfrom a child\nerr\n"
+
+
+def test_no_room_for_the_file(tmp_path: Path) -> None:
+    """Then it goes where it went before."""
+    no_room = "lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, 'No space left on device'))"
+    done = run(tmp_path / "trial" / "output.log", "/dev/null", no_room)
+    assert done.returncode == 7
+    assert sorted(done.stdout.splitlines()) == ["from a child", "out"]
+    assert done.stderr == "err\n"
+
+
+def test_other_errors_are_raised(tmp_path: Path) -> None:
+    """A folder in the place of the file is said, as it is."""
+    (tmp_path / "output.log").mkdir()
+    done = run(tmp_path / "output.log", "/dev/null")
+    assert done.returncode == 1
+    assert "IsADirectoryError" in done.stderr
