@@ -1,0 +1,101 @@
+"""Whether the promises were kept, from what trials wrote down, the study and the ledger."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from _chaos_records import Reported
+from _chaos_stage import N_TRIALS, Stage, values_of
+
+from optuna_hermes.ledger import LeaseRecord
+
+
+def verdict(stage: Stage, calm: Stage, damaged: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """What came of the promises.
+
+    Args:
+        stage: the study that was disturbed.
+        calm: the same one, undisturbed.
+        damaged: trials whose newest checkpoint was damaged, and when.
+    """
+    trials = stage.study().get_trials(deepcopy=False)
+    came, should = values_of(trials), values_of(calm.study().get_trials(deepcopy=False))
+    reported = stage.records.reported()
+    doubles = [f"marker: {line}" for line in stage.records.doubles()]
+    with stage.ledger() as (ledger, key):
+        doubles += [f"ledger: {line}" for line in overlaps(ledger.load_leases(key))]
+    rewinds = list(repeated(reported, damaged))
+    different = sorted(n for n in should if came.get(n) != should[n])
+    return {
+        "trials": len(trials),
+        "completed": sum(trial.state.name == "COMPLETE" for trial in trials),
+        "values_reported": len(reported),
+        "values_lost": len(lost(reported, came)),
+        "units_repeated": sum(units for _, units in rewinds),
+        "units_repeated_max": max((units for _, units in rewinds), default=0),
+        "double_holders": len(doubles),
+        "doubles": doubles,
+        "values_equal": came == should,
+        "different_trials": different,
+    }
+
+
+def kept(result: dict[str, Any]) -> bool:
+    """Whether every promise was."""
+    return (
+        result["trials"] == result["completed"] == N_TRIALS
+        and result["values_lost"] == 0
+        and result["units_repeated_max"] <= 1
+        and result["double_holders"] == 0
+        and result["values_equal"]
+    )
+
+
+def lost(reported: Iterable[Reported], came: dict[int, dict[str, Any]]) -> list[Reported]:
+    """Values that the study does not have, or not as they were reported."""
+    nothing: dict[str, Any] = {"values": {}}
+    return [
+        line
+        for line in reported
+        if came.get(line.trial, nothing)["values"].get(line.unit) != line.value
+    ]
+
+
+def repeated(
+    reported: Iterable[Reported], damaged: Sequence[tuple[int, float]]
+) -> Iterable[tuple[Reported, int]]:
+    """Each time that a trial went back: where it went on, and the units that this cost.
+
+    A trial goes back because its process was lost, and one unit further for each of its
+    checkpoints that was damaged in between: that is a fault of its own.
+    """
+    last: dict[int, Reported] = {}
+    for line in reported:
+        before = last.get(line.trial)
+        if before is not None and line.unit <= before.unit:
+            more = sum(n == line.trial and before.at < at <= line.at for n, at in damaged)
+            yield line, max(0, before.unit - line.unit + 1 - more)
+        last[line.trial] = line
+
+
+def overlaps(leases: Iterable[LeaseRecord]) -> Iterable[str]:
+    """Pairs of leases that had one device at the same time.
+
+    An end may be written long after it came about, never before: an interval is at least as long
+    as its holder had the device. A lease that was never ended holds for ever.
+    """
+    by_device: dict[str, list[LeaseRecord]] = {}
+    for lease in leases:
+        for device in lease.devices:
+            by_device.setdefault(device, []).append(lease)
+    for device, held in by_device.items():
+        ordered = sorted(held, key=lambda lease: lease.started)
+        for before, after in itertools.pairwise(ordered):
+            if before.ended is None or before.ended > after.started:
+                yield f"{device}: {_words(before)} and {_words(after)}"
+
+
+def _words(lease: LeaseRecord) -> str:
+    return f"epoch {lease.epoch} of trial {lease.number}, {lease.started:.3f} to {lease.ended}"
