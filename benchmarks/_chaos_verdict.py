@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -91,10 +91,16 @@ def overlaps(leases: Iterable[LeaseRecord]) -> Iterable[str]:
         for device in lease.devices:
             by_device.setdefault(device, []).append(lease)
     for device, held in by_device.items():
-        ordered = sorted(held, key=lambda lease: lease.started)
-        for before, after in itertools.pairwise(ordered):
-            if before.ended is None or before.ended > after.started:
-                yield f"{device}: {_words(before)} and {_words(after)}"
+        longest: LeaseRecord | None = None
+        for lease in sorted(held, key=lambda lease: lease.started):
+            if longest is not None and _end(longest) > lease.started:
+                yield f"{device}: {_words(longest)} and {_words(lease)}"
+            if longest is None or _end(lease) > _end(longest):
+                longest = lease
+
+
+def _end(lease: LeaseRecord) -> float:
+    return math.inf if lease.ended is None else lease.ended
 
 
 def _words(lease: LeaseRecord) -> str:

@@ -139,8 +139,8 @@ def _run(
 def _storm(scene: Scene, kinds: list[str], size: Size) -> list[tuple[str, float]]:
     """Train the study with faults; what they were, and how long each time until it went on."""
     stage, rng = scene.stage, scene.rng
-    plan = [kinds[i % len(kinds)] for i in range(size.n_faults)]
-    rng.shuffle(plan)
+    plan = [str(kind) for _ in range(size.n_faults) for kind in rng.permutation(kinds)]
+    del plan[size.n_faults :]
     done: list[tuple[str, float]] = []
     _say(f"disturbed: {len(plan)} faults in about {size.minutes:g} min")
     stage.start()

@@ -1,0 +1,158 @@
+"""``benchmarks/chaos.py``: its detectors detect, and a short storm breaks no promise."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optuna_hermes.ledger import LeaseRecord
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+HOLD = """
+import sys
+from pathlib import Path
+from _chaos_records import Marker, Records
+
+Marker(Records(Path(sys.argv[1])), 3).take("cpu:0")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def records(parts: Callable[[str], Any], tmp_path: Path) -> Any:
+    module = parts("_chaos_records")
+    records = module.Records(tmp_path / "records")
+    records.prepare(module.Setting(epochs=2, width=8, batch_size=4), pace_seconds=0.5)
+    return records
+
+
+def test_a_device_with_two_holders_is_seen(
+    parts: Callable[[str], Any], records: Any, tmp_path: Path
+) -> None:
+    """Whoever finds the marker taken says by whom; a holder that was killed holds nothing."""
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "records")],
+        cwd=BENCHMARKS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert other.stdout is not None
+    with other:
+        assert other.stdout.readline() == b"held\n"
+        assert records.holders() == {other.pid: 3}
+        marker = parts("_chaos_records").Marker(records, 4)
+        marker.take("cpu:0")
+        (double,) = records.doubles()
+        assert double["pid"] == os.getpid()
+        assert (double["trial"], double["other"]) == (4, f"{other.pid} 3")
+        marker.take("cpu:1")
+        assert records.holders() == {other.pid: 3, os.getpid(): 4}
+        marker.leave()
+        other.kill()
+        other.stdout.read()  # it has begun to end
+        marker.take("cpu:0")
+    assert records.holders() == {os.getpid(): 4}
+    marker.leave()
+    assert records.holders() == {}
+    assert len(records.doubles()) == 1
+
+
+def lease(epoch: int, started: float, ended: float | None, device: str = "h/cpu:0") -> LeaseRecord:
+    return LeaseRecord(
+        study="s", epoch=epoch, number=1, devices=(device,), host="h", started=started, ended=ended
+    )
+
+
+@pytest.mark.parametrize(
+    ("leases", "count"),
+    [
+        ([lease(1, 0, 1), lease(2, 1, 2), lease(3, 2, None)], 0),
+        ([lease(1, 0, None), lease(2, 1, 2, "h/cpu:1")], 0),
+        ([lease(1, 0, 1.5), lease(2, 1, 2)], 1),
+        ([lease(2, 1, 2), lease(1, 0, None)], 1),
+        ([lease(1, 0, 5), lease(2, 1, 2), lease(3, 3, 4)], 2),
+    ],
+)
+def test_leases_that_overlap_are_seen(
+    parts: Callable[[str], Any], leases: list[LeaseRecord], count: int
+) -> None:
+    """Intervals may touch; every lease that began within another one of its device counts."""
+    assert len(list(parts("_chaos_verdict").overlaps(leases))) == count
+
+
+def test_what_is_lost_or_trained_again_is_seen(parts: Callable[[str], Any], records: Any) -> None:
+    """A value that differs in its last bit is lost; going back costs units, and a damaged file one.
+
+    The values of the study are those of the record but for one.
+    """
+    verdict = parts("_chaos_verdict")
+    for trial, unit in [(0, 1), (1, 1), (0, 2), (0, 1), (0, 2), (0, 3), (0, 2)]:
+        records.add(trial, unit, 0.1 * unit)
+    lines = records.reported()
+    assert [line.value for line in lines[:2]] == [(0.1).hex()] * 2
+    came = {
+        0: {"values": {unit: (0.1 * unit).hex() for unit in (1, 2, 3)}},
+        1: {"values": {1: (0.1 + 1e-17 * 2).hex()}},
+    }
+    assert [line.trial for line in verdict.lost(lines, came)] == [1]
+    assert len(verdict.lost(lines, {0: came[0]})) == 1
+    assert [units for _, units in verdict.repeated(lines, [])] == [2, 2]
+    damaged = [(0, (lines[2].at + lines[3].at) / 2), (1, time.time())]
+    assert [units for _, units in verdict.repeated(lines, damaged)] == [1, 2]
+
+
+def chaos(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / "chaos.py"), *options],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_short_storm_breaks_no_promise(tmp_path: Path) -> None:
+    """Eight faults: every trial completes with the values that it has when left alone."""
+    pytest.importorskip("pgserver", reason="needs pgserver: pip install pgserver")
+    done = chaos("--minutes=1", "--seed=0", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    kinds = result["by_kind"]
+    assert sum(kinds.values()) == result["faults"] == 8, done.stderr
+    assert len(kinds) == 8
+    assert result["trials"] == result["completed"] == 24
+    assert result["values_lost"] == 0 < result["values_reported"]
+    assert result["units_repeated_max"] <= 1
+    assert result["double_holders"] == 0
+    assert result["values_equal"] is True
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--minutes=0", "--minutes must be above 0 but got 0."),
+        ("--kinds=worker-kill,earthquake", "but got earthquake."),
+    ],
+)
+def test_bad_options_are_said(option: str, message: str, tmp_path: Path) -> None:
+    """One line names what is wrong, with status 2, and nothing is started."""
+    done = chaos(option, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(message)
