@@ -35,12 +35,14 @@ from _chaos_records import Setting
 from _chaos_stage import N_SLOTS, N_TRIALS, POLL_SECONDS, Stage
 from _chaos_verdict import kept, verdict
 
-FAULTS_PER_MINUTE = 3.2
+FAULTS_PER_MINUTE = 4
 LEAST_FAULTS = 8
 BUSY = 0.8
-"""Share of the time that devices should train; a study that is late is hurried at its end."""
+"""Share of the time that devices should train."""
 BATCHES = 23
 """In a unit."""
+PACES = (0.5, 5.0)
+"""How much faster or slower batches may become, so that neither study nor faults end first."""
 POSTPONED = 4
 """How often, for each fault, it may be that there is nothing to do it to."""
 
@@ -59,6 +61,10 @@ class Size:
     @property
     def unit_seconds(self) -> float:
         return BUSY * N_SLOTS * 60 * self.minutes / (N_TRIALS * self.setting.epochs)
+
+    @property
+    def pace_seconds(self) -> float:
+        return self.unit_seconds / BATCHES
 
     @property
     def n_faults(self) -> int:
@@ -112,7 +118,7 @@ def _run(
     stage = Stage(
         folder / "storm", storage=postgres.url, checkpoints=disk.folder,
         policy="round-robin", slice_seconds=0.7 * size.unit_seconds,
-        pace_seconds=size.unit_seconds / BATCHES, **given,
+        pace_seconds=size.pace_seconds, **given,
     )  # fmt: skip
     stack.enter_context(stage)
     rng = np.random.default_rng(options.seed)
@@ -159,9 +165,18 @@ def _storm(scene: Scene, kinds: list[str], size: Size) -> list[tuple[str, float]
             continue
         done.append((kind, scene.settle()))
         _say(f"[{len(done)}/{size.n_faults}] {at:5.0f} s  {what}; {done[-1][1]:.1f} s to go on")
+        _keep_pace(stage, size, len(plan))
     stage.records.set_pace(0.0)
     _finish(stage, 120 + 60 * size.minutes)
     return done
+
+
+def _keep_pace(stage: Stage, size: Size, faults_left: int) -> None:
+    """Train as fast as there are faults left for what there is to train."""
+    trained = {(line.trial, line.unit) for line in stage.records.reported()}
+    left = 1 - len(trained) / (N_TRIALS * size.setting.epochs)
+    ratio = faults_left / size.n_faults / max(left, 0.01)
+    stage.records.set_pace(size.pace_seconds * min(max(PACES[0], ratio), PACES[1]))
 
 
 def _wait(scene: Scene, seconds: float) -> None:
