@@ -49,6 +49,7 @@ from optuna_hermes._optuna._trials import (
     reported_steps,
     set_attributes,
     trial_id,
+    trial_states,
 )
 
 __all__ = [
@@ -92,4 +93,5 @@ __all__ = [
     "study_seed",
     "study_spec",
     "trial_id",
+    "trial_states",
 ]

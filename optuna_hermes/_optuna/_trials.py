@@ -6,6 +6,9 @@ import contextlib
 from typing import Any
 
 import optuna
+from optuna.storages import RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
+from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._storages import line
@@ -69,6 +72,17 @@ def _plain(value: Any) -> float | int | bool | str | None:
     if isinstance(value, int):
         return int(value) if abs(value) < 2**63 else float(value)
     return float(value) if isinstance(value, float) else str(value)
+
+
+def trial_states(study: optuna.Study) -> dict[int, TrialState]:
+    """The state of each trial by its number, and nothing else: the rest is slow to read."""
+    storage = study._storage
+    backend = storage._backend if isinstance(storage, _CachedStorage) else storage
+    if not isinstance(backend, RDBStorage):
+        return {trial.number: trial.state for trial in study.get_trials(deepcopy=False)}
+    with backend.scoped_session() as session:
+        found = session.query(TrialModel.number, TrialModel.state)
+        return dict(map(tuple, found.filter(TrialModel.study_id == study._study_id)))
 
 
 def end_of(study: optuna.Study, trial_id: int) -> TrialState | None:

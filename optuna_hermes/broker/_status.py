@@ -7,6 +7,9 @@ from typing import Any
 
 from optuna_hermes.broker._book import Book, Run, Slot, Study
 
+MAX_LISTED = 5_000
+"""Of a study with more runs only those are listed that have a process."""
+
 
 def document(book: Book, now: float, *, runs: bool) -> dict[str, Any]:
     """Devices with their holders, and studies with their runs.
@@ -78,9 +81,14 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "best": _best(study),
     }
     if runs:
-        ordered = sorted(study.runs.values(), key=lambda run: run.number)
-        shown["runs"] = [_run(run, study) for run in ordered]
+        shown["runs"] = [_run(run, study) for run in _listed(study)]
     return shown
+
+
+def _listed(study: Study) -> list[Run]:
+    """Every run; of a study with very many those that have a process, for a frame is no book."""
+    ordered = sorted(study.runs.values(), key=lambda run: run.number)
+    return [r for r in ordered if len(ordered) <= MAX_LISTED or r.connection is not None]
 
 
 def finished(study: Study, book: Book) -> bool:

@@ -16,10 +16,12 @@ from optuna_hermes.errors import InvalidInputError
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
     from optuna_hermes.ledger import Ledger, RunRecord
-    from optuna_hermes.model import Curve
 
 
 def status(
+    trial: Annotated[
+        int | None, typer.Argument(min=0, metavar="[TRIAL]", help="Tell this trial's story.")
+    ] = None,
     storage: Annotated[
         str | None,
         typer.Option(envvar="OPTUNA_STORAGE", metavar="URL", help="Show a study's ledger too."),
@@ -32,12 +34,16 @@ def status(
     """Show devices with their holders, and suspended trials.
 
     Without a broker there is nothing to show on this host. With --storage and --study-name a
-    study's ledger is shown too, also after its end.
+    study's ledger is shown too, also after its end. With a trial's number its story is told.
 
     \b
     Example:
       optuna-hermes status --storage sqlite:///study.db --study-name digits
+      optuna-hermes status --storage sqlite:///study.db --study-name digits 3
     """
+    if trial is not None:
+        _tell(trial, storage, study_name, as_json=json)
+        return
     document: dict[str, Any] = {"broker": broker_status(), "study": None}
     if study_name is not None:
         if storage is None:
@@ -51,6 +57,22 @@ def status(
     from optuna_hermes.view import status_view
 
     show(status_view(document))
+
+
+def _tell(number: int, storage: str | None, name: str | None, *, as_json: bool) -> None:
+    from optuna_hermes.cli._trial import trial_document
+    from optuna_hermes.view import trial_view
+
+    if storage is None or name is None:
+        raise InvalidInputError(
+            f"A trial's story needs its study but got trial {number} alone: add --storage URL and "
+            "--study-name NAME."
+        )
+    document = trial_document(storage, name, number, broker_status())
+    if as_json:
+        show_json(document)
+    else:
+        show(trial_view(document))
 
 
 def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> dict[str, Any]:
@@ -74,32 +96,40 @@ def _runs(study: Study, ledger: Ledger, broker: dict[str, Any] | None) -> list[d
     from optuna_hermes import _optuna as private
 
     key = private.study_key(study)
-    served = broker is not None and any(entry["key"] == key for entry in broker["studies"])
+    served = serves(broker, key)
     stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
-    trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
-    curves, sign = ledger.load_curves(key), private.sign(study)
+    trials = private.trial_states(study)
+    values, sign = ledger.last_values(key), private.sign(study)
     return [
         _run(
             run,
-            state=_state(run, trials.get(run.number), served=served, stored=run.number in stored),
-            value=_value(curves.get(run.number), sign),
+            state=state_of(run, trials.get(run.number), served=served, stored=run.number in stored),
+            value=sign * values[run.number] if run.number in values else None,
         )
         for run in ledger.load_runs(key)
     ]
 
 
-def _state(run: RunRecord, trial: Any, *, served: bool, stored: bool) -> str:
-    """The state of a run; what the ledger says may be older than the end of a process."""
-    if trial is not None and trial.state.is_finished():
-        return "failed" if trial.state.name == "FAIL" else "done"
+def serves(broker: dict[str, Any] | None, key: str) -> bool:
+    """Whether this host's broker serves a study."""
+    return broker is not None and any(entry["key"] == key for entry in broker["studies"])
+
+
+def state_of(run: RunRecord, trial: Any, *, served: bool, stored: bool) -> str:
+    """The state of a run; what the ledger says may be older than the end of a process.
+
+    Args:
+        run: the run.
+        trial: the state of its trial in Optuna, None if it is not known there.
+        served: whether this host's broker serves its study.
+        stored: whether it has a checkpoint.
+    """
+    if trial is not None and trial.is_finished():
+        return "failed" if trial.name == "FAIL" else "done"
     ours = run.host in (None, socket.gethostname())
     if run.state in ("running", "parked") and ours and not served:
         return "stored" if stored else "pending"
     return run.state
-
-
-def _value(curve: Curve | None, sign: float) -> float | None:
-    return sign * curve.values[-1] if curve is not None and curve.units else None
 
 
 def _run(run: RunRecord, *, state: str, value: float | None) -> dict[str, Any]:

@@ -71,6 +71,10 @@ class Ledger(ABC):
         """The curve of every run that has reported, each unit as it was last reported."""
 
     @abstractmethod
+    def last_values(self, study: str) -> dict[int, float]:
+        """The last value of every curve of ``load_curves``."""
+
+    @abstractmethod
     def last_epoch(self) -> int:
         """The highest epoch this ledger holds, 0 for an empty one."""
 

@@ -105,6 +105,10 @@ class MemoryLedger(Ledger):
         with self._lock:
             return curves_of(report for report in self._reports if report.study == study)
 
+    def last_values(self, study: str) -> dict[int, float]:
+        """The last value of every curve of ``load_curves``."""
+        return {number: curve.values[-1] for number, curve in self.load_curves(study).items()}
+
     def last_epoch(self) -> int:
         """The highest epoch this ledger holds, 0 for an empty one."""
         with self._lock:

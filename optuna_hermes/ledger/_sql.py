@@ -94,6 +94,17 @@ class SqlLedger(Ledger):
         query = query.where(REPORTS.c.study == study).order_by(REPORTS.c.id)
         return curves_of(_report(row) for row in self._database.rows(query))
 
+    def last_values(self, study: str) -> dict[int, float]:
+        """The last value of every curve of ``load_curves``."""
+        of_study = REPORTS.c.study == study
+        last = select(REPORTS.c.number, func.max(REPORTS.c.unit).label("unit"))
+        unit = last.where(of_study).group_by(REPORTS.c.number).subquery()
+        same = and_(REPORTS.c.number == unit.c.number, REPORTS.c.unit == unit.c.unit)
+        query = select(REPORTS.c.number, REPORTS.c.value, REPORTS.c.not_finite)
+        query = query.join(unit, same).where(of_study).order_by(REPORTS.c.id)
+        rows = self._database.rows(query)
+        return {row["number"]: _value(row) for row in rows}
+
     def last_epoch(self) -> int:
         """The highest epoch this ledger holds, 0 for an empty one."""
         with self._database.reading() as connection:
@@ -233,5 +244,11 @@ def _number_or_word(value: float) -> dict[str, Any]:
 
 
 def _report(row: dict[str, Any]) -> ReportRecord:
-    word = row.pop("not_finite")
-    return ReportRecord(**row if word is None else {**row, "value": float(word)})
+    value = _value(row)
+    del row["not_finite"]
+    return ReportRecord(**{**row, "value": value})
+
+
+def _value(row: dict[str, Any]) -> float:
+    word = row["not_finite"]
+    return float(row["value"] if word is None else word)

@@ -274,6 +274,19 @@ class LedgerContract:
         ledger.add_report(report(2, 0.6, at=1.0))
         assert ledger.load_curves(STUDY)[0].values == (0.9, 0.6, 0.4)
 
+    def test_last_values_are_those_of_the_curves(self, ledger: Ledger) -> None:
+        """The last unit as it was last reported, NaN too, of runs of this study only."""
+        for record in (report(2, 0.5), report(1, 0.9), report(1, 0.7, number=3)):
+            ledger.add_report(record)
+        for record in (report(2, 0.6, at=1.0), report(2, math.inf, number=3)):
+            ledger.add_report(record)
+        ledger.add_report(report(7, 0.1, study=OTHER))
+        curves = ledger.load_curves(STUDY)
+        assert ledger.last_values(STUDY) == {0: 0.6, 3: math.inf}
+        assert ledger.last_values(STUDY) == {n: c.values[-1] for n, c in curves.items()}
+        ledger.add_report(report(3, math.nan))
+        assert math.isnan(ledger.last_values(STUDY)[0])
+
     def test_values_that_are_no_numbers_come_back(self, ledger: Ledger) -> None:
         """A loss that is NaN or infinite is kept as it is."""
         for unit, value in enumerate((math.nan, math.inf, -math.inf, 5e-324, 0.1), start=1):

@@ -8,6 +8,7 @@ from optuna_hermes.view._progress import Progress, make_progress
 from optuna_hermes.view._simulation import counting, loop_view, simulation_view
 from optuna_hermes.view._status import status_view
 from optuna_hermes.view._summary import summary_view, suspensions
+from optuna_hermes.view._trial import trial_view
 from optuna_hermes.view._words import duration, parameters, plural, ranges, size
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "status_view",
     "summary_view",
     "suspensions",
+    "trial_view",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.view import _words as words
@@ -9,6 +10,9 @@ from optuna_hermes.view import _words as words
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+NAMED = 100
+"""More trials than these are counted, not listed."""
 
 _STATES = ("running", "parked", "stored", "pending", "done", "failed")
 
@@ -80,8 +84,8 @@ def _memory(device: dict[str, Any]) -> str:
 
 def _served(entry: dict[str, Any]) -> Table:
     table = _table()
-    for label, numbers in trials_by_state(entry.get("runs", [])):
-        table.add_row(label, numbers)
+    for row in _states(entry["counts"], entry.get("runs", [])):
+        table.add_row(*row)
     best = entry["best"]
     if best is not None:
         table.add_row("best until now", f"{words.number(best['value'])} (trial {best['trial']})")
@@ -95,7 +99,33 @@ def _served(entry: dict[str, Any]) -> Table:
     return table
 
 
+def _states(counts: Mapping[str, int], runs: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """As ``trials_by_state``; where there are too many trials to name, how many they are."""
+    rows = []
+    for state in _STATES:
+        found, count = [r["trial"] for r in runs if r["state"] == state], counts.get(state, 0)
+        if 0 < len(found) == count <= NAMED:
+            rows.append((state, words.ranges(found)))
+        elif count:
+            rows.append((state, words.plural(count, "trial")))
+    return rows
+
+
+def _summary(study: dict[str, Any]) -> Table:
+    table = _table()
+    for row in _states(study["counts"], study["runs"]):
+        table.add_row(*row)
+    best = study["best"]
+    if best is not None:
+        table.add_row("best until now", f"{words.number(best['value'])} (trial {best['trial']})")
+    table.add_row("device time", words.duration(study["device_seconds"]))
+    table.add_row("one trial", "optuna-hermes status TRIAL tells its story, --json lists all")
+    return table
+
+
 def _ledger(study: dict[str, Any]) -> Table:
+    if len(study["runs"]) > NAMED:
+        return _summary(study)
     columns = ("trial", "state", "value", "units", "slices", "suspensions", "device time")
     table = _table(*columns)
     for run in study["runs"]:

@@ -37,6 +37,19 @@ def test_unfinished_trials_are_shown_complete_at_their_last_value(study: optuna.
     assert [trial.state for trial in study.trials] == [TrialState.RUNNING] * 2
 
 
+@pytest.mark.parametrize("url", [None, "sqlite"])
+def test_states_of_trials_are_read_without_the_rest(url: str | None, storage_url: str) -> None:
+    """They are those of ``get_trials``, of this study only, in a database and in memory."""
+    storage = storage_url if url else optuna.storages.InMemoryStorage()
+    study = optuna.create_study(storage=storage, study_name="s")
+    reported(optuna.create_study(storage=storage, study_name="other"), 0.5)
+    study.tell(reported(study, 0.9), 0.9)
+    study.tell(study.ask(), state=TrialState.FAIL)
+    reported(study, 0.4)
+    assert private.trial_states(study) == {t.number: t.state for t in study.get_trials()}
+    assert list(private.trial_states(study).values())[1:] == [TrialState.FAIL, TrialState.RUNNING]
+
+
 @pytest.mark.parametrize(("direction", "worst"), [("minimize", math.inf), ("maximize", -math.inf)])
 def test_a_diverged_trial_is_shown_as_the_worst(direction: str, worst: float) -> None:
     """NaN is no value that a sampler could sort."""

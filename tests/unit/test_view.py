@@ -253,10 +253,28 @@ def test_status_says_why_a_device_is_idle() -> None:
     assert problem in text.replace("\n", " ")
 
 
+def ledger_run(number: int, state: str = "stored") -> dict[str, Any]:
+    run = {"trial": number, "state": state, "value": None, "units": 3, "slices": 2}
+    return run | {"suspensions": 1, "device_seconds": 75.0}
+
+
+def test_status_of_very_many_trials_is_a_summary() -> None:
+    """10,000 trials are counted by state: neither lines nor numbers for each of them."""
+    runs = [ledger_run(n, "stored" if n % 2 else "done") for n in range(10_000)]
+    study = {"name": "big", "runs": runs, "counts": {"stored": 5000, "done": 5000}}
+    study |= {"best": {"trial": 7, "value": 0.5}, "device_seconds": 7200.0}
+    entry = {**STUDY, "runs": runs, "counts": {**STUDY["counts"], "stored": 5000, "done": 5000}}
+    broker = {**BROKER, "studies": [entry]}
+    text = rendered(view.status_view({"broker": broker, "study": study}))
+    assert len(text.splitlines()) < 40
+    assert text.count("5000 trials") == 4
+    for words in ("0.5 (trial 7)", "2:00 h", "status TRIAL"):
+        assert words in text
+
+
 def test_status_without_a_broker_still_shows_a_ledger() -> None:
     """A study that has ended is shown from its ledger."""
-    run = {"trial": 5, "state": "stored", "value": None, "units": 3, "slices": 2}
-    run |= {"suspensions": 1, "device_seconds": 75.0}
+    run = ledger_run(5)
     text = rendered(view.status_view({"broker": None, "study": {"name": "old", "runs": [run]}}))
     assert "No broker runs on this host" in text
     assert "1:15 min" in text
