@@ -29,18 +29,24 @@ log = logging.getLogger("optuna_hermes.broker")
 
 
 def run_broker(
-    devices: str, *, idle_seconds: float | None, ready: Callable[[], None] = lambda: None
+    devices: str,
+    *,
+    idle_seconds: float | None,
+    metrics_port: int | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Be the broker of this host and user until it is time to end.
 
     Args:
         devices: which devices to own, as ``--devices``.
         idle_seconds: end after this long without a client; None stays.
+        metrics_port: where figures for Prometheus are served on this host; None for nowhere.
         ready: called once clients can connect.
 
     Raises:
         DeviceSpecError: there is no such device.
         BrokerConflictError: another broker is at work.
+        InvalidInputError: figures cannot be served.
     """
     _raise_handle_limit()
     directory = election.runtime_dir()
@@ -52,7 +58,12 @@ def run_broker(
     try:
         claims = election.claim_devices([slot.id for slot in slots])
         server = Server(
-            directory, devices=devices, source=source, host=host, idle_seconds=idle_seconds
+            directory,
+            devices=devices,
+            source=source,
+            host=host,
+            idle_seconds=idle_seconds,
+            metrics_port=metrics_port,
         )
         asyncio.run(server.serve(ready))
     finally:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from optuna_hermes.broker._events import LedgerAway, LedgerBack, SaveMemory, Write, WritesFailed
+from optuna_hermes.broker._meter import Times
 from optuna_hermes.broker._writer import (
     LONGEST_PAUSE_SECONDS,
     News,
@@ -50,6 +51,7 @@ class Ledgers:
         hear: told what becomes of what is written, in the thread that ``post`` calls in.
         post: calls a function soon, in the thread that uses this object.
         opener: opens a ledger.
+        times: told how long each transaction took.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Ledgers:
         hear: Callable[[Heard], None],
         post: Callable[[Callable[[], None]], None],
         opener: Callable[[str], Ledger] = open_ledger,
+        times: Times | None = None,
     ) -> None:
+        self._times = times or Times()
         self._hear = hear
         self._post = post
         self._opener = opener
@@ -140,6 +144,8 @@ class Ledgers:
         epochs = tuple(item.epoch for item in news.items if isinstance(item, LeaseRecord))
         paths = tuple(item.path for item in news.items if isinstance(item, CheckpointRecord))
         if isinstance(news, Written):
+            if news.items:
+                self._times.add(news.seconds)
             self._hear(Committed(epochs=epochs, paths=paths))
         else:
             failed = WritesFailed(epochs=epochs, paths=paths, study=news.study, reason=news.reason)

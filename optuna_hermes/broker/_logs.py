@@ -10,6 +10,8 @@ import time
 from io import TextIOWrapper
 from pathlib import Path
 
+from optuna_hermes.ledger._base import EventRecord
+
 FIELDS = ("study", "trial", "device", "epoch")
 """What a record may say beside its message, as ``extra``."""
 
@@ -70,6 +72,20 @@ def log_handler(file: Path | None, *, as_json: bool) -> logging.Handler:
         handler = _PrivateFile(file, maxBytes=FILE_BYTES, backupCount=OLD_FILES, encoding="utf-8")
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     return handler
+
+
+def log_event(event: EventRecord, study: str) -> None:
+    """Log what the ledger is told of a run.
+
+    Args:
+        event: the event.
+        study: its study's name.
+    """
+    known = {name: event.detail[name] for name in FIELDS if name in event.detail}
+    rest = ", ".join(f"{k} {v}" for k, v in event.detail.items() if k not in known)
+    text = f"{event.kind}: {rest}" if rest else event.kind
+    extra = {**known, "study": study, "trial": event.number}
+    logging.getLogger("optuna_hermes.broker").info("%s", text, extra=extra)
 
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):

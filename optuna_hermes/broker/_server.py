@@ -39,13 +39,17 @@ from optuna_hermes.broker._events import (
 )
 from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers
+from optuna_hermes.broker._logs import log_event
 from optuna_hermes.broker._memory import SETTLE_SECONDS
+from optuna_hermes.broker._meter import Meter
+from optuna_hermes.broker._metrics import Figures, serving
 from optuna_hermes.broker._outbox import Outbox
 from optuna_hermes.broker._readings import Readings
 from optuna_hermes.broker._state import State
+from optuna_hermes.broker._story import ROUTINE
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import Ledger
-from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord
+from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
 
 POLL_SECONDS = 2.0
@@ -70,6 +74,7 @@ class Server:
         source: the devices.
         host: this host's name.
         idle_seconds: end after this long without a client; None never ends.
+        metrics_port: where figures for Prometheus are served, None for nowhere.
     """
 
     def __init__(
@@ -80,8 +85,11 @@ class Server:
         source: DeviceSource,
         host: str,
         idle_seconds: float | None,
+        metrics_port: int | None = None,
     ) -> None:
         self._directory = directory
+        self._metrics_port = metrics_port
+        self._meter = Meter()
         self._devices = devices
         self._readings = Readings(source)
         self._host = host
@@ -104,9 +112,23 @@ class Server:
         self._stop = asyncio.Event()
 
     async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Listen, say that this process is ``ready``, and return when it is time to end."""
+        """Listen, say that this process is ``ready``, and return when it is time to end.
+
+        Raises:
+            InvalidInputError: figures cannot be served.
+        """
+        with serving(self._metrics_port, self._figures):
+            await self._serve(ready)
+
+    def _figures(self) -> Figures:
+        document = self._state.status(time.monotonic(), runs=False)
+        roles = tuple(client.role for client in self._state.book.clients.values())
+        return Figures(document=document, roles=roles, meter=self._meter)
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-        self._ledgers = Ledgers(self._heard, partial(_soon, loop))
+        times = self._meter.ledger_writes
+        self._ledgers = Ledgers(self._heard, partial(_soon, loop), times=times)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         sock = _listen(election.socket_path(self._directory))
@@ -213,6 +235,9 @@ class Server:
     async def _known(self, spec: wire.StudySpec) -> dict[str, Any]:
         """What the ledger knows of a study, with all that was written while it was read."""
         while True:
+            served = self._state.book.studies.get(spec.key)
+            if served and served.attended:
+                return {}  # all of it is in the book
             count = self._ledgers.count(spec.key)
             read = self._ledgers.read(spec.key, spec.ledger_url, partial(_all_of, spec.key))
             known = await asyncio.wrap_future(read)
@@ -224,10 +249,19 @@ class Server:
 
     def _apply(self, event: Event) -> None:
         now = time.monotonic()
-        self._carry_out(self._state.handle(event, now))
+        commands = self._state.handle(event, now)
+        self._meter.handled(event, time.monotonic() - now)
+        self._log_story(commands)
+        self._carry_out(commands)
         if not self._state.idle:
             self._last_busy = now
         self._wind_up(now)
+
+    def _log_story(self, commands: Sequence[Command]) -> None:
+        for each in commands:
+            if isinstance(each, EventRecord) and each.kind not in ROUTINE:
+                study = self._state.book.studies.get(each.study)
+                log_event(each, each.study if study is None else study.spec.name)
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         writes = [c for c in commands if not isinstance(c, Send | Kill | Withdraw)]

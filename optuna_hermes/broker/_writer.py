@@ -48,9 +48,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """The database answers, and these are in the ledger."""
+    """The database answers, and these are in the ledger; it took so long."""
 
     items: tuple[Write, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +103,7 @@ class Writer:
         self._queue: deque[Batch | _Question] = deque()
         self._kept: list[Batch] = []
         self._doubtful = 0
+        self._seconds = 0.0
         self._moved_at = 0.0
         self._changed = threading.Condition()
         self._ending = threading.Event()
@@ -252,6 +254,7 @@ class Writer:
             LedgerAwayError: all or nothing is written, but which is not known.
         """
         items, ledger = _items(batches), self._opened()
+        begin = time.monotonic()
         try:
             with ledger.batch():
                 for item in items:
@@ -264,13 +267,14 @@ class Writer:
             return None if _is_in(ledger, items) else error
         except Exception as error:  # a policy's memory may be what JSON cannot say
             return error
+        self._seconds = time.monotonic() - begin
         return None
 
     def _settle(self, batches: list[Batch], count: int) -> None:
         items = _items(batches[:count])
         del batches[:count]
         self._replace_first(count)
-        self._tell(Written(items=tuple(items)))
+        self._tell(Written(items=tuple(items), seconds=self._seconds))
 
     def _refuse(self, batches: list[Batch], error: Exception) -> None:
         """Leases that are refused never were; the rest has happened, and is written by itself."""

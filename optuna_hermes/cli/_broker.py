@@ -26,6 +26,12 @@ def broker(
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Log one JSON object a line.")
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, metavar="PORT", help="Serve figures for Prometheus on 127.0.0.1."
+        ),
+    ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="End the broker that runs.")] = False,
 ) -> None:
     """Be the broker of this host, in the foreground.
@@ -44,7 +50,7 @@ def broker(
     from optuna_hermes.broker._logs import start_logging
 
     start_logging(as_json=log_json)
-    run_broker(devices, idle_seconds=idle_seconds)
+    run_broker(devices, idle_seconds=idle_seconds, metrics_port=metrics_port)
 
 
 def _stop() -> None:

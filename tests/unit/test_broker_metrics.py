@@ -1,0 +1,146 @@
+"""A broker's figures in Prometheus' words."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._events import Received, Tick
+from optuna_hermes.broker._meter import BOUNDS_SECONDS, Meter, Times
+from optuna_hermes.broker._metrics import Figures, metrics, serving
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.testing import FakeBroker
+
+
+def figures(broker: FakeBroker, meter: Meter | None = None) -> Figures:
+    document = broker.state.status(broker.now, runs=False)
+    roles = tuple(client.role for client in broker.state.book.clients.values())
+    return Figures(document=document, roles=roles, meter=meter or Meter())
+
+
+def scraped(given: Figures) -> dict[str, float]:
+    """Samples by name and labels, as a scrape shows them."""
+
+    class Collector:
+        def collect(self) -> Any:
+            return metrics(given)
+
+    registry = CollectorRegistry()
+    registry.register(Collector())  # type: ignore[arg-type]
+    lines = generate_latest(registry).decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def begin(broker: FakeBroker, worker: int, number: int) -> int:
+    epoch: int = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    return epoch
+
+
+def test_devices_runs_and_clients_are_counted() -> None:
+    """By state and by role; a state that nothing is in is zero, not missing."""
+    broker = FakeBroker(devices=2)
+    broker.driver(key="digits", unstarted=1)
+    begin(broker, broker.worker(key="digits"), 0)
+    broker.poll("cpu:1", healthy=False)
+    broker.advance(1.0)
+    seen = scraped(figures(broker))
+    assert seen['optuna_hermes_devices{state="running"}'] == 1
+    assert seen['optuna_hermes_devices{state="unhealthy"}'] == 1
+    assert seen['optuna_hermes_devices{state="free"}'] == 0
+    assert seen['optuna_hermes_runs{state="running",study="digits"}'] == 1
+    assert seen['optuna_hermes_runs{state="parked",study="digits"}'] == 0
+    assert seen['optuna_hermes_clients{role="driver"}'] == 1
+    assert seen['optuna_hermes_clients{role="worker"}'] == 1
+    assert seen['optuna_hermes_device_seconds_total{study="digits"}'] == 1.0
+
+
+def test_switches_and_their_cost_are_counted() -> None:
+    """They are those of the status, by study."""
+    broker = FakeBroker(devices=1)
+    broker.driver(key="digits", unstarted=1)
+    worker = broker.worker(key="digits")
+    epoch = begin(broker, worker, 0)
+    parked = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.5, stores=True)
+    broker.say(worker, parked)
+    broker.advance(0.25)
+    again = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Training(epoch=again, stores=True))
+    seen = scraped(figures(broker))
+    assert seen['optuna_hermes_switches_total{study="digits"}'] == 1
+    assert seen['optuna_hermes_overhead_seconds_total{study="digits"}'] == pytest.approx(0.75)
+
+
+def test_studies_of_one_name_are_one_line() -> None:
+    """Two databases may hold studies of one name: a line may not stand twice in a scrape."""
+    broker = FakeBroker(devices=1)
+    broker.driver(key="a")
+    given = figures(broker)
+    study = given.document["studies"][0]
+    given.document["studies"].append(
+        {**study, "key": "b", "counts": {**study["counts"], "done": 3}}
+    )
+    seen = scraped(given)
+    assert seen['optuna_hermes_runs{state="done",study="a"}'] == 3
+
+
+def test_a_histogram_counts_every_duration_once() -> None:
+    """Bins add up, a bound belongs to its own bin, and the last bin holds them all."""
+    times = Times()
+    for seconds in (0.0, BOUNDS_SECONDS[0], 0.02, 99.0):
+        times.add(seconds)
+    seen = scraped(figures(FakeBroker(devices=1), Meter(ledger_writes=times)))
+    name = "optuna_hermes_ledger_write_seconds"
+    assert seen[name + '_bucket{le="0.0005"}'] == 2
+    assert seen[name + '_bucket{le="0.025"}'] == 3
+    assert seen[name + '_bucket{le="+Inf"}'] == seen[name + "_count"] == 4
+    assert seen[name + "_sum"] == pytest.approx(99.0205)
+
+
+def test_reports_are_no_decisions() -> None:
+    """Reports are counted and beats are not; what else happens is timed."""
+    meter = Meter()
+    report = wire.Report(epoch=1, unit=1, step=1, value=0.5)
+    for message in (report, report, wire.Beat(epoch=1, batches=1), wire.Ready(study="s")):
+        meter.handled(Received(connection=1, message=message), 0.01)
+    meter.handled(Tick(), 0.01)
+    assert meter.reports == 2
+    assert sum(meter.decisions.counts) == 2
+
+
+def test_names_keep_the_rules_of_prometheus() -> None:
+    """Counters end in ``_total``, times in ``_seconds``, and every figure says what it is."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    for metric in metrics(figures(broker)):
+        assert metric.name.startswith("optuna_hermes_")
+        assert metric.documentation.endswith(".")
+        assert metric.type in ("counter", "gauge", "histogram")
+        assert metric.type != "histogram" or metric.name.endswith("_seconds")
+
+
+def serve(port: int | None, look: Callable[[], Figures]) -> None:
+    async def run() -> None:
+        with serving(port, look):
+            pass
+
+    asyncio.run(run())
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing package is one line with the command that installs it."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(InvalidInputError) as caught:
+        serve(9464, lambda: figures(FakeBroker(devices=1)))
+    assert str(caught.value) == (
+        "--metrics-port needs prometheus-client, which is not installed: run `pip install "
+        "'optuna-hermes[metrics]'`."
+    )
