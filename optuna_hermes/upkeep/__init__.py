@@ -1,0 +1,19 @@
+"""What is done to a study while it does not run: closing suspended trials, clearing away."""
+
+from __future__ import annotations
+
+from optuna_hermes.upkeep._files import LOG_NAME, ORPHAN_SECONDS, Litter, find_litter, remove
+from optuna_hermes.upkeep._finish import Finish, finish, plan_finish
+from optuna_hermes.upkeep._held import held_trials
+
+__all__ = [
+    "LOG_NAME",
+    "ORPHAN_SECONDS",
+    "Finish",
+    "Litter",
+    "find_litter",
+    "finish",
+    "held_trials",
+    "plan_finish",
+    "remove",
+]

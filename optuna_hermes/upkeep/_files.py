@@ -1,0 +1,130 @@
+"""Clearing away files that nobody needs any more."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.ledger import Ledger
+
+LOG_NAME = "output.log"
+"""What a trial printed: kept, since it is no checkpoint."""
+
+ORPHAN_SECONDS = 3600.0
+"""From this age on a file that the ledger does not name belongs to nobody."""
+
+_TRIAL_FOLDER = re.compile(r"trial-(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Litter:
+    """What nobody needs any more.
+
+    Args:
+        files: each with its size in bytes.
+        rows: paths in the ledger to be forgotten.
+    """
+
+    files: Mapping[Path, int]
+    rows: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """What removing the files frees."""
+        return sum(self.files.values())
+
+
+def find_litter(
+    study: private.Study,
+    ledger: Ledger,
+    folders: Collection[Path],
+    held: Collection[int],
+    now: float,
+) -> Litter:
+    """Find the checkpoints of finished trials, and files that the ledger does not name.
+
+    Args:
+        study: the study.
+        ledger: its ledger.
+        folders: folders that are this study's alone, with a folder for each trial.
+        held: trials that a live process answers for: theirs stay.
+        now: seconds since 1970. A trial may just be writing, on this host or on another, what the
+            ledger does not name yet: such a file must be an hour old unless its trial is finished.
+    """
+    found = [file for folder in folders for file in _files(folder)]
+    # Only now: a folder of a trial is made after the trial, so each one found has its trial here.
+    trials = study.get_trials(deepcopy=False)
+    over = {trial.number for trial in trials if trial.state.is_finished()}
+    rows = ledger.load_checkpoints(private.study_key(study))
+    stale = [row for row in rows if row.number in over]
+    needed = {Path(row.path) for row in rows if row.number not in over}
+    named = [_File.read(Path(row.path)) for row in stale]
+    litter = [file for file in named if file is not None and file.number in over]
+    litter += [
+        file
+        for file in found
+        if file.path not in needed
+        and file.number not in held
+        and (file.number in over or now - file.changed > ORPHAN_SECONDS)
+    ]
+    return Litter(
+        files={file.path: file.size_bytes for file in litter},
+        rows=tuple(row.path for row in stale),
+    )
+
+
+def remove(study: private.Study, ledger: Ledger, litter: Litter) -> None:
+    """Remove files, then their rows, then folders that are empty.
+
+    Args:
+        study: the study.
+        ledger: its ledger.
+        litter: as ``find_litter`` found it.
+    """
+    for path in litter.files:
+        path.unlink(missing_ok=True)
+    key = private.study_key(study)
+    for row in litter.rows:
+        ledger.drop_checkpoint(key, row)
+    for folder in {path.parent for path in litter.files}:
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A file in the folder of a trial; the log of what the trial printed is not one of them."""
+
+    path: Path
+    number: int
+    size_bytes: int
+    changed: float
+
+    @classmethod
+    def read(cls, path: Path) -> _File | None:
+        match = _TRIAL_FOLDER.fullmatch(path.parent.name)
+        if match is None or path.name == LOG_NAME or path.parent.is_symlink():
+            return None
+        try:
+            status = path.lstat()
+        except OSError:  # it is gone
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return cls(
+            path=path,
+            number=int(match[1]),
+            size_bytes=status.st_size,
+            changed=status.st_mtime,
+        )
+
+
+def _files(folder: Path) -> Iterator[_File]:
+    for path in sorted(folder.glob("trial-*/*")):
+        file = _File.read(path)
+        if file is not None:
+            yield file

@@ -1,0 +1,93 @@
+"""Closing suspended trials at the value they reported last."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.ledger import EventRecord, Ledger
+
+_CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What can be done with suspended trials.
+
+    Args:
+        values: each trial that can be told COMPLETE, with its last reported value.
+        refused: each one that cannot, with the reason.
+    """
+
+    values: Mapping[int, float]
+    refused: Mapping[int, str]
+
+
+def plan_finish(
+    study: private.Study, numbers: Sequence[int] | None, held: Collection[int]
+) -> Finish:
+    """Decide which suspended trials can be told COMPLETE; changes nothing.
+
+    Args:
+        study: the study.
+        numbers: the trials to finish, None for every suspended one.
+        held: trials that a live process answers for.
+    """
+    trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+    if numbers is None:
+        numbers = [number for number, trial in trials.items() if private.ours(trial)]
+    values, refused = {}, {}
+    for number in numbers:
+        reason = _refusal(trials.get(number), held)
+        if reason is None:
+            reported = trials[number].intermediate_values
+            values[number] = reported[max(reported)]
+        else:
+            refused[number] = reason
+    return Finish(values=values, refused=refused)
+
+
+def _refusal(trial: Any, held: Collection[int]) -> str | None:
+    if trial is None:
+        return "no such trial"
+    if not private.ours(trial):
+        return f"not suspended but {trial.state.name}"
+    if trial.number in held:
+        return "held by a live process: stop its `optimize` first"
+    reported = trial.intermediate_values
+    if not reported:
+        return f"nothing was reported: {_CLOSE}"
+    if math.isnan(reported[max(reported)]):
+        return f"the last value is nan: {_CLOSE}"
+    return None
+
+
+def finish(study: private.Study, ledger: Ledger, values: Mapping[int, float]) -> None:
+    """Tell trials COMPLETE at these values, in Optuna and in the ledger.
+
+    Args:
+        study: the study.
+        ledger: its ledger.
+        values: as ``plan_finish`` found them.
+
+    Raises:
+        StorageError: one was finished by someone else meanwhile; those before it are done.
+    """
+    key = private.study_key(study)
+    runs = {run.number: run for run in ledger.load_runs(key)}
+    trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+    for number, value in values.items():
+        private.complete_trial(study, trials[number], value)
+        now = time.time()
+        if number in runs:
+            done = dataclasses.replace(runs[number], state="done", tier=None, updated=now)
+            ledger.save_run(done)
+        detail = {"value": value}
+        ledger.add_event(
+            EventRecord(study=key, number=number, kind="finished", at=now, detail=detail)
+        )
