@@ -14,7 +14,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna as private
-from optuna_hermes.broker import Connection, RunSession, connect_or_start, sessions
+from optuna_hermes.broker import RunSession, connect_or_start, sessions
 from optuna_hermes.broker._protocol import Ending, Register
 
 DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
@@ -122,12 +122,9 @@ class HermesSampler(BaseSampler):
         spec = private.study_spec(study, policy=self._policy, slice_seconds=self._slice_seconds)
         trial_id = private.trial_id(trial)
 
-        def join() -> Connection:
-            connection = connect_or_start("run", self._devices or default_devices())
-            connection.send(Register(study=spec, number=trial.number, trial_id=trial_id))
-            return connection
-
-        session = RunSession(join(), rejoin=join)
+        join = partial(connect_or_start, "run", self._devices or default_devices())
+        ask = Register(study=spec, number=trial.number, trial_id=trial_id)
+        session = RunSession(join(), spec, ask, reconnect=join)
         session.noted = private.Note(study, trial_id, session)
         session.describe = partial(private.params_of_id, study, trial_id)
         session.wait_for_grant()

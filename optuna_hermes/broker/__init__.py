@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from optuna_hermes.broker._client import Connection, connect, connect_or_start
+from optuna_hermes.broker._client import (
+    Connection,
+    connect,
+    connect_or_start,
+    connect_patiently,
+)
 from optuna_hermes.broker._protocol import OpenStudy, StudySpec
 from optuna_hermes.broker._session import RunSession, session_of, sessions
 
@@ -13,6 +18,7 @@ __all__ = [
     "StudySpec",
     "connect",
     "connect_or_start",
+    "connect_patiently",
     "session_of",
     "sessions",
 ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from optuna_hermes.broker._book import Book, Run, Study
-from optuna_hermes.broker._events import StudyRead
-from optuna_hermes.broker._protocol import OpenStudy, SavedCheckpoint
-from optuna_hermes.ledger._base import RunRecord
+from optuna_hermes.broker._events import Command, EndLease, StudyRead
+from optuna_hermes.broker._protocol import Counted, OpenStudy, Resume, SavedCheckpoint
+from optuna_hermes.ledger._base import LeaseRecord, RunRecord
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 
@@ -13,7 +13,7 @@ KEPT_CHECKPOINTS = 2
 """A run's newest ones; the older is for the day on which the newest cannot be read."""
 
 
-def admit_study(book: Book, event: StudyRead, now: float) -> Study:
+def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) -> Study:
     """The study of a message; read from its ledger unless a living process holds part of it."""
     book.epoch = max(book.epoch, event.last_epoch)
     spec = event.message.study
@@ -22,8 +22,32 @@ def admit_study(book: Book, event: StudyRead, now: float) -> Study:
         study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
         for known in event.runs:
             study.runs[known.number] = _run(known, event, now)
+        _take_orphans(book, study, event, now, out)
         book.studies[spec.key] = study
     return study
+
+
+def end_orphan(book: Book, lease: LeaseRecord, now: float) -> EndLease:
+    """A lease of an earlier broker is over."""
+    return EndLease(study=lease.study, epoch=lease.epoch, ended=now + book.wall_offset)
+
+
+def _take_orphans(
+    book: Book, study: Study, event: StudyRead, now: float, out: list[Command]
+) -> None:
+    """Keep the leases of this host whose processes may come back, and end the others."""
+    holders = [each.holder for each in book.awaited.values()]
+    awaited = {holder.epoch for holder in holders}
+    if isinstance(event.message, Resume):
+        awaited.add(event.message.epoch)
+    for lease in event.leases:
+        if lease.host == book.host and lease.epoch in awaited:
+            study.orphans[lease.epoch] = lease
+        elif lease.host == book.host:
+            out.append(end_orphan(book, lease, now))
+    for holder in holders:
+        if holder.study == study.spec.key and holder.number in study.runs:
+            study.runs[holder.number].awaited = True
 
 
 def admit_run(study: Study, number: int, trial_id: int, now: float) -> Run:
@@ -40,7 +64,9 @@ def admit_run(study: Study, number: int, trial_id: int, now: float) -> Run:
     return study.runs[number]
 
 
-def take_charge(study: Study, connection: int, message: OpenStudy, now: float) -> list[Run]:
+def take_charge(
+    book: Book, study: Study, connection: int, message: OpenStudy, now: float
+) -> list[Run]:
     """Give the study to a driver, and learn from it what Optuna knows better than the ledger.
 
     Returns:
@@ -49,8 +75,12 @@ def take_charge(study: Study, connection: int, message: OpenStudy, now: float) -
     study.spec, study.policy = message.study, make_policy(message.study.policy)
     study.driver, study.max_alive = connection, message.max_alive
     study.unstarted, study.fixed = message.unstarted, message.fixed
+    study.trials, study.waiting = message.trials, frozenset(message.waiting)
     study.draining, study.problem = False, None
-    study.switches, study.overhead_seconds, study.spent_seconds = 0, 0.0, 0.0
+    if message.counted is None:
+        study.switches, study.overhead_seconds, study.spent_seconds = 0, 0.0, 0.0
+    else:
+        _count_on(study, message.counted)
     changed: list[Run] = []
     for number, state in message.ended.items():
         run = study.runs.get(number)
@@ -60,7 +90,23 @@ def take_charge(study: Study, connection: int, message: OpenStudy, now: float) -
     for number, trial_id in message.adopted.items():
         if number not in study.runs:
             changed.append(admit_run(study, number, trial_id, now))
+    if study.unstarted is not None:
+        study.unstarted -= _begun_since(book, study)
     return changed
+
+
+def _count_on(study: Study, counted: Counted) -> None:
+    study.switches += counted.switches
+    study.overhead_seconds += counted.overhead_seconds
+    study.spent_seconds += counted.spent_seconds
+
+
+def _begun_since(book: Book, study: Study) -> int:
+    """Trials that workers have begun, or are about to, since their driver has counted."""
+    key = study.spec.key
+    leases = [slot.lease for slot in book.slots.values() if slot.lease]
+    coming = sum(1 for lease in leases if lease.study == key and lease.number is None)
+    return coming + sum(1 for number in study.runs if not study.was_counted(number))
 
 
 def _run(known: RunRecord, event: StudyRead, now: float) -> Run:

@@ -10,12 +10,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optuna_hermes.broker._protocol import Params, SavedCheckpoint, StudySpec
-from optuna_hermes.ledger._base import EventRecord, RunRecord
+from optuna_hermes.ledger._base import EventRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Curve, Device, RunState, TierName, Unstarted
 from optuna_hermes.policies import Policy
 
 _COST_MEMORY = 0.7
 """Weight of the past in the moving average of switch costs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """A process that serves a run, as the next broker has to know it.
+
+    Args:
+        pid: its process.
+        started: when that began, as the kernel counts.
+        role: as in ``Hello``.
+        study: key of the run's study.
+        number: of the run; None for a new trial that has not begun.
+        epoch: of its last lease.
+        device: which it holds, None if it is parked.
+    """
+
+    pid: int
+    started: int
+    role: str
+    study: str
+    number: int | None
+    epoch: int
+    device: str | None
 
 
 @dataclass(kw_only=True)
@@ -38,6 +61,7 @@ class Run:
         silence: the longest time between two signs of life while it trained, None at first.
         units_left: units until its end after its last report, None if unknown.
         params: its hyper-parameters, empty if unknown.
+        awaited: a process that has not come back yet may have it.
     """
 
     study: str
@@ -68,6 +92,7 @@ class Run:
     silence: float | None = None
     units_left: int | None = None
     params: Params = field(default_factory=dict)
+    awaited: bool = False
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
 
     @property
@@ -118,6 +143,7 @@ class Lease:
         reported: it has reported since.
         held: it is not in the ledger yet, whose database is away: nobody has heard of it.
         before: the epoch of its run's lease before this one.
+        adopted: it was granted by an earlier broker.
     """
 
     epoch: int
@@ -136,6 +162,7 @@ class Lease:
     reported: bool = False
     held: bool = False
     before: int = 0
+    adopted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +178,8 @@ class Want:
 class Slot:
     """A device with its lease and what comes next.
 
-    Until ``settles_at`` a reading may still show memory that somebody said to have left.
+    Until ``settles_at`` a reading may still show memory that somebody said to have left. Who is
+    ``awaited`` has it from an earlier broker, and nobody else may.
     """
 
     device: Device
@@ -159,6 +187,7 @@ class Slot:
     next: Want | None = None
     empty_since: float | None = None
     settles_at: float = 0.0
+    awaited: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -166,6 +195,12 @@ class Study:
     """A study that is being served; what is counted is counted since its driver came.
 
     Its ledger's database is away since ``away_since``, for ``away_reason``.
+
+    Args:
+        orphans: leases of earlier brokers, by epoch, whose processes have not come back yet.
+        trials: how many trials there were when the driver counted those that are left, None if
+            it has not said so.
+        waiting: the numbers of those among them that nobody had begun.
     """
 
     spec: StudySpec
@@ -186,6 +221,9 @@ class Study:
     switches: int = 0
     overhead_seconds: float = 0.0
     spent_seconds: float = 0.0
+    orphans: dict[int, LeaseRecord] = field(default_factory=dict)
+    trials: int | None = None
+    waiting: frozenset[int] = frozenset()
 
     def measure(self, tier: TierName, seconds: float) -> None:
         """Take one more measurement of bringing a run back from ``tier``."""
@@ -200,7 +238,7 @@ class Study:
         """Whether ``run`` could use a device now: it waits, and has or can get a process."""
         waits = run.state in ("pending", "parked", "stored") and not run.evicting
         served = run.connection is not None or self.driver is not None
-        return waits and served and not run.stranded
+        return waits and served and not run.stranded and not run.awaited
 
     @property
     def attended(self) -> bool:
@@ -213,7 +251,13 @@ class Study:
         """Trials that may still be created."""
         if self.driver is None:
             return Unstarted(count=0, fixed=self.fixed)
-        return Unstarted(count=self.unstarted, fixed=self.fixed)
+        # It may be counted once too often until a trial from before its driver has begun.
+        count = None if self.unstarted is None else max(0, self.unstarted)
+        return Unstarted(count=count, fixed=self.fixed)
+
+    def was_counted(self, number: int) -> bool:
+        """Whether its driver has counted a trial among those that are not left to be created."""
+        return self.trials is None or (number < self.trials and number not in self.waiting)
 
     @property
     def wants_device(self) -> bool:
@@ -247,14 +291,33 @@ class Client:
         prepared: the run whose checkpoint it has read ahead of time.
         leaving: the device whose memory it still has, after it said that it leaves, since
             ``left_at``.
+        started: when its process did, as its kernel counts.
     """
 
     pid: int
     role: str
+    started: int = 0
     study: str | None = None
     prepared: int | None = None
     leaving: str | None = None
     left_at: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Awaited:
+    """A process that an earlier broker served, and that has not come back yet.
+
+    Args:
+        holder: who it is, and what it may have.
+        until: when others stop waiting for it.
+        late: nobody waits for it any more, but what it has stays its own until it has ended.
+        met: it has said hello, and is about to say what it has.
+    """
+
+    holder: Holder
+    until: float
+    late: bool = False
+    met: bool = False
 
 
 @dataclass(kw_only=True)
@@ -266,6 +329,8 @@ class Book:
         wall_offset: wall clock minus the monotonic clock, in seconds.
         host_budget_bytes: host memory that runs may take for what they move off their devices.
         described: parameters of the trials of studies that are about to be opened.
+        awaited: by the connections that their ends are told by.
+        early: workers that are ready for a study that is not open yet, by its key.
     """
 
     host: str
@@ -276,6 +341,13 @@ class Book:
     studies: dict[str, Study] = field(default_factory=dict)
     clients: dict[int, Client] = field(default_factory=dict)
     described: dict[str, dict[int, Params]] = field(default_factory=dict)
+    awaited: dict[int, Awaited] = field(default_factory=dict)
+    early: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether processes of an earlier broker are about to say what they have."""
+        return any(not each.late for each in self.awaited.values())
 
     def slot_of(self, epoch: int) -> Slot | None:
         """The slot whose live lease has this epoch; None if that lease is over."""

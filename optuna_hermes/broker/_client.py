@@ -108,6 +108,24 @@ def connect(role: str) -> Connection:
     return Connection(sock, role)
 
 
+def connect_patiently(role: str) -> Connection:
+    """As ``connect``, but wait for a broker that is being started.
+
+    Raises:
+        BrokerError: there is none after ``CONNECT_SECONDS``.
+    """
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return connect(role)
+        except BrokerConflictError:
+            raise
+        except BrokerError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
+
+
 def connect_or_start(role: str, devices: str = "auto") -> Connection:
     """Connect to the broker, after starting one if there is none.
 

@@ -31,7 +31,10 @@ class Dispatcher:
         """Let the policies decide about every device that is free or whose slice is over.
 
         With several studies each decides within its fair share first, then about what is left.
+        Nothing is decided while processes of an earlier broker may still come back.
         """
+        if self._book.recovering:
+            return
         for slot in self._book.slots.values():
             wanted = None if slot.lease else slot.next
             if wanted and (not _usable(slot) or self._is_hopeless(wanted)):
@@ -93,7 +96,7 @@ class Dispatcher:
 
     def _undecided(self, slot: Slot, now: float) -> bool:
         """Whether a policy may be asked about this device now."""
-        if slot.next or not slot.device.healthy:
+        if slot.next or not slot.device.healthy or slot.awaited is not None:
             return False
         lease = slot.lease
         if lease is None:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import filelock
 
+from optuna_hermes.broker._holders import started
 from optuna_hermes.broker._privacy import (
     check_private,
     open_private,
@@ -239,12 +240,4 @@ def _last_words(directory: Path, begin: int) -> str:
 
 
 def _alive(pid: object) -> bool:
-    if not isinstance(pid, int):
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return isinstance(pid, int) and started(pid) > 0

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna_hermes.broker._protocol import FromBroker, FromClient, OpenStudy, Register
+from optuna_hermes.broker._book import Holder
+from optuna_hermes.broker._protocol import FromBroker, FromClient, OpenStudy, Register, Resume
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
     EventRecord,
@@ -25,11 +26,26 @@ from optuna_hermes.model import Curve, Device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connected:
-    """A client has said hello; ``connection`` is a number of the server's, ``pid`` is verified."""
+    """A client has said hello; ``connection`` is a number of the server's, ``pid`` is verified.
+
+    ``started`` is when the process did, as its kernel counts: nobody else has both.
+    """
 
     connection: int
     pid: int
     role: str
+    started: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """A process that lives and was served by the broker before this one.
+
+    Its end is a ``Disconnected``, as if it had this ``connection``; it may come back by another.
+    """
+
+    connection: int
+    holder: Holder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,11 +65,15 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyRead:
-    """``OpenStudy`` or ``Register``, with what the ledger knows of the study."""
+    """``OpenStudy``, ``Register`` or ``Resume``, with what the ledger knows of the study.
+
+    ``leases`` are those that nobody has ended, of any host.
+    """
 
     connection: int
-    message: OpenStudy | Register
+    message: OpenStudy | Register | Resume
     last_epoch: int = 0
+    leases: tuple[LeaseRecord, ...] = ()
     runs: tuple[RunRecord, ...] = ()
     curves: Mapping[int, Curve] = field(default_factory=dict)
     checkpoints: tuple[CheckpointRecord, ...] = ()
@@ -113,6 +133,7 @@ class Tick:
 
 Event = (
     Connected
+    | Expected
     | Disconnected
     | Received
     | StudyRead

@@ -36,6 +36,8 @@ class Prefetch:
 
     def look(self, now: float, out: list[Command]) -> None:
         """Look ahead where it is time to."""
+        if self._book.recovering:
+            return
         for slot in self._book.slots.values():
             due = self.due(slot)
             if due is not None and slot.lease is not None and due <= now < slot.lease.deadline:

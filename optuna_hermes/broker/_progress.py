@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import KEPT_CHECKPOINTS, admit_run
@@ -30,6 +32,8 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
     if lease.number is None:
         lease.number = message.number
         run.slices += 1
+        if lease.adopted and study.unstarted is not None and study.was_counted(run.number):
+            study.unstarted += 1  # its driver knew of it, so it is not one of those left
         out.append(NameLease(study=lease.study, epoch=lease.epoch, number=run.number))
     out.append(book.record(run, now))
 
@@ -54,9 +58,26 @@ def report(
     """A unit more."""
     out.extend(story.went_back(book, lease, run, message, now))
     lease.reported = True
-    seconds = run.device_seconds + (now - lease.started)
-    run.units += 1
     run.units_left, run.params = message.units_left, message.params or run.params
+    add_report(book, run, lease.started, message, now, out)
+
+
+def has_reported(run: Run, message: wire.Report) -> bool:
+    """Whether a unit is known with this value."""
+    place = message.unit - 1
+    if place >= run.curve.units or run.curve.steps[place] != message.step:
+        return False
+    known = run.curve.values[place]
+    return known == message.value or (math.isnan(known) and math.isnan(message.value))
+
+
+def add_report(
+    book: Book, run: Run, started: float, message: wire.Report, now: float, out: list[Command]
+) -> None:
+    """Put a report into curve and ledger; its lease was ``started`` then."""
+    then = now - message.age_seconds
+    seconds = run.device_seconds + max(0.0, then - started)
+    run.units += 1
     run.curve = _with_report(run.curve, message.unit, message.step, message.value, seconds)
     out.append(
         ReportRecord(
@@ -66,7 +87,7 @@ def report(
             step=message.step,
             value=message.value,
             device_seconds=seconds,
-            at=now + book.wall_offset,
+            at=then + book.wall_offset,
         )
     )
 
@@ -84,7 +105,9 @@ def saved(
 def keep(
     book: Book, run: Run, checkpoint: wire.SavedCheckpoint, now: float, out: list[Command]
 ) -> None:
-    """Put a checkpoint into the ledger, and forget those that it replaces."""
+    """Put a checkpoint into the ledger, unless it is there, and forget those that it replaces."""
+    if any(each.path == checkpoint.path for each in run.checkpoints):
+        return
     for old in run.checkpoints[: 1 - KEPT_CHECKPOINTS]:
         out.append(DropCheckpoint(study=run.study, path=old.path))
     run.checkpoints = [*run.checkpoints[1 - KEPT_CHECKPOINTS :], checkpoint]

@@ -13,7 +13,7 @@ import msgspec
 from optuna_hermes.errors import ProtocolError
 from optuna_hermes.model import TierName
 
-VERSION = 3
+VERSION = 4
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 HEADER_BYTES = 4
 
@@ -79,6 +79,14 @@ class Hello(_Message, frozen=True, kw_only=True):
     role: str  # "driver", "worker", "run" or "viewer"
 
 
+class Counted(msgspec.Struct, frozen=True, kw_only=True):
+    """What earlier brokers counted for a driver; see ``Study``."""
+
+    switches: Count = 0
+    overhead_seconds: Seconds = 0.0
+    spent_seconds: Seconds = 0.0
+
+
 class OpenStudy(_Message, frozen=True, kw_only=True):
     """A driver takes charge of a study: its live runs are read from the ledger.
 
@@ -88,6 +96,10 @@ class OpenStudy(_Message, frozen=True, kw_only=True):
         fixed: whether those trials are a list known beforehand.
         ended: trials that Optuna knows to be finished though the ledger may not.
         adopted: trials (number to trial id) that were created but never reached the ledger.
+        trials: how many trials there were when those that are left were counted, None if that
+            is of no use.
+        waiting: the numbers of those among them that nobody had begun.
+        counted: None from a driver that comes anew.
     """
 
     study: StudySpec
@@ -96,6 +108,9 @@ class OpenStudy(_Message, frozen=True, kw_only=True):
     fixed: bool = False
     ended: dict[Count, Ending] = {}
     adopted: dict[Count, Count] = {}
+    trials: Count | None = None
+    waiting: tuple[Count, ...] = ()
+    counted: Counted | None = None
 
 
 class Describe(_Message, frozen=True, kw_only=True):
@@ -146,6 +161,7 @@ class Report(_Message, frozen=True, kw_only=True):
     Args:
         units_left: units until its end, None if unknown.
         params: its hyper-parameters, if they were not told before.
+        age_seconds: how long ago it was, if there was no broker to be told.
     """
 
     epoch: Count
@@ -154,6 +170,7 @@ class Report(_Message, frozen=True, kw_only=True):
     value: float
     units_left: Count | None = None
     params: Params = {}
+    age_seconds: Seconds = 0.0
 
 
 class Beat(_Message, frozen=True, kw_only=True):
@@ -195,6 +212,45 @@ class Parked(_Message, frozen=True, kw_only=True):
     host_bytes: Count = 0
     stores: bool = False
     moves: bool = False
+
+
+class Resume(_Message, frozen=True, kw_only=True):
+    """A process whose broker died says to the next one what it has, and goes on.
+
+    What it said last under this epoch may be known already. The answer is silence, or ``Refused``:
+    then the run is not its own any more.
+
+    Args:
+        number: None for a new trial that has not begun.
+        epoch: of its last lease.
+        device: which that lease was for.
+        held_seconds: since that lease was granted.
+        training: its first batch has begun.
+        asked: the tier by which it was asked to leave, or to which it moves while it is parked.
+        stores: whether it can be suspended to disk.
+        need_bytes: the most device memory it has needed until now, None if unknown.
+        units_left: units until its end, None if unknown.
+        params: its hyper-parameters, as far as they are known.
+        reports: the last ones, oldest first.
+        checkpoints: those that nobody has said to be in the ledger, oldest first.
+        parked: how it has stopped, None while it has the device.
+    """
+
+    study: StudySpec
+    epoch: Count
+    device: str
+    number: Count | None = None
+    trial_id: Count | None = None
+    held_seconds: Seconds = 0.0
+    training: bool = False
+    asked: TierName | None = None
+    stores: bool = False
+    need_bytes: Count | None = None
+    units_left: Count | None = None
+    params: Params = {}
+    reports: tuple[Report, ...] = ()
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
+    parked: Parked | None = None
 
 
 class Ended(_Message, frozen=True, kw_only=True):
@@ -323,6 +379,7 @@ FromClient = (
     | Describe
     | Ready
     | Register
+    | Resume
     | Begin
     | Training
     | Report

@@ -18,7 +18,9 @@ from typing import Any
 import psutil
 
 from optuna_hermes.broker import _election as election
+from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._book import Holder
 from optuna_hermes.broker._client import peer
 from optuna_hermes.broker._devices import DeviceSource
 from optuna_hermes.broker._events import (
@@ -27,6 +29,7 @@ from optuna_hermes.broker._events import (
     DevicesPolled,
     Disconnected,
     Event,
+    Expected,
     Kill,
     LedgerAway,
     Received,
@@ -45,6 +48,7 @@ from optuna_hermes.broker._meter import Meter
 from optuna_hermes.broker._metrics import Figures, serving
 from optuna_hermes.broker._outbox import Outbox
 from optuna_hermes.broker._readings import Readings
+from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._story import ROUTINE
 from optuna_hermes.errors import HermesError
@@ -59,6 +63,7 @@ FLUSH_SECONDS = 0.25
 END_SECONDS = 5.0
 """How long the last records may take when the broker ends."""
 _HELLO_SECONDS = 10.0
+_LAST_WORDS_SECONDS = 0.05
 _CHANGES_MEMORY = wire.Parked | wire.Ended | wire.Released
 """What these lead to depends on the memory that is free at that moment."""
 
@@ -105,6 +110,7 @@ class Server:
         )
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._last_connection = 0
+        self._remembered: tuple[Holder, ...] = ()
         self._hung_up: dict[int, float] = {}
         self._last_busy = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
@@ -131,6 +137,7 @@ class Server:
         self._ledgers = Ledgers(self._heard, partial(_soon, loop), times=times)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        self._expect()
         sock = _listen(election.socket_path(self._directory))
         election.check_socket(self._directory)
         server = await asyncio.start_unix_server(self._client, sock=sock)
@@ -139,6 +146,7 @@ class Server:
         ready()
         async with server:
             await self._stop.wait()
+            self._remember()
             for chore in chores:
                 chore.cancel()
             for client in self._clients:
@@ -150,6 +158,47 @@ class Server:
         if lost:
             log.error("the database is away: %d records did not reach the ledger", lost)
         log.info("ended")
+
+    # -- brokers before and after this one -----------------------------------------------------
+
+    def _expect(self) -> None:
+        """Find out who still lives of those that the broker before this one served."""
+        self._remembered = _holders.living(self._directory)
+        for number, holder in enumerate(self._remembered):
+            connection = -1 - number  # nobody's, but its end is told like that of the others
+            self._apply(Expected(connection=connection, holder=holder))
+            self._watch(connection, holder)
+        if self._remembered:
+            log.info("waiting for %d runs of the broker before", len(self._remembered))
+
+    def _watch(self, connection: int, holder: Holder) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            handle = os.pidfd_open(holder.pid)
+        except OSError:  # it has just ended, or this kernel has no pidfd: it may only come back
+            handle = -1
+        if handle < 0 or _holders.started(holder.pid) != holder.started:
+            if not _holders.started(holder.pid):
+                self._apply(Disconnected(connection=connection))
+            return
+
+        def gone() -> None:
+            loop.remove_reader(handle)
+            os.close(handle)
+            self._apply(Disconnected(connection=connection))
+
+        loop.add_reader(handle, gone)
+
+    def _remember(self) -> None:
+        """Tell the next broker whom this one serves."""
+        served = holders(self._state.book)
+        if served == self._remembered:
+            return
+        try:
+            _holders.save(self._directory, served)
+            self._remembered = served
+        except OSError as error:
+            log.error("the next broker will not know who has a device: %s", error)
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -177,7 +226,8 @@ class Server:
             self._writers.pop(connection, None)
             self._outbox.forget(connection)
             writer.close()
-            if connection in self._state.book.clients:
+            # When this broker leaves, those who hold a device go on with the next one.
+            if connection in self._state.book.clients and not self._stop.is_set():
                 self._hung_up[pid] = time.monotonic()
                 try:
                     await self._look()
@@ -190,13 +240,14 @@ class Server:
             reason = "This broker is of another version: end it with `optuna-hermes broker --stop`."
             self._send(connection, wire.Refused(reason=reason))
             return
-        self._apply(Connected(connection=connection, pid=pid, role=hello.role))
+        started = _holders.started(pid)
+        self._apply(Connected(connection=connection, pid=pid, role=hello.role, started=started))
         self._send(connection, self._welcome())
         while True:
             message = await _read(reader)
             if isinstance(message, wire.Quit):
                 self._quit(connection)
-            elif isinstance(message, wire.OpenStudy | wire.Register):
+            elif isinstance(message, wire.OpenStudy | wire.Register | wire.Resume):
                 await self._read_study(connection, message)
             else:
                 if isinstance(message, _CHANGES_MEMORY):
@@ -220,7 +271,9 @@ class Server:
         else:
             self._stop.set()
 
-    async def _read_study(self, connection: int, message: wire.OpenStudy | wire.Register) -> None:
+    async def _read_study(
+        self, connection: int, message: wire.OpenStudy | wire.Register | wire.Resume
+    ) -> None:
         """Admit a study; what else its client says waits until it is read."""
         spec = message.study
         try:
@@ -264,6 +317,8 @@ class Server:
                 log_event(each, each.study if study is None else study.spec.name)
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
+        if any(isinstance(c, Send) and isinstance(c.message, wire.Grant) for c in commands):
+            self._remember()
         writes = [c for c in commands if not isinstance(c, Send | Kill | Withdraw)]
         self._ledgers.write(writes)
         unwritten = {_proof(record) for record in writes}
@@ -341,7 +396,9 @@ class Server:
             self._apply(DevicesPolled(devices=await self._readings.read(self._own_pids())))
 
     def _own_pids(self) -> set[int]:
-        pids = {client.pid for client in self._state.book.clients.values()}
+        book = self._state.book
+        pids = {client.pid for client in book.clients.values()}
+        pids.update(each.holder.pid for each in book.awaited.values())
         # A process that has hung up is no stranger while it ends.
         lately = time.monotonic() - SETTLE_SECONDS
         self._hung_up = {pid: at for pid, at in self._hung_up.items() if at > lately}
@@ -368,6 +425,7 @@ def _all_of(study: str, ledger: Ledger) -> dict[str, Any]:
     """What a ledger knows of a study, as fields of ``StudyRead``."""
     return {
         "last_epoch": ledger.last_epoch(),
+        "leases": tuple(each for each in ledger.load_leases(study) if each.ended is None),
         "runs": tuple(ledger.load_runs(study)),
         "curves": ledger.load_curves(study),
         "checkpoints": tuple(ledger.load_checkpoints(study)),
@@ -408,7 +466,13 @@ def _end_of(pid: int, writer: asyncio.StreamWriter) -> Iterator[None]:
     except OSError:  # it is gone already, or this kernel has no pidfd: the socket must tell
         yield
         return
-    loop.add_reader(handle, writer.transport.abort)
+
+    def ended() -> None:
+        # What it said last may still be in the socket.
+        loop.remove_reader(handle)
+        loop.call_later(_LAST_WORDS_SECONDS, writer.transport.abort)
+
+    loop.add_reader(handle, ended)
     try:
         yield
     finally:

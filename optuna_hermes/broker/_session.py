@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import Connection
+from optuna_hermes.broker._line import AWAY_SECONDS, Line
+from optuna_hermes.broker._said import Said
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
 from optuna_hermes.model import RunState, TierName
 from optuna_hermes.suspend._base import Held, State, StoredState
@@ -23,30 +24,37 @@ if TYPE_CHECKING:
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 """How often a run that waits looks whether its process is to end."""
+_KEPT_SECONDS = 5.0
+"""How long a process whose run is on disk waits to hear that the ledger knows where."""
 _TERMINATED = 128 + 15
+_NOBODY = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.log, and go on."
 
 
 class RunSession:
     """A connection that holds, or waits for, the lease of one run (``suspend.Session``).
 
-    A thread reads the socket, so that training pays one attribute read a batch.
+    A thread reads the socket, so that training pays one attribute read a batch. When the broker
+    dies the run goes on: the thread finds the next broker and tells it what the run has.
 
     Args:
         connection: open, with nothing read from it yet.
+        study: what a broker must know of the run's study.
+        ask: asks for the first lease.
+        reconnect: connects to the next broker; raises ``HermesError`` while there is none.
         checkpoint_dir: where this run's checkpoints go, None if it cannot leave its process.
         noted: told ``parked``, ``running`` or ``stored`` when that has become true, off the
             device's time where it can be.
-        rejoin: makes a new connection that asks for a lease, for a run whose process stays when
-            the broker goes.
     """
 
     def __init__(
         self,
         connection: Connection,
+        study: wire.StudySpec,
+        ask: wire.Ready | wire.Register,
         *,
+        reconnect: Callable[[], Connection],
         checkpoint_dir: Path | None = None,
         noted: Callable[[RunState], None] = lambda state: None,
-        rejoin: Callable[[], Connection] | None = None,
     ) -> None:
         self.must_yield = False
         self.asked: TierName = "resident"
@@ -58,19 +66,27 @@ class RunSession:
         self.noted = noted
         self.describe: Callable[[], wire.Params] = dict
         """Tells the trial's hyper-parameters, as far as they are known by then."""
+        self._study = study
+        self._ask = ask
         self._described = False
-        self._rejoin = rejoin
-        self._connection = connection
-        self._epoch = 0
         self._trained = False
-        self._saved: dict[str, StoredState] = {}
         self._last_beat = 0.0
         self._had_seconds = 0.0
         self._granted_at: float | None = None
         self._lost = False
+        self._refused: str | None = None
         self._parked_in: Parking | None = None
         self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
-        self._reader = self._start_reader()
+        self._said = Said()
+        self._line = Line(
+            connection,
+            reconnect=reconnect,
+            introduce=self._introduce,
+            heard=self._heard,
+            lost=self._forget_requests,
+        )
+        self._line.send(ask)
+        self._line.start()
 
     @property
     def device_seconds(self) -> float:
@@ -89,7 +105,7 @@ class RunSession:
         while True:
             message = self._inbox.get()
             if message is None:
-                raise BrokerError("The broker is gone.")
+                raise BrokerError(self._refused or _NOBODY)
             if isinstance(message, wire.Refused):
                 raise BrokerError(message.reason)
             if isinstance(message, wire.Dismiss):
@@ -103,7 +119,10 @@ class RunSession:
 
     def begin(self, number: int, trial_id: int) -> None:
         """Say which trial a lease for a new one went to."""
-        self._send(wire.Begin(epoch=self._epoch, number=number, trial_id=trial_id))
+        with self._line.lock:
+            self._said.number, self._said.trial_id = number, trial_id
+            begin = wire.Begin(epoch=self._said.epoch, number=number, trial_id=trial_id)
+            self._line.send(begin)
 
     # -- while training: suspend.Session --------------------------------------------------------
 
@@ -118,34 +137,46 @@ class RunSession:
             self._trained = True
             params = self.describe()
             self._described = bool(params)
-            self._send(wire.Training(epoch=self._epoch, stores=stores, params=params))
+            with self._line.lock:
+                said = self._said
+                said.training, said.stores, said.params = True, stores, params or said.params
+                self._line.send(wire.Training(epoch=said.epoch, stores=stores, params=params))
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
         params = {} if self._described else self.describe()
         self._described = True
-        self._send(
-            wire.Report(
-                epoch=self._epoch,
+        with self._line.lock:
+            said = self._said
+            message = wire.Report(
+                epoch=said.epoch,
                 unit=unit,
                 step=step,
                 value=value,
                 units_left=units_left,
                 params=params,
             )
-        )
+            said.units_left, said.params = units_left, params or said.params
+            said.reports.append((time.monotonic(), message))
+            self._line.send(message)
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""
         now = time.monotonic()
         if now - self._last_beat >= _BEAT_SECONDS:
             self._last_beat = now
-            self._send(wire.Beat(epoch=self._epoch, batches=batches, memory_bytes=memory_bytes))
+            with self._line.lock:
+                if memory_bytes is not None:
+                    self._said.need_bytes = memory_bytes
+                epoch = self._said.epoch
+                self._line.send(wire.Beat(epoch=epoch, batches=batches, memory_bytes=memory_bytes))
 
     def saved(self, state: StoredState) -> None:
         """See ``suspend.Session``."""
-        self._saved[str(state.path)] = state
-        self._send(wire.Saved(epoch=self._epoch, checkpoint=_wired(state)))
+        checkpoint = _wired(state)
+        with self._line.lock:
+            self._said.checkpoints[checkpoint.path] = checkpoint
+            self._line.send(wire.Saved(epoch=self._said.epoch, checkpoint=checkpoint))
 
     def park(self, state: State | None) -> None:
         """See ``suspend.Session``; with None nothing is known but that the run can wait.
@@ -153,8 +184,11 @@ class RunSession:
         Raises:
             Suspended: the run is on disk.
             CheckpointError: it should go there and cannot.
-            BrokerError: the broker is gone and the run cannot be stored.
+            BrokerError: no broker can be found and the run cannot be stored, or it is another
+                process's by now.
         """
+        if self._refused is not None:
+            raise BrokerError(self._refused)
         begin = time.monotonic()
         self.must_yield = False
         self._put(state, "disk" if self._lost else self.asked, begin)
@@ -171,7 +205,9 @@ class RunSession:
 
     def end(self, state: wire.Ending, error: str | None = None) -> None:
         """The trial is told: the lease is over."""
-        self._send(wire.Ended(epoch=self._epoch, state=state, error=error))
+        with self._line.lock:
+            self._said.end = wire.Ended(epoch=self._said.epoch, state=state, error=error)
+            self._line.send(self._said.end)
 
     def release(self, reason: str, *, outgrown: bool = False) -> None:
         """Give the lease back: this process cannot serve the run, which stays as it was.
@@ -180,12 +216,15 @@ class RunSession:
             reason: what people are told.
             outgrown: the device's memory did not suffice beside what others hold there.
         """
-        self._send(wire.Released(epoch=self._epoch, reason=reason, outgrown=outgrown))
+        with self._line.lock:
+            epoch = self._said.epoch
+            self._said.end = wire.Released(epoch=epoch, reason=reason, outgrown=outgrown)
+            self._line.send(self._said.end)
 
     def close(self) -> None:
-        """Hang up."""
-        self._connection.close()
-        self._reader.join()
+        """Hang up, once a broker has heard how the run stands."""
+        self._line.settle(lambda: not self._unkept(), _KEPT_SECONDS)
+        self._line.close()
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -208,38 +247,49 @@ class RunSession:
     def _say_parked(
         self, state: State | None, tier: TierName, held: Held | None, spent: float
     ) -> None:
-        stored = None if held is None else held.stored
-        self._send(
-            wire.Parked(
-                epoch=self._epoch,
+        stored = None if held is None or held.stored is None else _wired(held.stored)
+        stores = state is not None and self._parking().stores(state)
+        with self._line.lock:
+            said = self._said
+            if not said.epoch:
+                return  # it has no lease to give back
+            said.asked = None
+            said.parked = wire.Parked(
+                epoch=said.epoch,
                 tier=tier,
                 suspend_seconds=spent,
-                checkpoint=None if stored is None else _wired(stored),
+                checkpoint=stored,
                 held_bytes=None if held is None else held.device_bytes,
                 host_bytes=0 if held is None else held.host_bytes,
-                stores=state is not None and self._parking().stores(state),
+                stores=stores,
                 moves=state is not None and state.moves and sessions.worker is self,
             )
-        )
+            if stored is not None:
+                said.checkpoints[stored.path] = stored
+            self._line.send(said.parked)
 
     def _wait(self, state: State | None) -> None:
         while True:
             message = self._next(state)
             if isinstance(message, wire.Evict):
                 self._put(state, message.tier, time.monotonic())
-                continue
-            if isinstance(message, wire.Recall):
+            elif isinstance(message, wire.Recall):
                 with contextlib.suppress(SuspendError):
                     self._parking().back()
                 self._put(state, self._parking().tier or "resident", time.monotonic())
-                continue
-            if message is None:  # the broker is gone
+            elif message is None:  # no broker can be found
                 self._put(state, "disk", time.monotonic())
-                self._ask_again()
-            elif isinstance(message, wire.Grant):
+                raise BrokerError(self._refused or _NOBODY)
+            elif isinstance(message, wire.Refused):
+                raise BrokerError(message.reason)
+            elif isinstance(message, wire.Grant) and self._is_present(message):
                 self._take(message)
-            if self._back(state):
-                return
+                if self._back(state):
+                    return
+
+    def _is_present(self, grant: wire.Grant) -> bool:
+        """Whether a lease is not over; a run that is told late to stop gives it back unused."""
+        return grant.epoch == self._said.epoch and self._said.parked is None
 
     def _next(self, state: State | None) -> wire.FromBroker | None:
         while True:
@@ -269,59 +319,88 @@ class RunSession:
             self._parked_in = Parking(self.checkpoint_dir, lambda: self.checkpoints)
         return self._parked_in
 
-    def _ask_again(self) -> None:
-        """Wait for a lease of the next broker."""
-        if self._rejoin is None:
-            raise BrokerError("The broker is gone.")
-        self._connection.close()
-        self._reader.join()
-        self._connection = self._rejoin()
-        self._inbox = queue.SimpleQueue()
-        self._lost = self.must_yield = False
-        self._reader = self._start_reader()
-        self.wait_for_grant()
+    # -- on the line's thread ------------------------------------------------------------------
+
+    def _introduce(self) -> Iterable[wire.FromClient]:
+        said = self._said
+        if not said.epoch:
+            return [self._ask]
+        resume = said.resume(self._study, time.monotonic())
+        return [resume] if said.end is None else [resume, said.end]
+
+    def _forget_requests(self) -> None:
+        """What a broker that is gone has asked for, and nobody has begun, is not done."""
+        with self._line.lock:
+            kept: list[wire.FromBroker | None] = []
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    message = self._inbox.get_nowait()
+                    if isinstance(message, wire.Evict | wire.Recall):
+                        self._said.asked = None
+                    elif isinstance(message, wire.Grant):
+                        kept.append(message)
+            for message in kept:
+                self._inbox.put(message)
+
+    def _heard(self, message: wire.FromBroker | None) -> None:
+        with self._line.lock:
+            if message is None:
+                self._stop()
+            elif isinstance(message, wire.Yield):
+                self.asked = self._said.asked = message.tier
+                self.must_yield = True
+            elif isinstance(message, wire.Kept):
+                self._kept(message)
+            elif isinstance(message, wire.Refused) and self._said.epoch:
+                self._let_go(message.reason)
+            else:
+                if isinstance(message, wire.Grant):
+                    self._granted(message)
+                elif isinstance(message, wire.Evict):
+                    self._said.asked = message.tier
+                elif isinstance(message, wire.Recall):
+                    self._said.asked = "resident"
+                self._inbox.put(message)
+
+    def _granted(self, grant: wire.Grant) -> None:
+        now = time.monotonic()
+        self._said = self._said.granted(grant, now)
+        self._had_seconds, self._granted_at = grant.device_seconds, now
+        self._trained = False
+
+    def _kept(self, message: wire.Kept) -> None:
+        saved = self._said.checkpoints.pop(message.path, None)
+        if saved is not None:
+            self.checkpoints = (_unwired(saved), *self.checkpoints[:1])
+
+    def _let_go(self, reason: str) -> None:
+        """The run's lease is another's by now: a plain trial asks again, a worker has to end."""
+        if isinstance(self._ask, wire.Register):
+            self._said = Said()
+            self.must_yield = True
+            self._line.send(self._ask)
+        else:
+            self._refused = reason
+            self._stop()
+
+    def _stop(self) -> None:
+        self._lost = self.must_yield = True
+        self._inbox.put(None)
 
     # -- inside --------------------------------------------------------------------------------
-
-    def _start_reader(self) -> threading.Thread:
-        reader = threading.Thread(target=self._read, name="hermes-session", daemon=True)
-        reader.start()
-        return reader
 
     def _stop_clock(self) -> None:
         self._had_seconds, self._granted_at = self.device_seconds, None
 
     def _take(self, grant: wire.Grant) -> None:
-        self._epoch = grant.epoch
         self.devices, self.alone = grant.devices, grant.alone
-        self._had_seconds, self._granted_at = grant.device_seconds, time.monotonic()
-        self._trained = False
         if not self.managed:  # the loop read them when it started
             self.checkpoints = tuple(_unwired(c) for c in grant.checkpoints)
 
-    def _read(self) -> None:
-        while True:
-            try:
-                message = self._connection.receive()
-            except BrokerError:
-                self._lost = True
-                self.must_yield = True
-                self._inbox.put(None)
-                return
-            if isinstance(message, wire.Yield):
-                self.asked = message.tier
-                self.must_yield = True
-            elif isinstance(message, wire.Kept):
-                state = self._saved.pop(message.path)
-                self.checkpoints = (state, *self.checkpoints[:1])
-            else:
-                self._inbox.put(message)
-
-    def _send(self, message: wire.FromClient) -> None:
-        # Training does not stop because the broker is gone: the reader has seen it too, and the
-        # run parks at its next clean point.
-        with contextlib.suppress(BrokerError):
-            self._connection.send(message)
+    def _unkept(self) -> bool:
+        """Whether the run is on disk, and the ledger may not know it."""
+        parked = self._said.parked
+        return parked is not None and parked.tier == "disk" and bool(self._said.checkpoints)
 
 
 def _wired(state: StoredState) -> wire.SavedCheckpoint:

@@ -24,6 +24,8 @@ from optuna_hermes.broker._events import (
     DevicesPolled,
     Disconnected,
     Event,
+    Expected,
+    Kill,
     LedgerAway,
     LedgerBack,
     Received,
@@ -34,6 +36,7 @@ from optuna_hermes.broker._events import (
 )
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._prefetch import Prefetch
+from optuna_hermes.broker._recovery import RECOVERY_SECONDS, Recovery
 from optuna_hermes.broker._silence import GRACE_SECONDS, Silence, heard_from
 from optuna_hermes.broker._status import document
 from optuna_hermes.model import Device
@@ -48,6 +51,7 @@ class State:
         wall_offset: wall clock minus monotonic clock, in seconds.
         host_budget_bytes: host memory that runs may take for what they move off their devices.
         grace_seconds: see ``GRACE_SECONDS``.
+        recovery_seconds: see ``RECOVERY_SECONDS``.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class State:
         wall_offset: float = 0.0,
         host_budget_bytes: int = 0,
         grace_seconds: float = GRACE_SECONDS,
+        recovery_seconds: float = RECOVERY_SECONDS,
     ) -> None:
         self.book = Book(host=host, wall_offset=wall_offset, host_budget_bytes=host_budget_bytes)
         self.book.slots = {device.id: Slot(device=device) for device in devices}
@@ -70,6 +75,7 @@ class State:
         self._silence = Silence(self.book, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
+        self._recovery = Recovery(self.book, recovery_seconds)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take an event in and say what to do, in order."""
@@ -80,7 +86,9 @@ class State:
         elif isinstance(event, StudyRead):
             self._study_read(event, now, out)
         elif isinstance(event, Connected):
-            self.book.clients[event.connection] = Client(pid=event.pid, role=event.role)
+            self._connected(event)
+        elif isinstance(event, Expected):
+            self._recovery.expect(event, now)
         elif isinstance(event, Disconnected):
             self._disconnected(event.connection, now, out)
         elif isinstance(event, DevicesPolled):
@@ -96,6 +104,7 @@ class State:
         elif isinstance(event, Tick):
             self._away.look(now)
             self._silence.end(now, out)
+            self._recovery.end(now, out)
             self._prefetch.look(now, out)
             self._dispatcher.schedule(now, out)
         for study in self.book.studies.values():
@@ -110,7 +119,7 @@ class State:
         return self._wakeup
 
     def _next_wakeup(self, now: float) -> float | None:
-        times = [*self._silence.wakeups(), *self._away.wakeups()]
+        times = [*self._silence.wakeups(), *self._away.wakeups(), *self._recovery.wakeups()]
         for slot in self.book.slots.values():
             lease = slot.lease
             if lease is None and slot.next and slot.settles_at > now:
@@ -123,7 +132,7 @@ class State:
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost if the broker ended now."""
-        return not self.book.clients
+        return not (self.book.clients or self.book.awaited)
 
     def status(self, now: float, *, runs: bool = True) -> dict[str, Any]:
         """What ``status`` shows, as plain JSON."""
@@ -175,8 +184,12 @@ class State:
             self._released(slot, run, message, now, out)
 
     def _ready(self, connection: int, message: wire.Ready, now: float, out: list[Command]) -> None:
+        self._recovery.empty_handed(self.book.clients[connection].pid, now, out)
         study = self.book.studies.get(message.study)
-        if study is None or study.draining:
+        if study is None:  # its driver comes back too, perhaps later than its workers
+            self.book.early.setdefault(message.study, []).append(connection)
+            return
+        if study.draining:
             out.append(Send(connection=connection, message=wire.Dismiss()))
             return
         self.book.clients[connection].study = message.study
@@ -196,6 +209,13 @@ class State:
     def _parked(
         self, connection: int, message: wire.Parked, now: float, out: list[Command]
     ) -> None:
+        self._stands(connection, message, now, out)
+        self._dispatcher.schedule(now, out)
+
+    def _stands(
+        self, connection: int, message: wire.Parked, now: float, out: list[Command]
+    ) -> None:
+        """A run waits where it says."""
         slot = self.book.slot_of(message.epoch)
         run = self._run_of(connection, message.epoch, slot)
         if run is None:
@@ -213,9 +233,11 @@ class State:
             if came_not_back:
                 self._ends.room(slot, run, "could not come back to", now, out)
         out.append(self.book.record(run, now))
+        if message.checkpoint is not None:
+            kept = wire.Kept(path=message.checkpoint.path)
+            out.append(Send(connection=connection, message=kept))
         if self.book.studies[run.study].draining and run.stores:
             self._memory.evict(run, "disk", now, out)
-        self._dispatcher.schedule(now, out)
 
     def _stopped(
         self, slot: Slot, run: Run, message: wire.Parked, now: float, out: list[Command]
@@ -296,10 +318,15 @@ class State:
     # -- studies -------------------------------------------------------------------------------
 
     def _study_read(self, event: StudyRead, now: float, out: list[Command]) -> None:
-        study = admit_study(self.book, event, now)
+        study = admit_study(self.book, event, now, out)
         connection, message = event.connection, event.message
+        if isinstance(message, wire.Resume):
+            self._resume(study, connection, message, now, out)
+            return
         if isinstance(message, wire.Register):
             is_new = message.number not in study.runs
+            pid, key = self.book.clients[connection].pid, study.spec.key
+            self._recovery.empty_handed(pid, now, out, study=key, number=message.number)
             run = admit_run(study, message.number, message.trial_id, now)
             run.connection, run.waiting_since, run.state = connection, now, "pending"
             if is_new:
@@ -311,7 +338,7 @@ class State:
             return
         else:
             known = set(study.runs)
-            changed = take_charge(study, connection, message, now)
+            changed = take_charge(self.book, study, connection, message, now)
             new = [run for run in changed if run.number not in known]
             out.extend(story.admitted(self.book, run, now) for run in new)
             for number, params in self.book.described.pop(study.spec.key, {}).items():
@@ -319,6 +346,33 @@ class State:
                     study.runs[number].params = params
             out.extend(self.book.record(run, now) for run in changed)
         self.book.clients[connection].study = study.spec.key
+        for ready in self.book.early.pop(study.spec.key, []):
+            self._ready(ready, wire.Ready(study=study.spec.key), now, out)
+        self._dispatcher.schedule(now, out)
+
+    def _resume(
+        self, study: Study, connection: int, message: wire.Resume, now: float, out: list[Command]
+    ) -> None:
+        """A process goes on with what an earlier broker gave it, or is told why it may not."""
+        client, key = self.book.clients[connection], study.spec.key
+        problem = self._recovery.resume(study, connection, message, now, out)
+        if problem is None:
+            client.study = key
+            if client.role == "worker":
+                study.workers.add(connection)
+            if message.parked is not None:
+                self._stands(connection, message.parked, now, out)
+                run = study.runs[message.number or 0]
+                if message.asked is not None and run.asked is None and run.connection is not None:
+                    run.asked, run.asked_at = message.asked, now
+            if study.draining:
+                self._drain(key, now, out)
+        else:
+            out.append(Send(connection=connection, message=wire.Refused(reason=problem)))
+            if client.role == "worker":
+                out.append(Kill(connection=connection, pid=client.pid, reason=problem))
+            if not study.attended:
+                del self.book.studies[key]
         self._dispatcher.schedule(now, out)
 
     def _already_driven(self, study: Study) -> str:
@@ -330,8 +384,23 @@ class State:
 
     # -- ends ----------------------------------------------------------------------------------
 
+    def _connected(self, event: Connected) -> None:
+        client = Client(pid=event.pid, role=event.role, started=event.started)
+        self.book.clients[event.connection] = client
+        if client.role in ("worker", "run"):
+            self._recovery.met(client.pid)
+
     def _disconnected(self, connection: int, now: float, out: list[Command]) -> None:
+        if connection in self.book.awaited:
+            self._recovery.gone(connection, now, out)
+            self._dispatcher.schedule(now, out)
+            return
         client = self.book.clients.pop(connection, None)
+        if client is not None:
+            self._recovery.lost(client.pid, out)
+        for waiting in self.book.early.values():
+            if connection in waiting:
+                waiting.remove(connection)
         for slot in self.book.slots.values():
             lease = slot.lease
             if lease and lease.connection == connection:

@@ -75,6 +75,7 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "workers": {"alive": len(study.workers), "idle": len(study.idle)},
         "counts": _counts(study),
         "device_seconds": held + sum(run.device_seconds for run in study.runs.values()),
+        "held_seconds": held,
         "spent_seconds": held + study.spent_seconds,
         "overhead_seconds": study.overhead_seconds,
         "switches": study.switches,

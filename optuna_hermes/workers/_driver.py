@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import Connection, StudySpec, connect_or_start
-from optuna_hermes.broker._protocol import Drain
+from optuna_hermes.broker._protocol import Counted, Drain
 from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
@@ -43,7 +43,10 @@ READY_PER_DEVICE = 2
 """Workers kept ready for each device: one takes it, another is there before the next is forked."""
 
 MAX_BROKERS = 5
-"""How many brokers one call uses up before it believes that something is wrong with them."""
+"""How many brokers in a row may end at once before something is believed to be wrong with them."""
+
+STEADY_SECONDS = 5.0
+"""A broker that lives for so long has not ended at once."""
 
 POLL_SECONDS = 0.2
 _NEWS_SECONDS = 0.02
@@ -135,21 +138,22 @@ class Driver:
         )
         root = private.checkpoint_root(self._study, settings.checkpoint_dir)
         study = cloudpickle.dumps(self._study)
-        staff.employ(Job(study=study, key=spec.key, seed=seed, checkpoint_root=root))
-        for _ in range(MAX_BROKERS):
+        staff.employ(Job(study=study, spec=spec, seed=seed, checkpoint_root=root))
+        hasty = 0
+        while hasty < MAX_BROKERS:
             connection = connect_or_start("driver", settings.devices)
+            begin = time.monotonic()
             try:
                 self._attend(connection, staff, spec, ledger)
                 return
             except BrokerConflictError:
                 raise
             except BrokerError as error:
-                # Whoever still trains has no valid lease: they end before anyone else begins.
-                staff.clear()
-                self._progress.note(f"{error} Starting another one.")
+                hasty = hasty + 1 if time.monotonic() - begin < STEADY_SECONDS else 1
+                self._progress.note(f"{error} Starting another one: training goes on.")
             finally:
                 connection.close()
-        raise BrokerError(f"The broker ended {MAX_BROKERS} times: see broker.log.")
+        raise BrokerError(f"The broker ended {MAX_BROKERS} times in a row: see broker.log.")
 
     def _attend(
         self, connection: Connection, staff: Staff, spec: StudySpec, ledger: Ledger
@@ -161,7 +165,14 @@ class Driver:
         for described in descriptions(self._study, spec.key):
             connection.send(described)
         connection.send(
-            opening(self._study, spec, known, n_trials=self._settings.n_trials, max_alive=max_alive)
+            opening(
+                self._study,
+                spec,
+                known,
+                n_trials=self._settings.n_trials,
+                max_alive=max_alive,
+                counted=_counted(self._last) if self._last else None,
+            )
         )
         self._watch(connection, staff, spec.key, max_alive)
 
@@ -272,6 +283,15 @@ class Driver:
             interrupted=self._interrupted,
             problem=self._problem,
         )
+
+
+def _counted(mine: dict[str, Any]) -> Counted:
+    """What the broker that is gone has counted, without leases that were still out."""
+    return Counted(
+        switches=mine["switches"],
+        overhead_seconds=mine["overhead_seconds"],
+        spent_seconds=max(0.0, mine["spent_seconds"] - mine["held_seconds"]),
+    )
 
 
 def _refuse_unshared(study: optuna.Study) -> None:

@@ -9,7 +9,7 @@ import psutil
 
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import OpenStudy, StudySpec
-from optuna_hermes.broker._protocol import Describe, Ending
+from optuna_hermes.broker._protocol import Counted, Describe, Ending
 from optuna_hermes.ledger import RunRecord
 from optuna_hermes.model import LIVE_STATES
 
@@ -28,6 +28,7 @@ def opening(
     *,
     n_trials: int | None,
     max_alive: int,
+    counted: Counted | None = None,
 ) -> OpenStudy:
     """What is to come of a study, and what Optuna knows better than its ledger.
 
@@ -37,6 +38,7 @@ def opening(
         runs: what its ledger knows.
         n_trials: how many trials it shall have in the end, None for no bound.
         max_alive: worker processes that will be kept alive.
+        counted: by earlier brokers for the same driver, None if there was none.
     """
     trials = study.get_trials(deepcopy=False)
     known = {run.number: run for run in runs}
@@ -50,7 +52,8 @@ def opening(
         for trial in trials
         if private.ours(trial) and trial.number not in known
     }
-    opened = sum(1 for trial in trials if trial.state.name != "WAITING")
+    waiting = tuple(trial.number for trial in trials if trial.state.name == "WAITING")
+    opened = len(trials) - len(waiting)
     unstarted = None if n_trials is None else max(0, n_trials - opened)
     return OpenStudy(
         study=spec,
@@ -59,6 +62,9 @@ def opening(
         fixed=private.fixed_list(study, unstarted),
         ended=ended,
         adopted=adopted,
+        trials=len(trials),
+        waiting=waiting,
+        counted=counted,
     )
 
 

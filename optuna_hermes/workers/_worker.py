@@ -16,7 +16,7 @@ import optuna
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna as private
-from optuna_hermes.broker import RunSession, connect, sessions
+from optuna_hermes.broker import RunSession, StudySpec, connect, connect_patiently, sessions
 from optuna_hermes.broker._devices import environment
 from optuna_hermes.broker._protocol import Grant, Ready
 from optuna_hermes.errors import HermesError, Suspended
@@ -32,13 +32,13 @@ class Job:
 
     Args:
         study: the study, pickled.
-        key: its key.
+        spec: what a broker must know of it.
         seed: every trial's seed is derived from it.
         checkpoint_root: folder with one folder for each trial.
     """
 
     study: bytes
-    key: str
+    spec: StudySpec
     seed: int
     checkpoint_root: Path
 
@@ -46,11 +46,11 @@ class Job:
 def work(job: Job, objective: Objective) -> None:
     """Serve one lease after another of one run, then return."""
     study: optuna.Study = cloudpickle.loads(job.study)
-    connection = connect("worker")
-    session = RunSession(connection)
-    sessions.worker = session
     study.get_trials(deepcopy=False)  # what can be done before a device waits for it
-    connection.send(Ready(study=job.key))
+    ready = Ready(study=job.spec.key)
+    connection = connect_patiently("worker")
+    session = RunSession(connection, job.spec, ready, reconnect=partial(connect, "worker"))
+    sessions.worker = session
     grant = session.wait_for_grant()
     if grant is not None:
         os.environ.update(environment(grant.devices))

@@ -177,12 +177,15 @@ def test_the_end_of_a_client_is_seen_though_its_child_holds_the_socket(
     """A data loader inherits its parent's socket; the parent's death is seen all the same."""
     broker.send(OpenStudy(study=spec(tmp_path), unstarted=1, max_alive=1))
     broker.ask_status()
+    url = spec(tmp_path).ledger_url
     script = (
         "import os, signal\n"
         "from optuna_hermes.broker import RunSession, connect\n"
         "from optuna_hermes.broker._protocol import Ready\n"
-        "connection = connect('worker'); session = RunSession(connection)\n"
-        "connection.send(Ready(study='s')); session.wait_for_grant()\n"
+        "from optuna_hermes.broker import StudySpec\n"
+        f"study = StudySpec(key='s', name='s', ledger_url={url!r})\n"
+        "ask, join = Ready(study='s'), lambda: connect('worker')\n"
+        "RunSession(join(), study, ask, reconnect=join).wait_for_grant()\n"
         "if os.fork() == 0: signal.pause()\n"
         "print('granted', flush=True); signal.pause()\n"
     )

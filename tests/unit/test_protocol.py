@@ -30,6 +30,27 @@ specs = st.builds(
 params = st.dictionaries(
     st.text(), st.none() | st.booleans() | st.integers(-(2**63), 2**63) | values | st.text()
 )
+reports = st.builds(
+    wire.Report,
+    epoch=numbers,
+    unit=st.integers(1, 2**40),
+    step=numbers,
+    value=values,
+    units_left=st.none() | numbers,
+    params=params,
+    age_seconds=seconds,
+)
+parkings = st.builds(
+    wire.Parked,
+    epoch=numbers,
+    tier=tiers,
+    suspend_seconds=seconds,
+    checkpoint=st.none() | checkpoints,
+    held_bytes=st.none() | numbers,
+    host_bytes=numbers,
+    stores=st.booleans(),
+    moves=st.booleans(),
+)
 from_client = st.one_of(
     st.builds(wire.Hello, version=numbers, role=st.text()),
     st.builds(
@@ -39,30 +60,36 @@ from_client = st.one_of(
         max_alive=numbers,
         ended=st.dictionaries(numbers, st.sampled_from(["done", "failed"])),
         adopted=st.dictionaries(numbers, numbers),
+        trials=st.none() | numbers,
+        waiting=st.tuples(numbers),
+        counted=st.none()
+        | st.builds(
+            wire.Counted, switches=numbers, overhead_seconds=seconds, spent_seconds=seconds
+        ),
     ),
     st.builds(wire.Register, study=specs, number=numbers, trial_id=numbers),
     st.builds(wire.Describe, study=keys, params=st.dictionaries(numbers, params)),
     st.builds(wire.Training, epoch=numbers, stores=st.booleans(), params=params),
+    reports,
+    st.builds(wire.Beat, epoch=numbers, batches=numbers, memory_bytes=st.none() | numbers),
+    parkings,
     st.builds(
-        wire.Report,
+        wire.Resume,
+        study=specs,
         epoch=numbers,
-        unit=st.integers(1, 2**40),
-        step=numbers,
-        value=values,
+        device=st.text(),
+        number=st.none() | numbers,
+        trial_id=st.none() | numbers,
+        held_seconds=seconds,
+        training=st.booleans(),
+        asked=st.none() | tiers,
+        stores=st.booleans(),
+        need_bytes=st.none() | numbers,
         units_left=st.none() | numbers,
         params=params,
-    ),
-    st.builds(wire.Beat, epoch=numbers, batches=numbers, memory_bytes=st.none() | numbers),
-    st.builds(
-        wire.Parked,
-        epoch=numbers,
-        tier=tiers,
-        suspend_seconds=seconds,
-        checkpoint=st.none() | checkpoints,
-        held_bytes=st.none() | numbers,
-        host_bytes=numbers,
-        stores=st.booleans(),
-        moves=st.booleans(),
+        reports=st.tuples(reports),
+        checkpoints=st.tuples(checkpoints, checkpoints),
+        parked=st.none() | parkings,
     ),
     st.builds(wire.Released, epoch=numbers, reason=st.text(), outgrown=st.booleans()),
     st.builds(wire.Ended, epoch=numbers, state=st.sampled_from(["done", "failed"])),

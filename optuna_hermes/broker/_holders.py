@@ -1,0 +1,70 @@
+"""The file by which a broker tells the next one whom it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from optuna_hermes.broker._book import Holder
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_STATE, _STARTED = 0, 19
+"""Fields of ``/proc/PID/stat`` behind the name of the program."""
+
+
+class _Card(msgspec.Struct, frozen=True, kw_only=True):
+    """The holders, and since when process ids mean what they say."""
+
+    boot: str
+    holders: tuple[Holder, ...]
+
+
+def path_in(directory: Path) -> Path:
+    """Where the broker of a runtime directory keeps its holders."""
+    return directory / "holders.json"
+
+
+def started(pid: int) -> int:
+    """When a process started, as the kernel counts; 0 if it has ended, reaped or not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    fields = text.rpartition(")")[2].split()
+    return 0 if fields[_STATE] in "ZX" else int(fields[_STARTED])
+
+
+def save(directory: Path, holders: Sequence[Holder]) -> None:
+    """Replace the file; without holders there is none.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    path = path_in(directory)
+    if not holders:
+        path.unlink(missing_ok=True)
+        return
+    partial = path.with_suffix(".new")
+    partial.write_bytes(msgspec.json.encode(_Card(boot=_boot(), holders=tuple(holders))))
+    os.replace(partial, path)
+
+
+def living(directory: Path) -> tuple[Holder, ...]:
+    """Those of the last broker's holders that have not ended; none if nobody can tell."""
+    card = None
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        card = msgspec.json.decode(path_in(directory).read_bytes(), type=_Card)
+    if card is None or card.boot != _boot():
+        return ()
+    return tuple(each for each in card.holders if started(each.pid) == each.started)
+
+
+def _boot() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

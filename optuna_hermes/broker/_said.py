@@ -1,0 +1,91 @@
+"""What a run has said under its lease, kept for a broker that has heard none of it. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from optuna_hermes.broker._protocol import (
+    Ended,
+    Grant,
+    Params,
+    Parked,
+    Released,
+    Report,
+    Resume,
+    SavedCheckpoint,
+    StudySpec,
+)
+from optuna_hermes.model import TierName
+
+MOST_REPORTS = 4096
+"""A broker that dies takes with it what was said in its last quarter of a second, or while a
+database was away."""
+
+
+@dataclass(kw_only=True)
+class Said:
+    """A lease as the run that has it knows it; ``Resume`` says what the fields mean.
+
+    Args:
+        granted_at: when; of the clock that ``resume`` is told.
+        reports: with the times at which they were made.
+        checkpoints: by path, those that are not known to be in the ledger.
+        end: that the lease is over.
+    """
+
+    epoch: int = 0
+    device: str = ""
+    number: int | None = None
+    trial_id: int | None = None
+    granted_at: float = 0.0
+    training: bool = False
+    asked: TierName | None = None
+    stores: bool = False
+    need_bytes: int | None = None
+    units_left: int | None = None
+    params: Params = field(default_factory=dict)
+    reports: deque[tuple[float, Report]] = field(default_factory=lambda: deque(maxlen=MOST_REPORTS))
+    checkpoints: dict[str, SavedCheckpoint] = field(default_factory=dict)
+    parked: Parked | None = None
+    end: Ended | Released | None = None
+
+    def granted(self, grant: Grant, now: float) -> Said:
+        """The next lease; what was said before it is in the ledger, but for checkpoints."""
+        return replace(
+            self,
+            epoch=grant.epoch,
+            device=grant.devices[0],
+            number=self.number if grant.number is None else grant.number,
+            trial_id=self.trial_id if grant.trial_id is None else grant.trial_id,
+            granted_at=now,
+            training=False,
+            asked=None,
+            reports=deque(maxlen=MOST_REPORTS),
+            parked=None,
+        )
+
+    def resume(self, study: StudySpec, now: float) -> Resume:
+        """What the next broker has to know."""
+        return Resume(
+            study=study,
+            epoch=self.epoch,
+            device=self.device,
+            number=self.number,
+            trial_id=self.trial_id,
+            held_seconds=now - self.granted_at,
+            training=self.training,
+            asked=self.asked,
+            stores=self.stores,
+            need_bytes=self.need_bytes,
+            units_left=self.units_left,
+            params=self.params,
+            reports=tuple(
+                msgspec.structs.replace(report, params={}, age_seconds=now - at)
+                for at, report in self.reports
+            ),
+            checkpoints=tuple(self.checkpoints.values()),
+            parked=self.parked,
+        )
