@@ -108,6 +108,9 @@ class Recovery:
                 known = True
                 self._settle(awaited, each, now, out)
         run = None if message.number is None else study.runs.get(message.number)
+        if run is not None and lease is None and _is_on_disk(run, message):
+            out.extend(_kept(connection, message))  # it only wanted to hear this, and leaves
+            return None
         problem = self._problem(run, lease, message, known)
         if problem is not None:
             if lease is not None:
@@ -125,8 +128,7 @@ class Recovery:
             run.units_left, run.params = message.units_left, message.params or run.params
             run.needs(message.need_bytes)
             self._hear(run, message, now, out)
-            kept = (wire.Kept(path=checkpoint.path) for checkpoint in message.checkpoints)
-            out.extend(Send(connection=connection, message=each) for each in kept)
+            out.extend(_kept(connection, message))
         return None
 
     def _problem(
@@ -259,6 +261,17 @@ def _is_about(message: Resume, holder: Holder) -> bool:
     """
     same = (holder.study, holder.number) == (message.study.key, message.number)
     return holder.epoch == message.epoch or (same and message.number is not None)
+
+
+def _is_on_disk(run: Run, message: Resume) -> bool:
+    """Whether a process has left its run on disk, and the ledger knows where."""
+    stored = None if message.parked is None else message.parked.checkpoint
+    return stored is not None and any(each.path == stored.path for each in run.checkpoints)
+
+
+def _kept(connection: int, message: Resume) -> list[Send]:
+    kept = (wire.Kept(path=checkpoint.path) for checkpoint in message.checkpoints)
+    return [Send(connection=connection, message=each) for each in kept]
 
 
 def _adopt_parked(run: Run, connection: int, message: Resume, now: float) -> None:

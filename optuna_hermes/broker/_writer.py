@@ -258,7 +258,7 @@ class Writer:
         try:
             with ledger.batch():
                 for item in items:
-                    _write(ledger, item)
+                    write(ledger, item)
         except LedgerAwayError:
             self._doubtful = len(batches)
             raise
@@ -325,7 +325,7 @@ def _lease_id(lease: LeaseRecord) -> tuple[int, str, float]:
     return lease.epoch, lease.host, lease.started
 
 
-def _write(ledger: Ledger, item: Write) -> None:
+def write(ledger: Ledger, item: Write) -> None:
     if isinstance(item, LeaseRecord):
         ledger.commit_lease(item)
     elif isinstance(item, EndLease):

@@ -7,20 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._book import Holder
 from optuna_hermes.broker._events import (
     Command,
     Connected,
     DevicesPolled,
     Disconnected,
     Event,
+    Expected,
     Kill,
     Received,
     Send,
     StudyRead,
     Tick,
+    Withdraw,
 )
+from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
+from optuna_hermes.broker._writer import write
 from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.model import Device
 
 
@@ -31,6 +37,7 @@ class FakeBroker:
         devices: what it owns; a number of CPU slots.
         host_budget_bytes: as for ``State``.
         grace_seconds: as for ``State``.
+        ledger: what it writes to and reads studies from; one of its own if None.
 
     Example:
         >>> broker = FakeBroker(devices=1)
@@ -47,6 +54,7 @@ class FakeBroker:
         devices: int | Sequence[Device] = 2,
         host_budget_bytes: int = 0,
         grace_seconds: float = 300.0,
+        ledger: MemoryLedger | None = None,
     ) -> None:
         if isinstance(devices, int):
             devices = [Device(id=f"cpu:{i}", free=True) for i in range(devices)]
@@ -56,6 +64,9 @@ class FakeBroker:
             host_budget_bytes=host_budget_bytes,
             grace_seconds=grace_seconds,
         )
+        self.ledger = ledger or MemoryLedger()
+        self.writes = True
+        """Whether what it decides reaches the ledger; False is what it decides as it dies."""
         self.now = 0.0
         self.log: list[Command] = []
         self._connections = 0
@@ -64,6 +75,9 @@ class FakeBroker:
         """Feed one event and keep the commands."""
         commands = self.state.handle(event, self.now)
         self.log += commands
+        for command in commands if self.writes else ():
+            if not isinstance(command, Send | Kill | Withdraw):
+                write(self.ledger, command)
         return commands
 
     def advance(self, seconds: float) -> None:
@@ -82,11 +96,12 @@ class FakeBroker:
         seen = replace(self.state.book.slots[device].device, **fields)
         return self.apply(DevicesPolled(devices=(seen,)))
 
-    def connect(self, role: str) -> int:
-        """A new connection."""
+    def connect(self, role: str, *, pid: int | None = None) -> int:
+        """A new connection, of a process whose id is its number unless another is given."""
         self._connections += 1
-        self.apply(Connected(connection=self._connections, pid=self._connections, role=role))
-        return self._connections
+        connection = self._connections
+        self.apply(Connected(connection=connection, pid=pid or connection, role=role))
+        return connection
 
     def driver(
         self,
@@ -94,29 +109,81 @@ class FakeBroker:
         key: str = "s",
         unstarted: int | None = 4,
         max_alive: int = 4,
-        fixed: bool = False,
-        **spec: Any,
+        **fields: Any,
     ) -> int:
-        """A driver that has opened a study."""
+        """A driver that has opened a study; ``fields`` are of the message, or of its study."""
         connection = self.connect("driver")
+        opens = set(wire.OpenStudy.__struct_fields__)
+        opening = {name: value for name, value in fields.items() if name in opens}
+        spec = {name: value for name, value in fields.items() if name not in opens}
         study = wire.StudySpec(key=key, name=key, ledger_url="memory:", **spec)
-        message = wire.OpenStudy(study=study, unstarted=unstarted, max_alive=max_alive, fixed=fixed)
-        self.apply(StudyRead(connection=connection, message=message))
+        message = wire.OpenStudy(study=study, unstarted=unstarted, max_alive=max_alive, **opening)
+        self.read(connection, message)
         return connection
 
-    def plain(self, number: int, *, key: str = "s", **spec: Any) -> int:
+    def plain(self, number: int, *, key: str = "s", pid: int | None = None, **spec: Any) -> int:
         """A trial of a plain Optuna study that asks for its turn."""
-        connection = self.connect("run")
-        study = wire.StudySpec(key=key, name=key, ledger_url="memory:", **spec)
-        message = wire.Register(study=study, number=number, trial_id=number)
-        self.apply(StudyRead(connection=connection, message=message))
+        connection = self.connect("run", pid=pid)
+        self.register(connection, number, key=key, **spec)
         return connection
 
-    def worker(self, *, key: str = "s") -> int:
+    def register(self, connection: int, number: int, *, key: str = "s", **spec: Any) -> None:
+        """A trial of a plain Optuna study asks for its turn on a connection it has."""
+        study = wire.StudySpec(key=key, name=key, ledger_url="memory:", **spec)
+        self.read(connection, wire.Register(study=study, number=number, trial_id=number))
+
+    def worker(self, *, key: str = "s", pid: int | None = None) -> int:
         """A worker that waits for a run."""
-        connection = self.connect("worker")
+        connection = self.connect("worker", pid=pid)
         self.say(connection, wire.Ready(study=key))
         return connection
+
+    def resume(self, pid: int, message: wire.Resume, *, role: str = "worker") -> int:
+        """A process that an earlier broker served comes back and says what it has."""
+        connection = self.connect(role, pid=pid)
+        self.read(connection, message)
+        return connection
+
+    def read(
+        self, connection: int, message: wire.OpenStudy | wire.Register | wire.Resume
+    ) -> list[Command]:
+        """A client sends a message for which its study is read from the ledger."""
+        key, ledger = message.study.key, self.ledger
+        event = StudyRead(
+            connection=connection,
+            message=message,
+            last_epoch=ledger.last_epoch(),
+            leases=tuple(each for each in ledger.load_leases(key) if each.ended is None),
+            runs=tuple(ledger.load_runs(key)),
+            curves=ledger.load_curves(key),
+            checkpoints=tuple(ledger.load_checkpoints(key)),
+            memory=ledger.load_memory(key),
+        )
+        return self.apply(event)
+
+    def successor(self, *, known: Sequence[Holder] | None = None) -> FakeBroker:
+        """The broker that follows when this one is killed.
+
+        Args:
+            known: the processes that it finds; all that this one served if None.
+        """
+        devices = [slot.device for slot in self.state.book.slots.values()]
+        after = FakeBroker(devices=devices, ledger=self.ledger)
+        after._connections = 100 + self._connections  # its clients are new connections
+        for number, holder in enumerate(holders(self.state.book) if known is None else known):
+            after.apply(Expected(connection=-1 - number, holder=holder))
+        return after
+
+    def end_of(self, pid: int) -> None:
+        """A process that is waited for has ended."""
+        awaited = self.state.book.awaited.items()
+        for connection in [key for key, each in awaited if each.holder.pid == pid]:
+            self.hang_up(connection)
+
+    def connection_of(self, pid: int) -> int:
+        """The connection of a process."""
+        clients = self.state.book.clients.items()
+        return next(connection for connection, client in clients if client.pid == pid)
 
     def say(self, connection: int, message: wire.FromClient) -> list[Command]:
         """A client sends a message."""
@@ -135,6 +202,10 @@ class FakeBroker:
         """The last message of a kind that a client was sent, None if there was none."""
         of_kind = [m for m in self.sent(connection) if type(m).__name__ == kind]
         return of_kind[-1] if of_kind else None
+
+    def leases(self) -> list[LeaseRecord]:
+        """The leases that it granted."""
+        return [c for c in self.log if isinstance(c, LeaseRecord)]
 
     def killed(self) -> list[int]:
         """Process ids that were to be killed."""
