@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._protocol import Params, SavedCheckpoint, StudySpec
 from optuna_hermes.ledger._base import EventRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Curve, Device, RunState, TierName, Unstarted
@@ -16,29 +17,6 @@ from optuna_hermes.policies import Policy
 
 _COST_MEMORY = 0.7
 """Weight of the past in the moving average of switch costs."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
-    """A process that serves a run, as the next broker has to know it.
-
-    Args:
-        pid: its process.
-        started: when that began, as the kernel counts.
-        role: as in ``Hello``.
-        study: key of the run's study.
-        number: of the run; None for a new trial that has not begun.
-        epoch: of its last lease.
-        device: which it holds, None if it is parked.
-    """
-
-    pid: int
-    started: int
-    role: str
-    study: str
-    number: int | None
-    epoch: int
-    device: str | None
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna_hermes.broker._book import Holder
+from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._protocol import FromBroker, FromClient, OpenStudy, Register, Resume
 from optuna_hermes.ledger._base import (
     CheckpointRecord,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from optuna_hermes.broker._book import Holder
+from optuna_hermes.broker._holder import Holder
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _STARTED = 0, 19

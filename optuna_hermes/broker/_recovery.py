@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from optuna_hermes.broker import _progress as progress
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._admission import end_orphan
-from optuna_hermes.broker._book import Awaited, Book, Holder, Lease, Run, Study
+from optuna_hermes.broker._book import Awaited, Book, Lease, Run, Study
 from optuna_hermes.broker._events import Command, Expected, Kill, Send
+from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._protocol import Begin, Resume
 from optuna_hermes.ledger._base import LeaseRecord
 

@@ -20,7 +20,6 @@ import psutil
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._book import Holder
 from optuna_hermes.broker._client import peer
 from optuna_hermes.broker._devices import DeviceSource
 from optuna_hermes.broker._events import (
@@ -40,6 +39,7 @@ from optuna_hermes.broker._events import (
     Write,
     WritesFailed,
 )
+from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers
 from optuna_hermes.broker._logs import log_event

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._book import Holder
 from optuna_hermes.broker._events import (
     Command,
     Connected,
@@ -22,6 +21,7 @@ from optuna_hermes.broker._events import (
     Tick,
     Withdraw,
 )
+from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._writer import write
