@@ -124,9 +124,9 @@ class Study:
         driver = connect("driver")
         spec = StudySpec(key=self._key, name=self._key, ledger_url=self._url, slice_seconds=0.05)
         message = OpenStudy(study=spec, unstarted=TRIALS, max_alive=WORKERS)
-        driver.send(message)
         params = {number: {"lr": 0.1} for number in range(TRIALS)}
         driver.send(wire.Describe(study=self._key, params=params))
+        driver.send(message)
         workers = [threading.Thread(target=self._work, daemon=True) for _ in range(WORKERS)]
         for worker in workers:
             worker.start()

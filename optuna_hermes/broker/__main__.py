@@ -24,6 +24,8 @@ from optuna_hermes.errors import BrokerConflictError, HermesError, InvalidInputE
 
 IDLE_SECONDS = 30.0
 IDLE_VARIABLE = "OPTUNA_HERMES_BROKER_IDLE_SECONDS"
+SWITCH_SECONDS = 0.0005
+"""How long a thread of a broker has to wait for another: grants wait for the thread that writes."""
 
 log = logging.getLogger("optuna_hermes.broker")
 
@@ -49,6 +51,7 @@ def run_broker(
         InvalidInputError: figures cannot be served.
     """
     _raise_handle_limit()
+    sys.setswitchinterval(SWITCH_SECONDS)
     directory = election.runtime_dir()
     host = socket.gethostname()
     slots = parse_devices(devices)

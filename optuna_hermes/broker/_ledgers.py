@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,9 @@ from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecor
 
 SLOW_SECONDS = 1.0
 """A ledger in which nothing gets done for so long counts as away: devices would wait for it."""
+
+UNUSED_SECONDS = 10.0
+"""A ledger whose studies have ended for so long is closed, with its connections and its thread."""
 
 _CAN_WAIT = (ReportRecord, EventRecord, SaveMemory)
 
@@ -66,6 +69,7 @@ class Ledgers:
         self._post = post
         self._opener = opener
         self._by_url: dict[str, Writer] = {}
+        self._used: dict[str, float] = {}
         self._url_of: dict[str, str] = {}
         self._away: set[str] = set()
         self._waiting: dict[str, list[Write]] = {}
@@ -77,6 +81,7 @@ class Ledgers:
         if url not in self._by_url:
             self._by_url[url] = Writer(url, partial(self._tell, url), opener=self._opener)
         self._url_of[study] = url
+        self._used[url] = time.monotonic()
         self._hand_over([study])
         return self._by_url[url].read(ask)
 
@@ -107,6 +112,23 @@ class Ledgers:
         if now - self._retried_at > LONGEST_PAUSE_SECONDS:
             self._retried_at = now
         self._hand_over([s for s, url in self._url_of.items() if url not in self._away])
+
+    def rest(self, served: Collection[str]) -> None:
+        """Close ledgers that nobody has needed for a while.
+
+        Args:
+            served: the keys of the studies that are at work.
+        """
+        now = time.monotonic()
+        self._used.update({self._url_of[study]: now for study in served if study in self._url_of})
+        for url in [url for url, at in self._used.items() if now - at > UNUSED_SECONDS]:
+            studies = self._studies(url)
+            waits = any(self._waiting.get(study) for study in studies)
+            if not waits and self._by_url[url].rests:
+                self._by_url.pop(url).close(0.0)
+                del self._used[url]
+                for study in studies:
+                    del self._url_of[study], self._written[study]
 
     @property
     def pending(self) -> int:

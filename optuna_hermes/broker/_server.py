@@ -413,6 +413,7 @@ class Server:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             self._ledgers.flush()
+            self._ledgers.rest(self._state.book.studies)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

@@ -135,6 +135,12 @@ class Writer:
             return max(self._queue[0].since, self._moved_at) if self._queue else None
 
     @property
+    def rests(self) -> bool:
+        """Whether it has nothing to do, now or later."""
+        with self._changed:
+            return not self._queue and not self._kept
+
+    @property
     def pending(self) -> int:
         """Records that are not in the ledger yet."""
         with self._changed:

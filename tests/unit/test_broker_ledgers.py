@@ -128,3 +128,45 @@ def test_a_database_that_hangs_counts_as_away(desk: Desk, monkeypatch: pytest.Mo
     assert desk.hear(LedgerAway).studies == ("s",)
     desk.here.set()
     assert desk.hear(LedgerBack).studies == ("s",)
+
+
+def test_a_ledger_that_nobody_needs_is_closed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A while after its last study has ended; what it is given then opens it again."""
+    monkeypatch.setattr(_ledgers, "UNUSED_SECONDS", 0.0)
+    desk.serve("s", "one")
+    desk.serve("t", "two")
+    desk.ledgers.write([lease(1)])
+    assert desk.units() == 0  # all that was asked is done
+    assert desk.units("t", "two") == 0
+    writer = desk.ledgers._by_url["one"]
+    desk.ledgers.rest({"t"})
+    assert list(desk.ledgers._by_url) == ["two"]
+    writer._thread.join(DEADLINE)
+    assert not writer._thread.is_alive()
+    desk.serve("s", "one")
+    desk.ledgers.write([report(1), lease(2)])
+    assert desk.units() == 1
+
+
+def test_a_ledger_with_something_to_write_stays(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a database is not thrown away with it."""
+    monkeypatch.setattr(_ledgers, "UNUSED_SECONDS", 0.0)
+    desk.here.clear()
+    desk.serve("s", "hangs")
+    desk.ledgers.write([report(1)])
+    desk.ledgers.rest(())
+    desk.ledgers.flush()
+    desk.ledgers.rest(())
+    assert list(desk.ledgers._by_url) == ["hangs"]
+    desk.here.set()
+    assert desk.units("s", "hangs") == 1
+
+
+def test_a_ledger_just_asked_for_stays(desk: Desk) -> None:
+    """Between the question about a study and its admission nobody serves it yet."""
+    desk.serve()
+    assert desk.units() == 0
+    desk.ledgers.rest(())
+    assert list(desk.ledgers._by_url) == ["one"]
