@@ -47,6 +47,14 @@ class StaleEpochError(LedgerError):
     """A lease was committed with an epoch that is not above every earlier one of its device."""
 
 
+class NotOwnerError(LedgerError):
+    """A run belongs to another broker than the one that wrote."""
+
+
+class StudyFullError(LedgerError):
+    """The study has, or is about to have, all the trials it shall have."""
+
+
 class BrokerError(HermesError, RuntimeError):
     """The broker cannot be started, reached or trusted."""
 

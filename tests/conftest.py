@@ -125,9 +125,10 @@ def _postgres() -> Iterator[DatabaseServer]:
 
 
 @pytest.fixture
-def postgres_url(_postgres: DatabaseServer) -> str:
+def postgres_url(_postgres: DatabaseServer) -> Iterator[str]:
     """An empty database of PostgreSQL."""
-    return _postgres.new_database()
+    with _postgres.database() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -137,9 +138,10 @@ def _mariadb() -> Iterator[DatabaseServer]:
 
 
 @pytest.fixture
-def mariadb_url(_mariadb: DatabaseServer) -> str:
+def mariadb_url(_mariadb: DatabaseServer) -> Iterator[str]:
     """An empty database of MariaDB."""
-    return _mariadb.new_database()
+    with _mariadb.database() as url:
+        yield url
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,22 @@ Rules every implementation keeps:
 - Records come back as they went in: NaN and infinite values too.
 - A study is named by its key, never by its name: a study that was deleted and made again under
   the same name has another key.
+
+Brokers of several hosts may share a study. Each has a name that no broker had before, its
+*instance*, and says with ``beat`` that it lives. How long a broker was silent is measured by the
+ledger's own clock, so the clocks of hosts may differ.
+
+- A run belongs to one broker, its ``owner``, or to nobody. ``save_run`` and ``commit_lease`` raise
+  ``NotOwnerError`` and write nothing if the row of the run has another owner than they say. So a
+  broker that was thought dead and comes back cannot undo what was done since.
+- ``claim_run`` alone gives a run that is there to another owner. It takes a run that waits
+  (pending or stored) and is nobody's, and any unfinished run whose holder is gone. Of several
+  brokers that claim a run at the same time one wins.
+- The holder of a run is its owner; of a run without one that is running or parked, its host. An
+  owner is gone if it is unknown or forgotten, was silent for long enough, or was a broker of the
+  host that claims: a host has one broker. A host is gone if none of its brokers was heard of.
+- A broker gives a run back by saving it with ``owner=None``.
+- A broker on its own claims nothing and leaves every owner None.
 """
 
 from __future__ import annotations
@@ -55,8 +71,16 @@ class Ledger(ABC):
         """Write all that this thread writes inside of the block together, for the cost of one."""
 
     @abstractmethod
-    def save_run(self, run: RunRecord) -> None:
-        """Add or replace the row of this study and number."""
+    def save_run(self, run: RunRecord, *, by: str | None = None) -> None:
+        """Add the row of this study and number, or replace it.
+
+        Args:
+            run: the run, with the owner that it has from now on.
+            by: the owner that it has until now.
+
+        Raises:
+            NotOwnerError: its row has another owner.
+        """
 
     @abstractmethod
     def load_runs(self, study: str) -> list[RunRecord]:
@@ -79,11 +103,40 @@ class Ledger(ABC):
         """The highest epoch this ledger holds, 0 for an empty one."""
 
     @abstractmethod
-    def commit_lease(self, lease: LeaseRecord) -> None:
+    def claim_run(
+        self, study: str, number: int, *, host: str, instance: str, dead_after_seconds: float
+    ) -> RunRecord | None:
+        """Take a run for a broker, if it is nobody's or its holder is gone.
+
+        A run that was taken from its holder is stored, or pending if it has no checkpoint, and its
+        leases have ended.
+
+        Args:
+            study: the study's key.
+            number: the trial's number.
+            host: where the broker is.
+            instance: the broker, which has called ``beat``.
+            dead_after_seconds: how long a holder must have been silent.
+
+        Returns:
+            The run as it is now, also if it was this broker's before. None if it was not won: it is
+            unknown, finished or another's, or somebody is just writing it.
+        """
+
+    @abstractmethod
+    def commit_lease(self, lease: LeaseRecord, *, limit: int | None = None) -> None:
         """Write a new lease.
+
+        Args:
+            lease: the lease; its owner is that of its run.
+            limit: how many runs the study shall have, None for no bound. It counts for the lease
+                of a new trial, over all hosts.
 
         Raises:
             StaleEpochError: its epoch is not above every earlier one.
+            NotOwnerError: its run has another owner.
+            StudyFullError: the runs of the study, and the live leases from which further ones will
+                come, have reached the limit.
         """
 
     @abstractmethod
@@ -125,6 +178,38 @@ class Ledger(ABC):
     @abstractmethod
     def load_events(self, study: str, number: int | None = None) -> list[EventRecord]:
         """The story of a study, or of one run, oldest first."""
+
+    @abstractmethod
+    def trim_events(self, study: str, before: float) -> int:
+        """Remove the lines of a study's story that are older than a time; how many there were."""
+
+    @abstractmethod
+    def beat(self, host: HostRecord) -> None:
+        """Say that a broker lives, and how busy it is: add its row, or replace it."""
+
+    @abstractmethod
+    def load_hosts(self) -> list[HostRecord]:
+        """Every broker that was heard of and not forgotten, by name."""
+
+    @abstractmethod
+    def forget_host(self, instance: str, *, dead_after_seconds: float) -> bool:
+        """End the leases of a broker that is gone, and forget it; its runs can be claimed.
+
+        Args:
+            instance: the broker; one that leaves in order forgets itself.
+            dead_after_seconds: how long it must have been silent, 0.0 for not at all.
+
+        Returns:
+            Whether it is gone.
+        """
+
+    @abstractmethod
+    def load_studies(self) -> list[str]:
+        """The keys of all studies that the ledger knows anything of, in order."""
+
+    @abstractmethod
+    def forget_study(self, study: str) -> None:
+        """Remove all that is known of a study; epochs still grow above those of its leases."""
 
     @abstractmethod
     def close(self) -> None:

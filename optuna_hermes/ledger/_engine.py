@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from optuna_hermes.errors import LedgerError
 
 BACKENDS = ("sqlite", "postgresql", "mysql", "mariadb")
 """Databases that a ledger can live in."""
+
+SILENT_SECONDS = 10
+"""A process that hangs in the middle of a transaction keeps its locks for so long, not for ever."""
 
 _LOCK_TIMEOUT_SECONDS = 60
 _BEGIN = "hermes_begin"
@@ -62,14 +67,29 @@ def connectable(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url)
     # Each statement must see what was committed while it waited for a lock.
-    return create_engine(
+    engine = create_engine(
         url, hide_parameters=True, pool_pre_ping=True, isolation_level="READ COMMITTED"
     )
+    event.listen(engine, "connect", partial(_end_silent_transactions, engine))
+    return engine
 
 
 def for_writing(engine: Engine) -> Engine:
     """The engine, whose transactions on SQLite lock the database when they begin."""
     return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+
+def _end_silent_transactions(engine: Engine, connection: Any, _record: object) -> None:
+    dialect: Any = engine.dialect
+    if dialect.name == "postgresql":
+        timeout = f"idle_in_transaction_session_timeout = '{SILENT_SECONDS}s'"
+    elif dialect.is_mariadb:
+        timeout = f"idle_transaction_timeout = {SILENT_SECONDS}"
+    else:  # MySQL ends the silent connection, in a transaction or not; the pool opens another
+        timeout = f"wait_timeout = {SILENT_SECONDS}"
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(f"SET SESSION {timeout}")
+    connection.commit()
 
 
 def _sqlite_engine(url: URL) -> Engine:

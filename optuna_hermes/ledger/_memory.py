@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
 from typing import Any, final
 
-from optuna_hermes.errors import StaleEpochError
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
     EventRecord,
+    HostRecord,
     LeaseRecord,
     Ledger,
     ReportRecord,
     RunRecord,
+)
+from optuna_hermes.ledger._claims import (
+    claimable,
+    claimed,
+    not_owner,
+    stale_epoch,
+    study_full,
 )
 from optuna_hermes.model import Curve
 
@@ -42,19 +50,14 @@ def _curve(reports: dict[int, ReportRecord]) -> Curve:
     )
 
 
-def stale_epoch(epoch: int, last: int) -> StaleEpochError:
-    """The error of a lease that came too late."""
-    return StaleEpochError(
-        f"A lease's epoch must be above every earlier one, which is {last}, but got {epoch}. "
-        "Another broker was faster: read last_epoch() again and decide anew."
-    )
-
-
 @final
 class MemoryLedger(Ledger):
     """A ledger that ends with its process; otherwise it keeps every rule of the contract.
 
     JSON is kept as text here too, so that a caller who changes what was saved changes nothing.
+
+    Args:
+        clock: seconds of Unix time.
 
     Example:
         >>> ledger = MemoryLedger()
@@ -62,7 +65,8 @@ class MemoryLedger(Ledger):
         0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._lock = RLock()
         self._last_epoch = 0
         self._runs: dict[tuple[str, int], RunRecord] = {}
@@ -71,6 +75,7 @@ class MemoryLedger(Ledger):
         self._checkpoints: list[CheckpointRecord] = []
         self._memory: dict[str, str] = {}
         self._events: list[tuple[EventRecord, str]] = []
+        self._hosts: dict[str, tuple[HostRecord, float]] = {}
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -84,10 +89,36 @@ class MemoryLedger(Ledger):
                 vars(self).update(before)
                 raise
 
-    def save_run(self, run: RunRecord) -> None:
-        """Add or replace the row of this study and number."""
+    def save_run(self, run: RunRecord, *, by: str | None = None) -> None:
+        """Add the row of this study and number, or replace it.
+
+        Raises:
+            NotOwnerError: its row has another owner than ``by``.
+        """
         with self._lock:
+            self._check_owner(run.study, run.number, by)
             self._runs[run.study, run.number] = run
+
+    def claim_run(
+        self, study: str, number: int, *, host: str, instance: str, dead_after_seconds: float
+    ) -> RunRecord | None:
+        """Take a run for a broker, if it is nobody's or its holder is gone."""
+        with self._lock:
+            run = self._runs.get((study, number))
+            if run is None or not claimable(
+                run,
+                self.load_hosts(),
+                host=host,
+                instance=instance,
+                dead_after_seconds=dead_after_seconds,
+            ):
+                return None
+            if run.owner != instance:
+                stored = bool(self.load_checkpoints(study, number))
+                run = claimed(run, host=host, instance=instance, stored=stored)
+                self._runs[study, number] = run
+                self._end_leases(lambda held: (held.study, held.number) == (study, number))
+            return run
 
     def load_runs(self, study: str) -> list[RunRecord]:
         """Every run of a study, by number."""
@@ -114,15 +145,21 @@ class MemoryLedger(Ledger):
         with self._lock:
             return self._last_epoch
 
-    def commit_lease(self, lease: LeaseRecord) -> None:
+    def commit_lease(self, lease: LeaseRecord, *, limit: int | None = None) -> None:
         """Write a new lease.
 
         Raises:
             StaleEpochError: its epoch is not above every earlier one.
+            NotOwnerError: its run has another owner.
+            StudyFullError: the study has reached its limit.
         """
         with self._lock:
             if lease.epoch <= self._last_epoch:
                 raise stale_epoch(lease.epoch, self._last_epoch)
+            if lease.number is not None:
+                self._check_owner(lease.study, lease.number, lease.owner)
+            elif limit is not None and (known := self._known(lease.study)) >= limit:
+                raise study_full(lease, limit, known)
             self._leases[lease.epoch] = lease
             self._last_epoch = lease.epoch
 
@@ -205,5 +242,77 @@ class MemoryLedger(Ledger):
             if event.study == study and number in (None, event.number)
         ]
 
+    def trim_events(self, study: str, before: float) -> int:
+        """Remove the lines of a study's story that are older than a time; how many there were."""
+        with self._lock:
+            kept = [
+                (event, detail)
+                for event, detail in self._events
+                if event.study != study or event.at >= before
+            ]
+            trimmed = len(self._events) - len(kept)
+            self._events = kept
+        return trimmed
+
+    def beat(self, host: HostRecord) -> None:
+        """Say that a broker lives, and how busy it is: add its row, or replace it."""
+        with self._lock:
+            self._hosts[host.instance] = (host, self._clock())
+
+    def load_hosts(self) -> list[HostRecord]:
+        """Every broker that was heard of and not forgotten, by name."""
+        with self._lock:
+            now, hosts = self._clock(), list(self._hosts.values())
+        aged = [replace(host, age_seconds=max(0.0, now - seen)) for host, seen in hosts]
+        return sorted(aged, key=lambda host: (host.name, host.instance))
+
+    def forget_host(self, instance: str, *, dead_after_seconds: float) -> bool:
+        """End the leases of a broker that is gone, and forget it; its runs can be claimed."""
+        with self._lock:
+            for host in self.load_hosts():
+                if host.instance == instance and host.age_seconds < dead_after_seconds:
+                    return False
+            self._hosts.pop(instance, None)
+            self._end_leases(lambda held: held.owner == instance)
+        return True
+
+    def load_studies(self) -> list[str]:
+        """The keys of all studies that the ledger knows anything of, in order."""
+        with self._lock:
+            keys = {run.study for run in self._runs.values()} | self._memory.keys()
+            keys |= {report.study for report in self._reports}
+            keys |= {lease.study for lease in self._leases.values()}
+            keys |= {checkpoint.study for checkpoint in self._checkpoints}
+            keys |= {event.study for event, _ in self._events}
+        return sorted(keys)
+
+    def forget_study(self, study: str) -> None:
+        """Remove all that is known of a study; epochs still grow above those of its leases."""
+        with self._lock:
+            self._runs = {key: run for key, run in self._runs.items() if run.study != study}
+            self._reports = [each for each in self._reports if each.study != study]
+            self._leases = {n: each for n, each in self._leases.items() if each.study != study}
+            self._checkpoints = [each for each in self._checkpoints if each.study != study]
+            self._events = [pair for pair in self._events if pair[0].study != study]
+            self._memory.pop(study, None)
+
     def close(self) -> None:
         """Nothing to give back."""
+
+    def _check_owner(self, study: str, number: int, by: str | None) -> None:
+        run = self._runs.get((study, number))
+        if run is not None and run.owner != by:
+            raise not_owner(study, number, run.owner, by)
+
+    def _known(self, study: str) -> int:
+        """Runs of a study, and live leases from which further ones will come."""
+        runs = {run.number for run in self._runs.values() if run.study == study}
+        return len(runs) + sum(
+            1
+            for lease in self._leases.values()
+            if lease.study == study and lease.ended is None and lease.number not in runs
+        )
+
+    def _end_leases(self, which: Callable[[LeaseRecord], bool]) -> None:
+        for epoch in [lease.epoch for lease in self._leases.values() if which(lease)]:
+            self.end_lease(epoch, self._clock())

@@ -121,3 +121,6 @@ EVENTS = Table(
     Column("detail", _Long, nullable=False),
     Index("ix_hermes_events_run", "study", "number"),
 )
+
+OF_STUDIES = (RUNS, REPORTS, LEASES, CHECKPOINTS, MEMORY, EVENTS)
+"""Tables whose rows are each about one study, which their column ``study`` names."""

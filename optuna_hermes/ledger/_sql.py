@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any, cast, final
+from contextlib import contextmanager, suppress
+from typing import Any, final
 
-from sqlalchemy import Connection, Select, Table, and_, delete, func, insert, select, update
+from sqlalchemy import Table, and_, delete, func, insert, select, union, update
 
-from optuna_hermes.ledger._base import (
+from optuna_hermes.ledger._base import Ledger
+from optuna_hermes.ledger._claims import claimable, claimed, stale_epoch, study_full
+from optuna_hermes.ledger._database import ConflictError, Database
+from optuna_hermes.ledger._memory import curves_of
+from optuna_hermes.ledger._migrations import bring_up
+from optuna_hermes.ledger._records import (
     CheckpointRecord,
     EventRecord,
+    HostRecord,
     LeaseRecord,
-    Ledger,
     ReportRecord,
     RunRecord,
 )
-from optuna_hermes.ledger._database import ConflictError, Database
-from optuna_hermes.ledger._memory import curves_of, stale_epoch
-from optuna_hermes.ledger._migrations import bring_up
+from optuna_hermes.ledger._rows import all_of, number_or_word, of_run, report, row, with_devices
 from optuna_hermes.ledger._schema import (
     CHECKPOINTS,
     EVENTS,
     LEASES,
     MEMORY,
+    OF_STUDIES,
     REPORTS,
     RUNS,
     SCHEMA,
+)
+from optuna_hermes.ledger._sharing import (
+    beat,
+    check_owner,
+    forget_host,
+    has_checkpoint,
+    hosts_of,
+    in_turn,
+    known_runs,
+    last_epoch,
+    locked_run,
+    take,
 )
 from optuna_hermes.model import Curve
 
@@ -72,27 +86,64 @@ class SqlLedger(Ledger):
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Write all that this thread writes inside of the block together, for the cost of one."""
-        with self._database.batch():
+        with self._database.batch() as connection:
+            in_turn(connection)  # so that no two of them wait for each other
             yield
 
-    def save_run(self, run: RunRecord) -> None:
-        """Add or replace the row of this study and number."""
-        self._replace(RUNS, ("study", "number"), _row(run))
+    def save_run(self, run: RunRecord, *, by: str | None = None) -> None:
+        """Add the row of this study and number, or replace it.
+
+        Raises:
+            NotOwnerError: its row has another owner than ``by``.
+        """
+        with suppress(ConflictError):  # somebody inserted it in between: it is no longer new
+            return self._save_run(run, by)
+        self._save_run(run, by)
+
+    def _save_run(self, run: RunRecord, by: str | None) -> None:
+        same = and_(RUNS.c.study == run.study, RUNS.c.number == run.number)
+        replaced = update(RUNS).where(same, RUNS.c.owner == by).values(row(run))
+        with self._database.writing() as connection:
+            if connection.execute(replaced).rowcount:
+                return
+            check_owner(connection, run.study, run.number, by)
+            connection.execute(insert(RUNS).values(row(run)))
+
+    def claim_run(
+        self, study: str, number: int, *, host: str, instance: str, dead_after_seconds: float
+    ) -> RunRecord | None:
+        """Take a run for a broker, if it is nobody's or its holder is gone."""
+        with self._database.writing() as connection:
+            run = locked_run(connection, study, number)
+            if run is None or not claimable(
+                run,
+                hosts_of(connection),
+                host=host,
+                instance=instance,
+                dead_after_seconds=dead_after_seconds,
+            ):
+                return None
+            if run.owner == instance:
+                return run
+            stored = has_checkpoint(connection, study, number)
+            run = claimed(run, host=host, instance=instance, stored=stored)
+            take(connection, run)
+            return run
 
     def load_runs(self, study: str) -> list[RunRecord]:
         """Every run of a study, by number."""
-        query = _all_of(RUNS, RunRecord).where(RUNS.c.study == study).order_by(RUNS.c.number)
-        return [RunRecord(**row) for row in self._database.rows(query)]
+        query = all_of(RUNS, RunRecord).where(RUNS.c.study == study).order_by(RUNS.c.number)
+        return [RunRecord(**found) for found in self._database.rows(query)]
 
     def add_report(self, report: ReportRecord) -> None:
         """Add a report; earlier ones of the same unit stay."""
-        self._add(REPORTS, {**_row(report), **_number_or_word(report.value)})
+        self._add(REPORTS, {**row(report), **number_or_word(report.value)})
 
     def load_curves(self, study: str) -> dict[int, Curve]:
         """The curve of every run that has reported, each unit as it was last reported."""
-        query = _all_of(REPORTS, ReportRecord).add_columns(REPORTS.c.not_finite)
+        query = all_of(REPORTS, ReportRecord).add_columns(REPORTS.c.not_finite)
         query = query.where(REPORTS.c.study == study).order_by(REPORTS.c.id)
-        return curves_of(_report(row) for row in self._database.rows(query))
+        return curves_of(report(found) for found in self._database.rows(query))
 
     def last_values(self, study: str) -> dict[int, float]:
         """The last value of every curve of ``load_curves``."""
@@ -102,29 +153,35 @@ class SqlLedger(Ledger):
         same = and_(REPORTS.c.number == unit.c.number, REPORTS.c.unit == unit.c.unit)
         query = select(REPORTS.c.number, REPORTS.c.value, REPORTS.c.not_finite)
         query = query.join(unit, same).where(of_study).order_by(REPORTS.c.id)
-        rows = self._database.rows(query)
-        return {row["number"]: _value(row) for row in rows}
+        with self._database.reading() as connection:
+            return {
+                number: value if word is None else float(word)
+                for number, value, word in connection.execute(query)
+            }
 
     def last_epoch(self) -> int:
-        """The highest epoch this ledger holds, 0 for an empty one."""
+        """The highest epoch this ledger has held, 0 for a new one."""
         with self._database.reading() as connection:
-            return _last_epoch(connection)
+            return last_epoch(connection)
 
-    def commit_lease(self, lease: LeaseRecord) -> None:
+    def commit_lease(self, lease: LeaseRecord, *, limit: int | None = None) -> None:
         """Write a new lease.
 
         Raises:
             StaleEpochError: its epoch is not above every earlier one.
+            NotOwnerError: its run has another owner.
+            StudyFullError: the study has reached its limit.
         """
-        row = {**_row(lease), "devices": json.dumps(lease.devices)}
         with self._database.writing() as connection:
-            # Every commit waits for this row, so nobody adds an epoch between look and insert.
-            # SQLite has no row locks; there, BEGIN IMMEDIATE has locked the database.
-            connection.execute(select(SCHEMA.c.id).with_for_update())
-            last = _last_epoch(connection)
+            in_turn(connection)  # so nobody adds an epoch or a run between look and insert
+            last = last_epoch(connection)
             if lease.epoch <= last:
                 raise stale_epoch(lease.epoch, last)
-            connection.execute(insert(LEASES).values(row))
+            if lease.number is not None:
+                check_owner(connection, lease.study, lease.number, lease.owner)
+            elif limit is not None and (known := known_runs(connection, lease.study)) >= limit:
+                raise study_full(lease, limit, known)
+            connection.execute(insert(LEASES).values(row(lease)))
 
     def name_lease(self, epoch: int, number: int) -> None:
         """Say which trial the lease of a new trial went to; an unknown epoch is no error."""
@@ -139,24 +196,21 @@ class SqlLedger(Ledger):
 
     def load_leases(self, study: str | None = None) -> list[LeaseRecord]:
         """Leases of a study (or of all), by epoch."""
-        query = _all_of(LEASES, LeaseRecord).order_by(LEASES.c.epoch)
+        query = all_of(LEASES, LeaseRecord).order_by(LEASES.c.epoch)
         if study is not None:
             query = query.where(LEASES.c.study == study)
-        return [
-            LeaseRecord(**{**row, "devices": tuple(json.loads(row["devices"]))})
-            for row in self._database.rows(query)
-        ]
+        return [LeaseRecord(**with_devices(found)) for found in self._database.rows(query)]
 
     def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:
         """Add a checkpoint; the run's older ones stay until ``drop_checkpoint``."""
-        self._add(CHECKPOINTS, _row(checkpoint))
+        self._add(CHECKPOINTS, row(checkpoint))
 
     def load_checkpoints(self, study: str, number: int | None = None) -> list[CheckpointRecord]:
         """Checkpoints of a study, or of one run, in the order they were saved."""
-        query = _all_of(CHECKPOINTS, CheckpointRecord).order_by(CHECKPOINTS.c.id)
+        query = all_of(CHECKPOINTS, CheckpointRecord).order_by(CHECKPOINTS.c.id)
         return [
-            CheckpointRecord(**row)
-            for row in self._database.rows(_of_run(query, CHECKPOINTS, study, number))
+            CheckpointRecord(**found)
+            for found in self._database.rows(of_run(query, CHECKPOINTS, study, number))
         ]
 
     def drop_checkpoint(self, study: str, path: str) -> None:
@@ -185,70 +239,71 @@ class SqlLedger(Ledger):
         Raises:
             TypeError: the detail is not JSON.
         """
-        self._add(EVENTS, {**_row(event), "detail": json.dumps(event.detail)})
+        self._add(EVENTS, {**row(event), "detail": json.dumps(event.detail)})
 
     def load_events(self, study: str, number: int | None = None) -> list[EventRecord]:
         """The story of a study, or of one run, in the order it was written."""
-        query = _all_of(EVENTS, EventRecord).order_by(EVENTS.c.id)
+        query = all_of(EVENTS, EventRecord).order_by(EVENTS.c.id)
         return [
-            EventRecord(**{**row, "detail": json.loads(row["detail"])})
-            for row in self._database.rows(_of_run(query, EVENTS, study, number))
+            EventRecord(**{**found, "detail": json.loads(found["detail"])})
+            for found in self._database.rows(of_run(query, EVENTS, study, number))
         ]
+
+    def trim_events(self, study: str, before: float) -> int:
+        """Remove the lines of a study's story that are older than a time; how many there were."""
+        old = and_(EVENTS.c.study == study, EVENTS.c.at < before)
+        with self._database.writing() as connection:
+            return connection.execute(delete(EVENTS).where(old)).rowcount
+
+    def beat(self, host: HostRecord) -> None:
+        """Say that a broker lives, and how busy it is: add its row, or replace it."""
+        with self._database.writing() as connection:
+            beat(connection, host)
+
+    def load_hosts(self) -> list[HostRecord]:
+        """Every broker that was heard of and not forgotten, by name."""
+        with self._database.reading() as connection:
+            return hosts_of(connection)
+
+    def forget_host(self, instance: str, *, dead_after_seconds: float) -> bool:
+        """End the leases of a broker that is gone, and forget it; its runs can be claimed."""
+        with self._database.writing() as connection:
+            return forget_host(connection, instance, dead_after_seconds)
+
+    def load_studies(self) -> list[str]:
+        """The keys of all studies that the ledger knows anything of, in order."""
+        keys = union(*(select(table.c.study) for table in OF_STUDIES))
+        with self._database.reading() as connection:
+            return sorted(connection.scalars(keys))
+
+    def forget_study(self, study: str) -> None:
+        """Remove all that is known of a study; epochs still grow above those of its leases."""
+        with self._database.writing() as connection:
+            in_turn(connection)
+            connection.execute(update(SCHEMA).values(forgotten_epoch=last_epoch(connection)))
+            for table in OF_STUDIES:
+                connection.execute(delete(table).where(table.c.study == study))
 
     def close(self) -> None:
         """Give back connections; the ledger is not used afterwards."""
         self._database.close()
 
-    def _add(self, table: Table, row: Mapping[str, Any]) -> None:
+    def _add(self, table: Table, values: Mapping[str, Any]) -> None:
         with self._database.writing() as connection:
-            connection.execute(insert(table).values(row))
+            connection.execute(insert(table).values(values))
 
-    def _replace(self, table: Table, key: Sequence[str], row: Mapping[str, Any]) -> None:
+    def _replace(self, table: Table, key: Sequence[str], values: Mapping[str, Any]) -> None:
         """Update, or insert if there is no such row, in words that every database knows."""
         try:
-            self._update_or_insert(table, key, row)
+            self._update_or_insert(table, key, values)
         except ConflictError:  # another process inserted it in between: now there is one to update
-            self._update_or_insert(table, key, row)
+            self._update_or_insert(table, key, values)
 
-    def _update_or_insert(self, table: Table, key: Sequence[str], row: Mapping[str, Any]) -> None:
-        same = and_(*(table.c[name] == row[name] for name in key))
+    def _update_or_insert(
+        self, table: Table, key: Sequence[str], values: Mapping[str, Any]
+    ) -> None:
+        same = and_(*(table.c[name] == values[name] for name in key))
         with self._database.writing() as connection:
-            updated = connection.execute(update(table).where(same).values(row)).rowcount
+            updated = connection.execute(update(table).where(same).values(values)).rowcount
             if not updated:
-                connection.execute(insert(table).values(row))
-
-
-def _row(record: Any) -> dict[str, Any]:
-    return {entry.name: getattr(record, entry.name) for entry in fields(record)}
-
-
-def _all_of(table: Table, record: type[Any]) -> Select[Any]:
-    """Select the columns of a record, which have its fields' names."""
-    return select(*(table.c[entry.name] for entry in fields(record)))
-
-
-def _of_run(query: Select[Any], table: Table, study: str, number: int | None) -> Select[Any]:
-    query = query.where(table.c.study == study)
-    return query if number is None else query.where(table.c.number == number)
-
-
-def _last_epoch(connection: Connection) -> int:
-    return cast("int | None", connection.scalar(select(func.max(LEASES.c.epoch)))) or 0
-
-
-def _number_or_word(value: float) -> dict[str, Any]:
-    number = float(value)
-    if math.isfinite(number):
-        return {"value": number, "not_finite": None}
-    return {"value": None, "not_finite": str(number)}
-
-
-def _report(row: dict[str, Any]) -> ReportRecord:
-    value = _value(row)
-    del row["not_finite"]
-    return ReportRecord(**{**row, "value": value})
-
-
-def _value(row: dict[str, Any]) -> float:
-    word = row["not_finite"]
-    return float(row["value"] if word is None else word)
+                connection.execute(insert(table).values(values))

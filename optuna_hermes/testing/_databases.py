@@ -12,20 +12,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 from uuid import uuid4
 
 import psutil
 import pytest
 import sqlalchemy
+from sqlalchemy.pool import NullPool
 
 _START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@final
 class DatabaseServer:
     """A server that runs.
 
@@ -34,28 +34,53 @@ class DatabaseServer:
         pid: of its process.
     """
 
-    url: sqlalchemy.URL
-    pid: int
-    _engine: sqlalchemy.Engine = field(init=False, repr=False)
+    def __init__(self, url: sqlalchemy.URL, pid: int) -> None:
+        self.url = url
+        self.pid = pid
+        self._engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+        self._empty: list[str] = []
 
-    def __post_init__(self) -> None:
-        engine = sqlalchemy.create_engine(self.url, isolation_level="AUTOCOMMIT")
-        object.__setattr__(self, "_engine", engine)
-
-    def execute(self, sql: str) -> None:
+    def execute(self, sql: str) -> list[Any]:
         """Run a statement as the server's master, outside of a transaction."""
         with self._engine.connect() as connection:
-            connection.exec_driver_sql(sql)
+            done = connection.exec_driver_sql(sql)
+            return list(done.scalars()) if done.returns_rows else []
 
-    def new_database(self) -> str:
-        """The URL of a database that is empty."""
-        name = f"hermes_{uuid4().hex}"
-        self.execute(f"CREATE DATABASE {name}")
-        return self.url.set(database=name).render_as_string(hide_password=False)
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """The URL of a database that is empty; whoever is still connected at the end is not."""
+        if not self._empty:
+            self._empty.append(f"hermes_{uuid4().hex}")
+            self.execute(f"CREATE DATABASE {self._empty[0]}")
+        name = self._empty.pop()
+        try:
+            yield self.url.set(database=name).render_as_string(hide_password=False)
+        finally:
+            self._clear(name)
+            self._empty.append(name)
 
     def close(self) -> None:
         """Give back connections."""
         self._engine.dispose()
+
+    def _clear(self, name: str) -> None:
+        # To make a database of PostgreSQL costs more than most tests.
+        if self.url.get_backend_name() == "postgresql":
+            self.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                f"WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+            )
+            inside = sqlalchemy.create_engine(self.url.set(database=name), poolclass=NullPool)
+            with inside.begin() as connection:
+                connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+                connection.exec_driver_sql("CREATE SCHEMA public")
+            return
+        for thread in self.execute(
+            f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
+        ):
+            self.execute(f"KILL {thread}")
+        self.execute(f"DROP DATABASE {name}")
+        self.execute(f"CREATE DATABASE {name}")
 
 
 @contextmanager
@@ -66,7 +91,7 @@ def postgres_server() -> Iterator[DatabaseServer]:
     with tempfile.TemporaryDirectory(prefix="hermes-pg-") as folder:
         started = pgserver.get_server(folder)
         url = sqlalchemy.make_url(started.get_uri()).set(drivername="postgresql+psycopg")
-        server = DatabaseServer(url=url, pid=started.get_pid())
+        server = DatabaseServer(url, started.get_pid())
         try:
             # Nothing here has to outlive a power cut.
             for setting in ("fsync", "full_page_writes", "synchronous_commit"):
@@ -103,14 +128,18 @@ def mariadb_server() -> Iterator[DatabaseServer]:
                 f"--socket={folder}/socket",
                 f"--pid-file={folder}/pid",
                 f"--log-error={folder}/log",
+                # Nothing here has to outlive a power cut.
                 "--innodb-flush-log-at-trx-commit=0",
+                "--innodb-flush-method=nosync",
+                "--skip-innodb-doublewrite",
+                "--sync-frm=0",
                 "--innodb-buffer-pool-size=32M",
             )
         )
         url = sqlalchemy.URL.create(
             "mysql+pymysql", "root", database="mysql", query={"unix_socket": f"{folder}/socket"}
         )
-        server = DatabaseServer(url=url, pid=process.pid)
+        server = DatabaseServer(url, process.pid)
         try:
             _wait_until_up(Path(folder, "socket"), process, Path(folder, "log"))
             yield server

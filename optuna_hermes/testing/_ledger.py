@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import count
 from threading import Barrier
 from typing import Any
@@ -15,21 +14,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.errors import StaleEpochError
-from optuna_hermes.ledger import (
-    CheckpointRecord,
-    EventRecord,
-    LeaseRecord,
-    Ledger,
-    MemoryLedger,
-    ReportRecord,
-    RunRecord,
+from optuna_hermes.ledger import Ledger, MemoryLedger
+from optuna_hermes.testing._operations import Operation, apply, content, leases, operations
+from optuna_hermes.testing._records import (
+    OTHER,
+    STUDY,
+    UNICODE,
+    checkpoint,
+    event,
+    lease,
+    report,
+    run,
 )
-
-Operation = tuple[str, tuple[Any, ...]]
-
-STUDY = "study"
-OTHER = "another study"
-UNICODE = "größe 学習 🌱 'quoted' \"%s\" \\"
+from optuna_hermes.testing._sharing import SharingContract
 
 _STUDIES = count()
 _PROPERTY = settings(
@@ -41,158 +38,7 @@ _PROPERTY = settings(
 )
 
 
-def run(number: int = 0, **fields: Any) -> RunRecord:
-    """A run, with what the test does not care about filled in."""
-    defaults: dict[str, Any] = {"study": STUDY, "trial_id": number, "state": "pending"}
-    return RunRecord(**{**defaults, **fields}, number=number)
-
-
-def report(unit: int, value: float, *, number: int = 0, **fields: Any) -> ReportRecord:
-    """A report of a run that takes a second and ten steps for each unit."""
-    defaults = {"study": STUDY, "step": unit * 10, "device_seconds": float(unit), "at": 0.0}
-    return ReportRecord(**{**defaults, **fields}, number=number, unit=unit, value=value)
-
-
-def lease(epoch: int, *, number: int | None = 0, **fields: Any) -> LeaseRecord:
-    """A live lease of one device."""
-    defaults = {"study": STUDY, "devices": ("a/cpu:0",), "host": "a", "started": 1.5}
-    return LeaseRecord(**{**defaults, **fields}, number=number, epoch=epoch)
-
-
-def checkpoint(path: str, *, number: int = 0, **fields: Any) -> CheckpointRecord:
-    """A checkpoint at a path."""
-    defaults = {"study": STUDY, "units": 3, "size_bytes": 2**40, "sha256": "0" * 64, "at": 2.5}
-    return CheckpointRecord(**{**defaults, **fields}, number=number, path=path)
-
-
-def event(kind: str, *, number: int | None = 0, **fields: Any) -> EventRecord:
-    """A line of the story."""
-    return EventRecord(**{"study": STUDY, "at": 3.5, **fields}, number=number, kind=kind)
-
-
-def _content(ledger: Ledger, study: str) -> str:
-    """All that a ledger says of a study; as text, because NaN does not equal itself."""
-    return repr(
-        (
-            ledger.load_runs(study),
-            ledger.load_curves(study),
-            ledger.load_checkpoints(study),
-            [ledger.load_checkpoints(study, number) for number in range(3)],
-            ledger.load_memory(study),
-            ledger.load_events(study),
-            [ledger.load_events(study, number) for number in range(3)],
-        )
-    )
-
-
-def _leases(ledger: Ledger, study: str, base: int) -> list[LeaseRecord]:
-    return [replace(held, epoch=held.epoch - base) for held in ledger.load_leases(study)]
-
-
-def _apply(ledger: Ledger, study: str, base: int, operation: Operation) -> str:
-    """Carry out one operation; its answer is what it raised, if anything."""
-    verb, arguments = operation
-    try:
-        _carry_out(ledger, study, base, verb, arguments)
-    except StaleEpochError:
-        return "stale"
-    return "done"
-
-
-def _carry_out(ledger: Ledger, study: str, base: int, verb: str, arguments: Iterable[Any]) -> None:
-    first, *others = arguments
-    if verb in ("save_memory", "drop_checkpoint"):
-        getattr(ledger, verb)(study, first)
-    elif verb in ("name_lease", "end_lease"):
-        getattr(ledger, verb)(base + first, *others)
-    elif verb == "commit_lease":
-        ledger.commit_lease(replace(first, study=study, epoch=base + first.epoch))
-    else:
-        getattr(ledger, verb)(replace(first, study=study))
-
-
-# SQLite keeps no sign of a zero; adding 0.0 takes it away beforehand.
-_finite = st.floats(allow_nan=False, allow_infinity=False).map(lambda number: number + 0.0)
-_values = st.floats(width=64).map(lambda number: number + 0.0)
-# PostgreSQL takes neither NUL nor half of a surrogate pair.
-_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
-_numbers = st.integers(0, 2)
-_big = st.integers(0, 2**62)
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | _finite | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
-    max_leaves=5,
-)
-_paths = st.sampled_from(["/a", "/A", "/b", "/ü"])
-_epochs = st.integers(-1, 6)
-
-_runs = st.builds(
-    RunRecord,
-    study=st.just(""),
-    number=_numbers,
-    trial_id=_big,
-    state=st.sampled_from(["pending", "running", "parked", "stored", "done", "failed"]),
-    tier=st.sampled_from([None, "resident", "host", "disk"]),
-    host=st.none() | _text,
-    units=_big,
-    slices=_big,
-    suspensions=_big,
-    device_seconds=_finite,
-    submitted=_finite,
-    updated=_finite,
-)
-_reports = st.builds(
-    ReportRecord,
-    study=st.just(""),
-    number=_numbers,
-    unit=st.integers(1, 4),
-    step=_big,
-    value=_values,
-    device_seconds=_finite,
-    at=_finite,
-)
-_new_leases = st.builds(
-    LeaseRecord,
-    study=st.just(""),
-    epoch=_epochs,
-    number=st.none() | _numbers,
-    devices=st.lists(_text, max_size=3).map(tuple),
-    host=_text,
-    started=_finite,
-    ended=st.none() | _finite,
-)
-_checkpoints = st.builds(
-    CheckpointRecord,
-    study=st.just(""),
-    number=_numbers,
-    path=_paths,
-    units=_big,
-    size_bytes=_big,
-    sha256=st.text("0123456789abcdef", min_size=64, max_size=64),
-    at=_finite,
-)
-_events = st.builds(
-    EventRecord,
-    study=st.just(""),
-    number=st.none() | _numbers,
-    kind=_text,
-    at=_finite,
-    detail=st.dictionaries(_text, _json, max_size=3),
-)
-_operations = st.one_of(
-    st.tuples(st.just("save_run"), st.tuples(_runs)),
-    st.tuples(st.just("add_report"), st.tuples(_reports)),
-    st.tuples(st.just("commit_lease"), st.tuples(_new_leases)),
-    st.tuples(st.just("name_lease"), st.tuples(_epochs, _numbers)),
-    st.tuples(st.just("end_lease"), st.tuples(_epochs, _finite)),
-    st.tuples(st.just("save_checkpoint"), st.tuples(_checkpoints)),
-    st.tuples(st.just("drop_checkpoint"), st.tuples(_paths)),
-    st.tuples(st.just("save_memory"), st.tuples(_json)),
-    st.tuples(st.just("add_event"), st.tuples(_events)),
-)
-
-
-class LedgerContract:
+class LedgerContract(SharingContract):
     """Subclass it, and give it a ``ledger`` fixture: a new, empty ledger for each test.
 
     A ledger that outlives its process also overrides the ``reopen`` fixture: a function that
@@ -217,7 +63,7 @@ class LedgerContract:
 
     def test_a_new_ledger_is_empty(self, ledger: Ledger) -> None:
         """A study that was never written to has nothing, and the first epoch is still free."""
-        assert _content(ledger, STUDY) == _content(MemoryLedger(), STUDY)
+        assert content(ledger, STUDY) == content(MemoryLedger(), STUDY)
         assert ledger.load_leases() == []
         assert ledger.last_epoch() == 0
 
@@ -490,19 +336,19 @@ class LedgerContract:
         assert len(ledger.load_events(STUDY)) == threads * each
 
     @_PROPERTY
-    @given(operations=st.lists(_operations, max_size=12))
+    @given(done=st.lists(operations, max_size=20))
     def test_any_operations_have_the_answers_of_the_memory_ledger(
-        self, ledger: Ledger, operations: list[Operation]
+        self, ledger: Ledger, done: list[Operation]
     ) -> None:
         """Whatever is done in whatever order, this ledger and its plainest twin agree."""
         study = f"property {next(_STUDIES)}"
         base, twin = ledger.last_epoch(), MemoryLedger()
-        for operation in operations:
-            answer = _apply(ledger, study, base, operation)
-            assert answer == _apply(twin, study, 0, operation)
+        for operation in done:
+            answer = apply(ledger, study, base, operation)
+            assert answer == apply(twin, study, 0, operation)
             assert ledger.last_epoch() == base + twin.last_epoch()
-        assert _content(ledger, study) == _content(twin, study)
-        assert _leases(ledger, study, base) == twin.load_leases(study)
+        assert content(ledger, study) == content(twin, study)
+        assert leases(ledger, study, base) == leases(twin, study, 0)
 
     @_PROPERTY
     @given(offsets=st.lists(st.integers(-3, 3), max_size=10))
@@ -531,10 +377,10 @@ class LedgerContract:
         ledger.save_checkpoint(checkpoint("/a"))
         ledger.save_memory(STUDY, {"a": 1})
         ledger.add_event(event("stored"))
-        before = _content(ledger, STUDY)
+        before = content(ledger, STUDY)
         ledger.close()
         again = reopen()
-        assert _content(again, STUDY) == before
+        assert content(again, STUDY) == before
         assert again.load_leases() == [lease(4)]
         assert again.last_epoch() == 4
 

@@ -1,0 +1,88 @@
+"""Whose a run is, whose it may become, and how that is refused; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
+from optuna_hermes.ledger._records import HostRecord, LeaseRecord, RunRecord
+
+_UNFINISHED = ("pending", "running", "parked", "stored")
+_WAITING = ("pending", "stored")
+
+
+def claimable(
+    run: RunRecord,
+    hosts: Iterable[HostRecord],
+    *,
+    host: str,
+    instance: str,
+    dead_after_seconds: float,
+) -> bool:
+    """Whether a broker may take a run; see the rules of ``Ledger``.
+
+    Args:
+        run: the run.
+        hosts: every broker that the ledger knows.
+        host: of the broker that claims.
+        instance: the broker that claims.
+        dead_after_seconds: how long a holder must have been silent.
+    """
+    live = [known for known in hosts if known.age_seconds < dead_after_seconds]
+    if run.state not in _UNFINISHED:
+        return False
+    if run.owner is not None:
+        return all(known.instance != run.owner or known.name == host for known in live)
+    if run.state in _WAITING or run.host in (None, host):
+        return True
+    return all(known.name != run.host for known in live)
+
+
+def claimed(run: RunRecord, *, host: str, instance: str, stored: bool) -> RunRecord:
+    """A run that a broker has taken; whoever held it is gone.
+
+    Args:
+        run: the run as it was.
+        host: of the broker that has it now.
+        instance: that broker.
+        stored: whether it has a checkpoint.
+    """
+    if run.owner == instance:
+        return run
+    return replace(
+        run,
+        state="stored" if stored else "pending",
+        tier="disk" if stored else None,
+        host=host,
+        owner=instance,
+    )
+
+
+def not_owner(study: str, number: int, owner: str | None, by: str | None) -> NotOwnerError:
+    """The error of a broker that writes a run of somebody else."""
+    return NotOwnerError(
+        f"Run {number} of study {study} belongs to {_broker(owner)}, so {_broker(by)} may not "
+        "write it: another broker may have taken it over. End its process if there is one, and "
+        "claim it before it is run again."
+    )
+
+
+def study_full(lease: LeaseRecord, limit: int, known: int) -> StudyFullError:
+    """The error of a lease for one trial too many."""
+    return StudyFullError(
+        f"Study {lease.study} shall have at most {limit} runs, and has {known} with those that "
+        "other leases are for. Open no further trial, unless one of these leases ends without."
+    )
+
+
+def stale_epoch(epoch: int, last: int) -> StaleEpochError:
+    """The error of a lease that came too late."""
+    return StaleEpochError(
+        f"A lease's epoch must be above every earlier one, which is {last}, but got {epoch}. "
+        "Another broker was faster: read last_epoch() again and decide anew."
+    )
+
+
+def _broker(instance: str | None) -> str:
+    return "no broker" if instance is None else f"broker {instance}"

@@ -1,0 +1,400 @@
+"""The part of the ledger's suite that is about several brokers of one study."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
+from optuna_hermes.ledger import Ledger, RunRecord
+from optuna_hermes.model import RunState
+from optuna_hermes.testing._records import (
+    OTHER,
+    STUDY,
+    UNICODE,
+    checkpoint,
+    event,
+    host,
+    lease,
+    report,
+    run,
+)
+
+_EVER = 1e9
+"""Nobody is gone who was heard of at all."""
+
+_AT_ONCE = 0.0
+"""Everybody is gone."""
+
+
+def claim(
+    ledger: Ledger,
+    instance: str,
+    number: int = 0,
+    *,
+    name: str = "b",
+    dead_after_seconds: float = _EVER,
+) -> RunRecord | None:
+    """Claim a run for a broker."""
+    return ledger.claim_run(
+        STUDY, number, host=name, instance=instance, dead_after_seconds=dead_after_seconds
+    )
+
+
+class SharingContract:
+    """Tests of a ``ledger`` fixture; see ``LedgerContract``."""
+
+    # -- hosts ---------------------------------------------------------------------------------
+
+    def test_a_host_comes_back_as_it_was_last_heard_of(self, ledger: Ledger) -> None:
+        """A broker has one row, with all it said of itself; two of one host are two."""
+        ledger.beat(host("a2", name=UNICODE, devices=("GPU-1", "GPU-2"), load=0.1 + 0.2))
+        ledger.beat(host("b1", name="b", load=1.0))
+        ledger.beat(host("a1", name=UNICODE, devices=()))
+        ledger.beat(host("b1", name="b", load=2.0))
+        assert [replace(known, age_seconds=0.0) for known in ledger.load_hosts()] == [
+            host("b1", name="b", load=2.0),
+            host("a1", name=UNICODE, devices=()),
+            host("a2", name=UNICODE, devices=("GPU-1", "GPU-2"), load=0.1 + 0.2),
+        ]
+
+    def test_a_silent_host_grows_old_and_a_beat_makes_it_young(self, ledger: Ledger) -> None:
+        """Ages are seconds since the last beat, whatever age the broker says it has."""
+        begun = time.monotonic()
+        ledger.beat(host("a1", age_seconds=500.0))
+        ledger.beat(host("b1"))
+        deadline = begun + 60
+        while min(known.age_seconds for known in ledger.load_hosts()) < 0.3:
+            assert time.monotonic() < deadline
+        assert (
+            max(known.age_seconds for known in ledger.load_hosts()) < time.monotonic() - begun + 1
+        )
+        ledger.beat(host("b1"))
+        old, young = ledger.load_hosts()
+        assert (old.instance, young.instance) == ("a1", "b1")
+        assert old.age_seconds - young.age_seconds >= 0.25
+
+    def test_a_host_that_lives_is_not_forgotten(self, ledger: Ledger) -> None:
+        """Nobody can end the leases of a broker that was just heard of."""
+        ledger.beat(host("a1"))
+        ledger.commit_lease(lease(1, owner="a1"))
+        assert not ledger.forget_host("a1", dead_after_seconds=_EVER)
+        assert ledger.load_leases() == [lease(1, owner="a1")]
+        assert [known.instance for known in ledger.load_hosts()] == ["a1"]
+
+    def test_a_host_that_is_gone_is_forgotten_with_its_leases(self, ledger: Ledger) -> None:
+        """Its live leases end, those of others and its ended ones stay, and again is no error."""
+        for instance in ("a1", "b1"):
+            ledger.beat(host(instance))
+        ledger.commit_lease(lease(1, owner="a1", ended=7.0))
+        ledger.commit_lease(lease(2, owner="a1"))
+        ledger.commit_lease(lease(3, owner="a1", number=None, study=OTHER))
+        ledger.commit_lease(lease(4, owner="b1", number=1))
+        ledger.commit_lease(lease(5, owner=None, number=2))
+        for _ in range(2):
+            assert ledger.forget_host("a1", dead_after_seconds=_AT_ONCE)
+        ended = [held.ended for held in ledger.load_leases()]
+        assert ended[0] == 7.0
+        assert [end is None for end in ended[1:]] == [False, False, True, True]
+        assert all(abs(end - time.time()) < 600 for end in ended[1:3] if end is not None)
+        assert [known.instance for known in ledger.load_hosts()] == ["b1"]
+
+    # -- owners --------------------------------------------------------------------------------
+
+    def test_a_run_is_written_by_its_owner_alone(self, ledger: Ledger) -> None:
+        """Another broker's run, or nobody's, is refused with words that say what to do."""
+        mine = run(0, state="running", owner="a1")
+        ledger.save_run(mine, by="a1")
+        for by in (None, "b1"):
+            with pytest.raises(NotOwnerError, match=r"belongs to broker a1, so .*End its process"):
+                ledger.save_run(run(0, state="done", owner=by), by=by)
+        assert ledger.load_runs(STUDY) == [mine]
+        done = run(0, state="done", owner="a1")
+        ledger.save_run(done, by="a1")
+        ledger.save_run(run(1))
+        with pytest.raises(NotOwnerError, match=r"Run 1 .*no broker, so broker a1 may not"):
+            ledger.save_run(run(1, owner="a1"), by="a1")
+        assert ledger.load_runs(STUDY) == [done, run(1)]
+
+    def test_a_run_that_was_given_back_is_nobodys(self, ledger: Ledger) -> None:
+        """Saving it without an owner gives it back; its last owner has to claim it like others."""
+        ledger.save_run(run(0, state="running", owner="a1"), by="a1")
+        back = run(0, state="stored", tier="disk")
+        ledger.save_run(back, by="a1")
+        with pytest.raises(NotOwnerError):
+            ledger.save_run(run(0, state="running", owner="a1"), by="a1")
+        assert ledger.load_runs(STUDY) == [back]
+
+    def test_a_lease_is_its_owners_too(self, ledger: Ledger) -> None:
+        """Only the owner of a run gets a lease of it; a run that is not there yet is anybody's."""
+        ledger.save_run(run(0, owner="a1"), by="a1")
+        ledger.save_run(run(1))
+        for stranger in (lease(1, owner="b1"), lease(1), lease(1, number=1, owner="a1")):
+            with pytest.raises(NotOwnerError, match="End its process"):
+                ledger.commit_lease(stranger)
+        assert ledger.load_leases() == []
+        rightful = [lease(1, owner="a1"), lease(2, number=1), lease(3, number=2, owner="b1")]
+        for granted in rightful:
+            ledger.commit_lease(granted)
+        assert ledger.load_leases() == rightful
+
+    def test_a_batch_with_a_run_of_another_writes_nothing(self, ledger: Ledger) -> None:
+        """A broker that lost one run to another learns it before anything of the batch is kept."""
+        ledger.save_run(run(0, state="running", owner="b1"))
+
+        def write() -> None:
+            with ledger.batch():
+                ledger.add_report(report(1, 0.5))
+                ledger.commit_lease(lease(1, number=7, owner="a1"))
+                ledger.save_run(run(0, state="stored", owner="a1"), by="a1")
+
+        with pytest.raises(NotOwnerError):
+            write()
+        assert ledger.load_curves(STUDY) == {}
+        assert ledger.load_leases() == []
+        assert ledger.last_epoch() == 0
+
+    # -- claims --------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("state", ["pending", "stored"])
+    def test_a_run_that_waits_and_is_nobodys_can_be_claimed(
+        self, ledger: Ledger, state: RunState
+    ) -> None:
+        """The first broker that claims it has it, from whatever host it was, and keeps the rest."""
+        for instance in ("a1", "b1"):
+            ledger.beat(host(instance, name=instance[0]))
+        waiting = run(0, state=state, tier="disk", host="a", units=7, slices=2, updated=1.5)
+        ledger.save_run(waiting)
+        ledger.save_checkpoint(checkpoint("/a"))
+        taken = replace(waiting, state="stored", host="b", owner="b1")
+        assert claim(ledger, "b1") == taken
+        assert claim(ledger, "a1", name="a") is None
+        assert claim(ledger, "b1") == taken
+        assert ledger.load_runs(STUDY) == [taken]
+
+    def test_what_is_not_there_or_over_cannot_be_claimed(self, ledger: Ledger) -> None:
+        """A run that nobody saved, one that ended, and one of another study are not won."""
+        runs = [run(0, state="done"), run(1, state="failed", owner="a1")]
+        for record in runs:
+            ledger.save_run(record, by=record.owner)
+        ledger.save_run(run(2, study=OTHER))
+        for number in range(3):
+            assert claim(ledger, "b1", number, dead_after_seconds=_AT_ONCE) is None
+        assert ledger.load_runs(STUDY) == runs
+
+    @pytest.mark.parametrize("state", ["pending", "running", "parked", "stored"])
+    def test_a_run_is_its_owners_until_he_is_gone(self, ledger: Ledger, state: RunState) -> None:
+        """Claims fail while its owner is heard of, and succeed when he was silent for too long."""
+        ledger.beat(host("a1", name="a"))
+        held = run(0, state=state, owner="a1", host="a", tier="host")
+        ledger.save_run(held, by="a1")
+        assert claim(ledger, "b1") is None
+        assert ledger.load_runs(STUDY) == [held]
+        taken = claim(ledger, "b1", dead_after_seconds=_AT_ONCE)
+        assert taken == replace(held, state="pending", tier=None, host="b", owner="b1")
+        with pytest.raises(NotOwnerError, match="belongs to broker b1, so broker a1 may not"):
+            ledger.save_run(replace(held, state="stored"), by="a1")
+
+    def test_a_run_that_was_taken_from_its_holder_is_stored(self, ledger: Ledger) -> None:
+        """It goes on at its checkpoint, and what leases it had have ended; others' stay."""
+        ledger.save_run(run(0, state="running", owner="a1", host="a"), by="a1")
+        ledger.save_checkpoint(checkpoint("/a"))
+        ledger.commit_lease(lease(1, owner="a1"))
+        ledger.commit_lease(lease(2, number=1, owner="a1"))
+        ledger.commit_lease(lease(3, study=OTHER, owner="a1"))
+        taken = claim(ledger, "b1")
+        assert taken is not None
+        assert (taken.state, taken.tier, taken.owner) == ("stored", "disk", "b1")
+        assert [held.ended is None for held in ledger.load_leases()] == [False, True, True]
+
+    def test_an_owner_that_was_forgotten_is_gone(self, ledger: Ledger) -> None:
+        """Whoever leaves in order leaves its runs to the others at once."""
+        ledger.beat(host("a1", name="a"))
+        ledger.save_run(run(0, state="stored", owner="a1"), by="a1")
+        assert claim(ledger, "b1") is None
+        ledger.forget_host("a1", dead_after_seconds=_AT_ONCE)
+        assert claim(ledger, "b1") is not None
+
+    def test_a_host_has_one_broker(self, ledger: Ledger) -> None:
+        """A broker takes what an earlier broker of its host had, without waiting."""
+        ledger.beat(host("a1", name="a"))
+        ledger.save_run(run(0, state="running", owner="a1", host="a"), by="a1")
+        ledger.beat(host("a2", name="a"))
+        taken = claim(ledger, "a2", name="a")
+        assert taken is not None
+        assert taken.owner == "a2"
+
+    @pytest.mark.parametrize("state", ["running", "parked"])
+    def test_what_has_no_owner_and_a_process_is_its_hosts(
+        self, ledger: Ledger, state: RunState
+    ) -> None:
+        """A broker on its own leaves no owner: its runs are claimed by its host, or after it."""
+        ledger.beat(host("a1", name="a"))
+        for number, name in enumerate(("a", "b", "c", None)):
+            ledger.save_run(run(number, state=state, host=name))
+        won = [claim(ledger, "b1", number) is not None for number in range(4)]
+        assert won == [False, True, True, True]
+        assert claim(ledger, "b1", dead_after_seconds=_AT_ONCE) is not None
+
+    def test_threads_claim_runs_and_each_has_one_winner(self, ledger: Ledger) -> None:
+        """Of several brokers that claim each run at the same time one wins; the row says who."""
+        threads, runs = 4, 10
+        for number in range(runs):
+            ledger.save_run(run(number, state="stored"))
+        for thread in range(threads):
+            ledger.beat(host(str(thread), name=str(thread)))
+        start = Barrier(threads)
+
+        def race(instance: str) -> list[int]:
+            won = []
+            for number in range(runs):
+                start.wait(timeout=60)
+                if claim(ledger, instance, number, name=instance) is not None:
+                    won.append(number)
+            return won
+
+        with ThreadPoolExecutor(threads) as pool:
+            won = list(pool.map(race, map(str, range(threads))))
+        assert sorted(number for each in won for number in each) == list(range(runs))
+        owners = [int(record.owner or -1) for record in ledger.load_runs(STUDY)]
+        assert owners == [
+            next(thread for thread in range(threads) if number in won[thread])
+            for number in range(runs)
+        ]
+
+    def test_an_owner_that_writes_while_it_is_claimed_is_told(self, ledger: Ledger) -> None:
+        """Nothing that the old owner writes comes after the claim: it is in it, or refused."""
+        rounds = 10
+        start = Barrier(2)
+
+        def write(number: int) -> int:
+            start.wait(timeout=60)
+            for units in range(1, 1_000_000):
+                try:
+                    ledger.save_run(run(number, state="running", owner="a1", units=units), by="a1")
+                except NotOwnerError:
+                    return units - 1
+            raise AssertionError("It was never claimed.")
+
+        def take(number: int) -> Any:
+            start.wait(timeout=60)
+            deadline = time.monotonic() + 60
+            # The ledger may say no as long as somebody is just writing the row.
+            while (taken := claim(ledger, "b1", number)) is None:
+                assert time.monotonic() < deadline
+            return taken
+
+        with ThreadPoolExecutor(2) as pool:
+            for number in range(rounds):
+                ledger.save_run(run(number, state="running", owner="a1"), by="a1")
+                writer, taker = pool.submit(write, number), pool.submit(take, number)
+                written, taken = writer.result(timeout=60), taker.result(timeout=60)
+                assert taken.units == written
+                assert ledger.load_runs(STUDY)[number] == taken
+
+    # -- a bound on new trials -----------------------------------------------------------------
+
+    def test_new_trials_are_bounded_over_all_hosts(self, ledger: Ledger) -> None:
+        """Runs and live leases that will become some count; others, and further studies, do not."""
+        ledger.save_run(run(0, state="done"))
+        ledger.commit_lease(lease(1, number=0), limit=1)
+        ledger.commit_lease(lease(2, number=None, ended=2.0), limit=2)
+        ledger.commit_lease(lease(3, number=None, study=OTHER))
+        ledger.commit_lease(lease(4, number=None), limit=2)
+        with pytest.raises(StudyFullError, match=r"at most 2 runs, and has 2 .*no further trial"):
+            ledger.commit_lease(lease(5, number=None), limit=2)
+        ledger.name_lease(4, 1)
+        with pytest.raises(StudyFullError):
+            ledger.commit_lease(lease(5, number=None), limit=2)
+        ledger.save_run(run(1))
+        with pytest.raises(StudyFullError):
+            ledger.commit_lease(lease(5, number=None), limit=2)
+        ledger.commit_lease(lease(5, number=None), limit=3)
+        ledger.commit_lease(lease(6, number=None))
+
+    def test_a_host_that_is_gone_gives_its_new_trials_back(self, ledger: Ledger) -> None:
+        """A lease whose broker died before there was a trial counts until it is forgotten."""
+        ledger.beat(host("a1"))
+        ledger.commit_lease(lease(1, number=None, owner="a1"), limit=1)
+        with pytest.raises(StudyFullError):
+            ledger.commit_lease(lease(2, number=None, owner="b1"), limit=1)
+        ledger.forget_host("a1", dead_after_seconds=_AT_ONCE)
+        ledger.commit_lease(lease(2, number=None, owner="b1"), limit=1)
+
+    def test_threads_open_as_many_trials_as_there_may_be(self, ledger: Ledger) -> None:
+        """Brokers that grant and save new runs at the same time stop at the bound together."""
+        threads, limit = 4, 6
+
+        def broker(instance: str) -> int:
+            opened = 0
+            while True:
+                epoch = ledger.last_epoch() + 1
+                try:
+                    ledger.commit_lease(lease(epoch, number=None, owner=instance), limit=limit)
+                except StaleEpochError:
+                    continue
+                except StudyFullError:
+                    return opened
+                opened += 1
+                with ledger.batch():
+                    ledger.name_lease(epoch, epoch)
+                    ledger.save_run(run(epoch, state="running", owner=instance), by=instance)
+
+        with ThreadPoolExecutor(threads) as pool:
+            opened = list(pool.map(broker, map(str, range(threads))))
+        assert sum(opened) == limit == len(ledger.load_runs(STUDY))
+
+    # -- clearing away -------------------------------------------------------------------------
+
+    def test_a_forgotten_study_leaves_nothing_but_its_epochs(self, ledger: Ledger) -> None:
+        """All rows of that study go, those of others stay, and no epoch is given again."""
+        for study in (STUDY, OTHER):
+            epoch = ledger.last_epoch() + 1
+            ledger.save_run(run(0, study=study))
+            ledger.add_report(report(1, 0.5, study=study))
+            ledger.commit_lease(lease(epoch, study=study))
+            ledger.save_checkpoint(checkpoint("/a", study=study))
+            ledger.save_memory(study, 1)
+            ledger.add_event(event("parked", study=study))
+        assert ledger.load_studies() == [OTHER, STUDY]
+        ledger.forget_study(OTHER)
+        ledger.forget_study(OTHER)
+        assert ledger.load_studies() == [STUDY]
+        assert (ledger.load_runs(OTHER), ledger.load_curves(OTHER)) == ([], {})
+        assert (ledger.load_leases(OTHER), ledger.load_checkpoints(OTHER)) == ([], [])
+        assert (ledger.load_memory(OTHER), ledger.load_events(OTHER)) == (None, [])
+        assert ledger.load_curves(STUDY)[0].values == (0.5,)
+        assert ledger.last_epoch() == 2
+        with pytest.raises(StaleEpochError):
+            ledger.commit_lease(lease(2))
+
+    @pytest.mark.parametrize("kind", ["run", "report", "lease", "checkpoint", "memory", "event"])
+    def test_whatever_is_left_of_a_study_names_it(self, ledger: Ledger, kind: str) -> None:
+        """A study is found by any row, so that what a deleted one left can be cleared away."""
+        leave = {
+            "run": lambda: ledger.save_run(run(0)),
+            "report": lambda: ledger.add_report(report(1, 0.5)),
+            "lease": lambda: ledger.commit_lease(lease(1)),
+            "checkpoint": lambda: ledger.save_checkpoint(checkpoint("/a")),
+            "memory": lambda: ledger.save_memory(STUDY, None),
+            "event": lambda: ledger.add_event(event("parked")),
+        }
+        leave[kind]()
+        assert ledger.load_studies() == [STUDY]
+        ledger.forget_study(STUDY)
+        assert ledger.load_studies() == []
+
+    def test_old_events_are_trimmed(self, ledger: Ledger) -> None:
+        """Lines from before a time go, and are counted; other studies keep theirs."""
+        for at in (1.0, 5.0, 3.0):
+            ledger.add_event(event(f"at {at}", at=at))
+        ledger.add_event(event("at 1.0", at=1.0, study=OTHER))
+        assert ledger.trim_events(STUDY, 3.0) == 1
+        assert ledger.trim_events(STUDY, 3.0) == 0
+        assert [line.at for line in ledger.load_events(STUDY)] == [5.0, 3.0]
+        assert len(ledger.load_events(OTHER)) == 1

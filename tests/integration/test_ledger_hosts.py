@@ -1,0 +1,205 @@
+"""Brokers of several hosts on one ledger, as real processes that die and come back."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optuna_hermes.errors import LedgerError, StaleEpochError
+from optuna_hermes.ledger import (
+    HostRecord,
+    LeaseRecord,
+    Ledger,
+    ReportRecord,
+    RunRecord,
+    _engine,
+    open_ledger,
+)
+
+RUNS = 6
+UNITS = 9
+SLICE = 3
+DEAD_AFTER_SECONDS = 1.0
+DEADLINE_SECONDS = 120.0
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ledger.db"
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+def serve(url: str, name: str, start: Barrier) -> None:
+    """A broker with one device: it trains whatever run it can claim, until all are done."""
+    _engine.SILENT_SECONDS = 1
+    instance = f"{name}1"
+    with closing(open_ledger(url)) as ledger:
+        start.wait(DEADLINE_SECONDS)
+        while any(run.state != "done" for run in ledger.load_runs("study")):
+            for number in range(RUNS):
+                # Whoever was thought dead has lost its run, or its connection.
+                with suppress(LedgerError):
+                    ledger.beat(HostRecord(name=name, instance=instance))
+                    train(ledger, number, name, instance)
+
+
+def train(ledger: Ledger, number: int, name: str, instance: str) -> None:
+    """One slice of a run, if it can be had."""
+    run = ledger.claim_run(
+        "study", number, host=name, instance=instance, dead_after_seconds=DEAD_AFTER_SECONDS
+    )
+    if run is not None:
+        epoch, last = grant(ledger, run), min(run.units + SLICE, UNITS)
+        for unit in range(run.units + 1, last + 1):
+            keep(ledger, run, unit, epoch, last=unit == last)
+
+
+def grant(ledger: Ledger, run: RunRecord) -> int:
+    """The epoch of a new lease; other brokers commit theirs in between."""
+    while True:
+        epoch = ledger.last_epoch() + 1
+        lease = LeaseRecord(
+            study="study",
+            epoch=epoch,
+            number=run.number,
+            devices=(f"{run.host}/0",),
+            host=str(run.host),
+            started=0.0,
+            owner=run.owner,
+        )
+        try:
+            ledger.commit_lease(lease)
+            return epoch
+        except StaleEpochError:
+            pass
+
+
+def keep(ledger: Ledger, run: RunRecord, unit: int, epoch: int, *, last: bool) -> None:
+    """Write a unit; with the last of a slice the run is given back."""
+    state = "running" if not last else "done" if unit == UNITS else "stored"
+    owner = None if last else run.owner
+    time.sleep(0.05)  # the training
+    with ledger.batch():
+        ledger.add_report(
+            ReportRecord(
+                study="study",
+                number=run.number,
+                unit=unit,
+                step=unit,
+                value=0.0,
+                device_seconds=0.0,
+                at=0.0,
+            )
+        )
+        if last:
+            ledger.end_lease(epoch, 1.0)
+        ledger.save_run(
+            RunRecord(
+                study="study",
+                number=run.number,
+                trial_id=run.number,
+                state=state,  # type: ignore[arg-type]
+                host=run.host,
+                owner=owner,
+                units=unit,
+            ),
+            by=run.owner,
+        )
+
+
+def reported(ledger: Ledger) -> list[tuple[int, int]]:
+    """Every report that was ever written, also of a unit that was trained twice."""
+    from optuna_hermes.ledger._schema import REPORTS
+
+    database = ledger._database  # type: ignore[attr-defined]
+    rows = database.rows(REPORTS.select())
+    return sorted((row["number"], row["unit"]) for row in rows)
+
+
+def lease(epoch: int) -> LeaseRecord:
+    """A lease of a new trial."""
+    return LeaseRecord(
+        study="study", epoch=epoch, number=None, devices=("a/0",), host="a", started=0.0
+    )
+
+
+@pytest.fixture
+def brokers(url: str) -> Iterator[dict[str, SpawnProcess]]:
+    """Three of them, on runs that nobody has begun."""
+    with closing(open_ledger(url)) as ledger:
+        for number in range(RUNS):
+            ledger.save_run(
+                RunRecord(study="study", number=number, trial_id=number, state="pending")
+            )
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(3)
+    brokers = {name: context.Process(target=serve, args=(url, name, start)) for name in "abc"}
+    for process in brokers.values():
+        process.start()
+    yield brokers
+    for process in brokers.values():
+        process.kill()
+        process.join()
+        process.close()
+
+
+def test_runs_of_hosts_that_die_are_carried_on_by_the_others(
+    url: str, brokers: dict[str, SpawnProcess], wait_for: Callable[..., Any]
+) -> None:
+    """One broker is killed, one hangs until it is thought dead: no unit is lost or doubled."""
+    with closing(open_ledger(url)) as ledger:
+        wait_for(lambda: holds(ledger, "a1"), DEADLINE_SECONDS)
+        brokers["a"].kill()
+        if not url.startswith("sqlite"):  # who hangs with a file locked makes all others wait
+            wait_for(lambda: holds(ledger, "b1"), DEADLINE_SECONDS)
+            os.kill(brokers["b"].pid or 0, signal.SIGSTOP)
+            wait_for(lambda: not holds(ledger, "b1"), DEADLINE_SECONDS)
+            os.kill(brokers["b"].pid or 0, signal.SIGCONT)
+        for name in "bc":
+            brokers[name].join(DEADLINE_SECONDS)
+            assert brokers[name].exitcode == 0
+        runs = ledger.load_runs("study")
+        assert [(run.state, run.units) for run in runs] == [("done", UNITS)] * RUNS
+        assert reported(ledger) == [
+            (number, unit) for number in range(RUNS) for unit in range(1, UNITS + 1)
+        ]
+        ledger.forget_host("a1", dead_after_seconds=0.0)
+        assert all(lease.ended is not None for lease in ledger.load_leases())
+
+
+@pytest.mark.parametrize("server", ["postgres", "mariadb"])
+def test_a_process_that_hangs_with_a_lock_does_not_keep_it(
+    request: pytest.FixtureRequest, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database ends a transaction that says nothing, and what it wrote is undone."""
+    url = request.getfixturevalue(f"{server}_url")
+    monkeypatch.setattr(_engine, "SILENT_SECONDS", 1)
+    with closing(open_ledger(url)) as hung, closing(open_ledger(url)) as other:
+
+        def hang() -> None:
+            with hung.batch():
+                hung.save_run(RunRecord(study="study", number=0, trial_id=0, state="pending"))
+                other.commit_lease(lease(1))  # waits for the lock of the batch
+                hung.commit_lease(lease(2))
+
+        with pytest.raises(LedgerError, match=r"cannot be used: .*Check its URL, that "):
+            hang()
+        assert [held.epoch for held in other.load_leases()] == [1]
+        assert other.load_runs("study") == []
+        hung.commit_lease(lease(2))
+
+
+def holds(ledger: Ledger, instance: str) -> bool:
+    return any(run.owner == instance for run in ledger.load_runs("study"))
