@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
@@ -27,27 +27,8 @@ from optuna_hermes.ledger._claims import (
     stale_epoch,
     study_full,
 )
+from optuna_hermes.ledger._curves import curves_of
 from optuna_hermes.model import Curve
-
-
-def curves_of(reports: Iterable[ReportRecord]) -> dict[int, Curve]:
-    """The curve of every run in ``reports``, which come in the order they were written.
-
-    A unit that was reported twice shows its later report.
-    """
-    units: dict[int, dict[int, ReportRecord]] = {}
-    for report in reports:
-        units.setdefault(report.number, {})[report.unit] = report
-    return {number: _curve(units[number]) for number in sorted(units)}
-
-
-def _curve(reports: dict[int, ReportRecord]) -> Curve:
-    ordered = [reports[unit] for unit in sorted(reports)]
-    return Curve(
-        steps=tuple(report.step for report in ordered),
-        values=tuple(report.value for report in ordered),
-        device_seconds=tuple(report.device_seconds for report in ordered),
-    )
 
 
 @final
@@ -134,7 +115,11 @@ class MemoryLedger(Ledger):
     def load_curves(self, study: str) -> dict[int, Curve]:
         """The curve of every run that has reported, each unit as it was last reported."""
         with self._lock:
-            return curves_of(report for report in self._reports if report.study == study)
+            return curves_of(
+                (each.number, each.unit, each.step, each.value, each.device_seconds)
+                for each in self._reports
+                if each.study == study
+            )
 
     def last_values(self, study: str) -> dict[int, float]:
         """The last value of every curve of ``load_curves``."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import Select, Table, select
 
-from optuna_hermes.ledger._records import ReportRecord
+from optuna_hermes.ledger._curves import Report
 
 
 def row(record: Any) -> dict[str, Any]:
@@ -42,7 +43,11 @@ def number_or_word(value: float) -> dict[str, Any]:
     return {"value": None, "not_finite": str(number)}
 
 
-def report(found: dict[str, Any]) -> ReportRecord:
+REPORTED = ("number", "unit", "step", "value", "not_finite", "device_seconds")
+"""Columns that ``reported`` reads, in its order."""
+
+
+def reported(found: Sequence[Any]) -> Report:
     """A report from its row."""
-    word = found.pop("not_finite")
-    return ReportRecord(**found if word is None else {**found, "value": float(word)})
+    number, unit, step, value, word, device_seconds = found
+    return number, unit, step, value if word is None else float(word), device_seconds

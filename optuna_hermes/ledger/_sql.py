@@ -11,8 +11,8 @@ from sqlalchemy import Table, and_, delete, func, insert, select, union, update
 
 from optuna_hermes.ledger._base import Ledger
 from optuna_hermes.ledger._claims import claimable, claimed, stale_epoch, study_full
+from optuna_hermes.ledger._curves import curves_of
 from optuna_hermes.ledger._database import ConflictError, Database
-from optuna_hermes.ledger._memory import curves_of
 from optuna_hermes.ledger._migrations import bring_up
 from optuna_hermes.ledger._records import (
     CheckpointRecord,
@@ -22,7 +22,15 @@ from optuna_hermes.ledger._records import (
     ReportRecord,
     RunRecord,
 )
-from optuna_hermes.ledger._rows import all_of, number_or_word, of_run, report, row, with_devices
+from optuna_hermes.ledger._rows import (
+    REPORTED,
+    all_of,
+    number_or_word,
+    of_run,
+    reported,
+    row,
+    with_devices,
+)
 from optuna_hermes.ledger._schema import (
     CHECKPOINTS,
     EVENTS,
@@ -141,9 +149,9 @@ class SqlLedger(Ledger):
 
     def load_curves(self, study: str) -> dict[int, Curve]:
         """The curve of every run that has reported, each unit as it was last reported."""
-        query = all_of(REPORTS, ReportRecord).add_columns(REPORTS.c.not_finite)
-        query = query.where(REPORTS.c.study == study).order_by(REPORTS.c.id)
-        return curves_of(report(found) for found in self._database.rows(query))
+        query = select(*(REPORTS.c[name] for name in REPORTED)).where(REPORTS.c.study == study)
+        with self._database.reading() as connection:
+            return curves_of(map(reported, connection.execute(query.order_by(REPORTS.c.id))))
 
     def last_values(self, study: str) -> dict[int, float]:
         """The last value of every curve of ``load_curves``."""

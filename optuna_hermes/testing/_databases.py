@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 from uuid import uuid4
@@ -19,6 +19,7 @@ from uuid import uuid4
 import psutil
 import pytest
 import sqlalchemy
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 _START_SECONDS = 120.0
@@ -78,7 +79,8 @@ class DatabaseServer:
         for thread in self.execute(
             f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
         ):
-            self.execute(f"KILL {thread}")
+            with suppress(OperationalError):  # it has just ended
+                self.execute(f"KILL {thread}")
         self.execute(f"DROP DATABASE {name}")
         self.execute(f"CREATE DATABASE {name}")
 
