@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FrozenTrial, TrialState
@@ -32,13 +33,24 @@ def open_trial(study: optuna.Study) -> optuna.Trial:
     study._thread_local.cached_all_trials = None
     waiting = storage.get_all_trials(study_id, deepcopy=False, states=(TrialState.WAITING,))
     for trial in waiting:
-        storage.set_trial_system_attr(trial._trial_id, _OPENED_ATTRIBUTE, True)
-        if storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING):
+        if _take(storage, trial._trial_id):
             return optuna.Trial(study, trial._trial_id)
     template = optuna.trial.create_trial(
         state=TrialState.RUNNING, system_attrs={_OPENED_ATTRIBUTE: True}
     )
     return optuna.Trial(study, storage.create_new_trial(study_id, template))
+
+
+def _take(storage: BaseStorage, trial_id: int) -> bool:
+    """Take a trial that waits, unless another worker was faster; then it is not marked as ours."""
+    # A mark of this call alone: another worker of ours may have taken it, and keeps its own.
+    mark = f"{_OPENED_ATTRIBUTE}:{uuid.uuid4().hex}"
+    with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+        storage.set_trial_system_attr(trial_id, mark, True)
+        if storage.set_trial_state_values(trial_id, state=TrialState.RUNNING):
+            return True
+        storage.set_trial_system_attr(trial_id, mark, False)
+    return False
 
 
 def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
@@ -98,7 +110,8 @@ def trial_id(trial: Any) -> int:
 
 def ours(trial: FrozenTrial) -> bool:
     """Whether an unfinished trial was opened by ``open_trial``."""
-    return trial.state == TrialState.RUNNING and _OPENED_ATTRIBUTE in trial.system_attrs
+    marks = (mark for key, mark in trial.system_attrs.items() if key.startswith(_OPENED_ATTRIBUTE))
+    return trial.state == TrialState.RUNNING and any(marks)
 
 
 class Note:
