@@ -14,7 +14,7 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, RunView, Snapshot
 from optuna_hermes.policies._base import Policy, opened, place, unopened
 
-MAX_ALPHA = 32
+MAX_ALPHA = 16
 """Beyond this nothing changes, and the index of a trial ranked last would overflow."""
 
 _CELLS = 100_000
@@ -28,10 +28,12 @@ class Hermes(Policy):
     lower now. Its lead counts those that were lower when they were as old as it is, and would be
     lower still if it fell on for half as long at the pace of its last half: so one that will
     overtake goes before one that has settled, and one that is young is compared with the others
-    as they were. The trial goes next that minimises
-    ``(place * lead) ** (alpha / 2) * sqrt(units * seconds)``, with its device time in mean units.
-    So its share of the devices falls as a power of its rank, nothing is killed and nothing
-    starves; an expensive trial gets fewer units in more time. NaN and infinite values rank last,
+    as they were. Of its life, the share ``s`` is over. The trial goes next that minimises
+    ``(place * lead) ** (alpha / 2 * (1 + s)) * sqrt(units * seconds) * (1 - s) ** (1 / 4)``, with
+    its device time in mean units. So its share of the devices falls as a power of its rank,
+    nothing is killed and nothing starves; an expensive trial gets fewer units in more time; what
+    is behind late in its life has less to hope for, and what is about to end is brought to its
+    end. Where nobody knows how long a trial lasts ``s`` is 0. NaN and infinite values rank last,
     and of equal ones the earlier trial goes first.
 
     Every trial gets its first unit before it is ranked. A fixed list is opened at once; of a
@@ -54,7 +56,7 @@ class Hermes(Policy):
         1
 
     Args:
-        alpha: how much rank counts, from 0 (equal time for all) to 32 (in effect greedy).
+        alpha: how much rank counts, from 0 (equal time for all) to 16 (in effect greedy).
         opening: how late trials of a sampler that learns are opened; 0 opens all at once.
 
     Raises:
@@ -104,7 +106,6 @@ class _Field:
     def __init__(
         self, table: CurveTable, snapshot: Snapshot, waiting: Sequence[RunView], alpha: float
     ) -> None:
-        self._power = alpha / 2
         self._waiting = [run for run in waiting if run.curve.values]
         numbers = {run.number for run in self._waiting}
         curves = [run.curve for run in self._waiting]
@@ -116,7 +117,9 @@ class _Field:
         rows = table.rows(curves)
         self._rows, self._values, self._units = rows, table.values, table.units[rows]
         self._last = table.values[rows, self._units - 1]
-        self._price = _prices(self._units, table.seconds[rows])[: len(self._waiting)]
+        over = _shares(self._waiting, self._units)
+        self._power = alpha / 2 * (1 + over)
+        self._price = _prices(self._units, table.seconds[rows])[: len(over)] * (1 - over) ** 0.25
 
     def in_order(self) -> Iterator[tuple[float, RunView]]:
         """The waiting runs with their indices, smallest first."""
@@ -131,7 +134,7 @@ class _Field:
             while heap and heap[0][0] < bounds[some[0]]:
                 index, _, first = heapq.heappop(heap)
                 yield index, self._waiting[first]
-            indices = bounds[some] * self._leads(some) ** self._power
+            indices = bounds[some] * self._leads(some) ** self._power[some]
             numbers = [self._waiting[each].number for each in some.tolist()]
             heap += zip(indices.tolist(), numbers, some.tolist(), strict=True)
             heapq.heapify(heap)
@@ -146,6 +149,14 @@ class _Field:
         lower = self._values[self._rows, units[:, None] - 1] < own[:, None]
         lower &= self._last < goal[:, None]
         return np.where(np.isinf(own), len(self._last), lower.sum(axis=1) + 1)
+
+
+def _shares(runs: Sequence[RunView], units: Places) -> Floats:
+    """Of each run the share of its units that it has had, 0 where nobody knows."""
+    left = np.array([math.inf if run.units_left is None else run.units_left for run in runs])
+    had = units[: len(runs)]
+    over: Floats = had / (had + left)
+    return over
 
 
 def _prices(units: Places, seconds: Floats) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -162,12 +163,34 @@ def test_an_expensive_trial_waits_longer_but_not_as_much_longer() -> None:
     assert decide(policy, at(0, 0.5, 2, 4.0), at(1, 0.5, 5, 1.0)) == [0]
 
 
+def test_who_is_behind_late_in_its_life_waits_longer() -> None:
+    """Rank counts for more, the more of a trial's life is over; unknown lives are young."""
+    over = RunView(number=9, state="done", curve=curve([0.1] * 8))
+    half, young = parked(0, 0.5, 0.5, 0.5, 0.5), parked(1, 0.7, 0.7, 0.7)
+    # (2 * 2) ** 0.75 * 4 = 11.3 of trial 0 is below (3 * 3) ** 0.75 * 3 = 15.6 of trial 1; with
+    # half of its life over it is (2 * 2) ** (0.75 * 1.5) * 4 * 0.5 ** 0.25 = 16.0.
+    assert decide(Hermes(), half, young, finished=(over,)) == [0]
+    assert decide(Hermes(), replace(half, units_left=4), young, finished=(over,)) == [1]
+
+
+def test_what_is_about_to_end_is_brought_to_its_end() -> None:
+    """Of equal rank, 8 units of 10 are treated as if they were 8 * 0.2 ** 0.25 = 5.35."""
+    policy = Hermes(alpha=0.0)
+    late, early = parked(0, *[0.5] * 8), parked(1, *[0.5] * 6)
+    assert decide(policy, late, early) == [1]
+    assert decide(policy, replace(late, units_left=2), early) == [0]
+    assert decide(policy, replace(late, units_left=2), parked(1, *[0.5] * 5)) == [1]
+
+
 def test_thousands_of_runs_are_ordered_as_if_all_were_compared() -> None:
     """Indices that are put off until they matter change no order."""
     rng = np.random.default_rng(0)
     units = rng.integers(1, 4, 600).tolist()
     runs = [
-        parked(number, *np.round(rng.random(count), 2).tolist())
+        replace(
+            parked(number, *np.round(rng.random(count), 2).tolist()),
+            units_left=None if number % 3 else number % 5,
+        )
         for number, count in enumerate(units)
     ]
 
@@ -178,7 +201,8 @@ def test_thousands_of_runs_are_ordered_as_if_all_were_compared() -> None:
         lower = [r for r in runs if r.curve.units >= age and r.curve.values[age - 1] < own]
         lead = 1 + sum(r.curve.values[-1] < goal for r in lower)
         place = 1 + sum(r.curve.values[-1] < own for r in runs)
-        return float((place * lead) ** 0.75 * age), run.number
+        over = 0.0 if run.units_left is None else age / (age + run.units_left)
+        return float((place * lead) ** (0.75 * (1 + over)) * age * (1 - over) ** 0.25), run.number
 
     expected = [run.number for run in sorted(runs, key=index)]
     assert decide(Hermes(), *runs, devices=40) == expected[:40]
@@ -280,7 +304,7 @@ def test_a_winner_near_its_end_is_not_starved() -> None:
     [
         {"alpha": -1.0},
         {"alpha": math.nan},
-        {"alpha": 33.0},
+        {"alpha": 17.0},
         {"opening": -0.1},
         {"opening": math.inf},
     ],
