@@ -212,6 +212,10 @@ def _text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="How a broker bears a crowd.")
     parser.add_argument("--clients", type=int, default=1000)
@@ -221,7 +225,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--slice-seconds", type=float, default=0.2)
     parser.add_argument("--policy", default="hermes")
     parser.add_argument("--runs", type=int, default=10_000, help="of the study of `status`")
-    parser.add_argument("--setting", type=lambda text: text.split(","), default=["all", "holders"])
+    parser.add_argument("--setting", type=_words, default=["all", "holders"])
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 

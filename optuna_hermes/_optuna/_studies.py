@@ -42,6 +42,18 @@ def known_key(study: optuna.Study) -> str | None:
     return None if key is None else str(key)
 
 
+def study_keys(study: optuna.Study) -> set[str]:
+    """The keys of all studies of a study's storage that ever met this package."""
+    studies = study._storage.get_all_studies()
+    keys = (each.system_attrs.get(_KEY_ATTRIBUTE) for each in studies)
+    return {str(key) for key in keys if key is not None}
+
+
+def shares_its_ledger(study: optuna.Study) -> bool:
+    """Whether the ledger of a study is that of all studies of its storage."""
+    return database_url(study) is not None
+
+
 def study_seed(study: optuna.Study, seed: int | None) -> int:
     """The seed every trial's own is derived from: ``seed``, the one used before, or a fresh one."""
     storage, study_id = study._storage, study._study_id

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from optuna_hermes.cli._output import note, show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, study_and_ledger
 from optuna_hermes.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from optuna_hermes.upkeep import Rows
 
 
 def finish(
@@ -80,10 +85,10 @@ def gc(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Remove checkpoints that nobody needs.
+    """Remove what nobody needs: checkpoints, and rows of the ledger.
 
-    Those are of finished trials, and files that the ledger does not know. What a suspended or a
-    running trial needs stays. What trials have printed stays too.
+    Checkpoints of finished trials, files that the ledger does not know, and leases that nobody
+    holds. What a suspended or a running trial needs stays. What trials have printed stays too.
 
     \b
     Example:
@@ -93,18 +98,41 @@ def gc(
     from optuna_hermes import upkeep
     from optuna_hermes.view import plural, size
 
-    held_by = broker_status()
+    held_by, now = broker_status(), time.time()
+    serving = [] if held_by is None else [entry["key"] for entry in held_by["studies"]]
     with study_and_ledger(storage, study_name) as (study, ledger):
         folders = [private.checkpoint_root(study)]
         if checkpoint_dir is not None:
             folders.append(private.checkpoint_root(study, checkpoint_dir))
         held = upkeep.held_trials(held_by, study)
-        litter = upkeep.find_litter(study, ledger, folders, held, time.time())
+        litter = upkeep.find_litter(study, ledger, folders, held, now)
+        rows = upkeep.find_rows(study, ledger, host=_host(held_by), serving=serving, now=now)
         if not dry_run:
             upkeep.remove(study, ledger, litter)
+            upkeep.remove_rows(ledger, rows, now)
     if json:
         files = {str(path): n_bytes for path, n_bytes in litter.files.items()}
-        show_json({"dry_run": dry_run, "freed_bytes": litter.size_bytes, "files": files})
+        freed = {"dry_run": dry_run, "freed_bytes": litter.size_bytes, "files": files}
+        show_json({**freed, **dataclasses.asdict(rows)})
         return
     files_text = f"{plural(len(litter.files), 'file')}, {size(litter.size_bytes)}"
     show(f"Would remove {files_text}." if dry_run else f"Removed {files_text}.")
+    cleared = _cleared(rows)
+    if cleared:
+        show(f"{'Would clear' if dry_run else 'Cleared'} from the ledger: {cleared}.")
+
+
+def _host(broker: Mapping[str, Any] | None) -> str | None:
+    """This host's name; None while processes live whose broker has died, for they may come back."""
+    from optuna_hermes.broker import _election as election
+    from optuna_hermes.broker import _holders as holders
+
+    if broker is None and holders.living(election.runtime_dir()):
+        return None
+    return socket.gethostname()
+
+
+def _cleared(rows: Rows) -> str:
+    from optuna_hermes.view import plural
+
+    return plural(len(rows.leases), "orphaned lease") if rows.leases else ""

@@ -74,7 +74,9 @@ class Database:
     def rows(self, query: Select[Any]) -> list[dict[str, Any]]:
         """What a query finds, as dictionaries."""
         with self.reading() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+            result = connection.execute(query)
+            names = tuple(result.keys())
+            return [dict(zip(names, row, strict=True)) for row in result]
 
     def close(self) -> None:
         """Give back connections."""

@@ -203,3 +203,42 @@ def test_policies_says_what_is_wrong(curves: Path, options: list[str], message: 
     done = run("policies.py", f"--curves={curves}", *options, cwd=curves, status=2)
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+
+
+def test_broker_load_measures_grants(tmp_path: Path) -> None:
+    """A small crowd is served: grants are timed, and so are the broker's processor and memory."""
+    options = ["--clients=12", "--devices=2", "--seconds=1", "--runs=0", "--setting=all", "--json"]
+    script = [sys.executable, str(BENCHMARKS / "broker_load.py"), *options]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    (row,) = json.loads(done.stdout)["load"]
+    assert row["grants"] >= 4
+    assert 0 < row["grant_ms_median"] <= row["grant_ms_99"] <= row["grant_ms_max"]
+    assert row["messages_per_second"] > 60
+    assert 0 < row["broker_cores"] < 2
+    assert row["broker_memory_bytes"] > 10e6
+
+
+@pytest.mark.slow
+def test_broker_load_times_status_on_every_database(tmp_path: Path) -> None:
+    """The command is timed over a study in SQLite and in PostgreSQL."""
+    options = ["--runs=200", "--setting=", "--json"]
+    script = [sys.executable, str(BENCHMARKS / "broker_load.py"), *options]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    rows = json.loads(done.stdout)["status"]
+    assert [row["database"] for row in rows] == ["sqlite", "postgresql"]
+    assert all(row["runs"] == 200 and row["seconds"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_soak_serves_studies_and_measures(tmp_path: Path) -> None:
+    """A short one counts what it did and what the broker took."""
+    script = [sys.executable, str(BENCHMARKS / "soak.py"), "--minutes=0.2", "--json"]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    result = json.loads(done.stdout)
+    assert result["studies"] >= 2
+    assert result["trials"] >= 8
+    assert result["handles"]["first"] > 5
+    assert result["memory_bytes"]["last"] > 10e6

@@ -40,6 +40,20 @@ COMMANDS = [
 ]
 
 
+UNITS = [block for page in PAGES for block in blocks(page, "ini")]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_unit_of_systemd_starts_what_exists(unit: str, cli: Cli) -> None:
+    """What a service starts is a verb of this program, with flags that it has."""
+    (command,) = re.findall(r"^ExecStart=\S+/optuna-hermes (.*)$", unit, re.MULTILINE)
+    verb, flags = command.split()[0], re.findall(r"--[a-z-]+", command)
+    shown = cli(verb, "--help").stdout
+    assert flags
+    for flag in flags:
+        assert flag in shown
+
+
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_every_python_snippet_runs(snippet: str, tmp_path: Path) -> None:
     """A reader who copies a snippet gets what it promises."""

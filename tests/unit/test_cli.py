@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -455,6 +456,37 @@ def test_gc_says_what_it_freed(suspended: optuna.Study, capsys: pytest.CaptureFi
     assert run(["gc", *OPTIMIZE[2:]]) == 0
     assert not path.exists()
     assert capsys.readouterr().out == ("Would remove 1 file, 2.0 KiB.\nRemoved 1 file, 2.0 KiB.\n")
+
+
+def gc_json(capsys: pytest.CaptureFixture[str]) -> Any:
+    assert run(["gc", *OPTIMIZE[2:], "--dry-run", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_gc_clears_the_ledger_too(
+    suspended: optuna.Study,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lease of a broker that is dead is announced, and ended; not while trials may come back."""
+    from optuna_hermes.broker import _holders as holders
+    from optuna_hermes.ledger import LeaseRecord, open_ledger
+
+    key, host = private.study_key(suspended), socket.gethostname()
+    ledger = open_ledger(private.ledger_url(suspended))
+    ledger.commit_lease(
+        LeaseRecord(study=key, epoch=1, number=1, devices=("d",), host=host, started=0.0)
+    )
+    assert gc_json(capsys)["leases"] == [1]
+    with monkeypatch.context() as patch:
+        patch.setattr(holders, "living", lambda directory: ("a process",))
+        assert gc_json(capsys)["leases"] == []
+    assert run(["gc", *OPTIMIZE[2:]]) == 0
+    assert capsys.readouterr().out == (
+        "Removed 0 files, 0 B.\nCleared from the ledger: 1 orphaned lease.\n"
+    )
+    assert ledger.load_leases()[0].ended is not None
+    ledger.close()
 
 
 def test_doctor_looks_at_everything(capsys: pytest.CaptureFixture[str]) -> None:
