@@ -51,6 +51,8 @@ class HermesPruner(BasePruner):
         session = sessions.get(study.study_name, trial.number)
         if session is not None and not session.managed:
             _take_turns(session, study, trial)
+        if private.is_late(study):
+            return False  # what the others have reported cannot be read now
         return self._wrapped.prune(study, trial) if self._wrapped is not None else False
 
 

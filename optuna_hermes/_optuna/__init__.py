@@ -5,6 +5,14 @@ from optuna_hermes._optuna._commands import (
     optuna_verbs,
     run_optuna_cli,
 )
+from optuna_hermes._optuna._patience import patiently
+from optuna_hermes._optuna._patient import (
+    flush_reports,
+    is_late,
+    keep_reports,
+    patient,
+    tell,
+)
 from optuna_hermes._optuna._samplers import (
     StudyView,
     as_seen,
@@ -68,7 +76,10 @@ __all__ = [
     "delete_study",
     "end_of",
     "fixed_list",
+    "flush_reports",
     "hidden",
+    "is_late",
+    "keep_reports",
     "known_key",
     "ledger_url",
     "load_study",
@@ -80,6 +91,8 @@ __all__ = [
     "ours",
     "params_of",
     "params_of_id",
+    "patient",
+    "patiently",
     "pruned",
     "reattach",
     "reported_steps",
@@ -96,6 +109,7 @@ __all__ = [
     "study_names",
     "study_seed",
     "study_spec",
+    "tell",
     "trial_id",
     "trial_states",
 ]

@@ -109,11 +109,17 @@ def sqlite_file(storage: str) -> Path | None:
 
 def database_url(study: optuna.Study) -> Any:
     """The SQLAlchemy URL of a study's database; None for storages without a file or a server."""
-    storage = study._storage
-    backend = storage._backend if isinstance(storage, _CachedStorage) else storage
+    backend = backend_of(study)
     if not isinstance(backend, RDBStorage):
         return None
     url = backend.engine.url
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         return None
     return url
+
+
+def backend_of(study: optuna.Study) -> Any:
+    """A study's storage without what is wrapped around it, by Optuna or by this package."""
+    storage: Any = study._storage
+    storage = getattr(storage, "inner", storage)
+    return storage._backend if isinstance(storage, _CachedStorage) else storage

@@ -12,10 +12,9 @@ import numpy as np
 import optuna
 import platformdirs
 from optuna.storages import RDBStorage
-from optuna.storages._cached_storage import _CachedStorage
 from optuna.study import StudyDirection
 
-from optuna_hermes._optuna._storages import database_url
+from optuna_hermes._optuna._storages import backend_of, database_url
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
 
@@ -115,10 +114,9 @@ def state_dir() -> Path:
 
 def shared(study: optuna.Study) -> bool:
     """Whether other processes can reach the study's storage."""
-    storage = study._storage
-    if isinstance(storage, optuna.storages.InMemoryStorage):
+    backend = backend_of(study)
+    if isinstance(backend, optuna.storages.InMemoryStorage):
         return False
-    backend = storage._backend if isinstance(storage, _CachedStorage) else storage
     return not isinstance(backend, RDBStorage) or database_url(study) is not None
 
 

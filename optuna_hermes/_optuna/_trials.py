@@ -12,10 +12,13 @@ from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FrozenTrial, TrialState
 
+from optuna_hermes._optuna._patience import patiently
+from optuna_hermes._optuna._patient import at_once, is_late
 from optuna_hermes._optuna._storages import line
 from optuna_hermes.broker import RunSession
 from optuna_hermes.broker._protocol import Params
 from optuna_hermes.errors import StorageError
+from optuna_hermes.ledger import mends
 from optuna_hermes.model import RunState
 
 STATE_ATTRIBUTE = "hermes:state"
@@ -27,28 +30,43 @@ def open_trial(study: optuna.Study) -> optuna.Trial:
     """Create the next trial, or take the first that waits in the queue.
 
     As ``study.ask()``, but the trial is marked as ours in the same transaction: whoever dies
-    between here and the ledger leaves a trial that the next ``optimize`` finds.
+    between here and the ledger leaves a trial that the next ``optimize`` finds. A database that is
+    away is waited for, and no second trial is made.
     """
-    storage, study_id = study._storage, study._study_id
+    # A mark of this call alone: another worker of ours may have taken a trial, and keeps its own.
+    mark = f"{_OPENED_ATTRIBUTE}:{uuid.uuid4().hex}"
+    return patiently(_open, study, mark, set())
+
+
+def _open(study: optuna.Study, mark: str, missed: set[int]) -> optuna.Trial:
+    """Open a trial with this mark, unless that has been done though no answer came back.
+
+    Args:
+        study: its study.
+        mark: a system attribute.
+        missed: the ids of trials that others were faster to take.
+    """
+    storage, study_id = at_once(study), study._study_id
     study._thread_local.cached_all_trials = None
-    waiting = storage.get_all_trials(study_id, deepcopy=False, states=(TrialState.WAITING,))
-    for trial in waiting:
-        if _take(storage, trial._trial_id):
+    trials = storage.get_all_trials(study_id, deepcopy=False)
+    for trial in trials:
+        mine = trial.system_attrs.get(mark) and trial._trial_id not in missed
+        if mine and trial.state == TrialState.RUNNING:
             return optuna.Trial(study, trial._trial_id)
-    template = optuna.trial.create_trial(
-        state=TrialState.RUNNING, system_attrs={_OPENED_ATTRIBUTE: True}
-    )
+    for trial in trials:
+        if trial.state == TrialState.WAITING and _take(storage, trial._trial_id, mark, missed):
+            return optuna.Trial(study, trial._trial_id)
+    template = optuna.trial.create_trial(state=TrialState.RUNNING, system_attrs={mark: True})
     return optuna.Trial(study, storage.create_new_trial(study_id, template))
 
 
-def _take(storage: BaseStorage, trial_id: int) -> bool:
+def _take(storage: BaseStorage, trial_id: int, mark: str, missed: set[int]) -> bool:
     """Take a trial that waits, unless another worker was faster; then it is not marked as ours."""
-    # A mark of this call alone: another worker of ours may have taken it, and keeps its own.
-    mark = f"{_OPENED_ATTRIBUTE}:{uuid.uuid4().hex}"
     with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
         storage.set_trial_system_attr(trial_id, mark, True)
         if storage.set_trial_state_values(trial_id, state=TrialState.RUNNING):
             return True
+        missed.add(trial_id)
         storage.set_trial_system_attr(trial_id, mark, False)
     return False
 
@@ -129,17 +147,23 @@ class Note:
         self._session = session
 
     def __call__(self, state: RunState) -> None:
-        """Write ``state`` and the device time until now."""
+        """Write ``state`` and the device time until now; nothing while the database is away."""
+        if is_late(self._study):
+            return
         seconds = round(self._session.device_seconds, 3)
         attributes = {STATE_ATTRIBUTE: state, SECONDS_ATTRIBUTE: seconds}
-        set_attributes(self._study, self._trial_id, attributes)
+        try:
+            set_attributes(self._study, self._trial_id, attributes)
+        except Exception as error:
+            if not mends(error):
+                raise
 
 
 def set_attributes(study: optuna.Study, trial_id: int, attributes: dict[str, Any]) -> None:
     """Set user attributes of a trial, unless it has just been finished."""
     with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
         for key, value in attributes.items():
-            study._storage.set_trial_user_attr(trial_id, key, value)
+            at_once(study).set_trial_user_attr(trial_id, key, value)
 
 
 def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> None:

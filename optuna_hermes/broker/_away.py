@@ -26,8 +26,14 @@ class Away:
                 study.away_since, study.away_reason = now, event.reason
             self._ends.wants(study)
         for slot in self._book.slots.values():
-            if slot.lease is not None and slot.lease.epoch in event.held:
-                slot.lease.held = True
+            lease = slot.lease
+            if lease is not None and lease.epoch in event.held:
+                lease.held = True
+            if lease is not None and lease.epoch in event.unasked:
+                lease.yielding = None
+                run = self._book.run_of(lease)
+                if run is not None:
+                    run.asked = None
 
     def end(self, event: LedgerBack, now: float) -> None:
         """Leases that were held begin now."""

@@ -112,11 +112,13 @@ class LedgerAway:
         studies: their keys.
         reason: for people.
         held: epochs of leases that are not in the ledger yet, so that nobody has heard of them.
+        unasked: epochs of leases whose holders will not hear that they are to leave.
     """
 
     studies: tuple[str, ...]
     reason: str
     held: tuple[int, ...] = ()
+    unasked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

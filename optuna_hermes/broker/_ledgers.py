@@ -85,6 +85,11 @@ class Ledgers:
         self._hand_over([study])
         return self._by_url[url].read(ask)
 
+    def ask(self, study: str, then: Callable[[], None]) -> None:
+        """Call ``then`` when the database of a study has shown that it takes what is written."""
+        answer = self._by_url[self._url_of[study]].read(_touch)
+        answer.add_done_callback(lambda _: self._post(then))
+
     def count(self, study: str) -> int:
         """How often something of a study was written."""
         return self._written[study]
@@ -178,3 +183,9 @@ class Ledgers:
 
     def _studies(self, url: str) -> tuple[str, ...]:
         return tuple(study for study, its in self._url_of.items() if its == url)
+
+
+def _touch(ledger: Ledger) -> None:
+    """A transaction that writes nothing: it waits for the database, and for its locks."""
+    with ledger.batch():
+        pass

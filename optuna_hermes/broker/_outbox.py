@@ -1,15 +1,24 @@
-"""Messages to the clients: in order for each, and none before what it says is in the ledger."""
+"""Messages to the clients: in order for each, and none before what it rests on."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from optuna_hermes.broker._protocol import FromBroker, Grant, Kept
+from optuna_hermes.broker._protocol import FromBroker, Grant, Kept, Yield
 
-Proof = int | str
-"""The epoch of a lease, or the path of a checkpoint, whose record is still to be written."""
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The database answers, so that whoever has this lease may be asked to leave."""
+
+    epoch: int
+
+
+Proof = int | str | Asked
+"""What is waited for: the record of a lease (its epoch) or of a checkpoint (its path), or a sign
+that a database is there."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -20,6 +29,9 @@ class _Waiting:
 
 class Outbox:
     """Holds back grants, and what says that a checkpoint is kept, until their record is written.
+
+    Nobody is asked to leave a device before the database has shown that it is there: the next run
+    could not be granted.
 
     Args:
         send: gives a client a message.
@@ -37,7 +49,7 @@ class Outbox:
         Args:
             connection: to whom.
             message: what.
-            unwritten: what is not in the ledger yet of the answer that it belongs to.
+            unwritten: what is waited for by some message of the answer that it belongs to.
         """
         proof = _proof(message)
         if proof not in unwritten:
@@ -79,8 +91,16 @@ class Outbox:
     @property
     def held(self) -> tuple[int, ...]:
         """The epochs of grants that wait."""
-        waiting = (each for queue in self._waiting.values() for each in queue)
-        return tuple(each.proof for each in waiting if isinstance(each.proof, int))
+        return tuple(proof for proof in self._proofs() if isinstance(proof, int))
+
+    @property
+    def unasked(self) -> tuple[int, ...]:
+        """The epochs of leases whose holders will hear that they are to leave."""
+        return tuple(proof.epoch for proof in self._proofs() if isinstance(proof, Asked))
+
+    def _proofs(self) -> Iterator[Proof | None]:
+        for queue in self._waiting.values():
+            yield from (each.proof for each in queue)
 
     def _advance(self, connection: int) -> None:
         queue = self._waiting[connection]
@@ -93,6 +113,8 @@ class Outbox:
 def _proof(message: FromBroker) -> Proof | None:
     if isinstance(message, Grant):
         return message.epoch
+    if isinstance(message, Yield):
+        return Asked(message.epoch)
     return message.path if isinstance(message, Kept) else None
 
 

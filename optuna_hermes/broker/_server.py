@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from optuna_hermes.broker._logs import log_event
 from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.broker._meter import Meter
 from optuna_hermes.broker._metrics import Figures, serving
-from optuna_hermes.broker._outbox import Outbox
+from optuna_hermes.broker._outbox import Asked, Outbox
 from optuna_hermes.broker._readings import Readings
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
@@ -321,7 +321,7 @@ class Server:
             self._remember()
         writes = [c for c in commands if not isinstance(c, Send | Kill | Withdraw)]
         self._ledgers.write(writes)
-        unwritten = {_proof(record) for record in writes}
+        unwritten = {_proof(record) for record in writes} | self._questions(commands)
         for command in commands:
             if isinstance(command, Send):
                 self._outbox.put(command.connection, command.message, unwritten)
@@ -331,6 +331,19 @@ class Server:
                 log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(command.pid, signal.SIGKILL)
+
+    def _questions(self, commands: Sequence[Command]) -> set[Asked]:
+        """Ask the database whether it is there, for each who shall leave a device to another."""
+        asked = set()
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, wire.Yield):
+                slot = self._state.book.slot_of(command.message.epoch)
+                key = slot.lease.study if slot and slot.lease else None
+                if key is not None and not self._state.book.studies[key].draining:
+                    proof = Asked(command.message.epoch)
+                    self._ledgers.ask(key, partial(self._outbox.release, {proof}))
+                    asked.add(proof)
+        return asked
 
     def _heard(self, news: Heard) -> None:
         """A ledger has done, or not done, what it was given."""
@@ -342,10 +355,23 @@ class Server:
             self._apply(news)
         elif isinstance(news, LedgerAway):
             log.warning("a database is away, what is to be written waits: %s", news.reason)
-            self._apply(replace(news, held=self._outbox.held))
+            held, unasked = self._outbox.held, self._unasked(news.studies, draining=False)
+            self._outbox.drop({Asked(epoch) for epoch in unasked})
+            # Whoever goes to disk needs no database.
+            leaving = self._unasked(news.studies, draining=True)
+            self._outbox.release({Asked(epoch) for epoch in leaving})
+            self._apply(replace(news, held=held, unasked=unasked))
         else:
             log.info("the database is back")
             self._apply(news)
+
+    def _unasked(self, studies: Collection[str], *, draining: bool) -> tuple[int, ...]:
+        """Leases of these studies whose holders have still to hear that they are to leave."""
+        book = self._state.book
+        wanted = {key for key in studies if key in book.studies}
+        wanted = {key for key in wanted if book.studies[key].draining == draining}
+        leases = {s.lease.epoch for s in book.slots.values() if s.lease and s.lease.study in wanted}
+        return tuple(epoch for epoch in self._outbox.unasked if epoch in leases)
 
     def _send(self, connection: int, message: wire.FromBroker) -> None:
         writer = self._writers.get(connection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from optuna_hermes.ledger._away import mends
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
     EventRecord,
@@ -26,6 +27,7 @@ __all__ = [
     "ReportRecord",
     "RunRecord",
     "SqlLedger",
+    "mends",
     "open_ledger",
 ]
 

@@ -5,9 +5,21 @@ from __future__ import annotations
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from optuna_hermes.errors import LedgerAwayError
+
 _SQLITE = ("database is locked", "disk i/o error", "database or disk is full")
 _NEVER = ("authentication failed", "access denied", "does not exist", "unknown database")
 """Said of what somebody has to change first, whichever the server."""
+
+
+def mends(error: BaseException) -> bool:
+    """Whether what raised this may succeed later: some library wrapped what its database said."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, SQLAlchemyError):
+            return is_away(seen)
+        seen = seen.__cause__ or seen.__context__
+    return isinstance(error, LedgerAwayError)
 
 
 def is_away(error: SQLAlchemyError) -> bool:

@@ -48,6 +48,14 @@ MAX_BROKERS = 5
 STEADY_SECONDS = 5.0
 """A broker that lives for so long has not ended at once."""
 
+NOTED_SECONDS = 3.0
+"""A database that is away for less is not worth a line on the screen."""
+
+_AWAY = (
+    "The database does not answer, so every trial was suspended to disk: bring it back, then run "
+    "the same command again."
+)
+
 POLL_SECONDS = 0.2
 _NEWS_SECONDS = 0.02
 
@@ -104,6 +112,7 @@ class Driver:
         self._stopped = False
         self._last: dict[str, Any] = {}
         self._devices: tuple[str, ...] = ()
+        self._away = False
 
     def run(self) -> OptimizeResult:
         """Run the study until it is done or told to stop.
@@ -114,13 +123,16 @@ class Driver:
         """
         begin = time.monotonic()
         _refuse_unshared(self._study)
-        with Staff(self._objective, self._settings.devices) as staff:
+        with (
+            private.patient(self._study),
+            Staff(self._objective, self._settings.devices) as staff,
+        ):
             return self._with_workers(staff, begin)
 
     def _with_workers(self, staff: Staff, begin: float) -> OptimizeResult:
         finished = (t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished())
         self._called_back = {trial.number for trial in finished}
-        ledger = open_ledger(private.ledger_url(self._study))
+        ledger = private.patiently(open_ledger, private.ledger_url(self._study))
         try:
             with _signals(self._interrupt), private.optimize_loop(self._study):
                 self._serve(staff, ledger)
@@ -161,7 +173,7 @@ class Driver:
         self._devices = connection.welcome.device_ids
         self._began = min(self._began, time.monotonic())
         max_alive = most_alive(self._devices)
-        known = ledger.load_runs(spec.key)
+        known = private.patiently(ledger.load_runs, spec.key)
         for described in descriptions(self._study, spec.key):
             connection.send(described)
         connection.send(
@@ -204,7 +216,20 @@ class Driver:
         document = connection.ask_status(runs=False)
         self._last = mine = _entry(document, key)
         self._progress.update(document, mine)
+        self._say_if_away(mine["away_seconds"])
         return mine
+
+    def _say_if_away(self, seconds: float | None) -> None:
+        """Say once that the database is away, and once that it is back."""
+        if seconds is not None and seconds > NOTED_SECONDS and not self._away:
+            self._away = True
+            self._progress.note(
+                "The database does not answer; training goes on, and what is reported is written "
+                "when it is back."
+            )
+        elif seconds is None and self._away:
+            self._away = False
+            self._progress.note("The database is back.")
 
     def _dismiss(
         self, connection: Connection, staff: Staff, key: str, *, at_once: bool = False
@@ -266,7 +291,9 @@ class Driver:
                     callback(self._study, trial)
 
     def _result(self, ledger: Ledger, elapsed: float) -> OptimizeResult:
-        trials = trial_results(self._study, ledger)
+        if self._last.get("away_seconds") is not None:  # nothing can be read: what is known is this
+            raise StorageError(self._problem or _AWAY)
+        trials = private.patiently(trial_results, self._study, ledger)
         used = float(self._last.get("spent_seconds", 0.0))
         overhead = float(self._last.get("overhead_seconds", 0.0))
         return OptimizeResult(

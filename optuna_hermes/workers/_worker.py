@@ -25,6 +25,10 @@ from optuna_hermes.suspend._seed import seed_everything, trial_seed
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import write_output_to
 
+NOTES_SECONDS = 5.0
+LEAVE_SECONDS = 1.0
+"""How long a worker that leaves waits for its last values; its checkpoint folder keeps them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -45,7 +49,12 @@ class Job:
 
 def work(job: Job, objective: Objective) -> None:
     """Serve one lease after another of one run, then return."""
-    study: optuna.Study = cloudpickle.loads(job.study)
+    study: optuna.Study = private.patiently(cloudpickle.loads, job.study)
+    with private.patient(study):
+        _work(job, study, objective)
+
+
+def _work(job: Job, study: optuna.Study, objective: Objective) -> None:
     study.get_trials(deepcopy=False)  # what can be done before a device waits for it
     ready = Ready(study=job.spec.key)
     connection = connect_patiently("worker")
@@ -80,9 +89,10 @@ class _Engagement:
         private.reseed(self._study.sampler, self._job.seed, trial.number)
         seed_everything(trial_seed(self._job.seed, trial.number))
         try:
+            private.keep_reports(self._study, private.trial_id(trial), folder / "unwritten.json")
             self._train(trial, objective, notes)
-        except Suspended:
-            pass  # the session has said so
+        except Suspended:  # the session has said so
+            private.flush_reports(self._study, LEAVE_SECONDS)
         except HermesError as error:
             traceback.print_exc()
             self._session.release(f"Trial {trial.number}: {error}")
@@ -120,7 +130,7 @@ class _Engagement:
             state, error = TrialState.FAIL, repr(raised)
         notes.put("failed" if state == TrialState.FAIL else "done")
         notes.close()
-        told = self._study.tell(trial, values, state=state)
+        told = private.tell(self._study, trial, values, state)
         failed = told.state == TrialState.FAIL
         if failed and error is None:
             error = f"the objective returned {values!r}"
@@ -146,9 +156,9 @@ class _Notes:
         self._queue.put(state)
 
     def close(self) -> None:
-        """Wait until all is written."""
+        """Wait until all is written, or not for long: no more than a dashboard misses it."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(NOTES_SECONDS)
 
     def _write(self) -> None:
         while (state := self._queue.get()) is not None:

@@ -10,6 +10,7 @@ from optuna_hermes.broker._events import (
     EndLease,
     LedgerAway,
     LedgerBack,
+    Send,
     Withdraw,
     WritesFailed,
 )
@@ -53,6 +54,24 @@ def test_a_slice_that_ends_meanwhile_goes_on() -> None:
     assert broker.last(first, "Yield") is not None
     assert broker.last(waiting, "Grant") is None
     assert shown(broker)["away_seconds"] is None
+
+
+def test_who_has_not_heard_that_it_is_to_leave_stays() -> None:
+    """It trains on as if it had not been asked, and is asked again when the database is back."""
+    broker = FakeBroker(devices=1, grace_seconds=5.0)
+    broker.driver(policy="round-robin")
+    worker, epoch = training(broker)
+    broker.worker()
+    broker.advance(SLICE)
+    assert broker.last(worker, "Yield") is not None
+    broker.apply(LedgerAway(studies=("s",), reason="Locked.", unasked=(epoch,)))
+    broker.advance(100.0)
+    assert broker.killed() == []
+    assert broker.state.status(broker.now)["devices"][0]["holder"]["state"] == "running"
+    before = len(broker.log)
+    broker.apply(BACK)
+    asked = [c for c in broker.log[before:] if isinstance(c, Send)]
+    assert [c.connection for c in asked] == [worker]
 
 
 def test_a_device_that_becomes_free_stays_free() -> None:

@@ -170,3 +170,14 @@ def test_a_ledger_just_asked_for_stays(desk: Desk) -> None:
     assert desk.units() == 0
     desk.ledgers.rest(())
     assert list(desk.ledgers._by_url) == ["one"]
+
+
+def test_a_database_is_asked_after_all_that_was_given(desk: Desk) -> None:
+    """The answer means that what was given before is written, and that more would be."""
+    desk.serve()
+    desk.ledgers.write([lease(1)])
+    said: list[int] = []
+    desk.ledgers.ask("s", lambda: said.append(desk.made["one"].last_epoch()))
+    while not said:
+        desk.calls.get(timeout=DEADLINE)()
+    assert said == [1]

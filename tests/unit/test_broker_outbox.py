@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._outbox import Outbox
+from optuna_hermes.broker._outbox import Asked, Outbox
 
 
 class Sent(list[Any]):
@@ -80,3 +80,17 @@ def test_a_client_that_is_gone_is_forgotten(sent: Sent) -> None:
     sent.outbox.release({5})
     assert sent == []
     assert sent.outbox.held == ()
+
+
+def test_nobody_is_asked_to_leave_before_the_database_answers(sent: Sent) -> None:
+    """A device that nobody could be granted stays with whoever has it."""
+    leave = wire.Yield(epoch=5, tier="resident")
+    sent.outbox.put(1, leave, {Asked(5)})
+    sent.outbox.put(2, wire.Yield(epoch=6, tier="resident"), {Asked(6)})
+    assert sent == []
+    assert sent.outbox.unasked == (5, 6)
+    sent.outbox.release({Asked(5)})
+    assert sent == [(1, leave)]
+    sent.outbox.drop({Asked(6)})
+    assert sent == [(1, leave)]
+    assert sent.outbox.unasked == ()

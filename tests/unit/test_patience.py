@@ -1,0 +1,246 @@
+"""What a worker does with Optuna's storage while the database is away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import sqlalchemy.exc
+from optuna.trial import TrialState
+
+from optuna_hermes import HermesPruner
+from optuna_hermes import _optuna as private
+from optuna_hermes._optuna import _patience, _patient, _reports
+from optuna_hermes._optuna._reports import Reports
+from optuna_hermes.errors import LedgerAwayError, StorageError
+
+DEADLINE = 20.0
+
+
+def lost() -> Exception:
+    """What Optuna raises where SQLAlchemy lost its connection."""
+    error = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
+    error.__cause__ = sqlalchemy.exc.OperationalError("SELECT 1", {}, OSError("server closed"))
+    return error
+
+
+class Flaky:
+    """A storage in memory whose calls fail on command, before or after they take effect."""
+
+    def __init__(self) -> None:
+        self.inner = optuna.storages.InMemoryStorage()
+        self.before: dict[str, list[Exception]] = {}
+        self.after: dict[str, list[Exception]] = {}
+        self.open = threading.Event()
+        self.open.set()
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.inner, name)
+
+        def guarded(*args: Any, **named: Any) -> Any:
+            assert self.open.wait(DEADLINE)
+            if self.before.get(name):
+                raise self.before[name].pop()
+            answer = call(*args, **named)
+            if self.after.get(name):
+                raise self.after[name].pop()
+            return answer
+
+        return guarded
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses too short to notice."""
+    for module in (_patience, _patient):
+        monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.001)
+
+
+@pytest.fixture
+def flaky() -> Flaky:
+    return Flaky()
+
+
+@pytest.fixture
+def study(flaky: Flaky) -> Iterator[optuna.Study]:
+    made = optuna.create_study(storage=flaky.inner, pruner=HermesPruner())
+    made._storage = flaky  # type: ignore[assignment]
+    with private.patient(made):
+        yield made
+        flaky.open.set()
+        private.flush_reports(made, DEADLINE)
+
+
+def test_what_does_not_mend_is_raised_at_once() -> None:
+    """A mistake is no reason to wait."""
+    with pytest.raises(ZeroDivisionError):
+        private.patiently(lambda: 1 / 0)
+
+
+def test_a_database_that_stays_away_is_an_error_that_says_what_to_do() -> None:
+    """Patience ends, with one line."""
+
+    def call() -> None:
+        raise lost()
+
+    with pytest.raises(StorageError, match=r"does not answer: .*Bring it back, then run the same"):
+        private.patiently(call, seconds=0.0)
+
+
+def test_our_own_ledger_counts_too() -> None:
+    """The driver waits for a ledger as for Optuna's tables."""
+    failures: list[Exception] = [LedgerAwayError("locked")]
+
+    def call() -> str:
+        if failures:
+            raise failures.pop()
+        return "there"
+
+    assert private.patiently(call) == "there"
+
+
+def test_calls_are_repeated_until_they_succeed(flaky: Flaky, study: optuna.Study) -> None:
+    """Suggestions, attributes and reading wait for the database."""
+    trial = private.open_trial(study)
+    flaky.before = {name: [lost(), lost()] for name in ("set_trial_param", "get_all_trials")}
+    trial.suggest_float("x", 0, 1)
+    assert len(study.get_trials()) == 1
+    assert study.trials[0].params == trial.params
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_no_second_trial_is_made(flaky: Flaky, study: optuna.Study, moment: str) -> None:
+    """Whether or not the broken call had made one, there is one."""
+    setattr(flaky, moment, {"create_new_trial": [lost()]})
+    trial = private.open_trial(study)
+    assert [each.number for each in study.trials] == [trial.number]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_enqueued_trial_is_taken_once(flaky: Flaky, study: optuna.Study, moment: str) -> None:
+    """The first that waits is the one, although the answer was lost."""
+    study.enqueue_trial({"x": 0.1})
+    study.enqueue_trial({"x": 0.2})
+    setattr(flaky, moment, {"set_trial_state_values": [lost()]})
+    assert private.open_trial(study).number == 0
+    assert [each.state for each in study.trials] == [TrialState.RUNNING, TrialState.WAITING]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_trial_is_told_once(flaky: Flaky, study: optuna.Study, moment: str) -> None:
+    """Whether or not the broken call had told it, it is told, after its values."""
+    trial = private.open_trial(study)
+    trial.report(0.5, 1)
+    setattr(flaky, moment, {"set_trial_state_values": [lost()]})
+    told = private.tell(study, trial, 0.5, None)
+    assert (told.state, told.value) == (TrialState.COMPLETE, 0.5)
+    assert study.trials[0].intermediate_values == {1: 0.5}
+
+
+def test_a_mistake_in_telling_is_raised(study: optuna.Study) -> None:
+    """Telling a trial twice is refused as Optuna refuses it."""
+    trial = private.open_trial(study)
+    private.tell(study, trial, 0.5, None)
+    with pytest.raises(ValueError, match="Cannot tell"):
+        private.tell(study, trial, 0.5, None)
+
+
+def test_training_goes_on_while_values_wait(
+    flaky: Flaky, study: optuna.Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A report returns although the database hangs, nobody is pruned, and all comes in order."""
+    monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
+    trial = private.open_trial(study)
+    kept = tmp_path / "unwritten.json"
+    private.keep_reports(study, private.trial_id(trial), kept)
+    flaky.open.clear()
+    for unit in (1, 2, 3):
+        trial.report(1 / unit, unit)
+        assert not trial.should_prune()
+    assert private.is_late(study)
+    assert _reports._read(kept) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert not private.flush_reports(study, 0.01)
+    flaky.open.set()
+    assert private.flush_reports(study, DEADLINE)
+    assert study.trials[0].intermediate_values == {1: 1.0, 2: 0.5, 3: 1 / 3}
+    assert not private.is_late(study)
+    assert not kept.exists()
+
+
+def test_a_wrapped_pruner_is_not_asked_what_it_cannot_know(
+    flaky: Flaky, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the values of others cannot be read nobody is stopped."""
+
+    class Always(optuna.pruners.NopPruner):
+        def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+            return True
+
+    study.pruner = HermesPruner(Always())
+    monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
+    trial = private.open_trial(study)
+    flaky.open.clear()
+    trial.report(1.0, 1)
+    assert not trial.should_prune()
+    flaky.open.set()
+    assert private.flush_reports(study, DEADLINE)
+    assert trial.should_prune()
+
+
+def test_values_of_a_process_that_died_are_written_by_the_next(tmp_path: Path) -> None:
+    """What it kept in its file is reported before anything else, whatever number it is."""
+    file = tmp_path / "unwritten.json"
+    file.write_text("[[3, 0.5], [4, NaN]]")
+    written: list[tuple[int, int, float]] = []
+    reports = Reports(lambda *each: written.append(each))
+    reports.keep_in(file, 7)
+    reports.put(7, 5, 0.25)
+    assert reports.flush(DEADLINE)
+    assert [step for _, step, _ in written] == [3, 4, 5]
+    assert not file.exists()
+
+
+def test_a_file_that_cannot_be_read_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is in it, the run goes on, and says so."""
+    file = tmp_path / "unwritten.json"
+    file.write_text("[[3,")
+    Reports(lambda *each: None).keep_in(file, 7)
+    assert "unwritten.json cannot be read" in caplog.text
+
+
+def test_an_error_that_does_not_mend_reaches_whoever_reports(study: optuna.Study) -> None:
+    """A trial that somebody has finished meanwhile takes no more values."""
+    trial = private.open_trial(study)
+    study._storage.inner.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # type: ignore[attr-defined]
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        trial.report(1.0, 1)
+
+
+def test_notes_for_dashboards_are_dropped(flaky: Flaky, study: optuna.Study) -> None:
+    """They are not worth waiting for."""
+
+    class Session:
+        device_seconds = 1.0
+
+    trial = private.open_trial(study)
+    flaky.before = {"set_trial_user_attr": [lost()]}
+    note: Callable[[Any], None] = private.Note(study, private.trial_id(trial), Session())  # type: ignore[arg-type]
+    note("parked")
+    assert study.trials[0].user_attrs == {}
+    note("running")
+    assert study.trials[0].user_attrs["hermes:state"] == "running"
+
+
+def test_the_study_is_as_it_was_afterwards(flaky: Flaky) -> None:
+    """A driver's study is its user's."""
+    made = optuna.create_study(storage=flaky.inner)
+    inner = made._storage
+    with private.patient(made):
+        assert made._storage is not inner
+    assert made._storage is inner
