@@ -93,8 +93,11 @@ class Device:
         host: the host's name.
         kind: ``cpu`` or ``gpu``.
         healthy: False when it is known to be broken.
+        lost: its driver does not reach it: what was in its memory is gone.
         free: True when a policy may assign it now: no run and no stranger is on it. Unknown is
             never free.
+        unlisted: no process is listed on it, which may be because none can be listed here: that
+            it is free then shows in its memory only.
         memory_bytes: its memory, None if unknown.
         memory_free_bytes: what is free of it now, None if unknown.
         problem: why it is not healthy, or why nobody may have it now, in words; empty if all is
@@ -105,7 +108,9 @@ class Device:
     host: str = "localhost"
     kind: Literal["cpu", "gpu"] = "cpu"
     healthy: bool = True
+    lost: bool = False
     free: bool = False
+    unlisted: bool = False
     memory_bytes: int | None = None
     memory_free_bytes: int | None = None
     problem: str = ""

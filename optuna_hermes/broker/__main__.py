@@ -55,7 +55,7 @@ def run_broker(
     directory = election.runtime_dir()
     host = socket.gethostname()
     slots = parse_devices(devices)
-    source = Devices(slots, host)
+    source = Devices(slots, host, named=devices != "auto")
     office = election.Office(directory, devices)
     claims: list[filelock.BaseFileLock] = []
     try:

@@ -1,18 +1,19 @@
 """The devices of this host: what ``--devices`` means, and what state they are in.
 
-The only module that asks NVML. A GPU is known by its UUID: indices change with
-``CUDA_VISIBLE_DEVICES`` and from boot to boot.
+A GPU is known by its UUID: indices change with ``CUDA_VISIBLE_DEVICES`` and from boot to boot.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
+from optuna_hermes.broker import _nvml as nvml
+from optuna_hermes.broker._nvml import NvmlDevices
+from optuna_hermes.broker._xid import Xid
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
 
@@ -21,7 +22,7 @@ DEFAULT_CPU_SLOTS = 2
 
 MAX_CPU_SLOTS = 1024
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,9 @@ class DeviceSource(Protocol):
         Returns:
             Devices whose ``free`` says that no stranger is on them; the broker knows the rest.
         """
+
+    def heard(self) -> tuple[Xid, ...]:
+        """What the driver has reported up to the last poll, each report once."""
 
     def memory_of(self, pid: int, device: str) -> int | None:
         """Bytes that a process holds on a device, None if that is not known."""
@@ -115,6 +119,10 @@ class CpuSlots:
         """See ``DeviceSource``."""
         return self._devices
 
+    def heard(self) -> tuple[Xid, ...]:
+        """Nothing."""
+        return ()
+
     def memory_of(self, pid: int, device: str) -> int | None:
         """Unknown: the slots share the host's memory."""
         return None
@@ -123,85 +131,25 @@ class CpuSlots:
         """Nothing to let go of."""
 
 
-class NvmlDevices:
-    """GPUs and MIG slices, as NVML sees them.
-
-    A device that cannot be read at all is not healthy. A device whose processes cannot be listed
-    is not free, for nobody knows who is on it. Where a container has no view of the host's
-    processes NVML lists none: there only ``memory_free_bytes`` shows that a stranger is there.
-
-    Args:
-        uuids: ``GPU-...`` or ``MIG-...``.
-        host: the host's name.
-
-    Raises:
-        DeviceSpecError: there is no working driver.
-    """
-
-    def __init__(self, uuids: Sequence[str], host: str = "localhost") -> None:
-        self._uuids = tuple(uuids)
-        self._host = host
-        self._nvml = _start_driver(self._uuids)
-
-    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
-        """See ``DeviceSource``."""
-        return tuple(self._read(uuid, own_pids) for uuid in self._uuids)
-
-    def holders(self, device: str) -> Mapping[int, int | None] | None:
-        """The processes that compute on a device, with the bytes they hold there.
-
-        Returns:
-            None if they cannot be listed; a size is None if it is not known.
-        """
-        try:
-            return _holders(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(device))
-        except self._nvml.NVMLError:
-            return None
-
-    def memory_of(self, pid: int, device: str) -> int | None:
-        """Bytes that a process holds on a device; None if that is unknown or it is not listed.
-
-        A process that is not listed is no proof of freed memory: see the class.
-        """
-        return (self.holders(device) or {}).get(pid)
-
-    def close(self) -> None:
-        """Let go of the driver; the object is of no use afterwards."""
-        self._nvml.nvmlShutdown()
-
-    def _read(self, uuid: str, own_pids: Collection[int]) -> Device:
-        try:
-            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            total, free = _memory(self._nvml, handle)
-            holders = _holders(self._nvml, handle)
-        except self._nvml.NVMLError:
-            return Device(id=uuid, host=self._host, kind="gpu", healthy=False, free=False)
-        return Device(
-            id=uuid,
-            host=self._host,
-            kind="gpu",
-            free=holders is not None and set(holders).issubset(own_pids),
-            memory_bytes=total,
-            memory_free_bytes=free,
-        )
-
-
 class Devices:
     """All devices of a specification, CPU slots and GPUs, in its order.
 
     Args:
         slots: what ``parse_devices`` returned.
         host: the host's name.
+        named: whether the user has named its GPUs; see ``NvmlDevices``.
 
     Raises:
         DeviceSpecError: there are GPUs among the slots and no working driver.
     """
 
-    def __init__(self, slots: Sequence[DeviceSlot], host: str = "localhost") -> None:
+    def __init__(
+        self, slots: Sequence[DeviceSlot], host: str = "localhost", *, named: bool = True
+    ) -> None:
         gpus = [slot.id for slot in slots if slot.kind == "gpu"]
         by_kind: dict[str, DeviceSource] = {"cpu": CpuSlots(len(slots) - len(gpus), host)}
         if gpus:
-            by_kind["gpu"] = NvmlDevices(gpus, host)
+            by_kind["gpu"] = NvmlDevices(gpus, host, named=named)
         self._sources = {slot.id: by_kind[slot.kind] for slot in slots}
 
     def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
@@ -209,6 +157,10 @@ class Devices:
         polled = [source.poll(own_pids) for source in set(self._sources.values())]
         devices = {device.id: device for each in polled for device in each}
         return tuple(devices[id_] for id_ in self._sources)
+
+    def heard(self) -> tuple[Xid, ...]:
+        """See ``DeviceSource``."""
+        return tuple(xid for source in set(self._sources.values()) for xid in source.heard())
 
     def memory_of(self, pid: int, device: str) -> int | None:
         """See ``DeviceSource``."""
@@ -243,11 +195,13 @@ def _slots(part: str) -> list[DeviceSlot]:
 
 
 def _auto() -> list[DeviceSlot]:
+    uuids: list[str] = []
     try:
-        with _driver([]) as nvml:
-            uuids = [uuid for uuid in _present(nvml) if _healthy(nvml, uuid)]
-    except DeviceSpecError:
-        uuids = []
+        with nvml.driver() as binding:
+            uuids = [uuid for uuid in nvml.present(binding) if nvml.answers(binding, uuid)]
+    except nvml.NoDriverError as error:
+        if error.installed:  # there may well be GPUs, and they would lie idle in silence
+            log.warning("auto means cpu:%d here: %s", DEFAULT_CPU_SLOTS, error)
     if uuids:
         return [DeviceSlot(id=uuid, kind="gpu") for uuid in uuids]
     return _slots(f"cpu:{DEFAULT_CPU_SLOTS}")
@@ -255,110 +209,11 @@ def _auto() -> list[DeviceSlot]:
 
 def _require(uuids: Sequence[str]) -> None:
     """Raise unless this host has all of these devices."""
-    with _driver(uuids) as nvml:
-        present = list(_present(nvml))
+    with nvml.driver(uuids) as binding:
+        present = list(nvml.present(binding))
     for uuid in uuids:
         if uuid not in present:
             raise DeviceSpecError(
                 f"--devices must name devices of this host but got {uuid}; "
                 f"choose from {', '.join(present) or 'cpu:N, for it has no GPU'}."
             )
-
-
-# -- NVML
-
-
-def _start_driver(uuids: Sequence[str]) -> Any:
-    """The NVML binding, ready for calls; each start wants one ``nvmlShutdown``."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise _no_driver(uuids, error) from error
-    return pynvml
-
-
-@contextmanager
-def _driver(uuids: Sequence[str]) -> Iterator[Any]:
-    nvml = _start_driver(uuids)
-    try:
-        yield nvml
-    except nvml.NVMLError as error:
-        raise _no_driver(uuids, error) from error
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _no_driver(uuids: Sequence[str], error: Exception) -> DeviceSpecError:
-    return DeviceSpecError(
-        f"A GPU needs a working NVIDIA driver but got {', '.join(uuids)!r} and NVML says "
-        f"'{error}'; install the driver, or use cpu:{DEFAULT_CPU_SLOTS}."
-    )
-
-
-def _present(nvml: Any) -> Iterator[str]:
-    """The UUIDs of what CUDA can use: whole GPUs, or the slices of those in MIG mode."""
-    for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            slices = list(_mig_slices(nvml, handle))
-            uuids = [nvml.nvmlDeviceGetUUID(each) for each in slices or [handle]]
-        except nvml.NVMLError:
-            continue  # a GPU that cannot be named cannot be used
-        yield from uuids
-
-
-def _mig_slices(nvml: Any, handle: Any) -> Iterator[Any]:
-    mode = _known(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
-    if mode != nvml.NVML_DEVICE_MIG_ENABLE:
-        return
-    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-        except nvml.NVMLError_NotFound:
-            continue  # not every place for a slice is taken
-
-
-def _healthy(nvml: Any, uuid: str) -> bool:
-    try:
-        _memory(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
-    except nvml.NVMLError:
-        return False
-    return True
-
-
-def _memory(nvml: Any, handle: Any) -> tuple[int | None, int | None]:
-    """Bytes in all and bytes free, None where the device or the driver does not tell.
-
-    Version 2 does not count what the driver reserves for itself as used; old drivers lack it.
-    """
-    for version in (nvml.nvmlMemory_v2, None):
-        read = partial(nvml.nvmlDeviceGetMemoryInfo, handle, version=version)
-        info = _known(nvml, read)
-        if info is not None:
-            return int(info.total), int(info.free)
-    return None, None
-
-
-def _holders(nvml: Any, handle: Any) -> dict[int, int | None] | None:
-    processes = _known(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
-    if processes is None:
-        return None
-    return {process.pid: process.usedGpuMemory for process in processes}
-
-
-def _known(nvml: Any, read: Callable[[], T]) -> T | None:
-    """What ``read`` returns, None where the answer is that this cannot be known.
-
-    Unknown is never 0. Every other error means that the device is in trouble and goes up.
-    """
-    try:
-        return read()
-    except (
-        nvml.NVMLError_NotSupported,
-        nvml.NVMLError_NoPermission,
-        nvml.NVMLError_FunctionNotFound,
-        nvml.NVMLError_ArgumentVersionMismatch,
-    ):
-        return None

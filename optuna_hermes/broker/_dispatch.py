@@ -37,7 +37,7 @@ class Dispatcher:
             return
         for slot in self._book.slots.values():
             wanted = None if slot.lease else slot.next
-            if wanted and (not _usable(slot) or self._is_hopeless(wanted)):
+            if wanted and (not self._memory.usable(slot) or self._is_hopeless(wanted)):
                 self._book.unreserve(slot)
         here = [s for s in self._book.studies.values() if s.away_since is None]
         studies = [s for s in here if s.wants_device or self._holds(s)]
@@ -55,21 +55,24 @@ class Dispatcher:
     def fill(self, now: float, out: list[Command]) -> None:
         """Grant every reserved device that is empty, as far as there are processes."""
         for slot in self._book.slots.values():
-            if slot.next and not slot.lease and _usable(slot):
+            if slot.next and not slot.lease and self._memory.usable(slot):
                 self._grant_next(slot, now, out)
         for study in self._book.studies.values():
             if study.away_since is None:
                 self._free_processes(study, now, out)
 
-    def ask_to_yield(self, slot: Slot, now: float, out: list[Command]) -> None:
-        """Revoke the lease of a slot, once."""
+    def ask_to_yield(
+        self, slot: Slot, now: float, out: list[Command], *, to_disk: bool = False
+    ) -> None:
+        """Revoke the lease of a slot, once; ``to_disk`` because its run cannot stay there."""
         lease = slot.lease
         if lease is None or lease.yielding:
             return
         run = self._book.run_of(lease)
         lease.yielding = "disk"
         if run is not None:
-            lease.yielding = self._memory.tier_to_leave(slot, run, now, out)
+            if not to_disk:
+                lease.yielding = self._memory.tier_to_leave(slot, run, now, out)
             run.asked, run.asked_at = lease.yielding, now
         lease.last_progress = now
         out.append(
@@ -100,7 +103,7 @@ class Dispatcher:
             return False
         lease = slot.lease
         if lease is None:
-            return _usable(slot)
+            return self._memory.usable(slot)
         if lease.number is None or self._book.studies[lease.study].away_since is not None:
             return False
         return lease.deadline <= now and not lease.yielding
@@ -247,11 +250,6 @@ def _grant_message(lease: Lease, run: Run | None, alone: bool) -> Grant:
         checkpoints=tuple(reversed(run.checkpoints)) if run else (),
         device_seconds=run.device_seconds if run else 0.0,
     )
-
-
-def _usable(slot: Slot) -> bool:
-    """Whether an empty device works and no stranger is on it."""
-    return slot.device.healthy and slot.device.free
 
 
 def _rank(slot: Slot, study: Study) -> tuple[int, int, str]:

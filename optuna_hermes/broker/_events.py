@@ -14,6 +14,7 @@ from typing import Any
 
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._protocol import FromBroker, FromClient, OpenStudy, Register, Resume
+from optuna_hermes.broker._xid import Xid
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
     EventRecord,
@@ -82,9 +83,15 @@ class StudyRead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicesPolled:
-    """What the devices look like; ``free`` says only that no stranger is on them."""
+    """What the devices look like; ``free`` says only that no stranger is on them.
+
+    Args:
+        devices: as they are now.
+        heard: what their driver has reported since the last time.
+    """
 
     devices: tuple[Device, ...]
+    heard: tuple[Xid, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

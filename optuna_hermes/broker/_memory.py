@@ -11,6 +11,12 @@ from optuna_hermes.broker._events import Command, Send
 from optuna_hermes.broker._protocol import Evict, Recall
 from optuna_hermes.model import TierName
 
+STRANGE_BYTES = 2 << 30
+"""Memory that may be taken by nobody known where no process is listed: the driver, a desktop."""
+
+CONTEXT_BYTES = 600 << 20
+"""What a process takes on a GPU beside what it says to hold there."""
+
 SETTLE_SECONDS = 5.0
 """Memory that a run says to have left shows as free within this time, or is not waited for."""
 
@@ -37,6 +43,17 @@ class Memory:
         tier = moves.pop(_id(run), "resident")
         self._evict_all(moves, now, out)
         return tier
+
+    def usable(self, slot: Slot) -> bool:
+        """Whether an empty device works, and no stranger is on it as far as that can be known."""
+        return slot.device.healthy and slot.device.free and not self.problem(slot)
+
+    def problem(self, slot: Slot) -> str:
+        """Why nobody may have a device that has no lease, in words; empty if somebody may."""
+        strange = self._strange(slot) if slot.device.unlisted and not slot.lease else 0
+        if slot.device.problem or strange <= STRANGE_BYTES:
+            return slot.device.problem
+        return f"{size(strange)} of its memory are taken by processes that cannot be listed here"
 
     def ready(self, slot: Slot, now: float, out: list[Command]) -> bool:
         """Whether an empty device can be granted to what comes next on it.
@@ -209,6 +226,15 @@ class Memory:
         if slot.device.memory_bytes is None or len(known) < len(taken):
             return None
         return slot.device.memory_bytes - sum(known)
+
+    def _strange(self, slot: Slot) -> int:
+        """Bytes that are taken and that none of ours says to hold; 0 if that is not known."""
+        free, unclaimed = slot.device.memory_free_bytes, self._unclaimed(slot)
+        if free is None or unclaimed is None:
+            return 0
+        here = {run.connection for run in self._book.parked_on(slot)}
+        going = [c for c in self._book.clients.values() if c.leaving == slot.device.id]
+        return unclaimed - free - CONTEXT_BYTES * (len(here) + len(going))
 
     def _warn(
         self, slot: Slot, study: Study, run: Run | None, now: float, out: list[Command]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from optuna_hermes.broker._devices import DeviceSource
+from optuna_hermes.broker._events import DevicesPolled
+from optuna_hermes.broker._xid import Xid
 from optuna_hermes.model import Device
 
 PATIENCE_SECONDS = 1.0
 """Whoever waits for a reading goes on without it after this long; nothing is granted meanwhile."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -35,7 +40,10 @@ class Readings:
         self._source = source
         self.last = source.poll()
         """What was read last."""
+        self._problems: dict[str, str] = {}
+        self._note(self.last)
         self.has_gpus = any(device.kind == "gpu" for device in self.last)
+        self._heard: queue.SimpleQueue[Xid] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued: _Request | None = None
         self._work: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -43,8 +51,8 @@ class Readings:
             # No thread of a pool: a program that ends would wait for it.
             threading.Thread(target=self._read_all, name="hermes-devices", daemon=True).start()
 
-    async def read(self, own_pids: Collection[int]) -> tuple[Device, ...]:
-        """What the devices look like after this call.
+    async def read(self, own_pids: Collection[int]) -> DevicesPolled:
+        """What the devices look like after this call, and what they reported until then.
 
         Args:
             own_pids: see ``DeviceSource.poll``.
@@ -54,13 +62,15 @@ class Readings:
         """
         if not self.has_gpus:
             self.last = self._source.poll(own_pids)
-            return self.last
+            return DevicesPolled(devices=self.last)
         request = self._request(own_pids)
         try:
             # Others may wait for the same answer.
-            return await asyncio.wait_for(asyncio.shield(request.answer), PATIENCE_SECONDS)
+            devices = await asyncio.wait_for(asyncio.shield(request.answer), PATIENCE_SECONDS)
         except asyncio.TimeoutError:
-            return tuple(_unanswered(device) for device in self.last)
+            devices = tuple(_unanswered(device) for device in self.last)
+            self._note(devices)
+        return DevicesPolled(devices=devices, heard=tuple(self._reports()))
 
     def close(self) -> None:
         """No more readings; one that is under way is not waited for."""
@@ -84,6 +94,8 @@ class Readings:
             polled: tuple[Device, ...] | BaseException
             try:
                 polled = self._source.poll(request.pids)
+                for xid in self._source.heard():
+                    self._heard.put(xid)
             except BaseException as error:  # it is raised where the reading is asked for
                 polled = error
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -98,8 +110,24 @@ class Readings:
         if isinstance(polled, BaseException):
             answer.set_exception(polled)
             return
+        self._note(polled)
         self.last = polled
         answer.set_result(polled)
+
+    def _note(self, devices: tuple[Device, ...]) -> None:
+        """Log what has become of each device."""
+        for device in devices:
+            if device.problem != self._problems.get(device.id, ""):
+                self._problems[device.id] = device.problem
+                log.warning("%s: %s", device.id, device.problem or "all is well again")
+
+    def _reports(self) -> Iterator[Xid]:
+        """What was reported, to whoever comes first."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                xid = self._heard.get_nowait()
+                log.warning("%s: %s was reported", xid.device, xid)
+                yield xid
 
 
 def _unanswered(device: Device) -> Device:

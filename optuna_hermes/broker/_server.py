@@ -25,7 +25,6 @@ from optuna_hermes.broker._devices import DeviceSource
 from optuna_hermes.broker._events import (
     Command,
     Connected,
-    DevicesPolled,
     Disconnected,
     Event,
     Expected,
@@ -404,7 +403,7 @@ class Server:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS if self._idle_seconds is None else self._interval())
-            self._apply(DevicesPolled(devices=await self._readings.read(self._own_pids())))
+            self._apply(await self._readings.read(self._own_pids()))
             if self._ledgers.pending:
                 self._last_busy = time.monotonic()
             quiet = time.monotonic() - self._last_busy
@@ -419,7 +418,7 @@ class Server:
     async def _look(self) -> None:
         """See to it that what is decided next is decided by the memory that is free now."""
         if self._readings.has_gpus:
-            self._apply(DevicesPolled(devices=await self._readings.read(self._own_pids())))
+            self._apply(await self._readings.read(self._own_pids()))
 
     def _own_pids(self) -> set[int]:
         book = self._state.book

@@ -34,6 +34,7 @@ from optuna_hermes.broker._events import (
     Tick,
     WritesFailed,
 )
+from optuna_hermes.broker._faults import Faults
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._prefetch import Prefetch
 from optuna_hermes.broker._recovery import RECOVERY_SECONDS, Recovery
@@ -72,6 +73,7 @@ class State:
         self._prefetch = Prefetch(self.book, counsel, self._memory)
         self._ends = Ends(self.book, self._memory)
         self._away = Away(self.book, self._ends)
+        self._faults = Faults(self.book, self._memory, self._dispatcher)
         self._silence = Silence(self.book, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
@@ -92,7 +94,8 @@ class State:
         elif isinstance(event, Disconnected):
             self._disconnected(event.connection, now, out)
         elif isinstance(event, DevicesPolled):
-            self._polled(event.devices)
+            self._faults.reported(event.heard, now, out)
+            self._faults.polled(event.devices, now, out)
             self._dispatcher.schedule(now, out)
         elif isinstance(event, WritesFailed):
             self._ends.unwritten(event, now, out)
@@ -136,7 +139,8 @@ class State:
 
     def status(self, now: float, *, runs: bool = True) -> dict[str, Any]:
         """What ``status`` shows, as plain JSON."""
-        return document(self.book, now, runs=runs)
+        problems = {id_: self._memory.problem(slot) for id_, slot in self.book.slots.items()}
+        return document(self.book, now, problems=problems, runs=runs)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -421,13 +425,6 @@ class State:
         if not study.attended:
             del self.book.studies[study.spec.key]
         self._dispatcher.schedule(now, out)
-
-    # -- the rest ------------------------------------------------------------------------------
-
-    def _polled(self, devices: Sequence[Device]) -> None:
-        for device in devices:
-            if device.id in self.book.slots:
-                self.book.slots[device.id].device = device
 
 
 def _changes_no_plan(event: Event) -> bool:

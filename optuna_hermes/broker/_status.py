@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from optuna_hermes.broker._book import Book, Run, Slot, Study
@@ -11,12 +12,13 @@ MAX_LISTED = 5_000
 """Of a study with more runs only those are listed that have a process."""
 
 
-def document(book: Book, now: float, *, runs: bool) -> dict[str, Any]:
+def document(book: Book, now: float, *, problems: Mapping[str, str], runs: bool) -> dict[str, Any]:
     """Devices with their holders, and studies with their runs.
 
     Args:
         book: the broker's book.
         now: seconds of the broker's clock.
+        problems: why nobody may have a device, by its id; empty if somebody may.
         runs: whether to list every run of every study.
     """
     return {
@@ -25,7 +27,10 @@ def document(book: Book, now: float, *, runs: bool) -> dict[str, Any]:
             "used_bytes": book.host_used_bytes,
             "budget_bytes": book.host_budget_bytes,
         },
-        "devices": [_device(slot, book, now) for slot in book.slots.values()],
+        "devices": [
+            _device(slot, book, now) | {"problem": problems[id_]}
+            for id_, slot in book.slots.items()
+        ],
         "studies": [_study(study, book, now, runs=runs) for study in book.studies.values()],
     }
 
@@ -49,7 +54,6 @@ def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
         "id": device.id,
         "kind": device.kind,
         "healthy": device.healthy,
-        "problem": device.problem,
         "memory_bytes": device.memory_bytes,
         "memory_free_bytes": device.memory_free_bytes,
         "holder": holder,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from optuna_hermes.broker._xid import Xid
 from optuna_hermes.model import Device
 
 
@@ -29,6 +30,7 @@ class FakeDevices:
     ) -> None:
         self._devices = {device.id: device for device in devices}
         self.memory = dict(memory or {})
+        self._reports: list[Xid] = []
         self.polls: list[frozenset[int]] = []
         """The ``own_pids`` of every poll so far."""
         self.closed = False
@@ -41,10 +43,19 @@ class FakeDevices:
         """
         self._devices[device] = replace(self._devices[device], **fields)
 
+    def report(self, device: str, code: int) -> None:
+        """The driver reports an XID; that the device is broken is said by ``change``."""
+        self._reports.append(Xid(device=device, code=code))
+
     def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
         """The devices as the test left them."""
         self.polls.append(frozenset(own_pids))
         return tuple(self._devices.values())
+
+    def heard(self) -> tuple[Xid, ...]:
+        """What the test has reported since the last time."""
+        heard, self._reports = self._reports, []
+        return tuple(heard)
 
     def memory_of(self, pid: int, device: str) -> int | None:
         """What the test says, None for what it does not say."""

@@ -9,6 +9,7 @@ import traceback
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import cloudpickle
 import filelock
@@ -22,6 +23,7 @@ from optuna_hermes.broker._protocol import Grant, Ready
 from optuna_hermes.errors import HermesError, Suspended
 from optuna_hermes.model import RunState
 from optuna_hermes.suspend._seed import seed_everything, trial_seed
+from optuna_hermes.workers._fault import is_of_device
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import write_output_to
 
@@ -123,6 +125,8 @@ class _Engagement:
             raise
         except Exception as raised:  # the trial's own code: that is what FAIL means
             traceback.print_exc()
+            if is_of_device(raised, os.environ.get("CUDA_VISIBLE_DEVICES", "")):
+                _die(f"Trial {trial.number} goes on elsewhere: its device has failed.")
             if _out_of_memory(raised) and not self._session.alone:
                 reason = f"Trial {trial.number} has outgrown its share of the device: {raised}"
                 self._session.release(reason, outgrown=True)
@@ -135,6 +139,12 @@ class _Engagement:
         if failed and error is None:
             error = f"the objective returned {values!r}"
         self._session.end("failed" if failed else "done", error)
+
+
+def _die(words: str) -> NoReturn:
+    """End as if killed: the run is taken from its last checkpoint, and no trial has failed."""
+    print(words, flush=True)
+    os._exit(1)
 
 
 def _out_of_memory(error: Exception) -> bool:

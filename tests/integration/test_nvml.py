@@ -8,109 +8,34 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-FAKE_NVML = r"""
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define GIB (1ULL << 30)
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, NO_DRIVER = 9,
-       GPU_IS_LOST = 15 };
-
-typedef struct { const char *uuid; int parent; } device;
-typedef struct { unsigned long long total, free, used; } memory_v1;
-typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
-typedef struct { unsigned pid; unsigned long long used; unsigned gpu, compute; } process;
-
-static device gpus[] = {{"GPU-aaaa", -1}, {"GPU-bbbb", -1}};
-static device slice = {"MIG-cccc", 1};
-
-/* What the host is like: a word in FAKE_NVML switches a trait on. */
-static int has(const char *trait) {
-    const char *traits = getenv("FAKE_NVML");
-    return traits && strstr(traits, trait) != NULL;
-}
-static int second(const device *d) { return d == &gpus[1]; }
-
-int nvmlInitWithFlags(unsigned flags) { return has("no-driver") ? NO_DRIVER : OK; }
-int nvmlShutdown(void) { return OK; }
-const char *nvmlErrorString(int code) { return "an error"; }
-
-int nvmlDeviceGetCount_v2(unsigned *count) {
-    if (has("no-count")) return NO_DRIVER;
-    *count = has("no-gpu") ? 0 : 2;
-    return OK;
-}
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, device **out) {
-    if (index > 1) return INVALID;
-    if (index == 1 && has("lost")) return GPU_IS_LOST;
-    *out = &gpus[index];
-    return OK;
-}
-int nvmlDeviceGetHandleByUUID(const char *uuid, device **out) {
-    for (int i = 0; i < 2; i++)
-        if (!strcmp(uuid, gpus[i].uuid)) {
-            if (i == 1 && has("lost")) return GPU_IS_LOST;
-            *out = &gpus[i];
-            return OK;
-        }
-    if (has("mig") && !strcmp(uuid, slice.uuid)) { *out = &slice; return OK; }
-    return NOT_FOUND;
-}
-int nvmlDeviceGetUUID(device *d, char *out, unsigned size) {
-    snprintf(out, size, "%s", d->uuid);
-    return OK;
-}
-int nvmlDeviceGetMigMode(device *d, unsigned *current, unsigned *pending) {
-    if (!has("mig")) return NOT_SUPPORTED;
-    *current = *pending = second(d);
-    return OK;
-}
-int nvmlDeviceGetMaxMigDeviceCount(device *d, unsigned *count) { *count = 7; return OK; }
-int nvmlDeviceGetMigDeviceHandleByIndex(device *d, unsigned index, device **out) {
-    if (index != 3) return NOT_FOUND;
-    *out = &slice;
-    return OK;
-}
-int nvmlDeviceGetMemoryInfo_v2(device *d, memory_v2 *info) {
-    if (second(d) && has("broken")) return GPU_IS_LOST;
-    if (has("old-driver") || (second(d) && has("no-memory"))) return NOT_SUPPORTED;
-    info->total = 80 * GIB; info->reserved = 1 * GIB; info->free = 60 * GIB;
-    info->used = 19 * GIB;
-    return OK;
-}
-int nvmlDeviceGetMemoryInfo(device *d, memory_v1 *info) {
-    if (second(d) && has("no-memory")) return NOT_SUPPORTED;
-    info->total = 80 * GIB; info->free = 59 * GIB; info->used = 21 * GIB;
-    return OK;
-}
-int nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned *count, process *out) {
-    unsigned n = has("foreign") && second(d) ? 2 : 0;
-    if (has("no-processes") && second(d)) return NOT_SUPPORTED;
-    if (*count < n) { *count = n; return TOO_SMALL; }
-    *count = n;
-    if (n) {
-        memset(out, 0, n * sizeof *out);
-        out[0].pid = 4242; out[0].used = 3 * GIB;
-        out[1].pid = 4343; out[1].used = (unsigned long long)-1;
-    }
-    return OK;
-}
-"""
-
 PREAMBLE = """
-import dataclasses, json
+import ctypes, dataclasses, json, logging
+from optuna_hermes.broker import _nvml
 from optuna_hermes.broker._devices import Devices, NvmlDevices, parse_devices
 from optuna_hermes.errors import DeviceSpecError
+
+libc = ctypes.CDLL(None)
+
+def later(seconds):
+    _nvml.LOST_SECONDS = seconds
+
+def story(*words):
+    source = NvmlDevices(["MIG-cccc" if "mig" in words[0] else "GPU-bbbb"])
+    seen = []
+    for each in words:
+        libc.setenv(b"FAKE_NVML", each.encode(), 1)
+        (device,) = source.poll()
+        heard = [xid.code for xid in source.heard()]
+        seen.append([device.healthy, device.lost, device.problem, heard])
+    return seen
 
 def ids(spec):
     try:
@@ -118,8 +43,15 @@ def ids(spec):
     except DeviceSpecError as error:
         return str(error)
 
-def poll(spec, own_pids=()):
-    source = Devices(parse_devices(spec), host="here")
+class Kept(logging.Handler):
+    def emit(self, record):
+        logged.append(record.getMessage())
+
+logged = []
+logging.getLogger().addHandler(Kept())
+
+def poll(spec, own_pids=(), named=True):
+    source = Devices(parse_devices(spec), host="here", named=named)
     devices = [dataclasses.asdict(device) for device in source.poll(own_pids)]
     source.close()
     return devices
@@ -128,20 +60,6 @@ print(json.dumps(%s))
 """
 
 GIB = 2**30
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the compiled library."""
-    compiler = shutil.which("gcc")
-    if compiler is None or sys.platform != "linux":
-        pytest.skip("needs gcc on Linux to compile a stand-in for the NVIDIA library")
-    folder = tmp_path_factory.mktemp("nvml")
-    source = folder / "nvml.c"
-    source.write_text(FAKE_NVML)
-    command = [compiler, "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    return folder
 
 
 def on_host(library: Path, traits: str, expression: str) -> Any:
@@ -164,104 +82,234 @@ def gpu(uuid: str, **fields: Any) -> dict[str, Any]:
         "host": "here",
         "kind": "gpu",
         "healthy": True,
+        "lost": False,
         "free": True,
+        "unlisted": True,
         "memory_bytes": 80 * GIB,
-        "memory_free_bytes": 60 * GIB,
+        "memory_free_bytes": 79 * GIB,
         "problem": "",
     }
     return device | fields
 
 
-def test_auto_is_every_gpu(library: Path) -> None:
+def test_auto_is_every_gpu(nvml_library: Path) -> None:
     """``auto`` names all GPUs by UUID, and polls find them healthy, free and with their memory."""
-    assert on_host(library, "", "ids('auto')") == ["GPU-aaaa", "GPU-bbbb"]
-    assert on_host(library, "", "poll('auto')") == [gpu("GPU-aaaa"), gpu("GPU-bbbb")]
+    assert on_host(nvml_library, "", "ids('auto')") == ["GPU-aaaa", "GPU-bbbb"]
+    assert on_host(nvml_library, "", "poll('auto')") == [gpu("GPU-aaaa"), gpu("GPU-bbbb")]
 
 
-def test_a_mixed_list_keeps_its_order(library: Path) -> None:
+def test_a_mixed_list_keeps_its_order(nvml_library: Path) -> None:
     """GPUs and CPU slots are polled together in the order in which they were named."""
-    devices = on_host(library, "", "poll('GPU-bbbb,cpu:2,GPU-aaaa')")
+    devices = on_host(nvml_library, "", "poll('GPU-bbbb,cpu:2,GPU-aaaa')")
     assert [device["id"] for device in devices] == ["GPU-bbbb", "cpu:0", "cpu:1", "GPU-aaaa"]
 
 
-def test_an_unknown_gpu_is_refused_with_those_there_are(library: Path) -> None:
+def test_an_unknown_gpu_is_refused_with_those_there_are(nvml_library: Path) -> None:
     """The error lists the GPUs of the host, or says that it has none."""
-    assert on_host(library, "", "ids('cpu:1,GPU-zzzz')") == (
+    assert on_host(nvml_library, "", "ids('cpu:1,GPU-zzzz')") == (
         "--devices must name devices of this host but got GPU-zzzz; choose from GPU-aaaa, GPU-bbbb."
     )
-    assert on_host(library, "no-gpu", "ids('GPU-zzzz')") == (
+    assert on_host(nvml_library, "no-gpu", "ids('GPU-zzzz')") == (
         "--devices must name devices of this host but got GPU-zzzz; "
         "choose from cpu:N, for it has no GPU."
     )
 
 
-def test_a_driver_without_gpus_means_cpu_slots(library: Path) -> None:
+def test_a_driver_without_gpus_means_cpu_slots(nvml_library: Path) -> None:
     """``auto`` falls back to CPU slots where a driver is installed but no GPU."""
-    assert on_host(library, "no-gpu", "ids('auto')") == ["cpu:0", "cpu:1"]
+    assert on_host(nvml_library, "no-gpu", "ids('auto')") == ["cpu:0", "cpu:1"]
 
 
-@pytest.mark.parametrize("trait", ["no-driver", "no-count"])
-def test_a_driver_that_does_not_run(library: Path, trait: str) -> None:
-    """A library without its driver is a CPU host to ``auto``, and an error for a GPU by name."""
-    assert on_host(library, trait, "ids('auto')") == ["cpu:0", "cpu:1"]
-    assert on_host(library, trait, "ids('GPU-aaaa')") == (
-        "A GPU needs a working NVIDIA driver but got 'GPU-aaaa' and NVML says "
-        "'Driver Not Loaded'; install the driver, or use cpu:2."
-    )
+LOADED = "load the driver with `modprobe nvidia`"
+TROUBLES = {
+    "no-driver": ("Driver Not Loaded", LOADED),
+    "no-count": ("Driver Not Loaded", LOADED),
+    "mismatch": (
+        "RM has detected an NVML/RM version mismatch.",
+        "the driver was updated while an older one is loaded, so restart the host",
+    ),
+    "no-permission": ("Insufficient Permissions", "let this user read and write /dev/nvidia*"),
+    "too-old": ("Function Not Found", "the driver is too old, so update it"),
+    "unknown-error": ("Unknown Error", "see what `nvidia-smi` says"),
+}
 
 
-def test_a_gpu_that_computes_for_a_stranger_is_not_free(library: Path) -> None:
+@pytest.mark.parametrize("trait", TROUBLES)
+def test_a_driver_that_does_not_run(nvml_library: Path, trait: str) -> None:
+    """A library without a driver that fits is an error for a GPU by name, with what to do.
+
+    To ``auto`` it is a CPU host, and the broker's log says why.
+    """
+    says, way_out = TROUBLES[trait]
+    message = f"needs a working NVIDIA driver but NVML says '{says}': {way_out}, or use cpu:N."
+    assert on_host(nvml_library, trait, "ids('GPU-aaaa')") == f"A GPU (GPU-aaaa) {message}"
+    assert on_host(nvml_library, trait, "[ids('auto'), logged]") == [
+        ["cpu:0", "cpu:1"],
+        [f"auto means cpu:2 here: A GPU {message}"],
+    ]
+
+
+def test_a_gpu_that_computes_for_a_stranger_is_not_free(nvml_library: Path) -> None:
     """One process that is not ours takes the GPU, the others stay as they are."""
-    devices = on_host(library, "foreign", "poll('auto', own_pids=[4242])")
-    assert devices == [gpu("GPU-aaaa"), gpu("GPU-bbbb", free=False)]
+    devices = on_host(nvml_library, "foreign", "poll('auto', own_pids=[4242])")
+    stranger = gpu("GPU-bbbb", free=False, unlisted=False, problem="process 4343 computes on it")
+    assert devices == [gpu("GPU-aaaa"), stranger]
 
 
-def test_a_gpu_that_computes_for_our_runs_is_free_of_strangers(library: Path) -> None:
+def test_a_stranger_is_described(nvml_library: Path) -> None:
+    """Whoever wants the GPU learns which process to ask for, and whose it is."""
+    devices = on_host(nvml_library, f"pid={os.getpid()}", "poll('GPU-bbbb')")
+    me = psutil.Process()
+    problem = f"process {me.pid} ({me.name()} of {me.username()}) computes on it"
+    assert devices == [gpu("GPU-bbbb", free=False, unlisted=False, problem=problem)]
+
+
+def test_what_our_runs_start_is_ours(nvml_library: Path) -> None:
+    """A process that one of the broker's clients has started is no stranger."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        expression = f"poll('GPU-bbbb', own_pids=[{os.getpid()}])"
+        devices = on_host(nvml_library, f"pid={child.pid}", expression)
+        child.communicate(b"\n")
+    assert devices == [gpu("GPU-bbbb", unlisted=False)]
+
+
+def test_a_gpu_that_computes_for_our_runs_is_free_of_strangers(nvml_library: Path) -> None:
     """Processes of the broker's own runs do not count as strangers."""
-    devices = on_host(library, "foreign", "poll('auto', own_pids=[4242, 4343, 1])")
-    assert devices == [gpu("GPU-aaaa"), gpu("GPU-bbbb")]
+    devices = on_host(nvml_library, "foreign", "poll('auto', own_pids=[4242, 4343, 1])")
+    assert devices == [gpu("GPU-aaaa"), gpu("GPU-bbbb", unlisted=False)]
 
 
-def test_memory_of_a_process(library: Path) -> None:
+def test_a_desktop_is_in_nobodys_way(nvml_library: Path) -> None:
+    """Processes that only draw are listed, and do not take a GPU."""
+    devices = on_host(nvml_library, "desktop", "poll('auto')")
+    assert devices == [gpu("GPU-aaaa"), gpu("GPU-bbbb", unlisted=False)]
+
+
+def test_an_old_driver_lists_processes_the_old_way(nvml_library: Path) -> None:
+    """Where version 3 of the list is missing, version 2 is asked."""
+    devices = on_host(nvml_library, "old-processes foreign", "poll('auto')")
+    assert [device["free"] for device in devices] == [True, False]
+
+
+def test_memory_of_a_process(nvml_library: Path) -> None:
     """A process has its bytes; sizes that NVML withholds and processes it lists not are unknown."""
     expression = "[NvmlDevices(['GPU-bbbb']).memory_of(pid, 'GPU-bbbb') for pid in (4242, 4343, 1)]"
-    assert on_host(library, "foreign", expression) == [3 * GIB, None, None]
+    assert on_host(nvml_library, "foreign", expression) == [3 * GIB, None, None]
     unlisted = "NvmlDevices(['GPU-bbbb']).holders('GPU-bbbb')"
-    assert on_host(library, "no-processes", unlisted) is None
-    assert on_host(library, "", unlisted) == {}
+    assert on_host(nvml_library, "no-processes", unlisted) is None
+    assert on_host(nvml_library, "", unlisted) == {}
 
 
-def test_memory_that_is_not_supported_is_unknown(library: Path) -> None:
+def test_memory_that_is_not_supported_is_unknown(nvml_library: Path) -> None:
     """A GPU that does not tell its memory has None and not 0, and can be used all the same."""
-    devices = on_host(library, "no-memory", "poll('auto')")
+    devices = on_host(nvml_library, "no-memory", "poll('auto')")
     assert devices[1] == gpu("GPU-bbbb", memory_bytes=None, memory_free_bytes=None)
 
 
-def test_processes_that_are_not_supported_are_not_nobody(library: Path) -> None:
-    """A GPU whose processes cannot be listed is not free: nobody knows who is on it."""
-    devices = on_host(library, "no-processes", "poll('auto')")
-    assert devices == [gpu("GPU-aaaa"), gpu("GPU-bbbb", free=False)]
+def test_processes_that_are_not_supported_are_not_nobody(nvml_library: Path) -> None:
+    """A GPU whose processes cannot be listed is free only if its user named it."""
+    named = on_host(nvml_library, "no-processes", "poll('auto')")
+    assert named == [gpu("GPU-aaaa"), gpu("GPU-bbbb")]
+    found = on_host(nvml_library, "no-processes", "poll('auto', named=False)")
+    problem = (
+        "its processes cannot be listed here, so nobody knows who is on it: name it in --devices "
+        "to use it all the same"
+    )
+    assert found == [gpu("GPU-aaaa"), gpu("GPU-bbbb", free=False, unlisted=False, problem=problem)]
 
 
-def test_an_old_driver_tells_memory_the_old_way(library: Path) -> None:
+def test_an_old_driver_tells_memory_the_old_way(nvml_library: Path) -> None:
     """Where version 2 of the memory call is missing, version 1 is asked."""
-    devices = on_host(library, "old-driver", "poll('GPU-aaaa')")
-    assert devices == [gpu("GPU-aaaa", memory_free_bytes=59 * GIB)]
+    devices = on_host(nvml_library, "old-driver", "poll('GPU-aaaa')")
+    assert devices == [gpu("GPU-aaaa", memory_free_bytes=78 * GIB)]
 
 
 @pytest.mark.parametrize("trait", ["lost", "broken"])
-def test_a_gpu_that_cannot_be_read_is_not_healthy(library: Path, trait: str) -> None:
+def test_a_gpu_that_cannot_be_read_is_not_healthy(nvml_library: Path, trait: str) -> None:
     """A GPU that fails is left out by ``auto``, and found broken by a poll that goes on."""
-    assert on_host(library, trait, "ids('auto')") == ["GPU-aaaa"]
+    assert on_host(nvml_library, trait, "ids('auto')") == ["GPU-aaaa"]
     expression = "[(d.healthy, d.free) for d in NvmlDevices(['GPU-aaaa', 'GPU-bbbb']).poll()]"
-    assert on_host(library, trait, expression) == [[True, True], [False, False]]
+    assert on_host(nvml_library, trait, expression) == [[True, True], [False, False]]
 
 
-def test_slices_stand_for_a_gpu_in_mig_mode(library: Path) -> None:
+LOST = "it cannot be read (GPU is lost): reset it, or restart the host"
+UNKNOWN = "it cannot be read (Unknown Error)"
+RESET = "end the broker, reset the GPU with `nvidia-smi --gpu-reset` or restart the host"
+
+
+def test_a_lost_gpu_comes_back_when_it_answers(nvml_library: Path) -> None:
+    """It is lost for as long as it does not answer, and as good as before when it does."""
+    seen = on_host(nvml_library, "", "story('', 'lost', 'lost', '')")
+    lost = [False, True, LOST, []]
+    assert seen == [[True, False, "", []], lost, lost, [True, False, "", []]]
+
+
+def test_one_unknown_error_is_no_loss(nvml_library: Path) -> None:
+    """A GPU that answers with another error is not free, and lost only if that goes on."""
+    seen = on_host(nvml_library, "", "story('', 'failing', '')")
+    assert seen[1:] == [[True, False, UNKNOWN, []], [True, False, "", []]]
+    seen = on_host(nvml_library, "", "later(0) or story('failing', 'failing')")
+    assert seen[1] == [False, True, f"{UNKNOWN}: reset it, or restart the host", []]
+
+
+def test_what_a_program_did_is_no_fault_of_the_device(nvml_library: Path) -> None:
+    """XIDs of the program are heard once each, and the device stays."""
+    codes = [13, 31, 43, 45, 68, 109]
+    told = "story('', f'xid={c}', f'xid={c}', f'xid={c} xid=13')"
+    stories = on_host(nvml_library, "", f"[{told} for c in {codes}]")
+    for code, seen in zip(codes, stories, strict=True):
+        assert [each[0] for each in seen] == [True] * 4
+        assert [each[3] for each in seen] == [[], [code], [], [13]]
+
+
+def test_what_the_device_did_takes_it_out(nvml_library: Path) -> None:
+    """XIDs of the device, and unknown ones, end its service until it was away and is back."""
+    codes = [48, 63, 64, 74, 79, 94, 95, 119, 120, 999]
+    told = "story('', *[f'xid={c}'] * 2, f'lost xid={c}', '')"
+    stories = on_host(nvml_library, "", f"[{told} for c in {codes}]")
+    for code, seen in zip(codes, stories, strict=True):
+        words = seen[1][2]
+        assert words.startswith(f"it reported XID {code}")
+        assert words.endswith(f": {RESET}")
+        assert seen[1:] == [
+            [False, False, words, [code]],
+            [False, False, words, []],
+            [False, True, LOST, []],
+            [True, False, "", []],
+        ]
+
+
+def test_a_slice_hears_its_own_reports(nvml_library: Path) -> None:
+    """What another slice of the same GPU has done is not laid at this one's door."""
+    said = "'mig instance=4 xid=31', 'mig instance=5 xid=31 xid=43', 'mig xid=1 xid=2 xid=45'"
+    seen = on_host(nvml_library, "mig", f"story('mig', {said})")
+    assert [each[3] for each in seen] == [[], [], [43], [45]]
+
+
+def test_a_driver_that_reports_nothing_is_read_all_the_same(nvml_library: Path) -> None:
+    """Where events are not supported, devices are still polled."""
+    seen = on_host(nvml_library, "no-events", "story('no-events', 'no-events lost')")
+    assert [each[1] for each in seen] == [False, True]
+
+
+def test_a_trial_is_not_blamed_for_a_gpu_that_is_lost(nvml_library: Path) -> None:
+    """Only an error of CUDA on a device that cannot be used any more is the device's."""
+    errors = "RuntimeError('CUDA error: launch failure'), RuntimeError('boo'), ValueError('CUDA')"
+    ecc = "RuntimeError('CUDA error: uncorrectable ECC error encountered')"
+    blame = "__import__('optuna_hermes.workers._fault').workers._fault.is_of_device"
+    blamed = f"[{blame}(error, 'GPU-bbbb') for error in ({errors}, {ecc})]"
+    assert on_host(nvml_library, "lost", blamed) == [True, False, False, True]
+    assert on_host(nvml_library, "", blamed) == [False, False, False, True]
+    assert on_host(nvml_library, "no-driver", blamed) == [True, False, False, True]
+
+
+def test_slices_stand_for_a_gpu_in_mig_mode(nvml_library: Path) -> None:
     """Of a GPU in MIG mode the slices can be used, and the GPU itself cannot."""
-    assert on_host(library, "mig", "ids('auto')") == ["GPU-aaaa", "MIG-cccc"]
-    assert on_host(library, "mig", "poll('MIG-cccc')") == [gpu("MIG-cccc")]
-    assert on_host(library, "mig", "ids('GPU-bbbb')").endswith("choose from GPU-aaaa, MIG-cccc.")
+    assert on_host(nvml_library, "mig", "ids('auto')") == ["GPU-aaaa", "MIG-cccc"]
+    assert on_host(nvml_library, "mig", "poll('MIG-cccc')") == [gpu("MIG-cccc")]
+    assert on_host(nvml_library, "mig", "ids('GPU-bbbb')").endswith(
+        "choose from GPU-aaaa, MIG-cccc."
+    )
 
 
 STUDY = """
@@ -287,14 +335,16 @@ print(json.dumps([result.devices, [t.state.name for t in study.trials], visible]
 """
 
 
-def test_trials_see_the_gpu_they_were_granted_and_no_other(library: Path, tmp_path: Path) -> None:
+def test_trials_see_the_gpu_they_were_granted_and_no_other(
+    nvml_library: Path, tmp_path: Path
+) -> None:
     """A study runs on two GPUs: each trial's process is shown its own by UUID."""
     script = tmp_path / "study.py"
     script.write_text(STUDY)
     done = subprocess.run(
         [sys.executable, str(script), "GPU-aaaa,GPU-bbbb"],
         cwd=tmp_path,
-        env={**os.environ, "LD_LIBRARY_PATH": str(library)},
+        env={**os.environ, "LD_LIBRARY_PATH": str(nvml_library)},
         capture_output=True,
         text=True,
         check=False,

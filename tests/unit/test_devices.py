@@ -90,8 +90,8 @@ def test_a_gpu_needs_a_driver() -> None:
     with pytest.raises(DeviceSpecError) as caught:
         parse_devices("cpu:1,GPU-a")
     assert str(caught.value) == (
-        "A GPU needs a working NVIDIA driver but got 'GPU-a' and NVML says "
-        "'NVML Shared Library Not Found'; install the driver, or use cpu:2."
+        "A GPU (GPU-a) needs a working NVIDIA driver but NVML says 'NVML Shared Library Not "
+        "Found': install the driver (a container needs `--gpus all`), or use cpu:N."
     )
     assert isinstance(caught.value.__cause__, pynvml.NVMLError)
 
@@ -99,7 +99,7 @@ def test_a_gpu_needs_a_driver() -> None:
 @pytest.mark.usefixtures("no_driver")
 def test_gpus_cannot_be_polled_without_a_driver() -> None:
     """A driver that went away between parsing and polling is the same error."""
-    with pytest.raises(DeviceSpecError, match="needs a working NVIDIA driver but got 'GPU-a'"):
+    with pytest.raises(DeviceSpecError, match=r"GPU \(GPU-a\) needs a working NVIDIA driver"):
         NvmlDevices(["GPU-a"])
 
 

@@ -1,0 +1,165 @@
+/* A libnvidia-ml.so.1 that plays a host with two GPUs and a driver, for the tests.
+ *
+ * What the host is like is said by words in the environment variable FAKE_NVML, or in the file
+ * that FAKE_NVML_FILE names, which is read again for each question. GPU-bbbb is the one that has
+ * troubles. xid=79 and the like are reported once each, in order, to the set that was made last.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define GIB (1ULL << 30)
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, TOO_SMALL = 7,
+       NO_DRIVER = 9, TIMEOUT = 10, NO_FUNCTION = 13, GPU_IS_LOST = 15, MISMATCH = 18,
+       UNKNOWN = 999 };
+
+typedef struct { const char *uuid; int parent; } device;
+typedef struct { unsigned long long total, free, used; } memory_v1;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu, compute; } process;
+
+static device gpus[] = {{"GPU-aaaa", -1}, {"GPU-bbbb", -1}};
+static device slice = {"MIG-cccc", 1};
+
+/* The words that describe the host now. */
+static const char *words(void) {
+    static __thread char text[4096];
+    const char *path = getenv("FAKE_NVML_FILE"), *said = getenv("FAKE_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (!file) return said ? said : "";
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    return text;
+}
+static int has(const char *trait) { return strstr(words(), trait) != NULL; }
+static unsigned long long number(const char *name, unsigned long long other) {
+    const char *at = strstr(words(), name);
+    return at ? strtoull(at + strlen(name), NULL, 10) : other;
+}
+static int second(const device *d) { return d == &gpus[1]; }
+
+int nvmlInitWithFlags(unsigned flags) {
+    if (has("mismatch")) return MISMATCH;
+    if (has("no-permission")) return NO_PERMISSION;
+    if (has("too-old")) return NO_FUNCTION;
+    if (has("unknown-error")) return UNKNOWN;
+    return has("no-driver") ? NO_DRIVER : OK;
+}
+int nvmlShutdown(void) { return OK; }
+const char *nvmlErrorString(int code) { return code == TIMEOUT ? "Timeout" : "an error"; }
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    if (has("no-count")) return NO_DRIVER;
+    *count = has("no-gpu") ? 0 : 2;
+    return OK;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device **out) {
+    if (index > 1) return INVALID;
+    if (index == 1 && has("lost")) return GPU_IS_LOST;
+    *out = &gpus[index];
+    return OK;
+}
+int nvmlDeviceGetHandleByUUID(const char *uuid, device **out) {
+    usleep(number("sleep=", 0) * 1000000);
+    for (int i = 0; i < 2; i++)
+        if (!strcmp(uuid, gpus[i].uuid)) {
+            if (i == 1 && has("lost")) return GPU_IS_LOST;
+            if (i == 1 && has("failing")) return UNKNOWN;
+            *out = &gpus[i];
+            return OK;
+        }
+    if (has("mig") && !strcmp(uuid, slice.uuid)) { *out = &slice; return OK; }
+    return NOT_FOUND;
+}
+int nvmlDeviceGetUUID(device *d, char *out, unsigned size) {
+    snprintf(out, size, "%s", d->uuid);
+    return OK;
+}
+int nvmlDeviceGetMigMode(device *d, unsigned *current, unsigned *pending) {
+    if (!has("mig")) return NOT_SUPPORTED;
+    *current = *pending = second(d);
+    return OK;
+}
+int nvmlDeviceGetMaxMigDeviceCount(device *d, unsigned *count) { *count = 7; return OK; }
+int nvmlDeviceGetMigDeviceHandleByIndex(device *d, unsigned index, device **out) {
+    if (index != 3) return NOT_FOUND;
+    *out = &slice;
+    return OK;
+}
+int nvmlDeviceGetMemoryInfo_v2(device *d, memory_v2 *info) {
+    if (second(d) && has("broken")) return GPU_IS_LOST;
+    if (has("old-driver") || (second(d) && has("no-memory"))) return NOT_SUPPORTED;
+    info->total = 80 * GIB; info->reserved = 1 * GIB;
+    info->used = second(d) ? number("used=", 0) * GIB : 0;
+    info->free = 79 * GIB - info->used;
+    return OK;
+}
+int nvmlDeviceGetMemoryInfo(device *d, memory_v1 *info) {
+    if (second(d) && has("no-memory")) return NOT_SUPPORTED;
+    info->total = 80 * GIB; info->free = 78 * GIB; info->used = 2 * GIB;
+    return OK;
+}
+static int processes(device *d, unsigned *count, process *out) {
+    process here[3];
+    unsigned n = 0;
+    if (second(d) && has("foreign")) {
+        here[n++] = (process){.pid = 4242, .used = 3 * GIB};
+        here[n++] = (process){.pid = 4343, .used = (unsigned long long)-1};
+    }
+    if (second(d) && has("pid=")) here[n++] = (process){.pid = number("pid=", 0), .used = GIB};
+    if (*count < n) { *count = n; return TOO_SMALL; }
+    *count = n;
+    memcpy(out, here, n * sizeof *here);
+    return OK;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned *count, process *out) {
+    if (has("old-processes") || (has("no-processes") && second(d))) return NOT_SUPPORTED;
+    return processes(d, count, out);
+}
+int nvmlDeviceGetComputeRunningProcesses_v2(device *d, unsigned *count, process *out) {
+    if (has("no-processes") && second(d)) return NOT_SUPPORTED;
+    return processes(d, count, out);
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(device *d, unsigned *count, process *out) {
+    unsigned n = second(d) && has("desktop");
+    if (*count < n) { *count = n; return TOO_SMALL; }
+    *count = n;
+    if (n) *out = (process){.pid = 99, .used = 4 * GIB};
+    return OK;
+}
+
+/* What it reports. */
+typedef struct { device *gpu; unsigned long long type, data; unsigned instance, part; } event;
+static unsigned reported, listened[2];
+
+int nvmlEventSetCreate(void **set) {
+    if (has("no-events")) return NOT_SUPPORTED;
+    reported = 0;
+    *set = &reported;
+    return OK;
+}
+int nvmlEventSetFree(void *set) { listened[0] = listened[1] = 0; return OK; }
+int nvmlDeviceRegisterEvents(device *d, unsigned long long types, void *set) {
+    if (second(d) && has("lost")) return GPU_IS_LOST;
+    listened[second(d)] = types == 8;
+    return OK;
+}
+int nvmlEventSetWait_v2(void *set, event *out, unsigned milliseconds) {
+    const char *at = words();
+    for (unsigned n = 0; (at = strstr(at, "xid=")); n++) {
+        at += 4;
+        if (n < reported || !listened[1]) continue;
+        reported++;
+        *out = (event){.gpu = &gpus[1], .type = 8, .data = strtoull(at, NULL, 10),
+                       .instance = has("instance=") ? number("instance=", 0) : 0xFFFFFFFF};
+        return OK;
+    }
+    return TIMEOUT;
+}
+int nvmlDeviceGetGpuInstanceId(device *d, unsigned *id) { *id = 5; return OK; }
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device *d, device **out) {
+    *out = &gpus[d->parent];
+    return OK;
+}
