@@ -394,7 +394,10 @@ class HermesCallback(Callback):
             self._own(session)
             self._fits += 1
             self._reported = reported_steps(self._trial)
-            self._found = read(session.checkpoints, self._run) if self._fits == 1 else None
+            if self._fits == 1:
+                self._found = read(session.checkpoints, self._run, session.checkpoint_dir)
+            else:
+                self._found = None
 
     def _forget_found(self) -> None:
         self._found = None

@@ -277,7 +277,7 @@ class Run:
         }
 
     def _resume(self, session: Session) -> None:
-        found = read(session.checkpoints, self._run)
+        found = read(session.checkpoints, self._run, session.checkpoint_dir)
         if found is None:
             return
         state, tree = found

@@ -113,12 +113,15 @@ def write(
     return StoredState(path=path, units=units, size_bytes=size, sha256=sha256)
 
 
-def read(states: Sequence[StoredState], run: str) -> tuple[StoredState, Any] | None:
+def read(
+    states: Sequence[StoredState], run: str, folder: Path | None
+) -> tuple[StoredState, Any] | None:
     """Read the newest checkpoint that is as it was written; None only if there is none at all.
 
     Args:
-        states: newest first.
+        states: newest first, as the ledger has them: where they say to lie is not believed.
         run: whose they are, as a message should name it.
+        folder: this run's own folder, outside of which nothing is read; None if it has none.
 
     Returns:
         The checkpoint, and the tree that was written into it.
@@ -128,10 +131,10 @@ def read(states: Sequence[StoredState], run: str) -> tuple[StoredState, Any] | N
     """
     global _ahead
     ahead, _ahead = _ahead, None
-    if ahead is not None and ahead[0] == _key(states, run):
+    if all(_is_in(folder, state) for state in states) and ahead and ahead[0] == _key(states, run):
         found = ahead[1].result()
     else:
-        found = _search(states, run)
+        found = _search(states, run, folder)
     if found is None:
         return None
     state, tree, problems = found
@@ -150,7 +153,8 @@ def read_ahead(states: Sequence[StoredState], run: str) -> None:
     If that is asked for something else, what was read here is dropped.
     """
     global _ahead
-    _ahead = _key(states, run), _on_thread(_search, tuple(states), run)
+    folder = states[0].path.parent if states else None  # ``read`` will know whether that is right
+    _ahead = _key(states, run), _on_thread(_search, tuple(states), run, folder)
 
 
 def _key(states: Sequence[StoredState], run: str) -> object:
@@ -185,8 +189,11 @@ def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str])
     from safetensors import SafetensorError
 
     partial = path.with_suffix(_PARTIAL)
+    if path.parent.is_symlink():
+        raise CheckpointError(f"{path.parent} must be a folder, not a link: remove the link.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # a link would lead elsewhere
         written = _write_through(partial, tensors, metadata)
         os.replace(partial, path)
         try:
@@ -244,7 +251,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _tidy(folder: Path, known: Collection[Path]) -> None:
-    newest_known = max((_number(path) for path in known), default=0)
+    named = (path for path in known if _is_named(path))  # a ledger may name anything
+    newest_known = max((_number(path) for path in named), default=0)
     for path in _files(folder):
         if _number(path) < newest_known and path not in known:
             _remove(path)
@@ -254,7 +262,12 @@ def _tidy(folder: Path, known: Collection[Path]) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.glob(f"*-unit-*{_SUFFIX}") if path.name[:6].isdigit()]
+    return [path for path in folder.glob(f"*-unit-*{_SUFFIX}") if _is_named(path)]
+
+
+def _is_named(path: Path) -> bool:
+    """Whether it has the name of a checkpoint."""
+    return path.name[:6].isdecimal() and path.name[6:7] == "-"
 
 
 def _number(path: Path) -> int:
@@ -265,11 +278,16 @@ def _number(path: Path) -> int:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def _search(states: Sequence[StoredState], run: str) -> _Found | None:
+def _search(states: Sequence[StoredState], run: str, folder: Path | None) -> _Found | None:
     """The newest checkpoint that can be used, its tree, and what is wrong with those before it."""
     problems: list[CheckpointError] = []
     for state in states:
         try:
+            if not _is_in(folder, state):
+                raise CheckpointError(
+                    f"Checkpoint {state.path} of {run} must lie in its folder, {folder}, that is "
+                    "no link: give the checkpoint_dir that it was written to."
+                )
             return state, _load(state, run), problems
         except CheckpointError as error:
             problems.append(error)
@@ -281,13 +299,22 @@ def _search(states: Sequence[StoredState], run: str) -> _Found | None:
     ) from problems[0]
 
 
+def _is_in(folder: Path | None, state: StoredState) -> bool:
+    """Whether a checkpoint lies directly in a run's folder, which is no link to another's."""
+    if folder is None or folder.is_symlink():
+        return False
+    return state.path.parent.resolve() == folder.resolve()
+
+
 def _load(state: StoredState, run: str) -> Any:
     """The tree of a checkpoint whose bytes are those that were written."""
     name = f"Checkpoint {state.path} of {run}"
     try:
         if not stat.S_ISREG(state.path.lstat().st_mode):
             raise CheckpointError(f"{name} must be a file, not a link or anything else.")
-        with state.path.open("rb", buffering=0) as file:
+        # What has become a link since is not followed.
+        handle = os.open(state.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(handle, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size != state.size_bytes:
                 raise CheckpointError(f"{name} must have {state.size_bytes} bytes but has {size}.")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -25,7 +26,9 @@ def write_output_to(path: Path) -> None:
     sys.stderr.flush()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if path.is_symlink():  # it would lead out of the trial's folder
+            path.unlink()
+        handle = os.open(path, _FLAGS, 0o644)
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise

@@ -35,7 +35,7 @@ def stored(folder: Path, units: int = 1, **options: Any) -> StoredState:
 
 
 def found(*states: StoredState) -> tuple[StoredState, Any]:
-    result = read(states, RUN)
+    result = read(states, RUN, states[0].path.parent)
     assert result is not None
     return result
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_stored(tmp_path: Path) -> None:
 
 def test_no_checkpoint_is_a_beginning() -> None:
     """Nothing to read is no error."""
-    assert read((), RUN) is None
+    assert read((), RUN, None) is None
 
 
 def test_the_newest_is_read(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_none_is_good(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"No checkpoint of trial 7 .*000001-unit-2.*000002-unit-1"
     ):
-        read(states, RUN)
+        read(states, RUN, tmp_path)
 
 
 def test_every_byte_counts(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_every_byte_counts(tmp_path: Path) -> None:
         bad[position] ^= 1 << position % 8
         state.path.write_bytes(bad)
         with pytest.raises(CheckpointError, match="is damaged"):
-            read((state,), RUN)
+            read((state,), RUN, tmp_path)
 
 
 def of_another_run(path: Path) -> None:
@@ -381,7 +381,7 @@ def test_whole_but_not_a_checkpoint_of_this_run(
     wrote(newest.path)
     assert newest.path.read_bytes() != content
     with pytest.raises(CheckpointError, match=f"{newest.path.name} of trial 7 {reason}"):
-        read((as_written(newest.path),), RUN)
+        read((as_written(newest.path),), RUN, tmp_path)
     with pytest.warns(RuntimeWarning, match=f"Going on from {older.path.name}"):
         assert found(as_written(newest.path), older)[0] == older
 
@@ -403,7 +403,7 @@ def test_nothing_is_unpickled(save: Callable[..., object], tmp_path: Path) -> No
     with path.open("wb") as file:
         save(Bomb(marker), file)
     with pytest.raises(CheckpointError, match="must be a file that optuna-hermes wrote"):
-        read((as_written(path),), RUN)
+        read((as_written(path),), RUN, tmp_path)
     assert not marker.exists()
     pickle.loads(pickle.dumps(Bomb(marker)))
     assert marker.exists(), "it would have done something"
@@ -430,9 +430,9 @@ def test_read_ahead(tmp_path: Path, read_threads: Callable[[], None]) -> None:
     read_ahead(states, RUN)
     read_threads()
     states[0].path.unlink()
-    assert read(tuple(states), RUN) is not None
+    assert read(tuple(states), RUN, tmp_path) is not None
     with pytest.raises(CheckpointError, match="No such file"):
-        read(states, RUN)
+        read(states, RUN, tmp_path)
 
 
 def test_a_warning_of_reading_ahead(tmp_path: Path, read_threads: Callable[[], None]) -> None:
@@ -442,7 +442,7 @@ def test_a_warning_of_reading_ahead(tmp_path: Path, read_threads: Callable[[], N
     read_ahead((newest, older), RUN)
     read_threads()
     with pytest.warns(RuntimeWarning, match=f"Going on from {older.path.name}") as caught:
-        read((newest, older), RUN)
+        read((newest, older), RUN, tmp_path)
     assert caught[0].filename == __file__
 
 
@@ -452,7 +452,7 @@ def test_an_error_of_reading_ahead(tmp_path: Path) -> None:
     cut(state.path)
     read_ahead((state,), RUN)
     with pytest.raises(CheckpointError, match="No checkpoint of trial 7"):
-        read((state,), RUN)
+        read((state,), RUN, tmp_path)
 
 
 def test_something_else_was_read_ahead(tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_something_else_was_read_ahead(tmp_path: Path) -> None:
     assert (state, back["units"]) == (two, 2)
     read_ahead((one,), RUN)
     with pytest.raises(CheckpointError, match="must be of trial 8 but is of trial 7"):
-        read((one,), "trial 8")
+        read((one,), "trial 8", tmp_path)
 
 
 def test_what_another_process_read_ahead(
@@ -476,7 +476,7 @@ def test_what_another_process_read_ahead(
     state.path.unlink()
     monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(CheckpointError, match="No such file"):
-        read((state,), RUN)
+        read((state,), RUN, tmp_path)
 
 
 # -- the tier ----------------------------------------------------------------------------------
