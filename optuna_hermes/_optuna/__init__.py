@@ -22,7 +22,6 @@ from optuna_hermes._optuna._samplers import (
 from optuna_hermes._optuna._storages import (
     create_study,
     delete_study,
-    hidden,
     load_study,
     no_such_study,
     sqlite_file,
@@ -61,6 +60,7 @@ from optuna_hermes._optuna._trials import (
     trial_id,
     trial_states,
 )
+from optuna_hermes.ledger._secrets import shown as hidden
 
 __all__ = [
     "SECONDS_ATTRIBUTE",

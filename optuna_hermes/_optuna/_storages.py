@@ -12,6 +12,7 @@ from optuna.storages import RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 
 from optuna_hermes.errors import StorageError
+from optuna_hermes.ledger._secrets import redacted, shown
 
 
 def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
@@ -35,11 +36,11 @@ def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
 
 def no_such_study(storage: str, name: str, names: list[str]) -> StorageError:
     """The error of a study that is not among ``names``, with the command that makes it."""
-    shown = hidden(storage)
-    make = shlex.join(["optuna-hermes", "create-study", "--storage", shown, "--study-name", name])
+    url = shown(storage)
+    make = shlex.join(["optuna-hermes", "create-study", "--storage", url, "--study-name", name])
     there = ", ".join(map(repr, sorted(names)[:5])) + (", ..." if len(names) > 5 else "")
     return StorageError(
-        f"No study {name!r} in {shown} (there: {there or 'none'}): create it with `{make}`."
+        f"No study {name!r} in {url} (there: {there or 'none'}): create it with `{make}`."
     )
 
 
@@ -74,13 +75,14 @@ def storage_errors(storage: str):  # type: ignore[no-untyped-def]
     try:
         yield
     except (ImportError, ValueError, OSError) as error:
-        raise StorageError(f"Storage {hidden(storage)} cannot be used: {line(error)}") from error
+        reason = redacted(line(error), storage)
+        raise StorageError(f"Storage {shown(storage)} cannot be used: {reason}") from error
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
             raise
         raise StorageError(
-            f"Storage {hidden(storage)} cannot be reached: {line(error)} Check the URL and that "
-            "its folder or server is there."
+            f"Storage {shown(storage)} cannot be reached: {redacted(line(error), storage)} Check "
+            "the URL and that its folder or server is there."
         ) from error
 
 
@@ -88,15 +90,6 @@ def line(error: Exception) -> str:
     """The first line of an error's text, or of what caused it."""
     text = str(error.__cause__ or error).strip().splitlines()
     return (text[0] if text else type(error).__name__).rstrip(".") + "."
-
-
-def hidden(url: str) -> str:
-    """A storage URL without its password."""
-    scheme, separator, rest = url.partition("://")
-    user, at, host = rest.rpartition("@")
-    if not at or ":" not in user:
-        return url
-    return f"{scheme}{separator}{user.split(':', 1)[0]}:***@{host}"
 
 
 def sqlite_file(storage: str) -> Path | None:

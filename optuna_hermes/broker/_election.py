@@ -25,6 +25,9 @@ from optuna_hermes.broker._privacy import (
 from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecError
 
 RUNTIME_DIR_VARIABLE = "OPTUNA_HERMES_RUNTIME_DIR"
+STORAGE_VARIABLE = "OPTUNA_STORAGE"
+"""May hold a password."""
+
 START_SECONDS = 60.0
 """How long a broker may take to open its socket: a busy machine imports slowly."""
 
@@ -201,6 +204,13 @@ def incumbent(directory: Path) -> dict[str, object] | None:
     return card if isinstance(card, dict) and _alive(card.get("pid")) else None
 
 
+def _environment(directory: Path) -> dict[str, str]:
+    """What a broker is given: it outlives the study, whose database it learns of when it has to."""
+    given = {**os.environ, RUNTIME_DIR_VARIABLE: str(directory)}
+    given.pop(STORAGE_VARIABLE, None)
+    return given
+
+
 def start(directory: Path, devices: str) -> None:
     """Start a broker in the background and wait until it listens, or sees another in office.
 
@@ -219,7 +229,7 @@ def start(directory: Path, devices: str) -> None:
                 stdout=words,
                 stderr=words,
                 cwd="/",
-                env={**os.environ, RUNTIME_DIR_VARIABLE: str(directory)},
+                env=_environment(directory),
                 timeout=START_SECONDS,
                 check=False,
             ).returncode

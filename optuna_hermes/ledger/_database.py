@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from optuna_hermes.errors import LedgerAwayError, LedgerError
 from optuna_hermes.ledger._away import is_away
 from optuna_hermes.ledger._engine import connectable, for_writing, parse
+from optuna_hermes.ledger._secrets import redacted
 
 
 class ConflictError(LedgerError):
@@ -35,7 +36,7 @@ class Database:
         parsed = parse(url)
         self.shown = parsed.set(query={}).render_as_string(hide_password=True)
         """The URL without its password."""
-        self._password = parsed.password
+        self._url = url
         self._pid = os.getpid()
         self._engine = self._connectable(parsed)
         self._writer = for_writing(self._engine)
@@ -100,9 +101,7 @@ class Database:
             raise kind(self._failed(error)) from error
 
     def _failed(self, error: Exception) -> str:
-        reason = _first_line(getattr(error, "orig", None) or error)
-        if self._password:
-            reason = reason.replace(self._password, "***")
+        reason = redacted(_first_line(getattr(error, "orig", None) or error), self._url)
         return (
             f"The ledger at {self.shown} cannot be used: {reason.rstrip('.')}. Check its URL, "
             "that the database runs, and that you may write to it."

@@ -1,0 +1,52 @@
+"""Passwords in the URLs of databases, and texts in which they must not be seen. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
+
+_HIDDEN = "***"
+_SECRET_KEY = re.compile(r"pass|pwd|secret|token", re.IGNORECASE)
+
+
+def shown(url: str) -> str:
+    """A URL without its passwords, be they before the host or among its options.
+
+    Example:
+        >>> shown("postgresql://ann:s3cret@host/study?sslpassword=x")
+        'postgresql://ann:***@host/study?sslpassword=***'
+    """
+    for secret in _written(url):
+        url = re.sub(rf"([:=]){re.escape(secret)}(?=[@&]|$)", rf"\1{_HIDDEN}", url)
+    return url
+
+
+def redacted(text: str, url: str) -> str:
+    """A text in which no password of a URL is left, however it is spelled."""
+    spellings = {spelled for secret in _written(url) for spelled in _spellings(secret)}
+    for spelled in sorted(spellings, key=len, reverse=True):
+        text = text.replace(spelled, _HIDDEN)
+    return text
+
+
+def _written(url: str) -> Iterator[str]:
+    """The passwords of a URL as they stand in it."""
+    _, separator, rest = url.partition("://")
+    if not separator:
+        return
+    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    # A password may hold what should have been quoted.
+    user, at, _ = (place if "@" in place else rest).rpartition("@")
+    if at and ":" in user:
+        yield user.partition(":")[2]
+    for option in rest.partition("?")[2].split("&"):
+        key, _, value = option.partition("=")
+        if _SECRET_KEY.search(key) and value:
+            yield value
+
+
+def _spellings(secret: str) -> set[str]:
+    plain = {secret, unquote(secret), unquote_plus(secret)}
+    quoted = {quote(each, safe=safe) for each in plain for safe in ("", "/")}
+    return (plain | quoted | {quote_plus(each) for each in plain}) - {""}

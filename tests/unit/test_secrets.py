@@ -1,0 +1,36 @@
+"""Passwords of database URLs in everything that is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from optuna_hermes.ledger._secrets import redacted, shown
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sqlite:///study.db", "sqlite:///study.db"),
+        ("study.db", "study.db"),
+        ("postgresql://ann@host/study", "postgresql://ann@host/study"),
+        ("postgresql://ann:pw@host:5432/study", "postgresql://ann:***@host:5432/study"),
+        ("mysql+pymysql://ann:p%40w@host/study", "mysql+pymysql://ann:***@host/study"),
+        ("postgresql://ann:p/w@x@host/study", "postgresql://ann:***@host/study"),
+        ("redis://:pw@host:6379/0", "redis://:***@host:6379/0"),
+        ("postgresql://host/s?user=a&password=p%20w", "postgresql://host/s?user=a&password=***"),
+        ("postgresql://host/s?sslpassword=x&a=b@c", "postgresql://host/s?sslpassword=***&a=b@c"),
+        ("postgresql://ann:pw@host/s?passwd=q", "postgresql://ann:***@host/s?passwd=***"),
+        ("--storage=postgresql://ann:pw@host/s", "--storage=postgresql://ann:***@host/s"),
+    ],
+)
+def test_a_url_is_shown_without_its_passwords(url: str, expected: str) -> None:
+    """Before the host and among the options; all else stays."""
+    assert shown(url) == expected
+
+
+def test_no_spelling_of_a_password_is_left_in_a_text() -> None:
+    """Drivers tell it decoded, users type it encoded, in more than one way."""
+    url = "postgresql://ann:a%20b%2Fc@host/s?sslpassword=x+y"
+    text = "a%20b%2Fc, a b/c, a+b%2Fc, a%20b/c; x+y, x y, x%20y, x%2By"
+    assert redacted(text, url) == "***, ***, ***, ***; ***, ***, ***, ***"
+    assert redacted("nothing to hide", "sqlite:///nothing.db") == "nothing to hide"
