@@ -184,7 +184,7 @@ def test_a_trial_outlives_its_gpu(
         text=True,
     )
     try:
-        wait_for((tmp_path / "there").exists, 60)
+        wait_for((tmp_path / "there").exists, 120)
         say(f"xid=31 {words}")
         out, err = running.communicate(timeout=90)
     finally:
