@@ -193,7 +193,8 @@ def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str])
         raise CheckpointError(f"{path.parent} must be a folder, not a link: remove the link.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)  # a link would lead elsewhere
+        if partial.is_symlink():  # it would lead elsewhere
+            partial.unlink()
         written = _write_through(partial, tensors, metadata)
         os.replace(partial, path)
         try:

@@ -60,11 +60,10 @@ def find_litter(
     trials = study.get_trials(deepcopy=False)
     over = {trial.number for trial in trials if trial.state.is_finished()}
     rows = ledger.load_checkpoints(private.study_key(study))
-    stale = [row for row in rows if row.number in over]
+    # A ledger may name any file: what lies elsewhere is not removed, and not forgotten either.
+    stale = [row for row in rows if row.number in over and _is_below(folders, Path(row.path))]
     needed = {Path(row.path) for row in rows if row.number not in over}
-    named = [_File.read(Path(row.path)) for row in stale]
-    litter = [file for file in named if file is not None and file.number in over]
-    litter += [
+    litter = [
         file
         for file in found
         if file.path not in needed
@@ -75,6 +74,12 @@ def find_litter(
         files={file.path: file.size_bytes for file in litter},
         rows=tuple(row.path for row in stale),
     )
+
+
+def _is_below(folders: Collection[Path], path: Path) -> bool:
+    """Whether a checkpoint is gone, or lies in a trial's folder in one of these."""
+    place = path.parent.parent.resolve()
+    return not path.exists() or any(place == folder.resolve() for folder in folders)
 
 
 def remove(study: private.Study, ledger: Ledger, litter: Litter) -> None:

@@ -234,15 +234,26 @@ def test_gc_stays_in_the_folders_of_trials(house: House, tmp_path: Path) -> None
     assert link.is_symlink()
 
 
-def test_gc_finds_rows_in_other_folders(house: House, tmp_path: Path) -> None:
-    """A finished trial's checkpoint that the ledger names goes, wherever its trial folder is."""
+def test_gc_removes_nothing_outside_the_studys_folders(house: House, tmp_path: Path) -> None:
+    """A row is data of whoever writes to the database: what it names elsewhere stays, as it does.
+
+    With that folder among the study's, as ``--checkpoint-dir`` puts it, both go.
+    """
     number = house.finished()
-    path = tmp_path / "elsewhere" / f"trial-{number:05d}" / "1.ckpt"
+    root = tmp_path / "elsewhere"
+    path = root / f"trial-{number:05d}" / "1.ckpt"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"0123456789")
+    dotted = f"{root}/../elsewhere/{path.parent.name}/{path.name}"
     house.row(number, path)
+    house.row(number, Path(dotted))
     house.clear()
+    assert path.exists()
+    assert len(house.ledger.load_checkpoints(house.key)) == 2
+    litter = upkeep.find_litter(house.study, house.ledger, [root], (), time.time())
+    upkeep.remove(house.study, house.ledger, litter)
     assert not path.exists()
+    assert house.ledger.load_checkpoints(house.key) == []
 
 
 def test_a_row_without_a_file_is_forgotten(house: House) -> None:
