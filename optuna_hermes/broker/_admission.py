@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
-from optuna_hermes.broker._book import Book, Run, Study
+from optuna_hermes.broker._book import Book, Client, Run, Study
 from optuna_hermes.broker._events import Command, EndLease, StudyRead
-from optuna_hermes.broker._protocol import Counted, OpenStudy, Resume, SavedCheckpoint
+from optuna_hermes.broker._protocol import (
+    Counted,
+    Describe,
+    Drain,
+    FromClient,
+    OpenStudy,
+    Ready,
+    Register,
+    Resume,
+    SavedCheckpoint,
+)
 from optuna_hermes.ledger._base import LeaseRecord, RunRecord
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 
 KEPT_CHECKPOINTS = 2
 """A run's newest ones; the older is for the day on which the newest cannot be read."""
+
+
+_SAID_BY: dict[type, tuple[str, ...]] = {
+    Ready: ("worker",),
+    Register: ("run",),
+    Resume: ("worker", "run"),
+    OpenStudy: ("driver",),
+    Describe: ("driver",),
+    Drain: ("driver",),
+}
+
+
+def misplaced(client: Client, message: FromClient) -> str | None:
+    """Why a client may not say this, or not now; None if it may."""
+    name, roles = type(message).__name__, _SAID_BY.get(type(message))
+    if roles is None:
+        return None
+    if client.role not in roles:
+        return f"{name} is said by a {roles[0]}, not by a {client.role}: connect as one."
+    if isinstance(message, Drain):
+        return None if client.study == message.study else "A driver drains its own study only."
+    again = isinstance(message, OpenStudy) and client.study == message.study.key
+    if client.study is not None and not isinstance(message, Describe) and not again:
+        return f"A connection says {name} once, but this one serves a study already: open another."
+    return None
+
+
+def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
+    """Why a client does not get what it asks for, of a study that is read; None if it does."""
+    message = event.message
+    if isinstance(message, OpenStudy):
+        if study.driver in (None, event.connection):
+            return None
+        return (
+            f"Study {study.spec.name!r} is already being optimized by process "
+            f"{_pid(book, study.driver)} on this host: wait for it, or end it with Ctrl-C."
+        )
+    run = study.runs.get(message.number) if isinstance(message, Register) else None
+    if run is None or (run.live and run.connection is None):
+        return None
+    if run.live:
+        return (
+            f"Trial {run.number} is trained by process {_pid(book, run.connection)} already: "
+            "end that one first."
+        )
+    return f"Trial {run.number} has ended ({run.state}): create another one."
 
 
 def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) -> Study:
@@ -107,6 +163,11 @@ def _begun_since(book: Book, study: Study) -> int:
     leases = [slot.lease for slot in book.slots.values() if slot.lease]
     coming = sum(1 for lease in leases if lease.study == key and lease.number is None)
     return coming + sum(1 for number in study.runs if not study.was_counted(number))
+
+
+def _pid(book: Book, connection: int | None) -> int | None:
+    client = None if connection is None else book.clients.get(connection)
+    return None if client is None else client.pid
 
 
 def _run(known: RunRecord, event: StudyRead, now: float) -> Run:

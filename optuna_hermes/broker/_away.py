@@ -27,7 +27,7 @@ class Away:
             self._ends.wants(study)
         for slot in self._book.slots.values():
             lease = slot.lease
-            if lease is not None and lease.epoch in event.held:
+            if lease is not None and lease.study in event.studies and lease.epoch in event.held:
                 lease.held = True
             if lease is not None and lease.epoch in event.unasked:
                 lease.yielding = None

@@ -270,6 +270,7 @@ class Client:
         leaving: the device whose memory it still has, after it said that it leaves, since
             ``left_at``.
         started: when its process did, as its kernel counts.
+        described: parameters of the trials of studies that it is about to open.
     """
 
     pid: int
@@ -279,6 +280,7 @@ class Client:
     prepared: int | None = None
     leaving: str | None = None
     left_at: float = 0.0
+    described: dict[str, dict[int, Params]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -306,7 +308,6 @@ class Book:
         host: name of this host.
         wall_offset: wall clock minus the monotonic clock, in seconds.
         host_budget_bytes: host memory that runs may take for what they move off their devices.
-        described: parameters of the trials of studies that are about to be opened.
         awaited: by the connections that their ends are told by.
         early: workers that are ready for a study that is not open yet, by its key.
     """
@@ -318,7 +319,6 @@ class Book:
     slots: dict[str, Slot] = field(default_factory=dict)
     studies: dict[str, Study] = field(default_factory=dict)
     clients: dict[int, Client] = field(default_factory=dict)
-    described: dict[str, dict[int, Params]] = field(default_factory=dict)
     awaited: dict[int, Awaited] = field(default_factory=dict)
     early: dict[str, list[int]] = field(default_factory=dict)
 

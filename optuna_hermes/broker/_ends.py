@@ -96,6 +96,7 @@ class Ends:
             return
         run.state, run.tier = "pending" if lease.from_tier is None else "parked", lease.from_tier
         run.waiting_since, run.epoch, run.slices = now, lease.before, run.slices - 1
+        run.asked = None
         if lease.from_tier == "disk" or lease.connection in study.idle:
             run.forget_process()
         elif lease.from_tier is None:

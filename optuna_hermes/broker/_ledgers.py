@@ -95,14 +95,21 @@ class Ledgers:
         return self._written[study]
 
     def write(self, writes: Sequence[Write]) -> None:
-        """Write what may not wait, after what did; keep the rest for later."""
-        urgent: list[str] = []
+        """Write what may not wait, after what did; keep the rest for later.
+
+        Studies of one database take turns as their records do: it wants leases by epoch.
+        """
+        urgent: str | None = None
         for item in writes:
             self._waiting.setdefault(item.study, []).append(item)
             self._written[item.study] += 1
-            if not isinstance(item, _CAN_WAIT):
-                urgent.append(item.study)
-        self._hand_over(dict.fromkeys(urgent))
+            if isinstance(item, _CAN_WAIT):
+                continue
+            if urgent is not None and urgent != item.study:
+                self._hand_over([urgent])
+            urgent = item.study
+        if urgent is not None:
+            self._hand_over([urgent])
 
     def flush(self) -> None:
         """Write all that waits, where the database is there; look whether it is."""

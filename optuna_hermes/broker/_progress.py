@@ -15,18 +15,22 @@ from optuna_hermes.model import Curve
 
 def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[Command]) -> None:
     """The lease of a new trial, or of a stored run, has found its trial."""
+    if lease.number not in (None, message.number):
+        return
     study = book.studies[lease.study]
     is_new = message.number not in study.runs
     run = admit_run(study, message.number, message.trial_id, now)
-    if run.connection not in (None, lease.connection):
+    if not run.live or run.connection not in (None, lease.connection):
         # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
         pid = book.clients[lease.connection].pid
-        reason = f"another process trains trial {run.number} already"
+        what = "another process trains" if run.live else "nobody has to train"
+        reason = f"{what} trial {run.number} any more"
         out.append(Kill(connection=lease.connection, pid=pid, reason=reason))
         out.extend(story.killed(book, run, pid, reason, now))
         return
-    run.state, run.device, run.epoch = "running", lease.device, lease.epoch
-    run.connection, run.host = lease.connection, book.host
+    run.state, run.tier, run.waiting_since = "running", None, None
+    run.device, run.epoch, run.connection = lease.device, lease.epoch, lease.connection
+    run.host = book.host
     if is_new:
         out.append(story.admitted(book, run, now))
     if lease.number is None:

@@ -33,6 +33,8 @@ class Recovery:
         """A process lives that may have a device, or a run in its memory."""
         holder = event.holder
         self._book.awaited[event.connection] = Awaited(holder=holder, until=now + self._seconds)
+        # Another study's ledger may know of earlier epochs only.
+        self._book.epoch = max(self._book.epoch, holder.epoch)
         slot = self._book.slots.get(holder.device or "")
         if slot is not None:
             slot.awaited = event.connection

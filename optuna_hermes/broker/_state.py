@@ -12,7 +12,13 @@ from typing import Any
 from optuna_hermes.broker import _progress as progress
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
-from optuna_hermes.broker._admission import admit_run, admit_study, take_charge
+from optuna_hermes.broker._admission import (
+    admit_run,
+    admit_study,
+    misplaced,
+    refusal,
+    take_charge,
+)
 from optuna_hermes.broker._away import Away
 from optuna_hermes.broker._book import Book, Client, Lease, Run, Slot, Study
 from optuna_hermes.broker._counsel import Counsel
@@ -83,7 +89,9 @@ class State:
         """Take an event in and say what to do, in order."""
         out: list[Command] = []
         self._wakeup_known = self._wakeup_known and _changes_no_plan(event)
-        if isinstance(event, Received):
+        if isinstance(event, Received | StudyRead) and self._is_misplaced(event, out):
+            pass
+        elif isinstance(event, Received):
             self._receive(event.connection, event.message, now, out)
         elif isinstance(event, StudyRead):
             self._study_read(event, now, out)
@@ -99,6 +107,9 @@ class State:
             self._dispatcher.schedule(now, out)
         elif isinstance(event, WritesFailed):
             self._ends.unwritten(event, now, out)
+            for study in self.book.studies.values():
+                if study.draining:  # who waited for a lease is to go home, or to disk
+                    self._drain(study.spec.key, now, out)
         elif isinstance(event, LedgerAway):
             self._away.begin(event, now)
         elif isinstance(event, LedgerBack):
@@ -144,6 +155,16 @@ class State:
 
     # -- messages ------------------------------------------------------------------------------
 
+    def _is_misplaced(self, event: Received | StudyRead, out: list[Command]) -> bool:
+        """Whether a message is not to be heard: its client is gone, or may not say this now."""
+        client = self.book.clients.get(event.connection)
+        if client is None:
+            return True
+        reason = misplaced(client, event.message)
+        if reason is not None:
+            out.append(Send(connection=event.connection, message=wire.Refused(reason=reason)))
+        return reason is not None
+
     def _receive(
         self, connection: int, message: wire.FromClient, now: float, out: list[Command]
     ) -> None:
@@ -152,7 +173,8 @@ class State:
         elif isinstance(message, wire.Drain):
             self._drain(message.study, now, out)
         elif isinstance(message, wire.Describe):
-            self.book.described.setdefault(message.study, {}).update(message.params)
+            described = self.book.clients[connection].described
+            described.setdefault(message.study, {}).update(message.params)
         elif isinstance(message, wire.GetStatus):
             status = wire.Status(document=self.status(now, runs=message.runs))
             out.append(Send(connection=connection, message=status))
@@ -190,13 +212,13 @@ class State:
     def _ready(self, connection: int, message: wire.Ready, now: float, out: list[Command]) -> None:
         self._recovery.empty_handed(self.book.clients[connection].pid, now, out)
         study = self.book.studies.get(message.study)
+        self.book.clients[connection].study = message.study
         if study is None:  # its driver comes back too, perhaps later than its workers
             self.book.early.setdefault(message.study, []).append(connection)
             return
         if study.draining:
             out.append(Send(connection=connection, message=wire.Dismiss()))
             return
-        self.book.clients[connection].study = message.study
         study.workers.add(connection)
         study.idle.append(connection)
         self._dispatcher.schedule(now, out)
@@ -205,10 +227,11 @@ class State:
         """A checkpoint is safe; its run may have been parked while it was written."""
         slot = self.book.slot_of(message.epoch)
         run = self._run_of(connection, message.epoch, slot)
+        if run is None:
+            return
         if slot is not None and slot.lease is not None:
             heard_from(slot.lease, run, now)
-        if run is not None:
-            progress.saved(self.book, connection, run, message, now, out)
+        progress.saved(self.book, connection, run, message, now, out)
 
     def _parked(
         self, connection: int, message: wire.Parked, now: float, out: list[Command]
@@ -240,7 +263,7 @@ class State:
         if message.checkpoint is not None:
             kept = wire.Kept(path=message.checkpoint.path)
             out.append(Send(connection=connection, message=kept))
-        if self.book.studies[run.study].draining and run.stores:
+        if self.book.studies[run.study].draining and run.state == "parked" and run.stores:
             self._memory.evict(run, "disk", now, out)
 
     def _stopped(
@@ -327,25 +350,28 @@ class State:
         if isinstance(message, wire.Resume):
             self._resume(study, connection, message, now, out)
             return
+        reason = refusal(self.book, study, event)
+        if reason is not None:
+            out.append(Send(connection=connection, message=wire.Refused(reason=reason)))
+            self._forget_unattended(study)
+            return
         if isinstance(message, wire.Register):
             is_new = message.number not in study.runs
             pid, key = self.book.clients[connection].pid, study.spec.key
             self._recovery.empty_handed(pid, now, out, study=key, number=message.number)
             run = admit_run(study, message.number, message.trial_id, now)
-            run.connection, run.waiting_since, run.state = connection, now, "pending"
+            run.connection, run.waiting_since = connection, now
+            run.state, run.tier = "pending", None
             if is_new:
                 out.append(story.admitted(self.book, run, now))
             out.append(self.book.record(run, now))
-        elif study.driver is not None and study.driver != connection:
-            refused = wire.Refused(reason=self._already_driven(study))
-            out.append(Send(connection=connection, message=refused))
-            return
         else:
             known = set(study.runs)
             changed = take_charge(self.book, study, connection, message, now)
             new = [run for run in changed if run.number not in known]
             out.extend(story.admitted(self.book, run, now) for run in new)
-            for number, params in self.book.described.pop(study.spec.key, {}).items():
+            described = self.book.clients[connection].described.pop(study.spec.key, {})
+            for number, params in described.items():
                 if number in study.runs:
                     study.runs[number].params = params
             out.extend(self.book.record(run, now) for run in changed)
@@ -375,16 +401,12 @@ class State:
             out.append(Send(connection=connection, message=wire.Refused(reason=problem)))
             if client.role == "worker":
                 out.append(Kill(connection=connection, pid=client.pid, reason=problem))
-            if not study.attended:
-                del self.book.studies[key]
+            self._forget_unattended(study)
         self._dispatcher.schedule(now, out)
 
-    def _already_driven(self, study: Study) -> str:
-        pid = self.book.clients[study.driver].pid if study.driver is not None else None
-        return (
-            f"Study {study.spec.name!r} is already being optimized by process {pid} on this "
-            "host: wait for it, or end it with Ctrl-C."
-        )
+    def _forget_unattended(self, study: Study) -> None:
+        if not study.attended:
+            del self.book.studies[study.spec.key]
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -402,9 +424,11 @@ class State:
         client = self.book.clients.pop(connection, None)
         if client is not None:
             self._recovery.lost(client.pid, out)
-        for waiting in self.book.early.values():
+        for key, waiting in list(self.book.early.items()):
             if connection in waiting:
                 waiting.remove(connection)
+            if not waiting:
+                del self.book.early[key]
         for slot in self.book.slots.values():
             lease = slot.lease
             if lease and lease.connection == connection:
@@ -422,8 +446,7 @@ class State:
         if study.driver == connection:
             study.driver, study.unstarted = None, 0
         self._ends.wants(study, only_impossible=True)
-        if not study.attended:
-            del self.book.studies[study.spec.key]
+        self._forget_unattended(study)
         self._dispatcher.schedule(now, out)
 
 

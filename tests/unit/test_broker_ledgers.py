@@ -24,9 +24,9 @@ def report(unit: int, study: str = "s") -> ReportRecord:
     )
 
 
-def lease(epoch: int) -> LeaseRecord:
+def lease(epoch: int, study: str = "s") -> LeaseRecord:
     return LeaseRecord(
-        study="s", epoch=epoch, number=0, devices=("h/cpu:0",), host="h", started=0.0
+        study=study, epoch=epoch, number=0, devices=("h/cpu:0",), host="h", started=0.0
     )
 
 
@@ -181,3 +181,12 @@ def test_a_database_is_asked_after_all_that_was_given(desk: Desk) -> None:
     while not said:
         desk.calls.get(timeout=DEADLINE)()
     assert said == [1]
+
+
+def test_studies_of_one_database_write_their_leases_by_epoch(desk: Desk) -> None:
+    """One answer may grant devices to two studies in turn, and the ledger takes no epoch late."""
+    desk.serve("a")
+    desk.serve("b")
+    desk.ledgers.write([lease(1, "a"), lease(2, "b"), lease(3, "a")])
+    leases = desk.ledgers.read("a", "one", lambda ledger: ledger.load_leases()).result(DEADLINE)
+    assert [each.epoch for each in leases] == [1, 2, 3]

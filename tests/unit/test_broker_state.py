@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._events import EndLease, NameLease, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Assignment, Curve, Decision
-from optuna_hermes.policies import POLICIES
 from optuna_hermes.testing import FakeBroker
 
 
@@ -408,107 +405,3 @@ def test_a_policy_that_breaks_its_contract_is_stopped(assignments: list[Assignme
     worker = broker.worker()
     assert broker.last(worker, "Grant") is None
     assert "at most" in broker.state.status(0.0)["studies"][0]["problem"]
-
-
-class Play:
-    """Clients that behave, driven by a list of choices."""
-
-    def __init__(self, policy: str, devices: int, max_alive: int) -> None:
-        self.broker = FakeBroker(devices=devices)
-        self.driver = self.broker.driver(
-            policy=policy, unstarted=6, max_alive=max_alive, slice_seconds=1.0
-        )
-        self.max_alive = max_alive
-        self.workers: dict[int, int | None] = {}
-        self.next_number = 0
-        self.units: dict[int, int] = {}
-        self.done: set[int] = set()
-
-    def step(self, choice: int) -> None:
-        broker = self.broker
-        if len(self.workers) < self.max_alive:
-            self.workers[broker.worker()] = None
-        broker.advance(0.4)
-        for worker in list(self.workers):
-            self.act(worker, choice)
-            broker.check()
-
-    def act(self, worker: int, choice: int) -> None:
-        broker = self.broker
-        grant = broker.last(worker, "Grant")
-        if grant is None:
-            return
-        lease = next(
-            (
-                s.lease
-                for s in broker.state.book.slots.values()
-                if s.lease and s.lease.epoch == grant.epoch
-            ),
-            None,
-        )
-        if lease is None:
-            return self.off_device(worker, grant)
-        if lease.number is None:
-            broker.say(worker, wire.Begin(epoch=grant.epoch, number=self.next_number, trial_id=1))
-            self.next_number += 1
-        self.workers[worker] = lease.number
-        number = lease.number
-        assert number is not None
-        broker.say(worker, wire.Training(epoch=grant.epoch, stores=True))
-        if choice % 11 == 0:
-            broker.hang_up(worker)
-            del self.workers[worker]
-            return None
-        unit = self.units.get(number, 0) + 1
-        value = float("nan") if choice % 5 == 0 else 1.0 / (unit + number)
-        broker.say(worker, wire.Report(epoch=grant.epoch, unit=unit, step=unit, value=value))
-        broker.say(worker, wire.Saved(epoch=grant.epoch, checkpoint=checkpoint(unit)))
-        self.units[number] = unit
-        if unit >= 4:
-            self.done.add(number)
-            broker.say(worker, wire.Ended(epoch=grant.epoch, state="done"))
-            broker.hang_up(worker)
-            del self.workers[worker]
-        elif lease.yielding:
-            parked = wire.Parked(
-                epoch=grant.epoch,
-                tier=lease.yielding,
-                suspend_seconds=0.0,
-                checkpoint=checkpoint(unit) if lease.yielding == "disk" else None,
-                stores=True,
-            )
-            broker.say(worker, parked)
-        return None
-
-    def off_device(self, worker: int, grant: wire.Grant) -> None:
-        evict = self.broker.last(worker, "Evict")
-        if evict is not None and evict.epoch == grant.epoch:
-            number = self.workers[worker]
-            saved = checkpoint(self.units.get(number or 0, 0))
-            parked = wire.Parked(
-                epoch=evict.epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved
-            )
-            self.broker.say(worker, parked)
-            self.broker.hang_up(worker)
-            del self.workers[worker]
-
-
-@given(
-    choices=st.lists(st.integers(1, 1000), max_size=40),
-    policy=st.sampled_from(sorted(POLICIES)),
-    devices=st.integers(1, 3),
-    room=st.integers(1, 3),
-)
-def test_every_study_finishes_whatever_dies(
-    choices: list[int], policy: str, devices: int, room: int
-) -> None:
-    """With workers dying at random every trial is trained to its end, and no rule is broken."""
-    play = Play(policy, devices, devices + room)
-    for choice in choices:
-        play.step(choice)
-    for _ in range(400):
-        if play.broker.state.status(play.broker.now)["studies"][0]["finished"]:
-            break
-        play.step(1)
-    assert play.done == set(range(6)) | play.done
-    assert play.broker.state.status(play.broker.now)["studies"][0]["counts"]["done"] >= 6

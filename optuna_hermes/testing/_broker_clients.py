@@ -1,0 +1,268 @@
+"""Clients of a broker that is not there: processes that train, wait, move and die as ours do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.model import TierName
+
+UNITS = 4
+"""Units that a trial trains."""
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """What Optuna and the disk know of a trial.
+
+    Args:
+        study: the study's key.
+        number: as in Optuna.
+        need: device memory.
+        stores: whether it can be suspended to disk.
+        moves: whether it can be moved to host memory.
+        units: units that its living process has trained.
+        files: units of each checkpoint file that is there.
+        safe: units of the newest checkpoint that the ledger is known to have.
+        kept: paths that were acknowledged, newest first.
+        end: what Optuna was told, None while it is unfinished.
+        spoilt: somebody has lied about it: its checkpoints may be anything.
+    """
+
+    study: str
+    number: int
+    need: int
+    stores: bool
+    moves: bool
+    units: int = 0
+    files: dict[str, int] = field(default_factory=dict)
+    safe: int = 0
+    kept: list[str] = field(default_factory=list)
+    end: wire.Ending | None = None
+    spoilt: bool = False
+
+    def save(self) -> wire.SavedCheckpoint:
+        """Write a checkpoint of what is trained."""
+        path = f"/{self.study}/{self.number}/{len(self.files)}-{self.units}"
+        self.files[path] = self.units
+        return wire.SavedCheckpoint(path=path, units=self.units, size_bytes=1, sha256="0")
+
+    def keep(self, path: str) -> None:
+        """A checkpoint is acknowledged: all before it but one may go."""
+        self.kept = [path, *self.kept[:1]]
+        oldest = list(self.files).index(self.kept[-1])
+        for old in list(self.files)[:oldest]:
+            del self.files[old]
+
+
+@dataclass(kw_only=True)
+class Optuna:
+    """The trials of a study, as many as ``wanted`` in the end."""
+
+    key: str
+    wanted: int
+    random: Random
+    trials: list[Trial] = field(default_factory=list)
+
+    def create(self) -> Trial:
+        """A new trial, of some kind."""
+        trial = Trial(
+            study=self.key,
+            number=len(self.trials),
+            need=self.random.choice([1, 4, 6, 8]),
+            stores=self.random.random() < 0.8,
+            moves=self.random.random() < 0.8,
+        )
+        self.trials.append(trial)
+        return trial
+
+    @property
+    def finished(self) -> bool:
+        """Whether every trial has ended, and all that were wanted were created."""
+        return len(self.trials) >= self.wanted and all(trial.end for trial in self.trials)
+
+
+@dataclass(kw_only=True)
+class Process:
+    """A process with a connection; its inbox is read when it gets round to it.
+
+    ``honest`` is False once it has said what no client of ours says: nothing is asked of it then.
+    """
+
+    connection: int
+    role: str
+    study: str
+    honest: bool = True
+    trial: Trial | None = None
+    device: str = ""
+    uses: int = 0
+    epoch: int = 0
+    alone: bool = False
+    doing: str = "waits"  # "waits", "trains", "parked" or "leaves"
+    tier: TierName = "resident"
+    asked: TierName | None = None
+    unread: list[wire.FromBroker] = field(default_factory=list)
+    inbox: list[wire.FromBroker] = field(default_factory=list)
+
+
+class Behaviour:
+    """What an honest process does next.
+
+    Args:
+        process: which.
+        optuna: the trials of its study.
+        say: sends a message to the broker.
+        free: bytes that are free on the device where it is.
+        random: takes its decisions.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        optuna: Optuna,
+        say: Callable[[Process, wire.FromClient], object],
+        free: Callable[[], int],
+        random: Random,
+    ) -> None:
+        self._process = process
+        self._optuna = optuna
+        self._tell = say
+        self._free = free
+        self._random = random
+
+    def act(self) -> bool:
+        """Do one thing; False when it has ended."""
+        process = self._process
+        self._hear()
+        if process.doing == "leaves":
+            return False
+        if process.doing == "trains":
+            self._train()
+        elif process.inbox:
+            return self._obey(process.inbox.pop(0))
+        return True
+
+    def _hear(self) -> None:
+        process = self._process
+        while process.unread:
+            message = process.unread.pop(0)
+            if isinstance(message, wire.Yield):
+                process.asked = message.tier
+            elif isinstance(message, wire.Kept):
+                assert process.trial is not None
+                process.trial.keep(message.path)
+            elif isinstance(message, wire.Grant | wire.Evict | wire.Recall):
+                assert not process.inbox, "nobody is asked twice at once"
+                process.inbox.append(message)
+            elif isinstance(message, wire.Dismiss | wire.Refused):
+                process.inbox.append(message)
+
+    def _obey(self, message: wire.FromBroker) -> bool:
+        if isinstance(message, wire.Evict):
+            self._put(message.tier)
+        elif isinstance(message, wire.Recall):
+            self._put("resident")
+        elif isinstance(message, wire.Grant):
+            self._take(message)
+        return not isinstance(message, wire.Dismiss | wire.Refused)
+
+    def _take(self, grant: wire.Grant) -> None:
+        process = self._process
+        process.epoch, process.device, process.alone = grant.epoch, grant.devices[0], grant.alone
+        if process.trial is None:
+            self._open(grant)
+        trial = process.trial
+        assert trial is not None
+        if trial.end is not None:  # whoever told Optuna died before it told the broker
+            process.doing = "leaves"
+            self._say(wire.Ended(epoch=process.epoch, state=trial.end))
+        elif process.doing == "parked" and process.tier == "host" and not self._fits():
+            self._put("disk")
+        else:
+            process.doing = "trains"
+            self._say(wire.Training(epoch=process.epoch, stores=self._stores))
+
+    def _open(self, grant: wire.Grant) -> None:
+        """Find the trial of a grant, and go back to its newest checkpoint."""
+        process, optuna = self._process, self._optuna
+        new = grant.number is None
+        trial = optuna.create() if grant.number is None else optuna.trials[grant.number]
+        process.trial = trial
+        if process.role == "worker":
+            begin = wire.Begin(epoch=process.epoch, number=trial.number, trial_id=trial.number)
+            self._say(begin)
+        assert new == (grant.trial_id is None)
+        trial.units = 0
+        if grant.checkpoints:
+            newest = grant.checkpoints[0]
+            assert trial.spoilt or newest.path in trial.files, "a checkpoint that is not there"
+            trial.units = newest.units
+        assert trial.spoilt or trial.units >= trial.safe, "a checkpoint was forgotten"
+
+    @property
+    def _stores(self) -> bool:
+        """The trials of plain Optuna stay where they are."""
+        assert self._process.trial is not None
+        return self._process.trial.stores and self._process.role == "worker"
+
+    def _fits(self) -> bool:
+        assert self._process.trial is not None
+        return self._free() + self._process.uses >= self._process.trial.need
+
+    def _train(self) -> None:
+        process, trial, epoch = self._process, self._process.trial, self._process.epoch
+        assert trial is not None
+        if not self._fits():
+            process.doing = "leaves"
+            if process.alone:
+                trial.end = "failed"
+                self._say(wire.Ended(epoch=epoch, state="failed", error="memory"))
+            else:
+                self._say(wire.Released(epoch=epoch, reason="memory", outgrown=True))
+            return
+        process.uses = trial.need
+        trial.units += 1
+        self._say(wire.Beat(epoch=epoch, batches=1, memory_bytes=trial.need))
+        value = self._random.choice([1 / trial.units, float("nan"), float("inf")])
+        self._say(wire.Report(epoch=epoch, unit=trial.units, step=trial.units, value=value))
+        if trial.units >= UNITS:
+            trial.end, process.doing = "done", "leaves"
+            if self._random.random() < 0.8:  # or it dies between telling Optuna and the broker
+                self._say(wire.Ended(epoch=epoch, state="done"))
+        elif process.asked is not None:
+            self._put(process.asked)
+        elif self._stores and self._random.random() < 0.3:
+            self._say(wire.Saved(epoch=epoch, checkpoint=trial.save()))
+
+    def _put(self, tier: TierName) -> None:
+        """Go to a tier, or, where that cannot be, to another."""
+        process, trial = self._process, self._process.trial
+        assert trial is not None
+        moves = trial.moves and process.role == "worker"
+        if self._random.random() < 0.1:
+            tier = self._random.choice([tier, "resident", "disk"])
+        if (tier == "host" and not moves) or (tier == "disk" and not self._stores):
+            tier = "host" if process.doing == "parked" and process.tier == "host" else "resident"
+        if tier == "resident" and process.uses < trial.need and not self._fits():
+            tier = "host" if moves else "resident"
+        process.doing, process.tier, process.asked = "parked", tier, None
+        process.uses = 0 if tier == "host" else trial.need  # until the process is gone
+        if tier == "disk":
+            process.doing = "leaves"
+        self._say(
+            wire.Parked(
+                epoch=process.epoch,
+                tier=tier,
+                suspend_seconds=0.1,
+                checkpoint=trial.save() if tier == "disk" else None,
+                held_bytes=0 if tier == "disk" else process.uses,
+                host_bytes=trial.need if tier == "host" else 0,
+                stores=self._stores,
+                moves=moves,
+            )
+        )
+
+    def _say(self, message: wire.FromClient) -> None:
+        self._tell(self._process, message)

@@ -1,0 +1,107 @@
+"""What a broker may be told by those who do not behave: any message, at any time."""
+
+from __future__ import annotations
+
+from random import Random
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.model import TierName
+from optuna_hermes.testing._broker_clients import Process, Trial
+from optuna_hermes.testing._broker_world import World
+
+_TIERS: tuple[TierName, ...] = ("resident", "host", "disk")
+_ENDS: tuple[wire.Ending, ...] = ("done", "failed")
+
+
+def own_epochs(world: World, process: Process) -> set[int]:
+    """The epochs about which the broker listens to a process."""
+    book = world.state.book
+    leases = (slot.lease for slot in book.slots.values() if slot.lease)
+    own = {lease.epoch for lease in leases if lease.connection == process.connection}
+    parked = (run for run in book.runs() if run.connection == process.connection)
+    return own | {run.epoch for run in parked if run.state == "parked"}
+
+
+def lie(world: World, process: Process, random: Random) -> None:
+    """Let a process say anything; it is silent afterwards, and its trials are spoilt."""
+    process.honest = False
+    own = own_epochs(world, process)
+    _spoil(world, process)
+    key = random.choice([*world.studies, process.study, "unknown"])
+    if own and random.random() < 0.6:
+        message = about_lease(world, random.choice(sorted(own)), random)
+    else:
+        message = about_study(world, key, random)
+    world.say(process, message)
+    _spoil(world, process)
+    for run in world.state.book.runs():
+        trial = _trial(world, run.study, run.number)
+        if not run.live and trial.end is None:
+            trial.end = "failed" if run.state == "failed" else "done"  # Optuna was told as well
+
+
+def about_study(world: World, key: str, random: Random) -> wire.FromClient:
+    """A message about a study, or about nothing."""
+    spec = world.specs.get(key, next(iter(world.specs.values())))
+    number = random.randrange(len(world.studies[spec.key].trials) + 2)
+    opening = world.driver(spec.key)
+    kinds: list[wire.FromClient] = [
+        wire.Ready(study=key),
+        wire.Register(study=spec, number=number, trial_id=number),
+        opening,
+        wire.Describe(study=key, params={number: {"lr": 0.1}}),
+        wire.Drain(study=key),
+        wire.GetStatus(),
+        wire.Quit(),
+        wire.Hello(version=wire.VERSION, role="worker"),
+    ]
+    return random.choice(kinds)
+
+
+def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
+    """A message about a lease."""
+    run = next((run for run in world.state.book.runs() if run.epoch == epoch), None)
+    studies = [world.studies[run.study]] if run else list(world.studies.values())
+    number = random.randrange(len(random.choice(studies).trials) + 2)
+    checkpoint = None
+    if run is not None:
+        trial = _trial(world, run.study, run.number)
+        trial.spoilt = True
+        checkpoint = trial.save()
+    tier, taken = random.choice(_TIERS), random.choice([None, 0, 3, 20])
+    kinds: list[wire.FromClient] = [
+        wire.Begin(epoch=epoch, number=number, trial_id=number),
+        wire.Training(epoch=epoch, stores=random.random() < 0.5),
+        wire.Report(epoch=epoch, unit=random.randint(1, 9), step=0, value=random.random()),
+        wire.Beat(epoch=epoch, batches=0, memory_bytes=taken),
+        wire.Parked(
+            epoch=epoch,
+            tier=tier,
+            suspend_seconds=random.random(),
+            checkpoint=random.choice([None, checkpoint]),
+            held_bytes=taken,
+            host_bytes=random.choice([0, 3, 20]),
+            stores=random.random() < 0.5,
+            moves=random.random() < 0.5,
+        ),
+        wire.Ended(epoch=epoch, state=random.choice(_ENDS)),
+        wire.Released(epoch=epoch, reason="so", outgrown=random.random() < 0.5),
+    ]
+    if checkpoint is not None:
+        kinds.append(wire.Saved(epoch=epoch, checkpoint=checkpoint))
+    return random.choice(kinds)
+
+
+def _spoil(world: World, process: Process) -> None:
+    """What a liar has had, nobody can count on."""
+    for run in world.state.book.runs():
+        if run.connection == process.connection:
+            _trial(world, run.study, run.number).spoilt = True
+
+
+def _trial(world: World, key: str, number: int) -> Trial:
+    """A trial that Optuna knows, from now on if it did not."""
+    study = world.studies[key]
+    while len(study.trials) <= number:
+        study.create()
+    return study.trials[number]

@@ -1,0 +1,153 @@
+"""What holds for a broker after every event, whatever its clients do."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker import _residency as residency
+from optuna_hermes.broker._book import Lease, Run, Slot, Study
+from optuna_hermes.broker._events import Send
+from optuna_hermes.testing._broker_world import World
+
+
+def check(world: World) -> None:
+    """Raise ``AssertionError`` where a rule is broken."""
+    book = world.state.book
+    leases = [slot.lease for slot in book.slots.values() if slot.lease]
+    _once((lease.epoch for lease in leases), "an epoch has one lease")
+    _once((lease.connection for lease in leases), "a process has one lease")
+    held = [(lease.study, lease.number) for lease in leases if lease.number is not None]
+    _once(held, "a run has one lease")
+    for slot in book.slots.values():
+        _check_slot(world, slot)
+    for study in book.studies.values():
+        _check_study(world, study)
+        for run in study.runs.values():
+            _check_run(world, run, leases)
+    _once((r.connection for r in book.runs() if r.connection), "a process has one run")
+    _check_devices(world)
+    _check_promises(world)
+    _check_grants(world)
+    json.dumps(world.state.status(world.now), allow_nan=False)
+    wire.frame(wire.Status(document=world.state.status(world.now)))
+
+
+def _once(values: Iterable[object], what: str) -> None:
+    more = [value for value, count in Counter(values).items() if count > 1]
+    assert not more, f"{what}: {more}"
+
+
+def _check_slot(world: World, slot: Slot) -> None:
+    book, lease, want = world.state.book, slot.lease, slot.next
+    if lease is not None:
+        assert lease.connection in book.clients, "a lease whose holder is gone"
+        assert lease.device == slot.device.id
+        assert not lease.held or book.studies[lease.study].away_since is not None, "held for ever"
+        run = book.run_of(lease)
+        if run is not None:
+            assert run.state == "running", f"a lease of a run that is {run.state}"
+            assert (run.connection, run.epoch) == (lease.connection, lease.epoch)
+    if want is not None and want.number is not None:
+        assert book.studies[want.study].runs[want.number].live, "a device for a run that is over"
+
+
+def _check_study(world: World, study: Study) -> None:
+    clients, key = world.state.book.clients, study.spec.key
+    _once(study.idle, "a process waits once")
+    busy = {run.connection for run in study.runs.values()}
+    busy |= {s.lease.connection for s in world.state.book.slots.values() if s.lease}
+    for connection in study.idle:
+        assert clients[connection].role == "worker", "only workers wait for any run"
+        assert connection in study.workers
+        assert connection not in busy, "a process that has a run does not wait for another"
+    assert study.workers <= clients.keys(), "a worker that is gone"
+    assert study.driver is None or study.driver in clients, "a driver that is gone"
+    assert any(client.study == key for client in clients.values()), "a study that nobody attends"
+    assert "Policy" not in (study.problem or ""), study.problem
+    if not world.lagging and not world.away:
+        known = {run.number for run in world.ledgers[key].load_runs(key)}
+        assert known <= study.runs.keys(), "a run was forgotten"
+
+
+def _check_run(world: World, run: Run, leases: list[Lease]) -> None:
+    lease = next((a for a in leases if (a.study, a.number) == (run.study, run.number)), None)
+    assert (run.state == "running") == (lease is not None), f"{run.state} with {lease}"
+    assert run.connection is None or run.connection in world.state.book.clients, "its process"
+    assert run.number in world.state.book.studies[run.study].runs
+    if run.state in ("running", "parked"):
+        assert run.connection is not None, f"{run.state} without a process"
+    elif run.state != "pending":
+        assert run.connection is None, f"{run.state} with a process"
+    expected = {"parked": ("resident", "host"), "stored": ("disk",)}.get(run.state, (None,))
+    assert run.tier in expected, f"{run.state} in {run.tier}"
+    assert run.state != "stored" or run.checkpoints, "stored without a checkpoint"
+    assert run.asked is None or run.state in ("running", "parked"), "asked, and not there"
+    if (run.study, run.number) in world.done:
+        assert not run.live, "what is done stays done"
+
+
+def _check_devices(world: World) -> None:
+    """Those who behave never meet on a device."""
+    there = [p for p in world.processes.values() if p.honest and p.doing == "trains"]
+    _once((p.device for p in there), "a device has one holder")
+    _once(((p.study, p.trial.number) for p in there if p.trial), "a trial has one process")
+
+
+def _check_promises(world: World) -> None:
+    """Nobody is sent to host memory where there is no room for him."""
+    book = world.state.book
+    sent = [command.message for command in world.answer if isinstance(command, Send)]
+    if any(isinstance(m, wire.Evict | wire.Yield) and m.tier == "host" for m in sent):
+        assert _promised(world) <= book.host_budget_bytes, "more host memory than there is"
+
+
+def _check_grants(world: World) -> None:
+    for command in world.answer:
+        if isinstance(command, Send) and isinstance(command.message, wire.Grant):
+            slot = world.state.book.slots[command.message.devices[0]]
+            if slot.lease is not None and slot.lease.epoch == command.message.epoch:
+                _check_grant(world, slot, slot.lease)
+
+
+def _check_grant(world: World, slot: Slot, lease: Lease) -> None:
+    """No grant of a device that cannot hold the run, unless nobody is left who could go."""
+    book = world.state.book
+    assert slot.device.healthy, "a grant of a broken device"
+    assert slot.device.free, "a grant of a device that someone else has"
+    run = book.run_of(lease)
+    parked = [other for other in book.parked_on(slot) if other.tier == "resident"]
+    need = book.studies[lease.study].need_of(run)
+    held = 0 if run is None else _uses(world, lease.connection)
+    missing = None if need is None else need - held
+    if residency.fits(slot.device.memory_free_bytes, missing) is False:
+        assert not [o for o in parked if o.asked or _could_go(world, o)], "somebody could go"
+    if run is not None and run.alone:
+        coming = [(s.next.study, s.next.number) for s in book.slots.values() if s.next]
+        here = (r for r in book.parked_on(slot) if (r.study, r.number) not in coming)
+        near = [other for other in here if _near(slot, run, other)]
+        assert not any(other.stores for other in near), "alone is alone"
+
+
+def _near(slot: Slot, run: Run, other: Run) -> bool:
+    """The memory of a CPU slot is a matter between the runs of one study."""
+    return slot.device.kind == "gpu" or run.study == other.study
+
+
+def _uses(world: World, connection: int) -> int:
+    process = world.processes.get(connection)
+    return process.uses if process else 0
+
+
+def _promised(world: World) -> int:
+    """Host memory that runs have, or were promised."""
+    return sum(run.host_claim_bytes for run in world.state.book.runs())
+
+
+def _could_go(world: World, run: Run) -> bool:
+    book = world.state.book
+    room = book.host_budget_bytes - _promised(world)
+    takes = run.takes_bytes
+    return run.stores or (run.moves and takes is not None and takes <= room)

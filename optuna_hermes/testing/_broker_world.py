@@ -1,0 +1,391 @@
+"""A host that is not there: a broker's state, its ledgers, and processes that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._events import (
+    Command,
+    Connected,
+    DevicesPolled,
+    Disconnected,
+    Event,
+    Kill,
+    LedgerAway,
+    LedgerBack,
+    Received,
+    Send,
+    StudyRead,
+    Tick,
+    Withdraw,
+    Write,
+    WritesFailed,
+)
+from optuna_hermes.broker._outbox import Outbox, Proof
+from optuna_hermes.broker._state import State
+from optuna_hermes.broker._writer import write
+from optuna_hermes.ledger import MemoryLedger
+from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
+from optuna_hermes.model import Device
+from optuna_hermes.testing._broker_clients import Behaviour, Optuna, Process
+
+SIZE = 10
+"""Memory of a device."""
+
+GRACE_SECONDS = 5.0
+
+
+class World:
+    """Everything around a broker's ``State``, and what it may rely on.
+
+    Records are committed in order, and messages sent by the broker's own outbox. A database that
+    is ``lagging`` or ``away`` commits when it ``catch_up``s, or is back.
+
+    Args:
+        gpus: whether its devices are GPUs, whose memory counts.
+        devices: how many.
+        told: what the GPUs say of their memory: ``all``, ``total`` or ``nothing``.
+        budget: host memory for what runs move off their devices.
+        ledgers: databases for the studies, 1 or 2.
+        policies: of each study.
+        wanted: trials of each study.
+        random: takes the decisions that nobody takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        gpus: bool,
+        devices: int,
+        told: str,
+        budget: int,
+        ledgers: int,
+        policies: Sequence[str],
+        wanted: int,
+        random: Random,
+    ) -> None:
+        self.random = random
+        self.told = told
+        self.budget = budget
+        self.now = 100.0
+        self.devices = {
+            f"{'GPU' if gpus else 'cpu'}:{index}": Device(
+                id=f"{'GPU' if gpus else 'cpu'}:{index}", kind="gpu" if gpus else "cpu", free=True
+            )
+            for index in range(devices)
+        }
+        self.strangers = dict.fromkeys(self.devices, 0)
+        keys = [f"study-{index}" for index in range(len(policies))]
+        databases = [MemoryLedger() for _ in range(ledgers)]
+        self.ledgers = {key: databases[index % ledgers] for index, key in enumerate(keys)}
+        self.studies = {key: Optuna(key=key, wanted=wanted, random=random) for key in keys}
+        self.specs = {
+            key: wire.StudySpec(key=key, name=key, ledger_url="memory:", policy=policy)
+            for key, policy in zip(keys, policies, strict=True)
+        }
+        self.max_alive = devices + random.randint(1, 3)
+        self.processes: dict[int, Process] = {}
+        self.epochs: list[int] = [0]
+        self.done: set[tuple[str, int]] = set()
+        self.lagging = False
+        self.refusals = 0
+        self._last_connection = 0
+        self.away: set[MemoryLedger] = set()
+        self._dying: list[int] = []
+        self.answer: list[Command] = []
+        self._begin()
+        self.state = self._broker(wall_offset=1e9)
+
+    def _begin(self) -> None:
+        self._waiting: list[tuple[MemoryLedger, list[Write]]] = []
+        self._committing = False
+        self._outbox = Outbox(self._send)
+
+    def _broker(self, wall_offset: float) -> State:
+        return State(
+            host="h",
+            devices=self._read_devices(),
+            wall_offset=wall_offset,
+            host_budget_bytes=self.budget,
+            grace_seconds=GRACE_SECONDS,
+        )
+
+    # -- the broker ----------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> list[Command]:
+        """Let the broker take an event in, and carry out what it says."""
+        if _changes_memory(event):
+            self._carry_out(self.state.handle(self._polled(), self.now))
+        commands = self.state.handle(event, self.now)
+        self._carry_out(commands)
+        return commands
+
+    def catch_up(self) -> None:
+        """Commit what waits, where the database is there, and send what waited for that."""
+        if self._committing:
+            return  # what a refusal leads to is written after what was there before it
+        self._committing = True
+        while ready := [each for each in self._waiting if each[0] not in self.away]:
+            self._waiting.remove(ready[0])
+            self._commit(*ready[0])
+        self._committing = False
+
+    def lose_ledger(self, key: str) -> None:
+        """The database of a study, and of those beside it, is away."""
+        ledger = self.ledgers[key]
+        self.away.add(ledger)
+        event = LedgerAway(studies=self._beside(ledger), reason="cut", held=self._outbox.held)
+        self.feed(event)
+
+    def find_ledgers(self) -> None:
+        """Every database is back."""
+        back, self.away = self.away, set()
+        self.catch_up()
+        for ledger in back:
+            self.feed(LedgerBack(studies=self._beside(ledger)))
+
+    def _beside(self, ledger: MemoryLedger) -> tuple[str, ...]:
+        return tuple(key for key, its in self.ledgers.items() if its is ledger)
+
+    def drop_broker(self, wall_step: float) -> None:
+        """The broker dies, and with it all that was not committed, or not sent, and its clients.
+
+        Args:
+            wall_step: seconds by which the wall clock is moved before the next one starts.
+        """
+        self._begin()
+        self.away.clear()
+        self._dying.clear()
+        self.processes.clear()
+        self.refusals = 0
+        self.state = self._broker(self.state.book.wall_offset + wall_step)
+
+    def poll(self) -> None:
+        """Read the devices."""
+        self.feed(self._polled())
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, waking the broker whenever it asked to be woken."""
+        end = self.now + seconds
+        while (due := self.state.next_wakeup(self.now)) is not None and due <= end:
+            self.now = max(self.now, due)
+            self.feed(Tick())
+            due = self.state.next_wakeup(self.now)
+            assert due is None or due > self.now, "a broker that never sleeps"
+        self.now = end
+
+    def jump(self, seconds: float) -> None:
+        """Time has passed while everything slept."""
+        self.now += seconds
+        self.feed(Tick())
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        self.answer = commands
+        writes = [c for c in commands if not isinstance(c, Send | Kill | Withdraw)]
+        for ledger in dict.fromkeys(self.ledgers.values()):
+            its = [item for item in writes if self.ledgers[item.study] is ledger]
+            if its:
+                self._waiting.append((ledger, its))
+        for command in commands:
+            if isinstance(command, Kill):
+                self._kill(command)
+            elif isinstance(command, Withdraw):
+                self._outbox.drop({command.epoch})
+            elif isinstance(command, Send):
+                wire.frame(command.message)
+                proofs: set[Proof | None] = {*_leases(writes), *_paths(writes)}
+                self._outbox.put(command.connection, command.message, proofs)
+        if not self.lagging:
+            self.catch_up()
+
+    def _commit(self, ledger: MemoryLedger, writes: list[Write]) -> None:
+        """Leases that are refused never were; the rest has happened."""
+        refused: list[int] = []
+        if self.refusals and _leases(writes):
+            self.refusals -= 1
+            refused = _leases(writes)
+            writes = [item for item in writes if not isinstance(item, LeaseRecord)]
+        with ledger.batch():
+            for item in writes:
+                write(ledger, item)
+        for item in writes:
+            self._remember(item)
+        self._outbox.release({*_leases(writes), *_paths(writes)})
+        if refused:
+            self._outbox.drop(refused)
+            self.feed(WritesFailed(epochs=tuple(refused), reason="the ledger refused"))
+
+    def _remember(self, item: Write) -> None:
+        if isinstance(item, LeaseRecord):
+            self.epochs.append(item.epoch)
+        elif isinstance(item, CheckpointRecord):
+            trials = self.studies[item.study].trials
+            if item.number < len(trials) and item.path in trials[item.number].files:
+                trials[item.number].safe = max(trials[item.number].safe, item.units)
+        elif isinstance(item, RunRecord) and item.state in ("done", "failed"):
+            self.done.add((item.study, item.number))
+
+    def committed(self, epoch: int) -> bool:
+        """Whether a lease is in a ledger."""
+        return any(
+            lease.epoch == epoch
+            for ledger in self.ledgers.values()
+            for lease in ledger.load_leases()
+        )
+
+    def _send(self, connection: int, message: wire.FromBroker) -> None:
+        if isinstance(message, wire.Grant):
+            assert self.committed(message.epoch), "a grant before its lease"
+        process = self.processes.get(connection)
+        if process is not None:
+            process.unread.append(message)
+
+    # -- processes -----------------------------------------------------------------------------
+
+    def connect(self, role: str, study: str) -> Process:
+        """A process that has said hello."""
+        self._last_connection += 1
+        process = Process(connection=self._last_connection, role=role, study=study)
+        self.processes[process.connection] = process
+        pid = 1000 + process.connection
+        self.feed(Connected(connection=process.connection, pid=pid, role=role))
+        return process
+
+    def say(self, process: Process, message: wire.FromClient) -> list[Command]:
+        """A process sends a message, unless it has died meanwhile."""
+        if process.connection not in self.processes:
+            return []
+        if isinstance(message, wire.OpenStudy | wire.Register):
+            if self.ledgers[message.study.key] in self.away:
+                process.unread.append(wire.Refused(reason="the database is away"))
+                return []
+            return self.feed(self.read(process, message))
+        return self.feed(Received(connection=process.connection, message=message))
+
+    def read(self, process: Process, message: wire.OpenStudy | wire.Register) -> StudyRead:
+        """What the broker is told of a study when all that it wrote is in the ledger."""
+        self.catch_up()
+        key = message.study.key
+        ledger = self.ledgers[key]
+        return StudyRead(
+            connection=process.connection,
+            message=message,
+            last_epoch=ledger.last_epoch(),
+            leases=tuple(each for each in ledger.load_leases(key) if each.ended is None),
+            runs=tuple(ledger.load_runs(key)),
+            curves=ledger.load_curves(key),
+            checkpoints=tuple(ledger.load_checkpoints(key)),
+            memory=ledger.load_memory(key),
+        )
+
+    def hang_up(self, process: Process) -> None:
+        """A process is gone."""
+        if self.processes.pop(process.connection, None) is not None:
+            self._outbox.forget(process.connection)
+            self.feed(Disconnected(connection=process.connection))
+
+    def driver(self, key: str) -> wire.OpenStudy:
+        """What a driver of a study says."""
+        trials = self.studies[key].trials
+        known = {run.number for run in self.ledgers[key].load_runs(key)}
+        return wire.OpenStudy(
+            study=self.specs[key],
+            unstarted=max(0, self.studies[key].wanted - len(trials)),
+            max_alive=self.max_alive,
+            ended={t.number: t.end for t in trials if t.end and t.number in known},
+            adopted={t.number: t.number for t in trials if t.number not in known},
+        )
+
+    def open_study(self, key: str) -> Process:
+        """A driver comes and takes charge of a study."""
+        process = self.connect("driver", key)
+        self.say(process, self.driver(key))
+        return process
+
+    def start_worker(self, key: str) -> Process:
+        """A worker comes and waits."""
+        process = self.connect("worker", key)
+        self.say(process, wire.Ready(study=key))
+        return process
+
+    def staff(self) -> None:
+        """Every driver has one worker more, if it may."""
+        for key, study in list(self.state.book.studies.items()):
+            if study.driver is not None and len(study.workers) < self.max_alive:
+                self.start_worker(key)
+
+    def start_plain(self, key: str) -> Process:
+        """A trial of plain Optuna comes and waits."""
+        process = self.connect("run", key)
+        process.trial = trial = self.studies[key].create()
+        register = wire.Register(study=self.specs[key], number=trial.number, trial_id=trial.number)
+        self.say(process, register)
+        return process
+
+    def act(self, process: Process) -> None:
+        """A process does one thing, if it is still there."""
+        if process.connection not in self.processes or not process.honest:
+            return
+        optuna = self.studies[process.study]
+        behaviour = Behaviour(
+            process, optuna, self.say, lambda: self.free(process.device), self.random
+        )
+        if not behaviour.act():
+            self.hang_up(process)
+
+    def bury(self) -> None:
+        """The ends of those that were killed are seen."""
+        dying, self._dying = self._dying, []
+        for connection in dying:
+            if connection in self.processes:
+                self.hang_up(self.processes[connection])
+
+    def _kill(self, command: Kill) -> None:
+        process = self.processes.get(command.connection)
+        if process is None:
+            return
+        assert process.role == "worker", "a process of the user's is never killed"
+        process.honest = False  # it says nothing more
+        self._dying.append(command.connection)
+
+    # -- devices -------------------------------------------------------------------------------
+
+    def free(self, device: str) -> int:
+        """What is free of a device."""
+        here = (p.uses for p in self.processes.values() if p.device == device)
+        return SIZE - self.strangers[device] - sum(here)
+
+    def change(self, device: str, **fields: Any) -> None:
+        """A device looks different from now on."""
+        self.devices[device] = replace(self.devices[device], **fields)
+
+    def _polled(self) -> DevicesPolled:
+        return DevicesPolled(devices=self._read_devices())
+
+    def _read_devices(self) -> tuple[Device, ...]:
+        return tuple(self._read_device(device) for device in self.devices.values())
+
+    def _read_device(self, device: Device) -> Device:
+        if device.kind == "cpu" or self.told == "nothing":
+            return device
+        free = max(0, self.free(device.id)) if self.told == "all" else None
+        return replace(device, memory_bytes=SIZE, memory_free_bytes=free)
+
+
+def _leases(writes: Sequence[Write]) -> list[int]:
+    return [item.epoch for item in writes if isinstance(item, LeaseRecord)]
+
+
+def _paths(writes: Sequence[Write]) -> list[str]:
+    return [item.path for item in writes if isinstance(item, CheckpointRecord)]
+
+
+def _changes_memory(event: Event) -> bool:
+    """As the server does: before these the devices are read."""
+    if isinstance(event, Received):
+        return isinstance(event.message, wire.Parked | wire.Ended | wire.Released)
+    return isinstance(event, Disconnected | Tick)

@@ -1,0 +1,353 @@
+"""The broker's state under attack: no rule breaks, and in the end every trial is trained."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker import _state
+from optuna_hermes.broker._book import Book, Slot, Study
+from optuna_hermes.broker._ends import Ends
+from optuna_hermes.broker._events import Command, Event, StudyRead
+from optuna_hermes.broker._state import State
+from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.policies import POLICIES
+from optuna_hermes.testing._broker_clients import Process
+from optuna_hermes.testing._broker_liars import about_lease, lie, own_epochs
+from optuna_hermes.testing._broker_rules import check
+from optuna_hermes.testing._broker_world import World
+
+STEPS = 50
+EXAMPLES = int(os.environ.get("HERMES_EXAMPLES", "40"))
+"""How many lives of a broker are played; some thousands by hand, see CONTRIBUTING.md."""
+
+WANTED = 4
+PATIENCE = 600
+"""Rounds in which processes that behave finish what was begun."""
+
+numbers = st.integers(0, 2**16)
+
+
+class BrokerMachine(RuleBasedStateMachine):
+    """A host of its own, whose processes behave or do not."""
+
+    @initialize(
+        gpus=st.booleans(),
+        devices=st.integers(1, 3),
+        told=st.sampled_from(["all", "all", "total", "nothing"]),
+        budget=st.sampled_from([0, 4, 8, 12]),
+        ledgers=st.integers(1, 2),
+        policies=st.lists(st.sampled_from(sorted(POLICIES)), min_size=2, max_size=2),
+        seed=numbers,
+        opened=st.integers(0, 2),
+    )
+    def begin(self, seed: int, opened: int, **world: Any) -> None:
+        self.world = World(**world, wanted=WANTED, random=Random(seed))
+        for key in list(self.world.studies)[:opened]:
+            self.world.open_study(key)
+
+    # -- those who behave
+
+    @rule(which=numbers)
+    def open_study(self, which: int) -> None:
+        """A driver comes; if there is one already it is refused, and leaves."""
+        self.world.open_study(self.key(which))
+
+    @rule(which=numbers)
+    def start_plain(self, which: int) -> None:
+        key = self.key(which)
+        if len(self.world.studies[key].trials) < WANTED:
+            self.world.start_plain(key)
+
+    @rule(which=numbers)
+    def act(self, which: int) -> None:
+        if process := self.process(which):
+            self.world.act(process)
+
+    @rule(seed=numbers, rounds=st.integers(1, 4))
+    def bustle(self, seed: int, rounds: int) -> None:
+        """Most processes do something, in some order, a few times."""
+        random = Random(seed)
+        for _ in range(rounds):
+            some = [p for p in self.world.processes.values() if random.random() < 0.7]
+            random.shuffle(some)
+            for process in some:
+                self.world.act(process)
+                check(self.world)
+            self.world.staff()
+            self.world.advance(random.choice([0.1, 0.4, 1.1]))
+            check(self.world)
+
+    @rule(seed=numbers, rounds=st.integers(2, 6))
+    def work(self, seed: int, rounds: int) -> None:
+        """The same for longer, and whoever has lost its driver gets another."""
+        driven = {p.study for p in self.world.processes.values() if p.role == "driver"}
+        for key, study in self.world.studies.items():
+            if key not in driven and not study.finished and seed % 3:
+                self.world.open_study(key)
+        self.bustle(seed, rounds)
+
+    @rule(which=numbers)
+    def drain(self, which: int) -> None:
+        drivers = [p for p in self.world.processes.values() if p.role == "driver"]
+        if drivers:
+            driver = drivers[which % len(drivers)]
+            self.world.say(driver, wire.Drain(study=driver.study))
+
+    # -- time, devices, the ledger, ends
+
+    @rule(tenths=st.integers(1, 30))
+    def wait(self, tenths: int) -> None:
+        self.world.advance(tenths / 10)
+
+    @rule(seconds=st.sampled_from([3.0, 100.0, 1e6]))
+    def sleep(self, seconds: float) -> None:
+        """The machine was suspended, or the broker stopped for a while."""
+        self.world.jump(seconds)
+
+    @rule(which=numbers)
+    def hang_up(self, which: int) -> None:
+        if process := self.process(which):
+            self.world.hang_up(process)
+
+    @rule()
+    def bury(self) -> None:
+        self.world.bury()
+
+    @rule(which=numbers, healthy=st.booleans(), free=st.booleans())
+    def change_device(self, which: int, healthy: bool, free: bool) -> None:
+        devices = list(self.world.devices)
+        self.world.change(devices[which % len(devices)], healthy=healthy, free=free)
+        self.world.poll()
+
+    @rule(which=numbers, taken=st.integers(0, 10))
+    def meet_stranger(self, which: int, taken: int) -> None:
+        """Somebody else's process takes, or gives back, memory of a device."""
+        devices = list(self.world.devices)
+        self.world.strangers[devices[which % len(devices)]] = taken
+        self.world.poll()
+
+    @rule(count=st.integers(1, 3))
+    def refuse_leases(self, count: int) -> None:
+        self.world.refusals = count
+
+    @rule(lagging=st.booleans())
+    def lag(self, lagging: bool) -> None:
+        """The ledger answers late from now on, or again at once."""
+        self.world.lagging = lagging
+        if not lagging:
+            self.world.catch_up()
+
+    @rule(which=numbers)
+    def lose_ledger(self, which: int) -> None:
+        self.world.lose_ledger(self.key(which))
+
+    @rule()
+    def find_ledgers(self) -> None:
+        self.world.find_ledgers()
+
+    @rule()
+    def catch_up(self) -> None:
+        self.world.catch_up()
+
+    @rule(wall_step=st.sampled_from([0.0, -7200.0, 1e7]))
+    def drop_broker(self, wall_step: float) -> None:
+        self.world.drop_broker(wall_step)
+
+    # -- those who do not behave
+
+    @rule(which=numbers, seed=numbers)
+    def lie(self, which: int, seed: int) -> None:
+        """A process says what it may not, or not now."""
+        if process := self.process(which):
+            lie(self.world, process, Random(seed))
+
+    @rule(seed=numbers)
+    def say_late(self, seed: int) -> None:
+        """What is about a lease that is over, or another's, changes nothing at all."""
+        random = Random(seed)
+        epoch = random.choice([*self.world.epochs, self.world.epochs[-1] + 1])
+        message = about_lease(self.world, epoch, random)
+        self.world.poll()
+        before, commands = fingerprint(self.world), []
+        for process in list(self.world.processes.values()):
+            if epoch not in own_epochs(self.world, process):
+                commands += self.world.say(process, message)
+        assert (commands, fingerprint(self.world)) == ([], before), "a late message was heard"
+
+    @rule(role=st.sampled_from(["driver", "run"]), which=numbers)
+    def read_for_the_dead(self, role: str, which: int) -> None:
+        """A client is gone by the time that the study it asked for is read."""
+        key = self.key(which)
+        process = self.world.connect(role, key)
+        opening = self.world.driver(key)
+        register = wire.Register(study=self.world.specs[key], number=0, trial_id=0)
+        event = self.world.read(process, opening if role == "driver" else register)
+        self.world.hang_up(process)
+        assert self.world.feed(event) == []
+
+    # -- what holds
+
+    @invariant()
+    def rules_hold(self) -> None:
+        if hasattr(self, "world"):
+            check(self.world)
+
+    def teardown(self) -> None:
+        """Once everybody behaves, every trial is trained to its end."""
+        if hasattr(self, "world") and sys.exc_info()[0] is None:
+            finish(self.world)
+
+    # -- inside
+
+    def key(self, which: int) -> str:
+        return list(self.world.studies)[which % len(self.world.studies)]
+
+    def process(self, which: int) -> Process | None:
+        there = list(self.world.processes.values())
+        return there[which % len(there)] if there else None
+
+
+def fingerprint(world: World) -> str:
+    """All that a broker knows, as text."""
+    book = world.state.book
+    studies = [(s.idle, s.workers, s.runs, s.memory) for s in book.studies.values()]
+    return repr((book.epoch, book.slots, book.clients, studies))
+
+
+def finish(world: World) -> None:
+    """Processes and devices behave from now on.
+
+    Whoever lied leaves, and drivers that are there begin again, for a study may have ended.
+    """
+    world.refusals, world.lagging = 0, False
+    world.find_ledgers()
+    for device in world.devices:
+        world.strangers[device] = 0
+        world.change(device, healthy=True, free=True)
+    for process in list(world.processes.values()):
+        if process.role == "driver" or not process.honest:
+            world.hang_up(process)
+    for key in world.studies:
+        world.open_study(key)
+    for _ in range(PATIENCE):
+        if all(study.finished for study in world.studies.values()):
+            break
+        world.staff()
+        world.poll()
+        world.advance(0.4)
+        world.bury()
+        for process in list(world.processes.values()):
+            world.act(process)
+        check(world)
+        problems = [study.problem for study in world.state.book.studies.values()]
+        assert not any(problems), problems
+    for study in world.studies.values():
+        assert study.finished, [t for t in study.trials if not t.end]
+
+
+TestBroker = BrokerMachine.TestCase
+TestBroker.settings = settings(
+    max_examples=EXAMPLES, stateful_step_count=STEPS, suppress_health_check=list(HealthCheck)
+)
+
+
+# -- what it can see ---------------------------------------------------------------------------
+
+
+class CrampedMachine(BrokerMachine):
+    """Two studies take turns on one GPU that holds two of their runs at most."""
+
+    @initialize(seed=numbers)
+    def begin(self, seed: int) -> None:
+        super().begin(
+            gpus=True,
+            devices=1,
+            told="all",
+            budget=8,
+            ledgers=1,
+            policies=["round-robin", "round-robin"],
+            seed=seed,
+            opened=2,
+        )
+
+
+def grant_before_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = State.handle
+
+    late: list[Command] = []
+
+    def hasty(self: State, event: Event, now: float) -> list[Command]:
+        commands = [*late, *handle(self, event, now)]
+        late[:] = [command for command in commands if isinstance(command, LeaseRecord)]
+        return [command for command in commands if command not in late]
+
+    monkeypatch.setattr(State, "handle", hasty)
+
+
+def any_epoch_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slot_of(self: Book, epoch: int) -> Slot | None:
+        return next((slot for slot in self.slots.values() if slot.lease), None)
+
+    monkeypatch.setattr(Book, "slot_of", slot_of)
+
+
+def leases_outlive_their_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ends, "holder", lambda *_: None)
+
+
+def host_memory_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Book, "host_used_bytes", 0)
+
+
+def epochs_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = _state.admit_study
+
+    def forgetful(book: Book, event: StudyRead, now: float, out: list[Command]) -> Study:
+        return admit(book, replace(event, last_epoch=0), now, out)
+
+    monkeypatch.setattr(_state, "admit_study", forgetful)
+
+
+@pytest.mark.parametrize(
+    ("plant", "seen"),
+    [
+        (grant_before_commit, "a grant before its lease"),
+        (any_epoch_will_do, "a late message was heard"),
+        (leases_outlive_their_holders, "a lease whose holder is gone"),
+        (host_memory_has_no_end, "more host memory than there is"),
+        (epochs_begin_again, "epoch must be above"),
+    ],
+)
+def test_the_machine_sees_a_planted_bug(
+    plant: Callable[[pytest.MonkeyPatch], None], seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the attack is there to find, it finds."""
+    plant(monkeypatch)
+    budget = settings(
+        TestBroker.settings,
+        max_examples=300,
+        phases=[Phase.generate],
+        database=None,
+        derandomize=True,
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    with pytest.raises(Exception, match=seen):
+        run_state_machine_as_test(CrampedMachine, settings=budget)
