@@ -327,6 +327,11 @@ class Book:
         """Whether processes of an earlier broker are about to say what they have."""
         return any(not each.late for each in self.awaited.values())
 
+    def holds(self, connection: int) -> bool:
+        """Whether a client has a device, or a run in its memory."""
+        leased = any(s.lease and s.lease.connection == connection for s in self.slots.values())
+        return leased or any(run.connection == connection for run in self.runs())
+
     def slot_of(self, epoch: int) -> Slot | None:
         """The slot whose live lease has this epoch; None if that lease is over."""
         for slot in self.slots.values():

@@ -19,6 +19,7 @@ from optuna_hermes.broker._writer import (
     Writer,
     Written,
 )
+from optuna_hermes.errors import LedgerError
 from optuna_hermes.ledger import Ledger, open_ledger
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord, ReportRecord
 
@@ -27,6 +28,9 @@ SLOW_SECONDS = 1.0
 
 UNUSED_SECONDS = 10.0
 """A ledger whose studies have ended for so long is closed, with its connections and its thread."""
+
+MOST_LEDGERS = 100
+"""Each has a thread of its own."""
 
 _CAN_WAIT = (ReportRecord, EventRecord, SaveMemory)
 
@@ -77,10 +81,19 @@ class Ledgers:
         self._retried_at = 0.0
 
     def read(self, study: str, url: str, ask: Callable[[Ledger], T]) -> Future[T]:
-        """Ask the ledger of a study something, after all that was written to it until now."""
+        """Ask the ledger of a study something, after all that was written to it until now.
+
+        Raises:
+            LedgerError: it would be one ledger too many.
+        """
+        if url not in self._by_url and len(self._by_url) >= MOST_LEDGERS:
+            raise LedgerError(
+                f"A broker serves {MOST_LEDGERS} databases at most: start it again when "
+                "its studies have ended."
+            )
         if url not in self._by_url:
             self._by_url[url] = Writer(url, partial(self._tell, url), opener=self._opener)
-        self._url_of[study] = url
+        self._url_of.setdefault(study, url)
         self._used[url] = time.monotonic()
         self._hand_over([study])
         return self._by_url[url].read(ask)
@@ -89,6 +102,11 @@ class Ledgers:
         """Call ``then`` when the database of a study has shown that it takes what is written."""
         answer = self._by_url[self._url_of[study]].read(_touch)
         answer.add_done_callback(lambda _: self._post(then))
+
+    def keep(self, study: str, url: str) -> None:
+        """This is where a study is written to from now on; it has been read there."""
+        self._hand_over([study])
+        self._url_of[study] = url
 
     def count(self, study: str) -> int:
         """How often something of a study was written."""

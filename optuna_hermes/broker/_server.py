@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -50,7 +51,7 @@ from optuna_hermes.broker._readings import Readings
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._story import ROUTINE
-from optuna_hermes.errors import HermesError
+from optuna_hermes.errors import HermesError, ProtocolError
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
@@ -63,6 +64,14 @@ END_SECONDS = 5.0
 """How long the last records may take when the broker ends."""
 _HELLO_SECONDS = 10.0
 _LAST_WORDS_SECONDS = 0.05
+FRAME_SECONDS = 30.0
+"""Whoever has begun a frame and does not end it within this time is hung up on."""
+MAX_UNREAD_BYTES = 4 * wire.MAX_FRAME_BYTES
+"""Whoever does not read what it is sent is hung up on when so much of it waits."""
+AT_ONCE = 8
+"""Messages of one connection after which it is the turn of the others."""
+MAX_STRANGERS = 256
+"""Connections that have not said hello; one more is hung up on."""
 _CHANGES_MEMORY = wire.Parked | wire.Ended | wire.Released
 """What these lead to depends on the memory that is free at that moment."""
 
@@ -108,6 +117,8 @@ class Server:
             host_budget_bytes=int(HOST_SHARE * psutil.virtual_memory().available),
         )
         self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._due: dict[int, float] = {}
+        """When connections are hung up on that have not ended a frame, or said hello."""
         self._last_connection = 0
         self._remembered: tuple[Holder, ...] = ()
         self._hung_up: dict[int, float] = {}
@@ -209,7 +220,12 @@ class Server:
             return
         self._last_connection += 1
         connection = self._last_connection
+        if len(self._writers) - len(self._state.book.clients) >= MAX_STRANGERS:
+            log.warning("process %d has one connection too many that says no hello", pid)
+            writer.close()
+            return
         self._writers[connection] = writer
+        self._due[connection] = time.monotonic() + _HELLO_SECONDS
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
@@ -217,12 +233,16 @@ class Server:
         try:
             with _end_of(pid, writer):
                 await self._converse(connection, pid, reader)
-        except (OSError, EOFError, asyncio.TimeoutError):
+        except (OSError, EOFError, asyncio.CancelledError):
             pass  # gone, with or without a word: the same thing to us
         except HermesError as error:
             log.warning("connection %d of process %d closed: %s", connection, pid, error)
+            client = self._state.book.clients.get(connection)
+            if client is not None and client.role == "worker":
+                _kill(pid)  # it may have a device, which is another's in a moment
         finally:
             self._writers.pop(connection, None)
+            self._due.pop(connection, None)
             self._outbox.forget(connection)
             writer.close()
             # When this broker leaves, those who hold a device go on with the next one.
@@ -234,7 +254,7 @@ class Server:
                     self._apply(Disconnected(connection=connection))
 
     async def _converse(self, connection: int, pid: int, reader: asyncio.StreamReader) -> None:
-        hello = await asyncio.wait_for(_read(reader), _HELLO_SECONDS)
+        hello = await self._read(connection, reader)
         if not isinstance(hello, wire.Hello) or hello.version != wire.VERSION:
             reason = "This broker is of another version: end it with `optuna-hermes broker --stop`."
             self._send(connection, wire.Refused(reason=reason))
@@ -242,8 +262,10 @@ class Server:
         started = _holders.started(pid)
         self._apply(Connected(connection=connection, pid=pid, role=hello.role, started=started))
         self._send(connection, self._welcome())
-        while True:
-            message = await _read(reader)
+        for count in itertools.count(1):
+            if count % AT_ONCE == 0:
+                await asyncio.sleep(0)  # what has arrived already is read without a pause
+            message = await self._read(connection, reader)
             if isinstance(message, wire.Quit):
                 self._quit(connection)
             elif isinstance(message, wire.OpenStudy | wire.Register | wire.Resume):
@@ -252,6 +274,27 @@ class Server:
                 if isinstance(message, _CHANGES_MEMORY):
                     await self._look()
                 self._apply(Received(connection=connection, message=message))
+
+    async def _read(self, connection: int, reader: asyncio.StreamReader) -> wire.FromClient:
+        start = await reader.readexactly(1)
+        self._due.setdefault(connection, time.monotonic() + FRAME_SECONDS)
+        length = wire.body_length(start + await reader.readexactly(wire.HEADER_BYTES - 1))
+        message = wire.decode_from_client(await reader.readexactly(length))
+        self._due.pop(connection, None)
+        return message
+
+    def _hang_up_on_the_slow(self) -> None:
+        now = time.monotonic()
+        for connection in [key for key, due in self._due.items() if due < now]:
+            del self._due[connection]
+            self._hang_up(connection, "it does not end what it says")
+
+    def _hang_up(self, connection: int, reason: str) -> None:
+        """Close a connection, unless its process has a device, which it may be using."""
+        if self._state.book.holds(connection):
+            return
+        log.warning("connection %d closed: %s", connection, reason)
+        self._writers[connection].transport.abort()
 
     def _welcome(self) -> wire.Welcome:
         return wire.Welcome(
@@ -282,19 +325,23 @@ class Server:
         except HermesError as error:
             self._send(connection, wire.Refused(reason=str(error)))
             return
+        if not self._is_served(spec.key):
+            self._ledgers.keep(spec.key, spec.ledger_url)
         self._apply(StudyRead(connection=connection, message=message, **known))
+
+    def _is_served(self, key: str) -> bool:
+        study = self._state.book.studies.get(key)
+        return study is not None and study.attended
 
     async def _known(self, spec: wire.StudySpec) -> dict[str, Any]:
         """What the ledger knows of a study, with all that was written while it was read."""
         while True:
-            served = self._state.book.studies.get(spec.key)
-            if served and served.attended:
+            if self._is_served(spec.key):
                 return {}  # all of it is in the book
             count = self._ledgers.count(spec.key)
             read = self._ledgers.read(spec.key, spec.ledger_url, partial(_all_of, spec.key))
             known = await asyncio.wrap_future(read)
-            served = self._state.book.studies.get(spec.key)
-            if count == self._ledgers.count(spec.key) or (served and served.attended):
+            if count == self._ledgers.count(spec.key) or self._is_served(spec.key):
                 return known
 
     # -- carrying out --------------------------------------------------------------------------
@@ -328,8 +375,7 @@ class Server:
                 self._outbox.drop({command.epoch})
             elif isinstance(command, Kill):
                 log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(command.pid, signal.SIGKILL)
+                _kill(command.pid)
 
     def _questions(self, commands: Sequence[Command]) -> set[Asked]:
         """Ask the database whether it is there, for each who shall leave a device to another."""
@@ -374,8 +420,15 @@ class Server:
 
     def _send(self, connection: int, message: wire.FromBroker) -> None:
         writer = self._writers.get(connection)
-        if writer is not None and not writer.is_closing():
+        if writer is None or writer.is_closing():
+            return
+        if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self._hang_up(connection, "it does not read what it is sent")
+            return
+        try:
             writer.write(wire.frame(message))
+        except ProtocolError as error:
+            self._hang_up(connection, str(error))
 
     def _wind_up(self, now: float) -> None:
         due = self._state.next_wakeup(now)
@@ -439,6 +492,12 @@ class Server:
             await asyncio.sleep(FLUSH_SECONDS)
             self._ledgers.flush()
             self._ledgers.rest(self._state.book.studies)
+            self._hang_up_on_the_slow()
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
@@ -464,11 +523,6 @@ def _proof(record: Write) -> int | str | None:
     if isinstance(record, LeaseRecord):
         return record.epoch
     return record.path if isinstance(record, CheckpointRecord) else None
-
-
-async def _read(reader: asyncio.StreamReader) -> wire.FromClient:
-    header = await reader.readexactly(wire.HEADER_BYTES)
-    return wire.decode_from_client(await reader.readexactly(wire.body_length(header)))
 
 
 def _listen(path: Path) -> socket.socket:

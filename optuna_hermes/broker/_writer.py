@@ -259,9 +259,9 @@ class Writer:
         Raises:
             LedgerAwayError: all or nothing is written, but which is not known.
         """
-        items, ledger = _items(batches), self._opened()
-        begin = time.monotonic()
+        items, begin = _items(batches), time.monotonic()
         try:
+            ledger = self._opened()
             with ledger.batch():
                 for item in items:
                     write(ledger, item)
@@ -270,7 +270,7 @@ class Writer:
             raise
         except StaleEpochError as error:
             # Ours, if it was committed after a lost connection and our look for it.
-            return None if _is_in(ledger, items) else error
+            return None if _is_in(self._opened(), items) else error
         except Exception as error:  # a policy's memory may be what JSON cannot say
             return error
         self._seconds = time.monotonic() - begin

@@ -25,7 +25,7 @@ from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecErr
 @pytest.fixture
 def broker(runtime_dir: Path) -> Connection:  # type: ignore[misc]
     """A connection to a broker of two CPU slots that was started for it."""
-    connection = connect_or_start("viewer", "cpu:2")
+    connection = connect_or_start("driver", "cpu:2")
     yield connection
     connection.close()
 

@@ -190,3 +190,13 @@ def test_studies_of_one_database_write_their_leases_by_epoch(desk: Desk) -> None
     desk.ledgers.write([lease(1, "a"), lease(2, "b"), lease(3, "a")])
     leases = desk.ledgers.read("a", "one", lambda ledger: ledger.load_leases()).result(DEADLINE)
     assert [each.epoch for each in leases] == [1, 2, 3]
+
+
+def test_a_study_is_written_where_it_was_read(desk: Desk) -> None:
+    """Whoever asks for a served study of another database does not lead its records there."""
+    desk.serve("s", "one")
+    desk.ledgers.keep("s", "one")
+    desk.serve("s", "two")
+    desk.ledgers.write([report(1), lease(1)])
+    assert desk.units("s", "one") == 1
+    assert desk.units("s", "two") == 0

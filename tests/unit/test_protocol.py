@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 
 import msgspec
 import pytest
@@ -185,3 +186,30 @@ def test_numbers_that_cannot_be_are_refused(fields: dict[str, object]) -> None:
     """What no client measures cannot upset sums, promises of memory or the ledger's columns."""
     with pytest.raises(ProtocolError):
         wire.decode_from_client(msgspec.msgpack.encode(fields))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x81\xa4type\xdb\xff\xff\xff\xff",
+        b"\x82\xa4type\xa8Describe\xa6params" + b"\x81\x01" * 1_000_000,
+    ],
+    ids=["map", "list", "text", "depth"],
+)
+def test_lengths_inside_of_a_message_are_not_believed(data: bytes) -> None:
+    """What announces four gigabytes, or nests without end, costs no more than it is long."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            wire.decode_from_client(data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_later_version_adds_is_left_out() -> None:
+    """A field that is not known is no error."""
+    data = msgspec.msgpack.encode({"type": "Ready", "study": "s", "colour": "blue"})
+    assert wire.decode_from_client(data) == wire.Ready(study="s")

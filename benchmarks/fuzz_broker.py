@@ -1,0 +1,258 @@
+"""What a broker bears from processes that misuse its socket, and what others notice of it.
+
+    python benchmarks/fuzz_broker.py [--minutes 5] [--seed 0] [--json]
+
+A real broker with four CPU slots serves one study that behaves: a driver asks for its status every
+50 ms, a worker trains and reports ten times a second. Beside them attackers send rubbish, half
+frames, frames that announce gigabytes, well formed messages out of place, never read, or never say
+a word. Exit status 1 if the broker dies, an exception is in its log, a report is lost, or its
+memory or its file handles grow by more than 5 % from the first to the last third.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
+from optuna_hermes.errors import BrokerError
+
+KEY = "honest"
+ATTACKERS = 2
+SAMPLE_SECONDS = 0.5
+STATUS_SECONDS = 0.05
+REPORT_SECONDS = 0.1
+LAST_WORDS_SECONDS = 10.0
+GROWTH_LIMIT = 1.05
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hermes-fuzz-") as folder:
+        os.environ[RUNTIME_DIR_VARIABLE] = folder
+        os.chmod(folder, 0o700)
+        result = _fuzz(Path(folder), options.minutes * 60, options.seed)
+    print(json.dumps(result, indent=1) if options.json else _text(result))
+    return int(not result["met"])
+
+
+def _fuzz(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
+    log = folder / "log"
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "optuna_hermes.broker", "--devices", "cpu:4"]
+        broker = subprocess.Popen(command, stderr=output, stdout=output)
+    try:
+        honest = Honest(folder)
+        attacks = Attacks(folder, seed)
+        samples = _watch(psutil.Process(broker.pid), seconds, attacks)
+        counted = attacks.stop()
+        honest.stop()
+        died = broker.poll() is not None
+    finally:
+        broker.terminate()
+        broker.wait()
+    exceptions = _exceptions(log.read_text(errors="replace"))
+    return _result(counted, honest, samples, crashes=int(died), exceptions=exceptions)
+
+
+def _watch(broker: psutil.Process, seconds: float, attacks: Attacks) -> list[tuple[int, int]]:
+    """Memory and file handles of the broker, while it is attacked."""
+    samples: list[tuple[int, int]] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and broker.is_running():
+        attacks.keep_up()
+        time.sleep(SAMPLE_SECONDS)
+        try:
+            samples.append((broker.memory_info().rss, broker.num_fds()))
+        except psutil.Error:
+            break
+    return samples
+
+
+def _exceptions(log: str) -> list[str]:
+    """The last line of every traceback: it is not indented."""
+    parts = log.split("Traceback (most recent call last):\n")[1:]
+    return [next(line for line in part.splitlines() if line[:1] not in (" ", "")) for part in parts]
+
+
+class Attacks:
+    """Processes that attack; one that is killed for what it said is replaced by another."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder = folder
+        self._seed = seed
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._output = (folder / "attacks").open("ab")
+        self.killed = 0
+        self.keep_up()
+
+    def keep_up(self) -> None:
+        """See to it that there are enough."""
+        gone = [each for each in self._running if each.poll() is not None]
+        self.killed += len(gone)
+        self._running = [each for each in self._running if each not in gone]
+        while len(self._running) < ATTACKERS:
+            self._seed += 1
+            self._running.append(self._start(self._seed))
+
+    def stop(self) -> Counter[str]:
+        """End them, and count what they did."""
+        for each in self._running:
+            each.kill()
+            each.wait()
+        self._output.close()
+        done: Counter[str] = Counter(attackers_killed=self.killed)
+        for line in (self._folder / "attacks").read_text().splitlines():
+            try:
+                done.update(json.loads(line))
+            except ValueError:
+                continue  # it was killed while it wrote
+        return done
+
+    def _start(self, seed: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "optuna_hermes.testing._attacks", "--seconds", "1e6"]
+        command += ["--socket", str(self._folder / "broker.sock")]
+        command += ["--folder", str(self._folder), "--seed", str(seed)]
+        return subprocess.Popen(command, stdout=self._output)
+
+
+class Honest:
+    """A study that behaves: what its driver and its worker see."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stop = threading.Event()
+        self._trained = threading.Event()
+        self.latencies: list[float] = []
+        self.units = 0
+        self.seen = 0
+        self.problem = ""
+        self._driver = _connect("driver")
+        spec = StudySpec(key=KEY, name=KEY, ledger_url=f"sqlite:///{folder / 'honest.db'}")
+        self._driver.send(OpenStudy(study=spec, unstarted=1, max_alive=1))
+        self._driver.ask_status()
+        self._worker = _connect("worker")
+        self._worker.send(wire.Ready(study=KEY))
+        self._threads = [threading.Thread(target=each) for each in (self._train, self._ask)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Hang up, once the broker has heard everything."""
+        self._trained.set()
+        end = time.monotonic() + LAST_WORDS_SECONDS
+        while self.seen < self.units and not self.problem and time.monotonic() < end:
+            time.sleep(STATUS_SECONDS)
+        self._stop.set()
+        self._worker.close()
+        for thread in self._threads:
+            thread.join()
+        self._driver.close()
+
+    def _train(self) -> None:
+        """Report again and again; whenever a slice ends, park and wait for the next."""
+        begun = False
+        try:
+            while not self._trained.is_set():
+                grant = self._worker.receive()
+                if not isinstance(grant, wire.Grant):
+                    continue
+                if not begun:
+                    self._worker.send(wire.Begin(epoch=grant.epoch, number=0, trial_id=0))
+                    begun = True
+                self._worker.send(wire.Training(epoch=grant.epoch, stores=False))
+                self._slice(grant.epoch)
+        except BrokerError as error:
+            if not self._trained.is_set():
+                self.problem = f"worker: {error}"
+
+    def _slice(self, epoch: int) -> None:
+        end = time.monotonic() + 2.0
+        while time.monotonic() < end and not self._trained.wait(REPORT_SECONDS):
+            unit = self.units + 1
+            self._worker.send(wire.Report(epoch=epoch, unit=unit, step=unit, value=1 / unit))
+            self.units = unit
+        self._worker.send(wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+
+    def _ask(self) -> None:
+        try:
+            while not self._stop.wait(STATUS_SECONDS):
+                begin = time.perf_counter()
+                document: dict[str, Any] = self._driver.ask_status()
+                self.latencies.append(time.perf_counter() - begin)
+                mine = next(s for s in document["studies"] if s["key"] == KEY)
+                self.seen = sum(run["units"] for run in mine["runs"])
+                self.problem = self.problem or mine["problem"] or ""
+        except BrokerError as error:
+            self.problem = f"driver: {error}"
+
+
+def _connect(role: str) -> Connection:
+    end = time.monotonic() + 60.0
+    while True:
+        try:
+            return connect(role)
+        except BrokerError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+def _result(
+    counted: Counter[str],
+    honest: Honest,
+    samples: list[tuple[int, int]],
+    *,
+    crashes: int,
+    exceptions: list[str],
+) -> dict[str, Any]:
+    third = len(samples) // 3
+    first, last = samples[:third], samples[-third:]
+    memory = [statistics.median(rss for rss, _ in part) / 1e6 for part in (first, last)]
+    handles = [statistics.median(fds for _, fds in part) for part in (first, last)]
+    latencies = sorted(1000 * each for each in honest.latencies)
+    lost = honest.units - honest.seen
+    grew = memory[1] > GROWTH_LIMIT * memory[0] or handles[1] > GROWTH_LIMIT * handles[0] + 10
+    return {
+        "frames": counted["frames"],
+        "megabytes": round(counted["bytes"] / 1e6, 1),
+        "connections": counted["connections"],
+        "closed_by_broker": counted["closed"],
+        "attackers_killed": counted["attackers_killed"],
+        "crashes": crashes,
+        "exceptions": dict(Counter(exceptions)),
+        "memory_mb_first_last_third": [round(each, 1) for each in memory],
+        "handles_first_last_third": handles,
+        "status_ms_median": round(statistics.median(latencies), 2),
+        "status_ms_p99": round(latencies[int(0.99 * len(latencies))], 2),
+        "status_asked": len(latencies),
+        "reports_sent": honest.units,
+        "reports_seen": honest.seen,
+        "problem": honest.problem,
+        "met": not (crashes or exceptions or grew or honest.problem or lost),
+    }
+
+
+def _text(result: dict[str, Any]) -> str:
+    return "\n".join(f"{name:<28} {value}" for name, value in result.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

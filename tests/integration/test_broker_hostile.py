@@ -1,0 +1,172 @@
+"""Clients that misuse the broker's socket: they are hung up on, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from optuna_hermes.broker import OpenStudy, StudySpec, _server, connect, connect_or_start
+from optuna_hermes.broker import _election as election
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._server import Server
+from optuna_hermes.errors import BrokerError
+from optuna_hermes.model import Device
+from optuna_hermes.testing import FakeDevices
+
+ATTACK_SECONDS = 4
+DEADLINE = 30.0
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def serve(directory: Path, attack: Callable[[Callable[[], Awaitable[Streams]]], Any]) -> None:
+    """Run an attack on a broker in this process, and end both."""
+
+    async def run() -> None:
+        source = FakeDevices([Device(id="cpu:0", free=True)])
+        server = Server(directory, devices="any", source=source, host="h", idle_seconds=None)
+        serving = asyncio.ensure_future(server.serve())
+        path = election.socket_path(directory)
+        while not path.exists():
+            await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(attack(lambda: asyncio.open_unix_connection(path)), DEADLINE)
+        finally:
+            server._stop.set()
+            await serving
+
+    asyncio.run(run())
+
+
+def hello(role: str = "viewer") -> bytes:
+    return wire.frame(wire.Hello(version=wire.VERSION, role=role))
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    """What is read until the broker hangs up, with or without reading what it was sent."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while part := await reader.read(1 << 16):
+            data += part
+    return data
+
+
+def test_half_a_frame_is_not_waited_for(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever begins to say something, and does not end it, is hung up on after a while."""
+    monkeypatch.setattr(_server, "FRAME_SECONDS", 0.2)
+
+    async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
+        reader, writer = await connect()
+        writer.write(hello() + wire.frame(wire.GetStatus())[:-1])
+        assert len(await all_of(reader)) > 0, "it was welcome"
+        writer.close()
+
+    serve(runtime_dir, attack)
+
+
+def test_who_says_no_hello_is_not_waited_for(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that stays silent is closed, and so is one that says half a hello."""
+    monkeypatch.setattr(_server, "_HELLO_SECONDS", 0.2)
+
+    async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
+        for start in (b"", hello()[:-1]):
+            reader, writer = await connect()
+            writer.write(start)
+            assert await all_of(reader) == b""
+            writer.close()
+
+    serve(runtime_dir, attack)
+
+
+def test_connections_without_hello_are_not_piled_up(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One too many is closed at once; those who have said hello do not count."""
+    monkeypatch.setattr(_server, "MAX_STRANGERS", 2)
+
+    async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
+        known = [await connect() for _ in range(2)]
+        for reader, writer in known:
+            writer.write(hello())
+            assert len(await reader.readexactly(wire.HEADER_BYTES)) > 0
+        silent = [await connect() for _ in range(2)]
+        reader, writer = await connect()
+        assert await all_of(reader) == b""
+        for _, each in [*known, *silent, (reader, writer)]:
+            each.close()
+
+    serve(runtime_dir, attack)
+
+
+def test_who_reads_nothing_is_hung_up_on(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client does not read fills the broker's memory up to a limit only."""
+    monkeypatch.setattr(_server, "MAX_UNREAD_BYTES", 1 << 16)
+
+    async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
+        _, writer = await connect()
+        writer.write(hello())
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(wire.frame(wire.GetStatus()) * 100)
+                await writer.drain()
+        writer.close()
+
+    serve(runtime_dir, attack)
+
+
+def test_an_attack_disturbs_nobody_else(
+    runtime_dir: Path, tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    """A worker keeps its device and its reports, and the broker neither grows nor complains."""
+    driver = connect_or_start("driver", "cpu:4")
+    broker = psutil.Process(driver.welcome.pid)
+    spec = StudySpec(key="honest", name="honest", ledger_url=f"sqlite:///{tmp_path / 'l.db'}")
+    driver.send(OpenStudy(study=spec, unstarted=1, max_alive=1))
+    driver.ask_status()
+    worker = connect("worker")
+    worker.send(wire.Ready(study="honest"))
+    grant = worker.receive()
+    assert isinstance(grant, wire.Grant)
+    worker.send(wire.Begin(epoch=grant.epoch, number=0, trial_id=0))
+    worker.send(wire.Training(epoch=grant.epoch, stores=False))
+    driver.ask_status()
+    handles, memory = broker.num_fds(), broker.memory_info().rss
+    command = [sys.executable, "-m", "optuna_hermes.testing._attacks", "--seconds"]
+    command += [str(ATTACK_SECONDS), "--socket", str(runtime_dir / "broker.sock")]
+    attacker = subprocess.Popen([*command, "--folder", str(tmp_path)], stdout=subprocess.PIPE)
+    sent = 0
+    while attacker.poll() is None:
+        sent += 1
+        report = wire.Report(epoch=grant.epoch, unit=sent, step=sent, value=0.5)
+        worker.send(report)
+        driver.ask_status()
+    attacker.communicate()
+    assert sent > 10
+    shown: Any = driver.ask_status()
+    mine = next(study for study in shown["studies"] if study["key"] == "honest")
+    assert mine["problem"] is None
+    wait_for(lambda: _units(driver.ask_status()) == sent)
+    wait_for(lambda: broker.num_fds() <= handles + 8)
+    assert broker.memory_info().rss < memory + 64_000_000
+    assert "Traceback" not in election.log_path(runtime_dir).read_text()
+    worker.close()
+    driver.close()
+    with pytest.raises(BrokerError):
+        worker.send(wire.Ready(study="honest"))
+
+
+def _units(document: Any) -> int:
+    mine = next(study for study in document["studies"] if study["key"] == "honest")
+    return sum(run["units"] for run in mine["runs"])
