@@ -26,24 +26,36 @@ SECONDS_ATTRIBUTE = "hermes:device_seconds"
 _OPENED_ATTRIBUTE = "hermes:opened"
 
 
-def open_trial(study: optuna.Study) -> optuna.Trial:
+def open_trial(
+    study: optuna.Study, *, name: str | None = None, lost: str | None = None
+) -> optuna.Trial:
     """Create the next trial, or take the first that waits in the queue.
 
     As ``study.ask()``, but the trial is marked as ours in the same transaction: whoever dies
-    between here and the ledger leaves a trial that the next ``optimize`` finds. A database that is
-    away is waited for, and no second trial is made.
+    between here and the ledger leaves a trial that can be found. A database that is away is waited
+    for, and no second trial is made.
+
+    Args:
+        study: of the trial.
+        name: of this opening, which no other has; None draws one.
+        lost: the name of an opening whose process died; if it has left a trial, that one is taken.
     """
     # A mark of this call alone: another worker of ours may have taken a trial, and keeps its own.
-    mark = f"{_OPENED_ATTRIBUTE}:{uuid.uuid4().hex}"
-    return patiently(_open, study, mark, set())
+    mark = _mark(name or uuid.uuid4().hex)
+    return patiently(_open, study, mark, None if lost is None else _mark(lost), set())
 
 
-def _open(study: optuna.Study, mark: str, missed: set[int]) -> optuna.Trial:
+def _mark(name: str) -> str:
+    return f"{_OPENED_ATTRIBUTE}:{name}"
+
+
+def _open(study: optuna.Study, mark: str, lost: str | None, missed: set[int]) -> optuna.Trial:
     """Open a trial with this mark, unless that has been done though no answer came back.
 
     Args:
         study: its study.
         mark: a system attribute.
+        lost: the mark of somebody who died.
         missed: the ids of trials that others were faster to take.
     """
     storage, study_id = at_once(study), study._study_id
@@ -51,24 +63,35 @@ def _open(study: optuna.Study, mark: str, missed: set[int]) -> optuna.Trial:
     trials = storage.get_all_trials(study_id, deepcopy=False)
     for trial in trials:
         mine = trial.system_attrs.get(mark) and trial._trial_id not in missed
-        if mine and trial.state == TrialState.RUNNING:
+        if trial.state == TrialState.RUNNING and (mine or trial.system_attrs.get(lost)):
+            storage.set_trial_system_attr(trial._trial_id, mark, True)
+            _clear(storage, trial, mark)
             return optuna.Trial(study, trial._trial_id)
     for trial in trials:
-        if trial.state == TrialState.WAITING and _take(storage, trial._trial_id, mark, missed):
+        if trial.state == TrialState.WAITING and _take(storage, trial, mark, missed):
             return optuna.Trial(study, trial._trial_id)
     template = optuna.trial.create_trial(state=TrialState.RUNNING, system_attrs={mark: True})
     return optuna.Trial(study, storage.create_new_trial(study_id, template))
 
 
-def _take(storage: BaseStorage, trial_id: int, mark: str, missed: set[int]) -> bool:
+def _take(storage: BaseStorage, trial: FrozenTrial, mark: str, missed: set[int]) -> bool:
     """Take a trial that waits, unless another worker was faster; then it is not marked as ours."""
+    trial_id = trial._trial_id
     with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
         storage.set_trial_system_attr(trial_id, mark, True)
         if storage.set_trial_state_values(trial_id, state=TrialState.RUNNING):
+            _clear(storage, trial, mark)
             return True
         missed.add(trial_id)
         storage.set_trial_system_attr(trial_id, mark, False)
     return False
+
+
+def _clear(storage: BaseStorage, trial: FrozenTrial, mark: str) -> None:
+    """Take away the marks of others who died as they opened a trial: it is not lost any more."""
+    for key, value in trial.system_attrs.items():
+        if key.startswith(_OPENED_ATTRIBUTE) and key != mark and value:
+            storage.set_trial_system_attr(trial._trial_id, key, False)
 
 
 def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:

@@ -122,6 +122,8 @@ class Lease:
         held: it is not in the ledger yet, whose database is away: nobody has heard of it.
         before: the epoch of its run's lease before this one.
         adopted: it was granted by an earlier broker.
+        lost: the epoch of a lease whose holder may have created a trial and died before it said
+            so; this one's holder looks for that trial before it creates another.
     """
 
     epoch: int
@@ -141,6 +143,7 @@ class Lease:
     held: bool = False
     before: int = 0
     adopted: bool = False
+    lost: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +182,7 @@ class Study:
         trials: how many trials there were when the driver counted those that are left, None if
             it has not said so.
         waiting: the numbers of those among them that nobody had begun.
+        lost: see ``Lease``; epochs that nobody looks for yet.
     """
 
     spec: StudySpec
@@ -202,6 +206,7 @@ class Study:
     orphans: dict[int, LeaseRecord] = field(default_factory=dict)
     trials: int | None = None
     waiting: frozenset[int] = frozenset()
+    lost: list[int] = field(default_factory=list)
 
     def measure(self, tier: TierName, seconds: float) -> None:
         """Take one more measurement of bringing a run back from ``tier``."""

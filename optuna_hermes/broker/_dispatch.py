@@ -214,6 +214,7 @@ class Dispatcher:
             from_tier=tier,
             last_progress=now,
             before=run.epoch if run else 0,
+            lost=study.lost.pop() if run is None and study.lost else None,
         )
         if slot.empty_since is not None:
             study.overhead_seconds += now - slot.empty_since
@@ -249,6 +250,7 @@ def _grant_message(lease: Lease, run: Run | None, alone: bool) -> Grant:
         trial_id=run.trial_id if run else None,
         checkpoints=tuple(reversed(run.checkpoints)) if run else (),
         device_seconds=run.device_seconds if run else 0.0,
+        lost=lease.lost,
     )
 
 

@@ -312,7 +312,8 @@ class Grant(_Message, frozen=True, kw_only=True):
     """A lease. ``number`` is None for a new trial; ``checkpoints`` are newest first.
 
     ``device_seconds`` is what the run has had until now. ``alone`` says that nobody else of this
-    broker's holds memory of the devices.
+    broker's holds memory of the devices. ``lost`` is the epoch of a lease for a new trial whose
+    process died: the trial that it has created, if there is one, is this lease's.
     """
 
     epoch: int
@@ -322,6 +323,7 @@ class Grant(_Message, frozen=True, kw_only=True):
     trial_id: int | None = None
     checkpoints: tuple[SavedCheckpoint, ...] = ()
     device_seconds: float = 0.0
+    lost: int | None = None
 
 
 class Yield(_Message, frozen=True, kw_only=True):

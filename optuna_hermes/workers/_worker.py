@@ -106,7 +106,11 @@ class _Engagement:
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
             self._job.checkpoint_root.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(self._job.checkpoint_root / "open.lock"):
-                trial = private.open_trial(self._study)
+                trial = private.open_trial(
+                    self._study,
+                    name=str(grant.epoch),
+                    lost=None if grant.lost is None else str(grant.lost),
+                )
         else:
             trial = private.reattach(self._study, grant.trial_id)
         self._session.describe = partial(private.params_of, trial)

@@ -25,6 +25,24 @@ TINY = Path(__file__).parent / "tiny.py"
 EPOCHS = 12
 N_TRIALS = 8
 
+DYING = """
+import os
+from pathlib import Path
+from optuna_hermes import _optuna as private
+from tiny import only_reports as objective
+
+open_trial = private.open_trial
+
+def dies_once(*args, **options):
+    trial = open_trial(*args, **options)
+    if trial.number == 1 and not Path("died").exists():
+        Path("died").touch()
+        os._exit(9)
+    return trial
+
+private.open_trial = dies_once
+"""
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 StartCli = Callable[..., Any]
 
@@ -281,6 +299,20 @@ def test_a_trial_that_optuna_knows_to_be_finished_is_over(cli: Cli, storage_url:
     trials = json.loads(done.stdout)["trials"]
     assert [(trial["state"], trial["value"]) for trial in trials] == [("COMPLETE", 0.5)] * 2
     assert len(check_leases(storage_url)) == 4
+
+
+def test_a_worker_that_dies_as_it_opens_a_trial_loses_none(
+    cli: Cli, storage_url: str, tmp_path: Path
+) -> None:
+    """The next worker that opens one finds it: none is left over, and there is none too many."""
+    file = tmp_path / "dying.py"
+    file.write_text(f"import sys; sys.path.append({str(TINY.parent)!r})\n{DYING}")
+    done = cli(*command(storage_url, f"{file}:objective", n_trials=4))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "died").exists()
+    states = [trial["state"] for trial in json.loads(done.stdout)["trials"]]
+    assert states == ["COMPLETE"] * 4
+    check_leases(storage_url)
 
 
 def test_a_trial_that_outgrows_its_memory_is_tried_again_alone(

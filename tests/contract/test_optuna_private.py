@@ -127,6 +127,38 @@ def test_queued_trials_are_opened_first(study: optuna.Study) -> None:
     assert private.ours(study.trials[0])
 
 
+def test_a_trial_that_somebody_died_over_is_not_lost_once_it_is_taken(
+    storage_url: str, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes it from the queue takes the mark away, and nobody looks for it any more."""
+    study.enqueue_trial({"x": 0.25})
+    storage = type(study._storage)
+
+    def die(*args: object, **options: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "set_trial_state_values", die)
+        with pytest.raises(KeyboardInterrupt):
+            private.open_trial(study, name="7")
+    assert private.open_trial(study, name="8").number == 0
+    assert private.open_trial(study, name="9", lost="7").number == 1
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_trial_of_somebody_who_died_is_found(study: optuna.Study, queued: bool) -> None:
+    """The one with that mark is taken, and only while it has no end and no other has it."""
+    if queued:
+        study.enqueue_trial({"x": 0.25})
+    private.open_trial(study, name="7")
+    assert private.open_trial(study, name="8", lost="7").number == 0
+    assert private.open_trial(study, name="9", lost="7").number == 1
+    study.tell(1, 0.5)
+    assert private.open_trial(study, name="10", lost="9").number == 2
+    assert private.open_trial(study, name="11", lost="8").number == 0
+    assert all(private.ours(study.trials[number]) for number in (0, 2))
+
+
 def test_another_process_gets_the_same_trial(storage_url: str, study: optuna.Study) -> None:
     """A trial that is taken up again has its parameters and its reported values."""
     first = reported(study, 0.5)
