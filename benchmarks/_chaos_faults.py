@@ -7,94 +7,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import psutil
-from _chaos_disk import SmallDisk
-from _chaos_postgres import Postgres
-from _chaos_stage import N_TRIALS, POLL_SECONDS, Stage
+from _chaos_scene import SETTLE_SECONDS, Scene, StuckError
+from _chaos_stage import POLL_SECONDS
 
-SETTLE_SECONDS = 120.0
-_LEDGER_SECONDS = 0.5
-_REPORTING = 2
-
-
-class StuckError(Exception):
-    """The study does not go on after a fault."""
-
-
-@dataclass(kw_only=True)
-class Scene:
-    """All that faults are done to.
-
-    Args:
-        stage: the study and its processes.
-        postgres: its database.
-        disk: where its checkpoints are.
-        rng: every choice is drawn from it.
-        hold_seconds: the least and the most that something is away.
-    """
-
-    stage: Stage
-    postgres: Postgres
-    disk: SmallDisk
-    rng: np.random.Generator
-    hold_seconds: tuple[float, float]
-    damaged: list[tuple[int, float]] = field(default_factory=list)
-    """Trials whose newest checkpoint was damaged, and when."""
-
-    @property
-    def finished(self) -> bool:
-        return self.stage.finished()
-
-    def hold(self, also: Callable[[], None] = lambda: None) -> str:
-        """Leave things as they are for a while; says how long."""
-        seconds = float(self.rng.uniform(*self.hold_seconds))
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.finished:
-            also()
-            time.sleep(POLL_SECONDS)
-        return f"{seconds:.1f} s"
-
-    def settle(self) -> float:
-        """Wait until the study goes on as if nothing had happened; returns the seconds it took.
-
-        A broker lives, some trials have reported since, and no trial would lose more than a unit
-        if its process were lost now.
-
-        Raises:
-            StuckError: that does not come about.
-        """
-        begin, known = time.monotonic(), len(self.stage.records.reported())
-        while not self.finished:
-            if self._reports(known) and self._saved():
-                break
-            if time.monotonic() - begin > SETTLE_SECONDS:
-                raise StuckError(
-                    f"No progress within {SETTLE_SECONDS:.0f} s.\n{self.stage.last_words()}"
-                )
-            time.sleep(_LEDGER_SECONDS)
-        return time.monotonic() - begin
-
-    def _reports(self, known: int) -> bool:
-        lines = self.stage.records.reported()
-        epochs = self.stage.records.setting.epochs
-        over = {line.trial for line in lines if line.unit == epochs}
-        trained = {line.trial for line in lines[known:]}
-        live = N_TRIALS - len(over - trained)
-        return self.stage.broker() is not None and len(trained) >= min(_REPORTING, live)
-
-    def _saved(self) -> bool:
-        units: dict[int, int] = {}
-        for line in self.stage.records.reported():
-            units[line.trial] = line.unit
-        with self.stage.ledger() as (ledger, key):
-            saved = {each.number: each.units for each in ledger.load_checkpoints(key)}
-        epochs = self.stage.records.setting.epochs
-        behind = [unit - saved.get(trial, 0) for trial, unit in units.items() if unit < epochs]
-        return max(behind, default=0) <= 1
+_STORED_SECONDS = 5.0
 
 
 def kill_worker(scene: Scene) -> str | None:
@@ -162,24 +82,39 @@ def fill_disk(scene: Scene) -> str | None:
 
 
 def damage_checkpoint(scene: Scene) -> str | None:
-    """Of a stored trial the newest one, which has an older one to fall back on."""
-    with scene.stage.ledger() as (ledger, key):
-        stored = {run.number for run in ledger.load_runs(key) if run.state == "stored"}
-        newest: dict[int, list[Path]] = {number: [] for number in stored}
-        for each in ledger.load_checkpoints(key):
-            if each.number in stored:
-                newest[each.number].append(Path(each.path))
-    among = [number for number, paths in newest.items() if len(paths) > 1]
+    """Of a stored trial the newest one, which has an older one to fall back on.
+
+    If no trial is stored, one is made so by the loss of its worker.
+    """
+    before = ""
+    among = scene.stored()
+    if not among:
+        before, among = _store_one(scene)
     if not among:
         return None
-    number = int(scene.rng.choice(among))
-    path = newest[number][-1]
+    number = int(scene.rng.choice(list(among)))
+    path = among[number][-1]
     try:
         what = _damage(path, scene.rng)
     except OSError:  # it went on in this moment
         return None
     scene.damaged.append((number, time.time()))
-    return f"{what} {path.name} of trial {number}"
+    return f"{before}{what} {path.name} of trial {number}"
+
+
+def _store_one(scene: Scene) -> tuple[str, dict[int, list[Path]]]:
+    with_two = scene.stored(("running",))
+    holders = scene.stage.records.holders()
+    pids = [pid for pid, trial in holders.items() if trial in with_two]
+    if not pids:
+        return "", {}
+    pid = int(scene.rng.choice(pids))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + _STORED_SECONDS
+    while not (found := scene.stored()) and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+    return f"SIGKILL to worker {pid}, then ", found
 
 
 def stop_postgres(scene: Scene) -> str | None:

@@ -29,9 +29,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import optuna
 from _chaos_disk import SmallDisk
-from _chaos_faults import FAULTS, Scene, StuckError
+from _chaos_faults import FAULTS
 from _chaos_postgres import Postgres
 from _chaos_records import Setting
+from _chaos_scene import Scene, StuckError
 from _chaos_stage import N_SLOTS, N_TRIALS, POLL_SECONDS, Stage
 from _chaos_verdict import kept, verdict
 

@@ -1,0 +1,104 @@
+"""Where the faults of ``chaos.py`` happen, and how it is seen that all goes on after one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from _chaos_disk import SmallDisk
+from _chaos_postgres import Postgres
+from _chaos_stage import N_TRIALS, POLL_SECONDS, Stage
+
+SETTLE_SECONDS = 120.0
+_LEDGER_SECONDS = 0.5
+_REPORTING = 2
+
+
+class StuckError(Exception):
+    """The study does not go on after a fault."""
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """All that faults are done to.
+
+    Args:
+        stage: the study and its processes.
+        postgres: its database.
+        disk: where its checkpoints are.
+        rng: every choice is drawn from it.
+        hold_seconds: the least and the most that something is away.
+    """
+
+    stage: Stage
+    postgres: Postgres
+    disk: SmallDisk
+    rng: np.random.Generator
+    hold_seconds: tuple[float, float]
+    damaged: list[tuple[int, float]] = field(default_factory=list)
+    """Trials whose newest checkpoint was damaged, and when."""
+
+    @property
+    def finished(self) -> bool:
+        return self.stage.finished()
+
+    def hold(self, also: Callable[[], None] = lambda: None) -> str:
+        """Leave things as they are for a while; says how long."""
+        seconds = float(self.rng.uniform(*self.hold_seconds))
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.finished:
+            also()
+            time.sleep(POLL_SECONDS)
+        return f"{seconds:.1f} s"
+
+    def settle(self) -> float:
+        """Wait until the study goes on as if nothing had happened; returns the seconds it took.
+
+        A broker lives, some trials have reported since, and no trial would lose more than a unit
+        if its process were lost now.
+
+        Raises:
+            StuckError: that does not come about.
+        """
+        begin, known = time.monotonic(), len(self.stage.records.reported())
+        while not self.finished:
+            if self._reports(known) and self._saved():
+                break
+            if time.monotonic() - begin > SETTLE_SECONDS:
+                raise StuckError(
+                    f"No progress within {SETTLE_SECONDS:.0f} s.\n{self.stage.last_words()}"
+                )
+            time.sleep(_LEDGER_SECONDS)
+        return time.monotonic() - begin
+
+    def stored(self, states: tuple[str, ...] = ("stored",)) -> dict[int, list[Path]]:
+        """Checkpoints, oldest first, of trials in these states that have more than one."""
+        with self.stage.ledger() as (ledger, key):
+            found: dict[int, list[Path]] = {
+                run.number: [] for run in ledger.load_runs(key) if run.state in states
+            }
+            for each in ledger.load_checkpoints(key):
+                if each.number in found:
+                    found[each.number].append(Path(each.path))
+        return {number: paths for number, paths in found.items() if len(paths) > 1}
+
+    def _reports(self, known: int) -> bool:
+        lines = self.stage.records.reported()
+        epochs = self.stage.records.setting.epochs
+        over = {line.trial for line in lines if line.unit == epochs}
+        trained = {line.trial for line in lines[known:]}
+        live = N_TRIALS - len(over - trained)
+        return self.stage.broker() is not None and len(trained) >= min(_REPORTING, live)
+
+    def _saved(self) -> bool:
+        units: dict[int, int] = {}
+        for line in self.stage.records.reported():
+            units[line.trial] = line.unit
+        with self.stage.ledger() as (ledger, key):
+            saved = {each.number: each.units for each in ledger.load_checkpoints(key)}
+        epochs = self.stage.records.setting.epochs
+        behind = [unit - saved.get(trial, 0) for trial, unit in units.items() if unit < epochs]
+        return max(behind, default=0) <= 1
