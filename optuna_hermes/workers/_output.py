@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ def write_output_to(path: Path) -> None:
     """Send what this process prints to a file: many trials share one screen.
 
     Where there is no room for the file all goes where it went before; where there is none for a
-    line it is left out, for a trial must not fail by what it says.
+    line it is left out, for a trial must not fail by what it says. That a checkpoint finds no room
+    is said where it went before: the file may be on the same disk.
 
     Raises:
         OSError: there is another reason why it cannot be written.
@@ -33,10 +35,18 @@ def write_output_to(path: Path) -> None:
         if error.errno not in _NO_ROOM:
             raise
         return
+    _keep_warnings(os.dup(2))
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
     sys.stdout, sys.stderr = _stream(1), _stream(2)
+
+
+def _keep_warnings(screen: int) -> None:
+    stream = os.fdopen(screen, "w", encoding="utf-8", errors="backslashreplace")
+    handler = logging.StreamHandler(stream)
+    handler.setLevel(logging.WARNING)
+    logging.getLogger("optuna_hermes.suspend").addHandler(handler)
 
 
 class _Patient(io.FileIO):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = """
-import errno, os, sys
+import errno, logging, os, sys
 from pathlib import Path
 from optuna_hermes.workers import _output
 
@@ -17,6 +17,8 @@ print("out")
 os.system("echo from a child")
 print("err", file=sys.stderr)
 os.dup2(os.open({then!r}, os.O_WRONLY | os.O_APPEND), 1)
+logging.getLogger("optuna_hermes.suspend._saver").warning("no room")
+logging.getLogger("another").warning("anything else")
 for line in range(10_000):
     print("a line of a trial that does not know of the disk", flush=line % 2 == 0)
 sys.stdout.write("x" * 1_000_000)
@@ -32,11 +34,14 @@ def run(path: Path, then: object, mkdir: str = "os.mkdir") -> subprocess.Complet
 
 
 def test_a_full_disk_fails_no_trial(tmp_path: Path) -> None:
-    """All that the process and its children say is in the file, until there is no room for it."""
+    """All that the process and its children say is in the file, until there is no room for it.
+
+    That there is none for a checkpoint is said on the screen.
+    """
     path = tmp_path / "trial" / "output.log"
     done = run(path, "/dev/full")
-    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
-    assert path.read_text() == "out\nfrom a child\nerr\n"
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "no room\n")
+    assert path.read_text() == "out\nfrom a child\nerr\nanything else\n"
 
 
 def test_no_room_for_the_file(tmp_path: Path) -> None:
@@ -45,7 +50,7 @@ def test_no_room_for_the_file(tmp_path: Path) -> None:
     done = run(tmp_path / "trial" / "output.log", "/dev/null", no_room)
     assert done.returncode == 7
     assert sorted(done.stdout.splitlines()) == ["from a child", "out"]
-    assert done.stderr == "err\n"
+    assert done.stderr == "err\nno room\nanything else\n"
 
 
 def test_other_errors_are_raised(tmp_path: Path) -> None:
