@@ -99,6 +99,7 @@ def damage_checkpoint(scene: Scene) -> str | None:
     except OSError:  # it went on in this moment
         return None
     scene.damaged.append((number, time.time()))
+    scene.damaged_files.add(path)
     return f"{before}{what} {path.name} of trial {number}"
 
 

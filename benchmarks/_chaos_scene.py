@@ -40,6 +40,7 @@ class Scene:
     hold_seconds: tuple[float, float]
     damaged: list[tuple[int, float]] = field(default_factory=list)
     """Trials whose newest checkpoint was damaged, and when."""
+    damaged_files: set[Path] = field(default_factory=set)
 
     @property
     def finished(self) -> bool:
@@ -75,7 +76,7 @@ class Scene:
         return time.monotonic() - begin
 
     def stored(self, states: tuple[str, ...] = ("stored",)) -> dict[int, list[Path]]:
-        """Checkpoints, oldest first, of trials in these states that have more than one."""
+        """The last two checkpoints of trials in these states, if both are as they were written."""
         with self.stage.ledger() as (ledger, key):
             found: dict[int, list[Path]] = {
                 run.number: [] for run in ledger.load_runs(key) if run.state in states
@@ -83,7 +84,8 @@ class Scene:
             for each in ledger.load_checkpoints(key):
                 if each.number in found:
                     found[each.number].append(Path(each.path))
-        return {number: paths for number, paths in found.items() if len(paths) > 1}
+        last_two = {number: paths[-2:] for number, paths in found.items() if len(paths) > 1}
+        return {n: paths for n, paths in last_two.items() if self.damaged_files.isdisjoint(paths)}
 
     def _reports(self, known: int) -> bool:
         lines = self.stage.records.reported()
