@@ -87,8 +87,10 @@ def gc(
 ) -> None:
     """Remove what nobody needs: checkpoints, and rows of the ledger.
 
-    Checkpoints of finished trials, files that the ledger does not know, and leases that nobody
-    holds. What a suspended or a running trial needs stays. What trials have printed stays too.
+    Checkpoints of finished trials and files that the ledger does not know; leases that nobody
+    holds, brokers that are gone, studies that were deleted, and events older than 30 days and than
+    every unfinished trial. What a suspended or a running trial needs stays. What trials have
+    printed stays too.
 
     \b
     Example:
@@ -107,9 +109,10 @@ def gc(
         held = upkeep.held_trials(held_by, study)
         litter = upkeep.find_litter(study, ledger, folders, held, now)
         rows = upkeep.find_rows(study, ledger, host=_host(held_by), serving=serving, now=now)
+        litter = upkeep.with_files_of(litter, [f.parent for f in folders], rows.studies)
         if not dry_run:
             upkeep.remove(study, ledger, litter)
-            upkeep.remove_rows(ledger, rows, now)
+            upkeep.remove_rows(study, ledger, rows, now)
     if json:
         files = {str(path): n_bytes for path, n_bytes in litter.files.items()}
         freed = {"dry_run": dry_run, "freed_bytes": litter.size_bytes, "files": files}
@@ -135,4 +138,11 @@ def _host(broker: Mapping[str, Any] | None) -> str | None:
 def _cleared(rows: Rows) -> str:
     from optuna_hermes.view import plural
 
-    return plural(len(rows.leases), "orphaned lease") if rows.leases else ""
+    counts = {
+        "orphaned lease": len(rows.leases),
+        "dead broker": len(rows.hosts),
+        "deleted study": len(rows.studies),
+        "old event": rows.events,
+    }
+    nouns = {"deleted study": "deleted studies"}
+    return ", ".join(plural(n, noun, nouns.get(noun)) for noun, n in counts.items() if n)

@@ -8,6 +8,7 @@ from optuna_hermes.upkeep._files import (
     Litter,
     find_litter,
     remove,
+    with_files_of,
 )
 from optuna_hermes.upkeep._finish import Finish, finish, plan_finish
 from optuna_hermes.upkeep._held import held_trials
@@ -26,4 +27,5 @@ __all__ = [
     "plan_finish",
     "remove",
     "remove_rows",
+    "with_files_of",
 ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optuna_hermes import _optuna as private
@@ -80,6 +80,21 @@ def _is_below(folders: Collection[Path], path: Path) -> bool:
     """Whether a checkpoint is gone, or lies in a trial's folder in one of these."""
     place = path.parent.parent.resolve()
     return not path.exists() or any(place == folder.resolve() for folder in folders)
+
+
+def with_files_of(litter: Litter, folders: Iterable[Path], keys: Collection[str]) -> Litter:
+    """The litter, and every checkpoint of studies that are no more.
+
+    Args:
+        litter: what else there is.
+        folders: in which studies have their folders, named by their keys.
+        keys: of studies; one that leads elsewhere has no folder.
+    """
+    found = [folder / key for folder in folders for key in keys]
+    own = [each for each in found if each.resolve() == each.parent.resolve() / each.name]
+    inside = [each for each in own if each.name in keys]
+    files = {file.path: file.size_bytes for folder in inside for file in _files(folder)}
+    return replace(litter, files={**litter.files, **files})
 
 
 def remove(study: private.Study, ledger: Ledger, litter: Litter) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import optuna
 import pytest
 
 from optuna_hermes import _optuna as private
 from optuna_hermes import upkeep
-from optuna_hermes.ledger import LeaseRecord, open_ledger
+from optuna_hermes.ledger import EventRecord, LeaseRecord, RunRecord, open_ledger
+from optuna_hermes.ledger._records import HostRecord
+from optuna_hermes.upkeep._rows import DEAD_SECONDS, STORY_SECONDS
 
 NOW = 1_000_000_000.0
+OLD = NOW - STORY_SECONDS - 1.0
 
 
 class House:
@@ -21,6 +25,16 @@ class House:
         self.study = optuna.create_study(storage=url, study_name="study")
         self.key = private.study_key(self.study)
         self.ledger = open_ledger(private.ledger_url(self.study))
+
+    def trial(self, *, finished: bool) -> int:
+        """A trial with its run; what Optuna says of its end counts, not the ledger."""
+        trial = private.open_trial(self.study)
+        self.ledger.save_run(
+            RunRecord(study=self.key, number=trial.number, trial_id=0, state="stored")
+        )
+        if finished:
+            self.study.tell(trial.number, 1.0)
+        return trial.number
 
     def lease(self, epoch: int, *, host: str = "here", started: float = NOW - 61.0) -> None:
         """A lease that is out."""
@@ -35,13 +49,17 @@ class House:
             )
         )
 
+    def event(self, number: int | None, at: float) -> None:
+        """A line of a story."""
+        self.ledger.add_event(EventRecord(study=self.key, number=number, kind="granted", at=at))
+
     def rows(self, *, host: str | None = "here", serving: Collection[str] = ()) -> upkeep.Rows:
         """What may go."""
         return upkeep.find_rows(self.study, self.ledger, host=host, serving=serving, now=NOW)
 
     def clear(self, rows: upkeep.Rows) -> None:
         """Let it go."""
-        upkeep.remove_rows(self.ledger, rows, NOW)
+        upkeep.remove_rows(self.study, self.ledger, rows, NOW)
 
 
 @pytest.fixture
@@ -71,3 +89,120 @@ def test_leases_that_may_be_held_stay(house: House) -> None:
     assert house.rows(serving=[house.key]).leases == ()
     assert house.rows(host=None).leases == ()
     assert house.rows().leases == (3,)
+
+
+def test_a_lease_of_a_broker_that_beats_is_its_own(house: House) -> None:
+    """Where brokers share studies a lease ends with its broker, not with a look at this host."""
+    house.ledger.beat(HostRecord(name="here", instance="i"))
+    run = RunRecord(study=house.key, number=0, trial_id=0, state="running", owner="i")
+    house.ledger.save_run(run)
+    house.ledger.commit_lease(
+        LeaseRecord(
+            study=house.key,
+            epoch=1,
+            number=0,
+            devices=("here/cpu:0",),
+            host="here",
+            started=0.0,
+            owner="i",
+        )
+    )
+    assert house.rows().leases == ()
+
+
+def test_brokers_that_are_silent_for_long_are_forgotten(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that beats stays; one that has not for too long is forgotten, and its leases end."""
+    house.ledger.beat(HostRecord(name="far", instance="i"))
+    assert house.rows().hosts == ()
+    monkeypatch.setattr("optuna_hermes.upkeep._rows.DEAD_SECONDS", -1.0)
+    rows = house.rows()
+    assert rows.hosts == ("i",)
+    house.clear(rows)
+    assert house.ledger.load_hosts() == []
+
+
+def test_a_broker_that_has_just_come_back_stays(house: House) -> None:
+    """Between the look and the clearing it may beat again: then it is not forgotten."""
+    house.ledger.beat(HostRecord(name="far", instance="i"))
+    rows = upkeep.Rows(leases=(), hosts=("i",), studies=(), events=0, story_begins=0.0)
+    house.clear(rows)
+    assert [host.instance for host in house.ledger.load_hosts()] == ["i"]
+    assert DEAD_SECONDS > 600
+
+
+def test_a_study_that_optuna_has_no_more_is_forgotten(house: House) -> None:
+    """A deleted study goes; this one, others in the storage and served ones stay."""
+    kept = optuna.create_study(storage=house.study._storage, study_name="kept")
+    for key in ("deleted", "served", private.study_key(kept), house.key):
+        house.ledger.save_run(RunRecord(study=key, number=0, trial_id=0, state="stored"))
+    rows = house.rows(serving=["served"])
+    assert rows.studies == ("deleted",)
+    house.clear(rows)
+    assert "deleted" not in house.ledger.load_studies()
+    assert house.key in house.ledger.load_studies()
+
+
+def test_old_events_of_finished_trials_go(house: House) -> None:
+    """They are counted, and removed when it is meant; younger ones stay."""
+    number = house.trial(finished=True)
+    house.event(number, OLD)
+    house.event(None, OLD)
+    house.event(number, NOW)
+    rows = house.rows()
+    assert rows.events == 2
+    assert len(house.ledger.load_events(house.key)) == 3
+    house.clear(rows)
+    assert [event.at for event in house.ledger.load_events(house.key)] == [NOW]
+
+
+def test_the_story_of_an_unfinished_trial_stays_whole(house: House) -> None:
+    """However old it is, nothing since its first event goes."""
+    finished, suspended = house.trial(finished=True), house.trial(finished=False)
+    house.event(finished, OLD - 9.0)
+    house.event(suspended, OLD - 5.0)
+    house.event(finished, OLD - 1.0)
+    house.event(suspended, NOW)
+    rows = house.rows()
+    assert rows.events == 1
+    house.clear(rows)
+    assert [event.at for event in house.ledger.load_events(house.key, suspended)] == [
+        OLD - 5.0,
+        NOW,
+    ]
+
+
+def test_a_study_without_a_database_is_not_deleted(tmp_path: Path) -> None:
+    """The ledger of a storage without one is the study's alone: others are none of its business."""
+    study = optuna.create_study(storage=optuna.storages.InMemoryStorage())
+    ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.save_run(RunRecord(study="other", number=0, trial_id=0, state="stored"))
+    assert upkeep.find_rows(study, ledger, host="h", serving=(), now=NOW).studies == ()
+    ledger.close()
+
+
+def test_files_of_deleted_studies_go_with_them(tmp_path: Path) -> None:
+    """Their checkpoints are litter; what their trials printed stays."""
+    folder = checkpoint_of(tmp_path / "here" / "deleted")
+    nothing = upkeep.Litter(files={}, rows=())
+    litter = upkeep.with_files_of(nothing, [tmp_path / "here"], ["deleted", "not there"])
+    assert litter.files == {folder / "1.ckpt": 4}
+
+
+@pytest.mark.parametrize("key", ["../elsewhere", "..", ".", "", "link"])
+def test_a_key_that_leads_elsewhere_has_no_files(key: str, tmp_path: Path) -> None:
+    """Whatever the ledger holds as a key, nothing outside of the folder of studies goes."""
+    for place in ("elsewhere", "here", ".", "here/other"):
+        checkpoint_of(tmp_path / place)
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
+    nothing = upkeep.Litter(files={}, rows=())
+    assert upkeep.with_files_of(nothing, [tmp_path / "here"], [key]).files == {}
+
+
+def checkpoint_of(study: Path) -> Path:
+    folder = study / "trial-00000"
+    folder.mkdir(parents=True)
+    for name in ("1.ckpt", "output.log"):
+        (folder / name).write_bytes(b"0123")
+    return folder
