@@ -28,11 +28,11 @@ class Prefetch:
         study = self._book.studies[lease.study]
         if study.away_since is not None:
             return None
-        if not any(run.tier in ("host", "disk") for run in study.runs.values()):
-            return None
         cost = max(study.cost("host"), study.cost("disk"))
         lead = min(cost, (lease.deadline - lease.slice_started) / 2)
-        return lease.deadline - lead if lead > 0 else None
+        if lead <= 0 or not any(run.tier in ("host", "disk") for run in study.runs.values()):
+            return None
+        return lease.deadline - lead
 
     def look(self, now: float, out: list[Command]) -> None:
         """Look ahead where it is time to."""
