@@ -12,7 +12,7 @@ from typing import Any
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._protocol import Params, SavedCheckpoint, StudySpec
 from optuna_hermes.ledger._base import EventRecord, LeaseRecord, RunRecord
-from optuna_hermes.model import Curve, Device, RunState, TierName, Unstarted
+from optuna_hermes.model import Curve, Device, RunState, RunView, TierName, Unstarted
 from optuna_hermes.policies import Policy
 
 _COST_MEMORY = 0.7
@@ -39,6 +39,7 @@ class Run:
         silence: the longest time between two signs of life while it trained, None at first.
         units_left: units until its end after its last report, None if unknown.
         params: its hyper-parameters, empty if unknown.
+        seen: how a policy saw it last, behind all that made it look so.
         awaited: a process that has not come back yet may have it.
     """
 
@@ -70,6 +71,7 @@ class Run:
     silence: float | None = None
     units_left: int | None = None
     params: Params = field(default_factory=dict)
+    seen: tuple[Any, RunView] | None = field(default=None, repr=False, compare=False)
     awaited: bool = False
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
 

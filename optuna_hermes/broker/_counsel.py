@@ -130,6 +130,36 @@ def _view(
         up_for_decision: its slice has just ended, so it competes like a parked run.
         reserved: it has a device already, or must not be chosen now.
     """
+    # Of many runs few have changed since the last decision: to look is cheaper than to make.
+    known = (
+        run.state,
+        run.curve,
+        run.device_seconds + held,
+        run.waiting_since,
+        run.tier,
+        run.device,
+        run.units_left,
+        run.params,
+        cost,
+        bound,
+        reserved,
+    )
+    if run.seen is not None and run.seen[0] == known and not up_for_decision:
+        return run.seen[1]
+    seen = _new_view(run, now, held, cost, bound, up_for_decision, reserved)
+    run.seen = None if up_for_decision else (known, seen)
+    return seen
+
+
+def _new_view(
+    run: Run,
+    now: float,
+    held: float,
+    cost: float,
+    bound: bool,
+    up_for_decision: bool,
+    reserved: bool,
+) -> RunView:
     state: RunState = run.state
     waiting_since = run.waiting_since
     if up_for_decision:

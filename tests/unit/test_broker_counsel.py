@@ -13,6 +13,7 @@ from optuna_hermes import HermesSampler
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import _admission
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._counsel import Counsel
 from optuna_hermes.broker._events import StudyRead
 from optuna_hermes.ledger._base import RunRecord
 from optuna_hermes.model import Decision, RunView, Snapshot, Unstarted
@@ -247,3 +248,22 @@ def test_parameters_are_plain_json() -> None:
     plain = private.params_of(trial)
     assert plain == params | {"huge": float(2**70), "single": "0.5", "shape": "(1, 2)"}
     wire.frame(wire.Training(epoch=1, stores=True, params=plain))
+
+
+def test_a_run_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker) -> None:
+    """A policy is shown the same view until something in it changes, and then a new one."""
+    begin(broker, broker.worker(), 0)
+    run = broker.state.book.studies["s"].runs[0]
+    counsel = Counsel(broker.state.book)
+    study = broker.state.book.studies["s"]
+    (view,) = counsel._snapshot(study, [], 9.0).runs
+    (again,) = counsel._snapshot(study, [], 10.0).runs
+    assert again is view
+    changes = {"units_left": 7, "params": {"lr": 0.5}, "device_seconds": 99.0, "tier": "host"}
+    for name, value in changes.items():
+        setattr(run, name, value)
+        (changed,) = counsel._snapshot(study, [], 11.0).runs
+        assert changed is not view
+        view = changed
+    assert (view.units_left, view.params, view.tier) == (7, {"lr": 0.5}, "host")
+    assert view.attained_seconds == 99.0
