@@ -85,8 +85,9 @@ def finish(study: private.Study, ledger: Ledger, values: Mapping[int, float]) ->
         private.complete_trial(study, trials[number], value)
         now = time.time()
         if number in runs:
-            done = dataclasses.replace(runs[number], state="done", tier=None, updated=now)
-            ledger.save_run(done)
+            run = runs[number]
+            done = dataclasses.replace(run, state="done", tier=None, owner=None, updated=now)
+            ledger.save_run(done, by=run.owner)
         detail = {"value": value}
         ledger.add_event(
             EventRecord(study=key, number=number, kind="finished", at=now, detail=detail)

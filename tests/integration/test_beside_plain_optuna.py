@@ -187,6 +187,10 @@ def test_neither_hurts_the_other(
     assert {number for number in ours if trained[number] != {"ours"}} == set()
     assert {number for number in retried if trained[number] != {"plain"}} == set()
     assert len(trained) == len(states(url)) - 2
+    # What plain workers open later comes on top of the two that were lacking.
+    opened = {number for number, who in trained.items() if who == {"ours"}} - ours
+    assert len(opened) <= 2
+    assert len(states(url)) >= total
 
 
 class Race:

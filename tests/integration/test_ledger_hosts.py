@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -199,6 +200,30 @@ def test_a_process_that_hangs_with_a_lock_does_not_keep_it(
         assert [held.epoch for held in other.load_leases()] == [1]
         assert other.load_runs("study") == []
         hung.commit_lease(lease(2))
+
+
+@pytest.mark.parametrize(
+    ("server", "zone"),
+    [
+        ("postgres", "options=-ctimezone%3DAsia/Tokyo"),
+        ("mariadb", "init_command=SET time_zone='%2B09:00'"),
+    ],
+)
+def test_the_time_zone_of_a_connection_does_not_matter(
+    request: pytest.FixtureRequest, server: str, zone: str
+) -> None:
+    """Ages and ends are the same for hosts in Tokyo and in Greenwich."""
+    url = request.getfixturevalue(f"{server}_url")
+    with closing(open_ledger(url)) as here, closing(open_ledger(f"{url}&{zone}")) as there:
+        for name, ledger in (("here", here), ("there", there)):
+            ledger.beat(HostRecord(name=name, instance=name))
+            ledger.commit_lease(replace(lease(ledger.last_epoch() + 1), owner=name))
+        for ledger in (here, there):
+            assert all(host.age_seconds < 60 for host in ledger.load_hosts())
+        assert here.forget_host("there", dead_after_seconds=0.0)
+        assert there.forget_host("here", dead_after_seconds=0.0)
+        ends = [held.ended for held in here.load_leases()]
+        assert all(end is not None and abs(end - time.time()) < 600 for end in ends)
 
 
 def holds(ledger: Ledger, instance: str) -> bool:

@@ -285,6 +285,14 @@ def test_a_database_out_of_reach_is_one_line_without_the_password(url: str) -> N
     assert caught.value.__cause__ is not None or re.search("cannot be read|must name", message)
 
 
+def test_a_database_that_no_ledger_can_live_in_is_refused() -> None:
+    """The error names the databases that can be used."""
+    with pytest.raises(
+        LedgerError, match=r"must name SQLite, PostgreSQL.* got 'oracle'\. Keep the study in one"
+    ):
+        open_ledger("oracle://ann@host/study")
+
+
 def test_a_repr_has_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger in a traceback or a log keeps the secret."""
     pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
@@ -142,6 +143,16 @@ def test_finish_completes_at_the_last_value(house: House) -> None:
     assert (run.state, run.tier, run.device_seconds) == ("done", None, 3.5)
     (event,) = house.ledger.load_events(house.key, number)
     assert (event.kind, event.detail) == ("finished", {"value": 2.5})
+
+
+def test_a_broker_that_owned_a_finished_run_does_so_no_more(house: House) -> None:
+    """What a broker that is gone still owns can be finished too."""
+    number = house.suspended(1.0)
+    (run,) = house.ledger.load_runs(house.key)
+    house.ledger.save_run(dataclasses.replace(run, owner="gone"))
+    upkeep.finish(house.study, house.ledger, {number: 1.0})
+    (run,) = house.ledger.load_runs(house.key)
+    assert (run.state, run.owner) == ("done", None)
 
 
 def test_finish_all_takes_what_is_suspended(house: House) -> None:
