@@ -27,6 +27,7 @@ from optuna_hermes.errors import (
 )
 from optuna_hermes.ledger import Ledger, open_ledger
 from optuna_hermes.view import Progress
+from optuna_hermes.workers._news import NOTED_SECONDS, DeviceNews
 from optuna_hermes.workers._objective import Objective, pack
 from optuna_hermes.workers._opening import descriptions, most_alive, opening
 from optuna_hermes.workers._result import OptimizeResult, best_of, trial_results
@@ -47,9 +48,6 @@ MAX_BROKERS = 5
 
 STEADY_SECONDS = 5.0
 """A broker that lives for so long has not ended at once."""
-
-NOTED_SECONDS = 3.0
-"""A database that is away for less is not worth a line on the screen."""
 
 _AWAY = (
     "The database does not answer, so every trial was suspended to disk: bring it back, then run "
@@ -113,6 +111,7 @@ class Driver:
         self._last: dict[str, Any] = {}
         self._devices: tuple[str, ...] = ()
         self._away = False
+        self._news = DeviceNews(progress.note)
 
     def run(self) -> OptimizeResult:
         """Run the study until it is done or told to stop.
@@ -217,6 +216,8 @@ class Driver:
         self._last = mine = _entry(document, key)
         self._progress.update(document, mine)
         self._say_if_away(mine["away_seconds"])
+        devices: Any = document["devices"]
+        self._news.look(devices, time.monotonic())
         return mine
 
     def _say_if_away(self, seconds: float | None) -> None:

@@ -141,6 +141,8 @@ def objective(trial):
         trial.report(1 / unit, unit)
         if trial.should_prune():
             raise optuna.TrialPruned
+        while gpu == "GPU-aaaa" and not os.path.exists("there"):
+            time.sleep(0.01)  # else one GPU might do for both trials
         if unit == 2 and gpu == "GPU-bbbb" and not os.path.exists("mended"):
             open("there", "w").close()
             while sys.argv[1] not in open(os.environ["FAKE_NVML_FILE"]).read():
