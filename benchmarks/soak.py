@@ -73,7 +73,7 @@ def _soak(broker: psutil.Process, folder: Path, seconds: float) -> dict[str, Any
         "trials": trials,
         "handles": handles,
         "memory_bytes": memory,
-        "met": max(handles["growth"], memory["growth"]) <= LIMIT,
+        "met": trials > 0 and max(handles["growth"], memory["growth"]) <= LIMIT,
     }
 
 
@@ -127,6 +127,7 @@ class Study:
         params = {number: {"lr": 0.1} for number in range(TRIALS)}
         driver.send(wire.Describe(study=self._key, params=params))
         driver.send(message)
+        _studies(driver)  # it is open when this is answered
         workers = [threading.Thread(target=self._work, daemon=True) for _ in range(WORKERS)]
         for worker in workers:
             worker.start()
