@@ -7,7 +7,9 @@ as there are devices; the others wait, or are parked. In the setting ``all`` eve
 something ten times a second, the waiting ones too; in ``holders`` only those that have a device. A
 grant's time is from the moment a holder has written that it left a device to the moment another
 has read that it may have it. ``status`` is the command, as a process, about a study of many runs
-in its ledger, with ten reports each. Exit status 1 if a limit is not met.
+in its ledger, with ten reports each; ``start_seconds`` is the same about a study of one run, most
+of it Python, Optuna and its database libraries, and does not count. Exit status 1 if a limit is not
+met.
 """
 
 from __future__ import annotations
@@ -194,7 +196,9 @@ def _met(load: list[dict[str, Any]], status: list[dict[str, Any]]) -> bool:
         and row["broker_memory_bytes"] <= MEMORY_LIMIT_BYTES
         for row in load
     )
-    return bears and all(row["seconds"] <= STATUS_LIMIT_SECONDS for row in status)
+    return bears and all(
+        row["seconds"] - row["start_seconds"] <= STATUS_LIMIT_SECONDS for row in status
+    )
 
 
 def _text(result: dict[str, Any]) -> str:
@@ -207,7 +211,10 @@ def _text(result: dict[str, Any]) -> str:
             f"{row['broker_memory_bytes'] / 1e6:.0f} MB, {row['handles']} handles"
         )
     for row in result["status"]:
-        lines.append(f"status   {row['runs']} runs on {row['database']}: {row['seconds']:.2f} s")
+        lines.append(
+            f"status   {row['runs']} runs on {row['database']}: {row['seconds']:.2f} s, of which "
+            f"{row['start_seconds']:.2f} s for a study of one"
+        )
     lines.append("limits met" if result["met"] else "a limit is NOT met")
     return "\n".join(lines)
 
