@@ -36,7 +36,7 @@ def objective(trial):
     for unit in range(1, {units} + 1):
         time.sleep(0.15)  # training
         with TRAINED.open("a") as file:
-            file.write("unit\\n")
+            file.write(f"{{trial.number}}\\n")
         trial.report(x + unit, unit)
         if trial.should_prune():
             raise optuna.TrialPruned
@@ -107,6 +107,10 @@ class Watched:
     def units(self) -> int:
         return self.trained.read_text().count("\n") if self.trained.exists() else 0
 
+    def all_begun(self) -> bool:
+        """A trial that has not begun needs the database to begin."""
+        return self.units() > 0 and len(set(self.trained.read_text().split())) == N_TRIALS
+
     def check(self) -> None:
         """Every trial is complete with every value, and nothing was trained twice."""
         ended = self.running.wait()
@@ -134,7 +138,7 @@ def test_postgres_goes_and_comes_back(
     """Training goes on without its server, and all that was reported is there in the end."""
     with served() as (url, server):
         study = Watched(tmp_path, url, start_cli)
-        wait_for(lambda: study.units() >= 8, 120)
+        wait_for(study.all_begun, 120)
         with taken_away(server):
             before = study.units()
             wait_for(lambda: study.units() >= before + AWAY_UNITS, 60)
@@ -148,7 +152,7 @@ def test_a_locked_sqlite_file_is_waited_for(
     """Another program that locks the file stops nobody's training."""
     file = tmp_path / "study.db"
     study = Watched(tmp_path, f"sqlite:///{file}", start_cli)
-    wait_for(lambda: study.units() >= 8, 120)
+    wait_for(study.all_begun, 120)
     with closing(sqlite3.connect(file, timeout=60)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         before = study.units()
