@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from optuna_hermes.broker._imports import anywhere, folders
 
 _KEY_ATTRIBUTE = "hermes:key"
 _SEED_ATTRIBUTE = "hermes:seed"
+_giving_key = threading.Lock()
 
 Study = optuna.Study
 """For the annotations of those who have no other business with Optuna."""
@@ -28,10 +30,11 @@ Study = optuna.Study
 def study_key(study: optuna.Study) -> str:
     """The study's key: given once, so that a study made again under a name is another one."""
     storage, study_id = study._storage, study._study_id
-    known = storage.get_study_system_attrs(study_id).get(_KEY_ATTRIBUTE)
-    if known is None:
-        storage.set_study_system_attr(study_id, _KEY_ATTRIBUTE, uuid.uuid4().hex[:16])
-        known = storage.get_study_system_attrs(study_id)[_KEY_ATTRIBUTE]
+    with _giving_key:  # the threads of a plain study come here all at once
+        known = storage.get_study_system_attrs(study_id).get(_KEY_ATTRIBUTE)
+        if known is None:
+            storage.set_study_system_attr(study_id, _KEY_ATTRIBUTE, uuid.uuid4().hex[:16])
+            known = storage.get_study_system_attrs(study_id)[_KEY_ATTRIBUTE]
     return str(known)
 
 

@@ -25,13 +25,20 @@ class Connection:
     def __init__(self, sock: socket.socket, role: str) -> None:
         self._socket = sock
         self._send_lock = threading.Lock()
+        try:
+            self.welcome = self._greet(role)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _greet(self, role: str) -> wire.Welcome:
         self.send(wire.Hello(version=wire.VERSION, role=role))
         welcome = self.receive()
         if isinstance(welcome, wire.Refused):
             raise BrokerConflictError(welcome.reason)
         if not isinstance(welcome, wire.Welcome):
             raise ProtocolError(f"A broker says welcome first but said {welcome!r}.")
-        self.welcome = welcome
+        return welcome
 
     def send(self, message: wire.FromClient) -> None:
         """Send one message.

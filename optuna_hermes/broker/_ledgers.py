@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from optuna_hermes.broker._events import LedgerAway, LedgerBack, SaveMemory, Write, WritesFailed
+from optuna_hermes.broker._events import (
+    EndLease,
+    LedgerAway,
+    LedgerBack,
+    SaveMemory,
+    Write,
+    WritesFailed,
+)
 from optuna_hermes.broker._meter import Times
+from optuna_hermes.broker._outbox import proof_of_end
 from optuna_hermes.broker._writer import (
     LONGEST_PAUSE_SECONDS,
     News,
@@ -39,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committed:
-    """These leases and checkpoints are in the ledger."""
+    """These leases are in the ledger, and these checkpoints and ends of leases."""
 
     epochs: tuple[int, ...]
     paths: tuple[str, ...]
@@ -195,6 +203,7 @@ class Ledgers:
             return
         epochs = tuple(item.epoch for item in news.items if isinstance(item, LeaseRecord))
         paths = tuple(item.path for item in news.items if isinstance(item, CheckpointRecord))
+        paths += tuple(proof_of_end(i.epoch) for i in news.items if isinstance(i, EndLease))
         if isinstance(news, Written):
             if news.items:
                 self._times.add(news.seconds)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from optuna_hermes.broker._protocol import FromBroker, Grant, Kept, Yield
+from optuna_hermes.broker._protocol import FromBroker, Grant, Kept, Noted, Yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,13 @@ class Asked:
 
 
 Proof = int | str | Asked
-"""What is waited for: the record of a lease (its epoch) or of a checkpoint (its path), or a sign
-that a database is there."""
+"""What is waited for: the record of a lease (its epoch) or of a checkpoint (its path), the end
+of a lease, or a sign that a database is there."""
+
+
+def proof_of_end(epoch: int) -> str:
+    """What a message that waits for the end of a lease waits for."""
+    return f"end of {epoch}"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -28,7 +33,7 @@ class _Waiting:
 
 
 class Outbox:
-    """Holds back grants, and what says that a checkpoint is kept, until their record is written.
+    """Holds back grants, and what says that something is safe, until their record is written.
 
     Nobody is asked to leave a device before the database has shown that it is there: the next run
     could not be granted.
@@ -115,6 +120,8 @@ def _proof(message: FromBroker) -> Proof | None:
         return message.epoch
     if isinstance(message, Yield):
         return Asked(message.epoch)
+    if isinstance(message, Noted):
+        return proof_of_end(message.epoch)
     return message.path if isinstance(message, Kept) else None
 
 

@@ -365,6 +365,12 @@ class Kept(_Message, frozen=True, kw_only=True):
     path: str
 
 
+class Noted(_Message, frozen=True, kw_only=True):
+    """The ledger knows that a lease is over, and all that was said under it: its process may go."""
+
+    epoch: int
+
+
 class Dismiss(_Message, frozen=True, kw_only=True):
     """A worker that waits is not needed any more."""
 
@@ -394,7 +400,9 @@ FromClient = (
     | GetStatus
     | Quit
 )
-FromBroker = Welcome | Refused | Grant | Yield | Evict | Recall | Prepare | Kept | Dismiss | Status
+FromBroker = (
+    Welcome | Refused | Grant | Yield | Evict | Recall | Prepare | Kept | Noted | Dismiss | Status
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)

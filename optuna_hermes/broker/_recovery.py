@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from optuna_hermes.broker import _progress as progress
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import end_orphan
 from optuna_hermes.broker._book import Awaited, Book, Lease, Run, Study
 from optuna_hermes.broker._events import Command, Expected, Kill, Send
@@ -43,6 +44,11 @@ class Recovery:
         """When somebody has been waited for long enough."""
         return (each.until for each in self._book.awaited.values() if not each.late)
 
+    def begin_anew(self, now: float) -> None:
+        """The broker itself was stopped: whoever came back meanwhile has not been heard."""
+        for each in self._book.awaited.values():
+            each.until = now + self._seconds
+
     def end(self, now: float, out: list[Command]) -> None:
         """Wait no longer for those who had the time.
 
@@ -61,19 +67,23 @@ class Recovery:
         for each in self._of(pid).values():
             each.met = True
 
-    def lost(self, pid: int, out: list[Command]) -> None:
+    def lost(self, pid: int, now: float, out: list[Command]) -> None:
         """A process has hung up; it may have had no time to say what it has."""
         if any(client.pid == pid for client in self._book.clients.values()):
             return
         for connection, each in self._of(pid).items():
             each.met = False
-            if each.late:
+            if each.ended:
+                self._settle(connection, each, now, out)
+            elif each.late:
                 self._kill(connection, each, out)
 
     def gone(self, connection: int, now: float, out: list[Command]) -> None:
         """A process that was waited for has ended."""
         each = self._book.awaited.get(connection)
-        if each is not None:
+        if each is not None and each.met:
+            each.ended = True
+        elif each is not None:
             self._settle(connection, each, now, out)
 
     def empty_handed(
@@ -131,6 +141,7 @@ class Recovery:
             run.units_left, run.params = message.units_left, message.params or run.params
             run.needs(message.need_bytes)
             self._hear(run, message, now, out)
+            out.append(story.resumed(self._book, run, now))
             out.extend(_kept(connection, message))
         return None
 

@@ -27,6 +27,7 @@ from optuna_hermes.broker._events import (
     Command,
     Connected,
     Disconnected,
+    EndLease,
     Event,
     Expected,
     Kill,
@@ -46,7 +47,7 @@ from optuna_hermes.broker._logs import log_event
 from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.broker._meter import Meter
 from optuna_hermes.broker._metrics import Figures, serving
-from optuna_hermes.broker._outbox import Asked, Outbox
+from optuna_hermes.broker._outbox import Asked, Outbox, proof_of_end
 from optuna_hermes.broker._readings import Readings
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
@@ -522,6 +523,8 @@ def _proof(record: Write) -> int | str | None:
     """By what a message that waits for this record names it."""
     if isinstance(record, LeaseRecord):
         return record.epoch
+    if isinstance(record, EndLease):
+        return proof_of_end(record.epoch)
     return record.path if isinstance(record, CheckpointRecord) else None
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 """How often a run that waits looks whether its process is to end."""
-_KEPT_SECONDS = 5.0
-"""How long a process whose run is on disk waits to hear that the ledger knows where."""
+_HEARD_SECONDS = 5.0
+"""How long a process that leaves waits to hear that the ledger knows where its run is."""
 _TERMINATED = 128 + 15
 _NOBODY = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.log, and go on."
 
@@ -75,6 +75,7 @@ class RunSession:
         self._granted_at: float | None = None
         self._lost = False
         self._refused: str | None = None
+        self._noted_end = False
         self._parked_in: Parking | None = None
         self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
         self._said = Said()
@@ -223,7 +224,7 @@ class RunSession:
 
     def close(self) -> None:
         """Hang up, once a broker has heard how the run stands."""
-        self._line.settle(lambda: not self._unkept(), _KEPT_SECONDS)
+        self._line.settle(lambda: not self._unheard(), _HEARD_SECONDS)
         self._line.close()
 
     # -- waiting -------------------------------------------------------------------------------
@@ -349,6 +350,8 @@ class RunSession:
             elif isinstance(message, wire.Yield):
                 self.asked = self._said.asked = message.tier
                 self.must_yield = True
+            elif isinstance(message, wire.Noted):
+                self._noted_end = True
             elif isinstance(message, wire.Kept):
                 self._kept(message)
             elif isinstance(message, wire.Refused) and self._said.epoch:
@@ -397,10 +400,12 @@ class RunSession:
         if not self.managed:  # the loop read them when it started
             self.checkpoints = tuple(_unwired(c) for c in grant.checkpoints)
 
-    def _unkept(self) -> bool:
-        """Whether the run is on disk, and the ledger may not know it."""
-        parked = self._said.parked
-        return parked is not None and parked.tier == "disk" and bool(self._said.checkpoints)
+    def _unheard(self) -> bool:
+        """Whether the run is over or on disk, and the ledger may not know it."""
+        said = self._said
+        if said.end is not None:
+            return not self._noted_end
+        return said.parked is not None and said.parked.tier == "disk" and bool(said.checkpoints)
 
 
 def _wired(state: StoredState) -> wire.SavedCheckpoint:

@@ -60,6 +60,16 @@ class Silence:
         for client in self._leaving().values():
             yield client.left_at + self._grace_seconds
 
+    def begin_anew(self, now: float) -> None:
+        """The broker itself was stopped: what its clients said meanwhile is still to be read."""
+        for slot in self._book.slots.values():
+            if slot.lease is not None:
+                slot.lease.last_progress = now
+        for run in self._asked():
+            run.asked_at = now
+        for client in self._leaving().values():
+            client.left_at = now
+
     def end(self, now: float, out: list[Command]) -> None:
         """Kill workers whose grace period is over; each kill opens another period.
 

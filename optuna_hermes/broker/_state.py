@@ -48,6 +48,9 @@ from optuna_hermes.broker._silence import GRACE_SECONDS, Silence, heard_from
 from optuna_hermes.broker._status import document
 from optuna_hermes.model import Device
 
+STALL_SECONDS = 1.0
+"""A broker that is woken so much later than it asked for was stopped, or starved."""
+
 
 class State:
     """Everything a broker knows, and the rules by which it changes.
@@ -116,6 +119,7 @@ class State:
             self._away.end(event, now)
             self._dispatcher.schedule(now, out)
         elif isinstance(event, Tick):
+            self._forgive(now)
             self._away.look(now)
             self._silence.end(now, out)
             self._recovery.end(now, out)
@@ -142,6 +146,12 @@ class State:
                 due = self._prefetch.due(slot)
                 times.append(lease.deadline if due is None else due)
         return min(times, default=None)
+
+    def _forgive(self, now: float) -> None:
+        """Whoever stops and continues a broker has not made its clients silent."""
+        if self._wakeup is not None and now - self._wakeup > STALL_SECONDS:
+            self._silence.begin_anew(now)
+            self._recovery.begin_anew(now)
 
     @property
     def idle(self) -> bool:
@@ -183,6 +193,8 @@ class State:
         elif isinstance(message, wire.Saved):
             self._saved(connection, message, now, out)
         elif hasattr(message, "epoch"):
+            if isinstance(message, wire.Ended | wire.Released):  # late or not
+                out.append(Send(connection=connection, message=wire.Noted(epoch=message.epoch)))
             self._about_lease(connection, message, now, out)
 
     def _about_lease(
@@ -423,7 +435,7 @@ class State:
             return
         client = self.book.clients.pop(connection, None)
         if client is not None:
-            self._recovery.lost(client.pid, out)
+            self._recovery.lost(client.pid, now, out)
         for key, waiting in list(self.book.early.items()):
             if connection in waiting:
                 waiting.remove(connection)

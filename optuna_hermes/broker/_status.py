@@ -27,6 +27,7 @@ def document(book: Book, now: float, *, problems: Mapping[str, str], runs: bool)
             "used_bytes": book.host_used_bytes,
             "budget_bytes": book.host_budget_bytes,
         },
+        "awaited": sorted({each.holder.pid for each in book.awaited.values()}),
         "devices": [
             _device(slot, book, now) | {"problem": problems[id_]}
             for id_, slot in book.slots.items()

@@ -32,6 +32,12 @@ def granted(
     return events
 
 
+def resumed(book: Book, run: Run, now: float) -> EventRecord:
+    """A run goes on, or waits on, with another broker than before."""
+    detail = {"device": run.device, "epoch": run.epoch, "state": run.state}
+    return book.event(run.study, run.number, "resumed", detail, now)
+
+
 def suspended(book: Book, run: Run, tier: TierName, now: float) -> EventRecord:
     """A run has given its device back."""
     detail = {"tier": tier, "device": run.device, "units": run.curve.units}

@@ -151,20 +151,19 @@ class Driver:
         study = cloudpickle.dumps(self._study)
         staff.employ(Job(study=study, spec=spec, seed=seed, checkpoint_root=root))
         hasty = 0
-        while hasty < MAX_BROKERS:
-            connection = connect_or_start("driver", settings.devices)
+        while True:
             begin = time.monotonic()
             try:
-                self._attend(connection, staff, spec, ledger)
+                with contextlib.closing(connect_or_start("driver", settings.devices)) as connection:
+                    self._attend(connection, staff, spec, ledger)
                 return
             except BrokerConflictError:
                 raise
             except BrokerError as error:
                 hasty = hasty + 1 if time.monotonic() - begin < STEADY_SECONDS else 1
+                if hasty == MAX_BROKERS:
+                    raise
                 self._progress.note(f"{error} Starting another one: training goes on.")
-            finally:
-                connection.close()
-        raise BrokerError(f"The broker ended {MAX_BROKERS} times in a row: see broker.log.")
 
     def _attend(
         self, connection: Connection, staff: Staff, spec: StudySpec, ledger: Ledger

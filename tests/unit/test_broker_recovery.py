@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import EndLease
+from optuna_hermes.broker._events import EndLease, Tick
 from optuna_hermes.broker._recovery import RECOVERY_SECONDS
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.testing import FakeBroker
@@ -548,3 +548,23 @@ def test_time_alone_ends_the_wait() -> None:
     broker, _, _ = holding()
     after = broker.successor()
     assert after.state.next_wakeup(3.0) == RECOVERY_SECONDS
+
+
+def test_a_broker_that_was_stopped_begins_to_wait_anew() -> None:
+    """Whoever came back, or stopped, while it could hear nobody is not killed for it."""
+    broker, pid, epoch = holding()
+    after = broker.successor()
+    after.advance(1.0)
+    after.now = 3 * RECOVERY_SECONDS
+    after.apply(Tick())
+    assert after.killed() == []
+    after.driver(policy="round-robin")
+    after.worker()
+    worker = after.resume(pid, resume(epoch))
+    after.advance(1.5)
+    assert after.last(worker, "Yield") is not None
+    after.now += 10_000.0
+    after.apply(Tick())
+    assert after.killed() == []
+    after.advance(10_000.0)
+    assert pid in after.killed()
