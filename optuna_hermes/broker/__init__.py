@@ -9,7 +9,8 @@ from optuna_hermes.broker._client import (
     connect_patiently,
 )
 from optuna_hermes.broker._protocol import OpenStudy, StudySpec
-from optuna_hermes.broker._session import RunSession, session_of, sessions
+from optuna_hermes.broker._session import RunSession
+from optuna_hermes.broker._sessions import session_of, sessions
 
 __all__ = [
     "Connection",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._holder import Awaited
 from optuna_hermes.broker._protocol import Params, SavedCheckpoint, StudySpec
 from optuna_hermes.ledger._base import EventRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Curve, Device, RunState, RunView, TierName, Unstarted
@@ -288,25 +288,6 @@ class Client:
     leaving: str | None = None
     left_at: float = 0.0
     described: dict[str, dict[int, Params]] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class Awaited:
-    """A process that an earlier broker served, and that has not come back yet.
-
-    Args:
-        holder: who it is, and what it may have.
-        until: when others stop waiting for it.
-        late: nobody waits for it any more, but what it has stays its own until it has ended.
-        met: it has said hello, and is about to say what it has.
-        ended: it has, after it said hello: what it said last may still be read.
-    """
-
-    holder: Holder
-    until: float
-    late: bool = False
-    met: bool = False
-    ended: bool = False
 
 
 @dataclass(kw_only=True)

@@ -26,3 +26,22 @@ class Holder:
     number: int | None
     epoch: int
     device: str | None
+
+
+@dataclass(kw_only=True)
+class Awaited:
+    """A process that an earlier broker served, and that has not come back yet.
+
+    Args:
+        holder: who it is, and what it may have.
+        until: when others stop waiting for it.
+        late: nobody waits for it any more, but what it has stays its own until it has ended.
+        met: it has said hello, and is about to say what it has.
+        ended: it has, after it said hello: what it said last may still be read.
+    """
+
+    holder: Holder
+    until: float
+    late: bool = False
+    met: bool = False
+    ended: bool = False

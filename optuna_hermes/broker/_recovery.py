@@ -8,9 +8,9 @@ from optuna_hermes.broker import _progress as progress
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import end_orphan
-from optuna_hermes.broker._book import Awaited, Book, Lease, Run, Study
+from optuna_hermes.broker._book import Book, Lease, Run, Study
 from optuna_hermes.broker._events import Command, Expected, Kill, Send
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._holder import Awaited, Holder
 from optuna_hermes.broker._protocol import Begin, Resume
 from optuna_hermes.ledger._base import LeaseRecord
 
@@ -149,6 +149,8 @@ class Recovery:
         self, run: Run | None, lease: LeaseRecord | None, message: Resume, known: bool
     ) -> str | None:
         """Why what a process says does not agree with what is known."""
+        if run is None and message.parked is not None:
+            return "A run that is parked has a number."
         if run is not None and not run.live:
             return f"Trial {run.number} has ended."
         if run is not None and run.connection is not None:

@@ -1,4 +1,4 @@
-"""One run's side of its lease, and the sessions of this process by trial."""
+"""One run's side of its lease."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import Connection
 from optuna_hermes.broker._line import AWAY_SECONDS, Line
 from optuna_hermes.broker._said import Said
+from optuna_hermes.broker._sessions import sessions
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
 from optuna_hermes.model import RunState, TierName
 from optuna_hermes.suspend._base import Held, State, StoredState
@@ -424,35 +425,3 @@ def _unwired(saved: wire.SavedCheckpoint) -> StoredState:
         size_bytes=saved.size_bytes,
         sha256=saved.sha256,
     )
-
-
-class Sessions:
-    """The sessions of this process, by study name and trial number.
-
-    ``worker`` is the session of a process that serves one run at a time for ``optimize``.
-    """
-
-    def __init__(self) -> None:
-        self.worker: RunSession | None = None
-        self._by_trial: dict[tuple[str, int], RunSession] = {}
-
-    def add(self, study: str, number: int, session: RunSession) -> None:
-        """Remember whose session this is."""
-        self._by_trial[study, number] = session
-
-    def get(self, study: str, number: int) -> RunSession | None:
-        """The session of a trial, None if it has none in this process."""
-        return self._by_trial.get((study, number))
-
-    def pop(self, study: str, number: int) -> RunSession | None:
-        """Forget a trial's session."""
-        return self._by_trial.pop((study, number), None)
-
-
-sessions = Sessions()
-
-
-def session_of(trial: Any) -> RunSession | None:
-    """The session of an ``optuna.Trial``, None if its study does not run under a broker."""
-    study = getattr(trial, "study", None)
-    return None if study is None else sessions.get(study.study_name, trial.number)

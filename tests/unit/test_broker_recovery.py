@@ -508,6 +508,18 @@ def test_a_plain_trial_that_is_refused_may_ask_again() -> None:
     assert after.last(back, "Grant").number == 0
 
 
+def test_a_parked_run_without_a_number_is_refused() -> None:
+    """Whoever was never told of a trial has nothing to park."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    pid = broker.worker()
+    epoch = broker.last(pid, "Grant").epoch
+    after = broker.successor()
+    worker = after.resume(pid, resume(epoch, None, parked=parked(epoch)))
+    assert "has a number" in after.last(worker, "Refused").reason
+    after.check()
+
+
 def test_two_processes_cannot_go_on_with_one_run() -> None:
     """The second is refused, whatever it says."""
     broker, pid, epoch = holding()

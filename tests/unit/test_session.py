@@ -1,0 +1,287 @@
+"""A run's session, with brokers that are lists of messages: what the next one is told."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optuna_hermes.broker import RunSession, _line, _session
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.errors import BrokerError
+from optuna_hermes.suspend import StoredState
+
+SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
+READY = wire.Ready(study="s")
+REGISTER = wire.Register(study=SPEC, number=3, trial_id=3)
+
+
+class Wire:
+    """A connection to a broker that says what a test says."""
+
+    def __init__(self) -> None:
+        self.sent: list[wire.FromClient] = []
+        self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
+        self._dead = False
+
+    def send(self, message: wire.FromClient) -> None:
+        if self._dead:
+            raise BrokerError("The broker is gone.")
+        self.sent.append(message)
+
+    def receive(self) -> wire.FromBroker:
+        message = self._inbox.get()
+        if message is None:
+            raise BrokerError("The broker is gone.")
+        return message
+
+    def say(self, message: wire.FromBroker) -> None:
+        self._inbox.put(message)
+
+    def close(self) -> None:
+        self._dead = True
+        self._inbox.put(None)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+class Brokers:
+    """Brokers that follow each other; ``ready`` says whether the next one is there."""
+
+    def __init__(self) -> None:
+        self.wires = [Wire()]
+        self.ready = threading.Event()
+        self.ready.set()
+
+    @property
+    def last(self) -> Wire:
+        return self.wires[-1]
+
+    def next(self) -> Any:
+        if not self.ready.is_set():
+            raise BrokerError("No broker runs on this host.")
+        self.wires.append(Wire())
+        return self.last
+
+
+@pytest.fixture
+def brokers() -> Brokers:
+    return Brokers()
+
+
+@pytest.fixture
+def connect(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """``connect(ask)`` makes a session with the first broker."""
+    monkeypatch.setattr(_session, "_HEARD_SECONDS", 0.05)
+    made: list[RunSession] = []
+
+    def make(ask: wire.Ready | wire.Register = READY) -> RunSession:
+        first: Any = brokers.last
+        made.append(RunSession(first, SPEC, ask, reconnect=brokers.next))
+        return made[-1]
+
+    yield make
+    brokers.ready.set()
+    for session in made:
+        session.close()
+
+
+def grant(epoch: int = 7, number: int | None = None) -> wire.Grant:
+    return wire.Grant(epoch=epoch, devices=("cpu:0",), number=number, trial_id=number)
+
+
+def training(brokers: Brokers, session: RunSession, epoch: int = 7) -> None:
+    """The session trains a new trial, number 3."""
+    brokers.last.say(grant(epoch))
+    session.wait_for_grant()
+    session.begin(3, 3)
+    session.started(stores=True)
+
+
+def lose(brokers: Brokers, wait_for: Callable[..., Any]) -> Wire:
+    """The broker dies; the next one, once it has been told something."""
+    count = len(brokers.wires)
+    brokers.last.close()
+    wait_for(lambda: len(brokers.wires) > count and brokers.last.sent, 10)
+    return brokers.last
+
+
+def stored(units: int) -> StoredState:
+    return StoredState(path=Path(f"/c/{units}"), units=units, size_bytes=1, sha256="0")
+
+
+def test_a_worker_that_waits_says_so_to_the_next_broker(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """It has nothing to resume; the lease that follows is as good as any."""
+    session = connect()
+    after = lose(brokers, wait_for)
+    assert after.sent == [READY]
+    after.say(grant())
+    assert session.wait_for_grant() == grant()
+
+
+def test_a_run_that_trains_says_all_that_may_not_have_been_written(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """Its lease, its reports and its checkpoints; what it says after that goes to the new one."""
+    session = connect()
+    training(brokers, session)
+    session.report(unit=1, step=1, value=0.5, units_left=4)
+    session.saved(stored(1))
+    after = lose(brokers, wait_for)
+    (resume,) = after.of(wire.Resume)
+    assert (resume.epoch, resume.number, resume.device) == (7, 3, "cpu:0")
+    assert resume.training
+    assert resume.stores
+    assert resume.units_left == 4
+    assert [report.unit for report in resume.reports] == [1]
+    assert resume.reports[0].age_seconds > 0
+    assert [each.path for each in resume.checkpoints] == ["/c/1"]
+    assert resume.parked is None
+    session.report(unit=2, step=2, value=0.4)
+    assert [report.unit for report in after.of(wire.Report)] == [2]
+    assert not session.must_yield
+
+
+def test_what_is_said_to_nobody_is_said_to_the_next_broker(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """Training goes on while there is no broker, and nothing of it is lost."""
+    session = connect()
+    training(brokers, session)
+    brokers.ready.clear()
+    brokers.last.close()
+    session.report(unit=1, step=1, value=0.5)
+    session.saved(stored(1))
+    session.end("done")
+    brokers.ready.set()
+    wait_for(lambda: len(brokers.wires) == 2 and brokers.last.of(wire.Ended))
+    resume, ended = brokers.last.sent
+    assert [report.unit for report in resume.reports] == [1]
+    assert [each.path for each in resume.checkpoints] == ["/c/1"]
+    assert ended == wire.Ended(epoch=7, state="done")
+
+
+def test_what_the_ledger_has_is_not_said_again(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """Reports of an older lease were written before the next one; a kept checkpoint is there."""
+    session = connect()
+    training(brokers, session)
+    session.report(unit=1, step=1, value=0.5)
+    session.saved(stored(1))
+    brokers.last.say(wire.Kept(path="/c/1"))
+    wait_for(lambda: session.checkpoints)
+    brokers.last.say(grant(8, 3))
+    session.wait_for_grant()
+    after = lose(brokers, wait_for)
+    (resume,) = after.of(wire.Resume)
+    assert (resume.epoch, resume.number, resume.training) == (8, 3, False)
+    assert resume.reports == ()
+    assert resume.checkpoints == ()
+
+
+def test_a_yield_of_the_dead_broker_is_still_obeyed(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """The next one is told that it was asked for, and by which tier."""
+    session = connect()
+    training(brokers, session)
+    brokers.last.say(wire.Yield(epoch=7, tier="host"))
+    wait_for(lambda: session.must_yield)
+    after = lose(brokers, wait_for)
+    assert after.of(wire.Resume)[0].asked == "host"
+    assert session.must_yield
+
+
+def test_a_parked_run_waits_on_and_goes_on_by_a_lease_of_the_next_broker(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """It never leaves its process."""
+    session = connect()
+    training(brokers, session)
+    first = brokers.last
+    thread = threading.Thread(target=session.park, args=(None,))
+    thread.start()
+    wait_for(lambda: first.of(wire.Parked))
+    after = lose(brokers, wait_for)
+    (resume,) = after.of(wire.Resume)
+    assert resume.parked == first.of(wire.Parked)[0]
+    after.say(grant(9, 3))
+    thread.join(10)
+    assert not thread.is_alive()
+    assert after.of(wire.Training)[0].epoch == 9
+
+
+def test_a_worker_that_is_refused_lets_go(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """At its next clean point it learns why, and says nothing more of the run."""
+    session = connect()
+    training(brokers, session)
+    after = lose(brokers, wait_for)
+    after.say(wire.Refused(reason="Its lease (epoch 7) is over."))
+    wait_for(lambda: session.must_yield)
+    with pytest.raises(BrokerError, match=r"epoch 7\) is over"):
+        session.park(None)
+    assert after.of(wire.Parked) == []
+
+
+def test_a_plain_trial_that_is_refused_asks_for_a_new_turn(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """Its state is in the memory of its process: it stops, and goes on when it is its turn."""
+    session = connect(REGISTER)
+    brokers.last.say(grant(7, 3))
+    session.wait_for_grant()
+    session.started(stores=False)
+    after = lose(brokers, wait_for)
+    after.say(wire.Refused(reason="Its lease (epoch 7) is over."))
+    wait_for(lambda: after.of(wire.Register))
+    assert session.must_yield
+    thread = threading.Thread(target=session.park, args=(None,))
+    thread.start()
+    after.say(grant(11, 3))
+    thread.join(10)
+    assert not thread.is_alive()
+    assert after.of(wire.Parked) == []
+    assert after.of(wire.Training)[-1].epoch == 11
+
+
+def test_without_any_broker_a_run_stops_in_the_end(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It trains on for a while; then it parks, and one that cannot be stored says why it ends."""
+    monkeypatch.setattr(_line, "AWAY_SECONDS", 0.1)
+    session = connect()
+    training(brokers, session)
+    brokers.ready.clear()
+    brokers.last.close()
+    assert not session.must_yield
+    wait_for(lambda: session.must_yield)
+    with pytest.raises(BrokerError, match="No broker was there"):
+        session.park(None)
+
+
+def test_a_process_leaves_when_the_end_of_its_run_is_known(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the broker dies before it has said so, the next one is told too."""
+    monkeypatch.setattr(_session, "_HEARD_SECONDS", 60.0)
+    session = connect()
+    training(brokers, session)
+    session.end("done")
+    thread = threading.Thread(target=session.close)
+    thread.start()
+    after = lose(brokers, wait_for)
+    wait_for(lambda: after.of(wire.Ended))
+    assert thread.is_alive()
+    after.say(wire.Noted(epoch=7))
+    thread.join(10)
+    assert not thread.is_alive()
