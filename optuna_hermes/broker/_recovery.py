@@ -8,7 +8,7 @@ from optuna_hermes.broker import _progress as progress
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import end_orphan
-from optuna_hermes.broker._book import Book, Lease, Run, Study
+from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
 from optuna_hermes.broker._events import Command, Expected, Kill, Send
 from optuna_hermes.broker._holder import Awaited, Holder
 from optuna_hermes.broker._protocol import Begin, Resume
@@ -124,6 +124,10 @@ class Recovery:
         if run is not None and lease is None and _is_on_disk(run, message):
             out.extend(_kept(connection, message))  # it only wanted to hear this, and leaves
             return None
+        slot = self._book.slots.get(message.device)
+        if run is not None and lease is not None and message.parked and slot and slot.lease:
+            out.append(end_orphan(self._book, lease, now))  # it has stopped, another one trains
+            lease, known = None, True
         problem = self._problem(run, lease, message, known)
         if problem is not None:
             if lease is not None:
@@ -163,9 +167,17 @@ class Recovery:
         slot = self._book.slots.get(message.device)
         if slot is None or lease.devices != (f"{self._book.host}/{message.device}",):
             return f"Its lease (epoch {message.epoch}) is not for device {message.device}."
-        if slot.lease is not None or slot.awaited is not None:
+        if slot.lease is not None or (message.parked is None and self._is_taken(slot)):
             return f"Another process has device {message.device}."
         return None
+
+    def _is_taken(self, slot: Slot) -> bool:
+        """Whether somebody who is waited for has a device; not if that lease never was."""
+        if slot.awaited is None:
+            return False
+        holder = self._book.awaited[slot.awaited].holder
+        study = self._book.studies.get(holder.study)
+        return study is None or holder.epoch in study.orphans
 
     def _adopt(
         self,

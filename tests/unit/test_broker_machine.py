@@ -24,7 +24,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _state
 from optuna_hermes.broker._book import Book, Slot, Study
 from optuna_hermes.broker._ends import Ends
-from optuna_hermes.broker._events import Command, Event, StudyRead
+from optuna_hermes.broker._events import Command, Event, Send, StudyRead
 from optuna_hermes.broker._state import State
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.policies import POLICIES
@@ -180,7 +180,10 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(seed=numbers)
     def say_late(self, seed: int) -> None:
-        """What is about a lease that is over, or another's, changes nothing at all."""
+        """What is about a lease that is over, or another's, changes nothing at all.
+
+        Whoever says that it is over is told that this is known.
+        """
         random = Random(seed)
         epoch = random.choice([*self.world.epochs, self.world.epochs[-1] + 1])
         message = about_lease(self.world, epoch, random)
@@ -188,7 +191,8 @@ class BrokerMachine(RuleBasedStateMachine):
         before, commands = fingerprint(self.world), []
         for process in list(self.world.processes.values()):
             if epoch not in own_epochs(self.world, process):
-                commands += self.world.say(process, message)
+                said = self.world.say(process, message)
+                commands += [c for c in said if not _is_noted(c)]
         assert (commands, fingerprint(self.world)) == ([], before), "a late message was heard"
 
     @rule(role=st.sampled_from(["driver", "run"]), which=numbers)
@@ -306,6 +310,10 @@ def any_epoch_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
         return next((slot for slot in self.slots.values() if slot.lease), None)
 
     monkeypatch.setattr(Book, "slot_of", slot_of)
+
+
+def _is_noted(command: Command) -> bool:
+    return isinstance(command, Send) and isinstance(command.message, wire.Noted)
 
 
 def leases_outlive_their_holders(monkeypatch: pytest.MonkeyPatch) -> None:

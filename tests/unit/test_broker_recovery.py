@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -255,6 +256,39 @@ def test_a_grant_that_never_arrived_is_void() -> None:
     granted = [each.number for each in after.leases()]
     assert granted == [0] or granted == [1]
     after.check()
+
+
+def test_a_lease_that_was_never_written_takes_no_device_from_its_last_holder() -> None:
+    """The dead broker wrote down whom it was about to grant the device to, and no more."""
+    broker, first, epoch, second, held = taking_turns()
+    broker.advance(1.5)
+    broker.writes = False
+    broker.say(second, parked(held))
+    assert broker.leases()[-1].epoch == held + 1
+    after = broker.successor()
+    after.driver(policy="round-robin", unstarted=0)
+    holder = after.resume(second, resume(held, 1, parked=parked(held)))
+    waiting = after.resume(first, resume(epoch, parked=parked(epoch)))
+    assert after.last(holder, "Refused") is None
+    assert after.last(waiting, "Refused") is None
+    assert after.killed() == []
+    assert len(after.leases()) == 1
+    after.check()
+
+
+def test_a_run_that_has_stopped_needs_no_device_to_come_back() -> None:
+    """Its lease is live in the ledger, and another run has its device already: it is parked."""
+    broker, first, epoch, second, held = taking_turns()
+    after = broker.successor()
+    after.driver(policy="round-robin", unstarted=0)
+    lease = broker.leases()[-1]
+    study = after.state.book.studies["s"]
+    study.orphans[epoch] = replace(lease, epoch=epoch, number=0)
+    after.resume(second, resume(held, 1))
+    waiting = after.resume(first, resume(epoch, parked=parked(epoch)))
+    assert after.last(waiting, "Refused") is None
+    assert shown(after)["state"] == "parked"
+    assert any(isinstance(c, EndLease) and c.epoch == epoch for c in after.log)
 
 
 def test_a_first_grant_that_never_arrived_is_void() -> None:
