@@ -322,6 +322,7 @@ class State:
         run.state, run.tier = "failed" if message.state == "failed" else "done", None
         out.append(self.book.record(run, now))
         out.append(story.ended(self.book, run, message, now))
+        self._ends.wants(self.book.studies[run.study], only_impossible=True)
         self._dispatcher.schedule(now, out)
 
     def _released(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._book import Want
 from optuna_hermes.broker._events import LedgerAway, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import RunRecord
 from optuna_hermes.testing import FakeBroker
@@ -186,3 +187,17 @@ def test_a_lease_is_held_by_its_own_database_only() -> None:
     lease = broker.state.book.slots["cpu:0"].lease
     assert lease is not None
     assert not lease.held
+
+
+def test_no_device_is_kept_for_a_run_that_is_over() -> None:
+    """A stored run that was to go on elsewhere is ended by a worker that found it by itself."""
+    broker = FakeBroker(devices=2)
+    broker.driver(unstarted=1, max_alive=2)
+    first = broker.worker()
+    epoch = begin(broker, first, 0)
+    slot = broker.state.book.slots["cpu:1"]
+    slot.next = Want(study="s", number=0, slice_seconds=None)
+    broker.say(first, wire.Ended(epoch=epoch, state="done"))
+    assert slot.next is None
+    broker.worker()
+    assert states(broker) == ["done"]
