@@ -92,6 +92,7 @@ class Process:
     """
 
     connection: int
+    pid: int
     role: str
     study: str
     honest: bool = True
@@ -105,6 +106,28 @@ class Process:
     asked: TierName | None = None
     unread: list[wire.FromBroker] = field(default_factory=list)
     inbox: list[wire.FromBroker] = field(default_factory=list)
+    report: wire.Report | None = None
+    parked: wire.Parked | None = None
+    saved: list[wire.SavedCheckpoint] = field(default_factory=list)
+
+    def resume(self, spec: wire.StudySpec) -> wire.Resume:
+        """What it says to a new broker of what an earlier one gave it."""
+        assert self.trial is not None
+        stops = self.doing == "parked"
+        return wire.Resume(
+            study=spec,
+            epoch=self.epoch,
+            device=self.device,
+            number=self.trial.number,
+            trial_id=self.trial.number,
+            training=self.doing == "trains",
+            asked=None if stops else self.asked,
+            stores=self.trial.stores and self.role == "worker",
+            need_bytes=self.trial.need,
+            reports=() if self.report is None else (self.report,),
+            checkpoints=tuple(self.saved),
+            parked=self.parked if stops else None,
+        )
 
 
 class Behaviour:
@@ -153,6 +176,7 @@ class Behaviour:
             elif isinstance(message, wire.Kept):
                 assert process.trial is not None
                 process.trial.keep(message.path)
+                process.saved = [each for each in process.saved if each.path != message.path]
             elif isinstance(message, wire.Grant | wire.Evict | wire.Recall):
                 assert not process.inbox, "nobody is asked twice at once"
                 process.inbox.append(message)
@@ -226,7 +250,8 @@ class Behaviour:
         trial.units += 1
         self._say(wire.Beat(epoch=epoch, batches=1, memory_bytes=trial.need))
         value = self._random.choice([1 / trial.units, float("nan"), float("inf")])
-        self._say(wire.Report(epoch=epoch, unit=trial.units, step=trial.units, value=value))
+        process.report = wire.Report(epoch=epoch, unit=trial.units, step=trial.units, value=value)
+        self._say(process.report)
         if trial.units >= UNITS:
             trial.end, process.doing = "done", "leaves"
             if self._random.random() < 0.8:  # or it dies between telling Optuna and the broker
@@ -234,7 +259,8 @@ class Behaviour:
         elif process.asked is not None:
             self._put(process.asked)
         elif self._stores and self._random.random() < 0.3:
-            self._say(wire.Saved(epoch=epoch, checkpoint=trial.save()))
+            process.saved.append(trial.save())
+            self._say(wire.Saved(epoch=epoch, checkpoint=process.saved[-1]))
 
     def _put(self, tier: TierName) -> None:
         """Go to a tier, or, where that cannot be, to another."""
@@ -251,18 +277,17 @@ class Behaviour:
         process.uses = 0 if tier == "host" else trial.need  # until the process is gone
         if tier == "disk":
             process.doing = "leaves"
-        self._say(
-            wire.Parked(
-                epoch=process.epoch,
-                tier=tier,
-                suspend_seconds=0.1,
-                checkpoint=trial.save() if tier == "disk" else None,
-                held_bytes=0 if tier == "disk" else process.uses,
-                host_bytes=trial.need if tier == "host" else 0,
-                stores=self._stores,
-                moves=moves,
-            )
+        process.parked = wire.Parked(
+            epoch=process.epoch,
+            tier=tier,
+            suspend_seconds=0.1,
+            checkpoint=trial.save() if tier == "disk" else None,
+            held_bytes=0 if tier == "disk" else process.uses,
+            host_bytes=trial.need if tier == "host" else 0,
+            stores=self._stores,
+            moves=moves,
         )
+        self._say(process.parked)
 
     def _say(self, message: wire.FromClient) -> None:
         self._tell(self._process, message)

@@ -91,7 +91,8 @@ def _check_run(world: World, run: Run, leases: list[Lease]) -> None:
 
 def _check_devices(world: World) -> None:
     """Those who behave never meet on a device."""
-    there = [p for p in world.processes.values() if p.honest and p.doing == "trains"]
+    here = (*world.processes.values(), *world.away_ones)
+    there = [p for p in here if p.honest and p.doing == "trains"]
     _once((p.device for p in there), "a device has one holder")
     _once(((p.study, p.trial.number) for p in there if p.trial), "a trial has one process")
 

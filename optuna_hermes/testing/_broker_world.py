@@ -14,6 +14,7 @@ from optuna_hermes.broker._events import (
     DevicesPolled,
     Disconnected,
     Event,
+    Expected,
     Kill,
     LedgerAway,
     LedgerBack,
@@ -26,6 +27,7 @@ from optuna_hermes.broker._events import (
     WritesFailed,
 )
 from optuna_hermes.broker._outbox import Outbox, Proof
+from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._writer import write
 from optuna_hermes.ledger import MemoryLedger
@@ -95,6 +97,8 @@ class World:
         self.refusals = 0
         self._last_connection = 0
         self.away: set[MemoryLedger] = set()
+        self.lost: dict[int, Process] = {}
+        self.away_ones: list[Process] = []
         self._dying: list[int] = []
         self.answer: list[Command] = []
         self._begin()
@@ -151,18 +155,53 @@ class World:
     def _beside(self, ledger: MemoryLedger) -> tuple[str, ...]:
         return tuple(key for key, its in self.ledgers.items() if its is ledger)
 
-    def drop_broker(self, wall_step: float) -> None:
-        """The broker dies, and with it all that was not committed, or not sent, and its clients.
+    def drop_broker(self, wall_step: float, share: float) -> None:
+        """The broker dies, and with it all that was not committed, or not sent.
 
         Args:
             wall_step: seconds by which the wall clock is moved before the next one starts.
+            share: of its clients those that live on, to come back one after another.
         """
+        served = holders(self.state.book)
+        clients = list(self.processes.values())
         self._begin()
         self.away.clear()
         self._dying.clear()
         self.processes.clear()
         self.refusals = 0
+        self.lost.clear()
         self.state = self._broker(self.state.book.wall_offset + wall_step)
+        alive = [p for p in clients if p.doing != "leaves" and self.random.random() < share]
+        alive = [p for p in alive if p.role in ("worker", "run")]
+        for holder in served:
+            its = [p for p in alive if p.pid == holder.pid]
+            if its:
+                self._last_connection += 1
+                self.lost[-self._last_connection] = its[0]
+                self.feed(Expected(connection=-self._last_connection, holder=holder))
+        self.away_ones = alive
+        for process in alive:
+            process.unread.clear()
+            process.inbox.clear()
+
+    def come_back(self) -> None:
+        """The next of those that an earlier broker served says what it has."""
+        if not self.away_ones:
+            return
+        process = self.away_ones.pop(0)
+        self._last_connection += 1
+        process.connection = self._last_connection
+        self.processes[process.connection] = process
+        event = Connected(connection=process.connection, pid=process.pid, role=process.role)
+        self.feed(event)
+        if process.doing in ("trains", "parked"):
+            self.say(process, process.resume(self.specs[process.study]))
+        elif process.role == "worker":
+            self.say(process, wire.Ready(study=process.study))
+        elif process.trial is not None:
+            number = process.trial.number
+            spec = self.specs[process.study]
+            self.say(process, wire.Register(study=spec, number=number, trial_id=number))
 
     def poll(self) -> None:
         """Read the devices."""
@@ -249,9 +288,9 @@ class World:
     def connect(self, role: str, study: str) -> Process:
         """A process that has said hello."""
         self._last_connection += 1
-        process = Process(connection=self._last_connection, role=role, study=study)
+        pid = 1000 + self._last_connection
+        process = Process(connection=self._last_connection, pid=pid, role=role, study=study)
         self.processes[process.connection] = process
-        pid = 1000 + process.connection
         self.feed(Connected(connection=process.connection, pid=pid, role=role))
         return process
 
@@ -259,14 +298,16 @@ class World:
         """A process sends a message, unless it has died meanwhile."""
         if process.connection not in self.processes:
             return []
-        if isinstance(message, wire.OpenStudy | wire.Register):
+        if isinstance(message, wire.OpenStudy | wire.Register | wire.Resume):
             if self.ledgers[message.study.key] in self.away:
                 process.unread.append(wire.Refused(reason="the database is away"))
                 return []
             return self.feed(self.read(process, message))
         return self.feed(Received(connection=process.connection, message=message))
 
-    def read(self, process: Process, message: wire.OpenStudy | wire.Register) -> StudyRead:
+    def read(
+        self, process: Process, message: wire.OpenStudy | wire.Register | wire.Resume
+    ) -> StudyRead:
         """What the broker is told of a study when all that it wrote is in the ledger."""
         self.catch_up()
         key = message.study.key
@@ -285,6 +326,7 @@ class World:
     def hang_up(self, process: Process) -> None:
         """A process is gone."""
         if self.processes.pop(process.connection, None) is not None:
+            self._end_lost(process)
             self._outbox.forget(process.connection)
             self.feed(Disconnected(connection=process.connection))
 
@@ -343,9 +385,18 @@ class World:
         for connection in dying:
             if connection in self.processes:
                 self.hang_up(self.processes[connection])
+            elif connection in self.lost:
+                self._end_lost(self.lost[connection])
+
+    def _end_lost(self, process: Process) -> None:
+        """A process that has not come back ends, and all that waits for it hears that."""
+        self.away_ones = [each for each in self.away_ones if each is not process]
+        for connection in [key for key, each in self.lost.items() if each is process]:
+            del self.lost[connection]
+            self.feed(Disconnected(connection=connection))
 
     def _kill(self, command: Kill) -> None:
-        process = self.processes.get(command.connection)
+        process = self.processes.get(command.connection) or self.lost.get(command.connection)
         if process is None:
             return
         assert process.role == "worker", "a process of the user's is never killed"
@@ -358,7 +409,8 @@ class World:
         """What is free of a device; the memory of a CPU slot has no end here."""
         if not device.startswith("GPU"):
             return 1000 * SIZE
-        here = (p.uses for p in self.processes.values() if p.device == device)
+        there = (*self.processes.values(), *self.away_ones)
+        here = (p.uses for p in there if p.device == device)
         return SIZE - self.strangers[device] - sum(here)
 
     def change(self, device: str, **fields: Any) -> None:

@@ -166,9 +166,14 @@ class BrokerMachine(RuleBasedStateMachine):
     def catch_up(self) -> None:
         self.world.catch_up()
 
-    @rule(wall_step=st.sampled_from([0.0, -7200.0, 1e7]))
-    def drop_broker(self, wall_step: float) -> None:
-        self.world.drop_broker(wall_step)
+    @rule(wall_step=st.sampled_from([0.0, -7200.0, 1e7]), share=st.sampled_from([0.0, 0.7, 1.0]))
+    def drop_broker(self, wall_step: float, share: float) -> None:
+        self.world.drop_broker(wall_step, share)
+
+    @rule(count=st.integers(1, 4))
+    def come_back(self, count: int) -> None:
+        for _ in range(count):
+            self.world.come_back()
 
     # -- those who do not behave
 
@@ -241,6 +246,8 @@ def finish(world: World) -> None:
     Whoever lied leaves, and drivers that are there begin again, for a study may have ended.
     """
     world.refusals, world.lagging = 0, False
+    while world.away_ones:
+        world.come_back()
     world.find_ledgers()
     for device in world.devices:
         world.strangers[device] = 0
