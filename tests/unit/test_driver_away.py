@@ -1,0 +1,60 @@
+"""What ``optimize`` says while its database is away, and where it has to end without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+import pytest
+
+from optuna_hermes.errors import StorageError
+from optuna_hermes.ledger import MemoryLedger
+from optuna_hermes.workers._driver import Driver, Settings
+from optuna_hermes.workers._news import NOTED_SECONDS
+
+
+class Notes(list[str]):
+    """A screen that keeps its lines."""
+
+    def note(self, text: str) -> None:
+        self.append(text)
+
+
+@pytest.fixture
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture
+def driver(notes: Notes) -> Driver:
+    screen: Any = notes
+    return Driver(optuna.create_study(), lambda trial: 0.0, Settings(), screen)
+
+
+def test_it_is_said_once_and_taken_back_once(driver: Driver, notes: Notes) -> None:
+    """A short moment is not worth a line, a longer one is worth two."""
+    for seconds in (None, NOTED_SECONDS / 2, None, 2 * NOTED_SECONDS, 3 * NOTED_SECONDS, None):
+        driver._say_if_away(seconds)
+    driver._say_if_away(None)
+    assert notes == [
+        "The database does not answer; training goes on, and what is reported is written when it "
+        "is back.",
+        "The database is back.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (None, "every trial was suspended to disk: bring it back, then run the same command again"),
+        ("It did not answer for 300 s.", "It did not answer for 300 s."),
+    ],
+)
+def test_a_call_that_ends_without_its_database_says_so(
+    driver: Driver, problem: str | None, said: str
+) -> None:
+    """Its result cannot be read; instead of waiting for ever it says what to do."""
+    driver._last = {"away_seconds": 300.0}
+    driver._problem = problem
+    with pytest.raises(StorageError, match=said):
+        driver._result(MemoryLedger(), 1.0)
