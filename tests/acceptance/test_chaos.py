@@ -128,6 +128,7 @@ def chaos(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(600)  # a minute and a half where nothing else runs
 def test_a_short_storm_breaks_no_promise(tmp_path: Path) -> None:
     """Eight faults: every trial completes with the values that it has when left alone."""
     pytest.importorskip("pgserver", reason="needs pgserver: pip install pgserver")
