@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -108,14 +109,21 @@ class Reports:
 
     def _keep(self) -> None:
         if self._file is not None:
-            partial = self._file.with_suffix(".partial")
-            partial.write_text(json.dumps([(step, value) for _, step, value in self._queue]))
-            os.replace(partial, self._file)
+            partial = self._file.with_suffix(".new")
+            values = [(step, value) for _, step, value in self._queue]
+            try:
+                partial.write_text(json.dumps(values))
+                os.replace(partial, self._file)
+            except OSError as error:  # the disk may be full, too: they wait in memory alone
+                log.warning("Values that wait for the database are in no file: %s", error)
+                with contextlib.suppress(OSError):
+                    partial.unlink(missing_ok=True)
 
     def _forget(self) -> None:
         self._late = False
         if self._file is not None:
-            self._file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what is in it may be reported twice
+                self._file.unlink(missing_ok=True)
 
 
 def _read(file: Path) -> list[tuple[int, float]]:

@@ -1,0 +1,86 @@
+"""Values that wait for a database wait in memory where no file can be written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optuna_hermes._optuna import _reports
+from optuna_hermes._optuna._reports import Reports
+
+
+class Database:
+    """Takes values once it is back."""
+
+    def __init__(self) -> None:
+        self.back = threading.Event()
+        self.values: list[tuple[int, int, float]] = []
+
+    def write(self, *value: Any) -> None:
+        self.back.wait(30)
+        self.values.append(value)
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Database:
+    monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
+    return Database()
+
+
+@pytest.mark.parametrize("name", ["write_text", "replace"])
+def test_no_room_for_the_file_fails_no_trial(
+    name: str,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """On a full disk late values are in no file, all are written later, and nothing is left."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    reports = Reports(database.write)
+    reports.keep_in(tmp_path / "unwritten.json", 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path if name == "write_text" else os, name, refuse)
+        reports.put(7, 1, 0.5)
+        reports.put(7, 2, 0.25)
+    assert "are in no file: [Errno 28] No space left on device" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+    database.back.set()
+    assert reports.flush(30)
+    assert database.values == [(7, 1, 0.5), (7, 2, 0.25)]
+
+
+def test_a_file_that_cannot_be_removed_stops_no_values(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_for: Callable[..., Any],
+) -> None:
+    """What is in it is written again by the next process, with the same values."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "unwritten.json"
+    reports = Reports(database.write)
+    reports.keep_in(file, 7)
+    reports.put(7, 1, 0.5)
+    assert json.loads(file.read_text()) == [[1, 0.5]]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        database.back.set()
+        assert reports.flush(30)
+        wait_for(lambda: not reports.late)
+    reports.put(7, 2, 0.25)
+    assert reports.flush(30)
+    assert database.values == [(7, 1, 0.5), (7, 2, 0.25)]
