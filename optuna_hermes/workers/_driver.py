@@ -43,10 +43,10 @@ LEAVE_SECONDS = 5.0
 READY_PER_DEVICE = 2
 """Workers kept ready for each device: one takes it, another is there before the next is forked."""
 
-MAX_BROKERS = 5
+MAX_BROKERS = 10
 """How many brokers in a row may end at once before something is believed to be wrong with them."""
 
-STEADY_SECONDS = 5.0
+STEADY_SECONDS = 1.0
 """A broker that lives for so long has not ended at once."""
 
 _AWAY = (
@@ -152,17 +152,20 @@ class Driver:
         staff.employ(Job(study=study, spec=spec, seed=seed, checkpoint_root=root))
         hasty = 0
         while True:
-            begin = time.monotonic()
+            begin = math.inf
             try:
                 with contextlib.closing(connect_or_start("driver", settings.devices)) as connection:
+                    begin = time.monotonic()
                     self._attend(connection, staff, spec, ledger)
                 return
             except BrokerConflictError:
                 raise
             except BrokerError as error:
-                hasty = hasty + 1 if time.monotonic() - begin < STEADY_SECONDS else 1
+                hasty = 0 if time.monotonic() - begin > STEADY_SECONDS else hasty + 1
                 if hasty == MAX_BROKERS:
-                    raise
+                    raise BrokerError(
+                        f"{error} That was the {MAX_BROKERS}th time in a row: look into broker.log."
+                    ) from error
                 self._progress.note(f"{error} Starting another one: training goes on.")
 
     def _attend(
