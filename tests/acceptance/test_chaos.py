@@ -119,13 +119,15 @@ def test_what_is_lost_or_trained_again_is_seen(parts: Callable[[str], Any], reco
 
 
 def chaos(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCHMARKS / "chaos.py"), *options],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, str(BENCHMARKS / "chaos.py"), *options]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, err = process.communicate()
+        except BaseException:
+            process.terminate()  # killed, it could not end what it has started
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 @pytest.mark.timeout(600)  # a minute and a half where nothing else runs
