@@ -143,9 +143,12 @@ def take_charge(
         if run is not None and run.live and run.connection is None:
             run.state, run.tier = state, None
             changed.append(run)
+    awaited = {(each.holder.study, each.holder.number) for each in book.awaited.values()}
     for number, trial_id in message.adopted.items():
         if number not in study.runs:
             changed.append(admit_run(study, number, trial_id, now))
+            # The earlier broker died before its ledger knew of the run; its process may live.
+            changed[-1].awaited = (study.spec.key, number) in awaited
     if study.unstarted is not None:
         study.unstarted -= _begun_since(book, study)
     return changed
