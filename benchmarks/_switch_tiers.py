@@ -157,7 +157,7 @@ def copy_bandwidth(size_bytes: int, repetitions: int) -> dict[str, float]:
 def _bring_back(parking: Parking, run: Run, held: Held) -> None:
     parking.back()
     if held.stored is not None:
-        found = read([held.stored], RUN)
+        found = read([held.stored], RUN, held.stored.path.parent)
         assert found is not None
         run.load(found[1])
 

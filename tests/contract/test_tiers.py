@@ -52,7 +52,7 @@ class TestHost(TierContract):
         host.suspend(training)
         stored = write(tmp_path, host.tree(), run=training.name, units=training.units)
         assert training.held_bytes() == 0
-        found = read([stored], training.name)
+        found = read([stored], training.name, tmp_path)
         assert found is not None
         again = Training(seed=99)
         again.load(found[1])

@@ -489,7 +489,11 @@ def main(folder: Path, seed: int) -> None:
     """Go on from the checkpoint described in ``folder``, and write down the rest of the run."""
     state = json.loads((folder / "state.json").read_text())
     stored = StoredState(**{**state, "path": Path(state["path"])})
-    train(FakeSession(checkpoint_dir=folder, checkpoints=(stored,)), folder / "seen", seed=seed)
+    train(
+        FakeSession(checkpoint_dir=folder / "run", checkpoints=(stored,)),
+        folder / "seen",
+        seed=seed,
+    )
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def test_a_checkpoint_waits_for_room(
     assert not saver.busy
     assert not saver.behind
     assert [path.name for path in tmp_path.iterdir()] == ["000001-unit-1.safetensors"]
-    found = read(session.checkpoints, RUN)
+    found = read(session.checkpoints, RUN, tmp_path)
     assert found is not None
     assert found[1]["units"] == 1
 
@@ -143,4 +143,4 @@ def test_a_run_that_should_be_stored_waits_where_it_is(
     stored = parking.put(run, "disk").stored
     assert stored is not None
     assert parking.tier == "disk"
-    assert read((stored,), RUN) is not None
+    assert read((stored,), RUN, tmp_path) is not None
