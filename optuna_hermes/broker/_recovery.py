@@ -134,6 +134,7 @@ class Recovery:
                 out.append(end_orphan(self._book, lease, now))
             if run is not None and known:
                 self._hear(run, message, now, out)
+                out.append(self._book.record(run, now))  # with the units it had not told of
             return problem
         if lease is not None:
             self._adopt(study, lease, connection, message, now, out)

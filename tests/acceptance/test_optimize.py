@@ -136,18 +136,6 @@ def test_a_finished_study_is_left_alone(cli: Cli, storage_url: str) -> None:
     assert json.loads(again.stdout)["trials"] == json.loads(first.stdout)["trials"]
 
 
-@pytest.mark.parametrize("policy", ["fifo", "round-robin"])
-def test_every_policy_runs_the_study(cli: Cli, storage_url: str, policy: str) -> None:
-    """Another policy is another order: the same trials complete."""
-    done = cli(*command(storage_url, n_trials=4, policy=policy))
-    assert done.returncode == 0, done.stderr
-    trials = json.loads(done.stdout)["trials"]
-    check_finished(storage_url, 4)
-    check_leases(storage_url)
-    suspensions = sum(trial["suspensions"] for trial in trials)
-    assert suspensions == 0 if policy == "fifo" else suspensions >= 4
-
-
 @pytest.mark.parametrize(
     ("objective", "usual"),
     [("objective", 1), pytest.param("long_epochs", EPOCHS // 3, marks=pytest.mark.slow)],

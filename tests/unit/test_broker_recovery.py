@@ -574,6 +574,7 @@ def test_a_run_that_has_ended_is_not_begun_again_but_its_reports_count() -> None
     assert "has ended" in after.last(worker, "Refused").reason
     assert shown(after)["state"] == "done"
     assert after.ledger.load_curves("s")[0].units == 1
+    assert [(run.state, run.units) for run in after.ledger.load_runs("s")] == [("done", 1)]
     assert any(isinstance(c, EndLease) and c.epoch == epoch for c in after.log)
 
 

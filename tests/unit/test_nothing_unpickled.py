@@ -18,7 +18,6 @@ ALLOWED = {
     ("suspend/_rank.py", "recv"): f"what the other end of the pipe says: {OWN_PIPE}",
     ("suspend/_ranks.py", "recv"): f"what a rank says: {OWN_PIPE}",
     ("workers/_nursery.py", "pickle.loads"): f"study and objective: {OWN_PIPE}",
-    ("workers/_worker.py", "cloudpickle.loads"): f"the study: {OWN_PIPE}",
     ("workers/_objective.py", "cloudpickle.loads"): f"the objective: {OWN_PIPE}",
     ("workers/_objective.py", "exec_module"): "FILE.py:NAME: the file that the user has named",
     ("policies/_custom.py", "runpy.run_path"): "FILE.py:CLASS: the file that the user has named",
