@@ -18,6 +18,7 @@ ALLOWED = {
     ("suspend/_rank.py", "recv"): f"what the other end of the pipe says: {OWN_PIPE}",
     ("suspend/_ranks.py", "recv"): f"what a rank says: {OWN_PIPE}",
     ("workers/_nursery.py", "pickle.loads"): f"study and objective: {OWN_PIPE}",
+    ("workers/_worker.py", "cloudpickle.loads"): f"the study: {OWN_PIPE}",
     ("workers/_objective.py", "cloudpickle.loads"): f"the objective: {OWN_PIPE}",
     ("workers/_objective.py", "exec_module"): "FILE.py:NAME: the file that the user has named",
     ("policies/_custom.py", "runpy.run_path"): "FILE.py:CLASS: the file that the user has named",
@@ -41,20 +42,27 @@ LOADERS = {
 
 
 def dangerous(source: str) -> Iterator[str]:
-    """Every call in a module that may run what it reads."""
+    """Every call in a module that may run what it reads, or is given what does."""
     tree = ast.parse(source)
     names = _imported(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = _name(node.func, names)
-            module, _, function = called.rpartition(".")
-            if module.split(".")[0] in LOADERS and function in LOADERS[module.split(".")[0]]:
+            _, _, function = called.rpartition(".")
+            given = (_name(argument, names) for argument in node.args)
+            yield from (name for name in given if _loads(name))
+            if _loads(called):
                 if not _is_harmless(called, node):
                     yield called
             elif called in ("eval", "exec", "__import__"):
                 yield called
             elif function in ("exec_module", "recv") and not (function == "recv" and node.args):
                 yield function  # of a socket it takes a size, of a pipe it unpickles
+
+
+def _loads(name: str) -> bool:
+    module, _, function = name.rpartition(".")
+    return function in LOADERS.get(module.split(".")[0], ())
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
@@ -106,6 +114,7 @@ def test_nothing_is_unpickled_but_what_a_process_sends_its_own_family() -> None:
         ("import pickle\npickle.loads(data)", ["pickle.loads"]),
         ("import pickle as p\np.Unpickler(file)", ["pickle.Unpickler"]),
         ("from cloudpickle import loads as wake\nwake(data)", ["cloudpickle.loads"]),
+        ("import cloudpickle\npatiently(cloudpickle.loads, data)", ["cloudpickle.loads"]),
         ("def f():\n    import torch\n    torch.load(path)", ["torch.load"]),
         ("import torch\ntorch.load(path, weights_only=False)", ["torch.load"]),
         ("import torch\ntorch.load(path, weights_only=safe)", ["torch.load"]),
