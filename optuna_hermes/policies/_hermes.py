@@ -80,7 +80,9 @@ class Hermes(Policy):
         """Whom to run, best first; a trial that is opened delays the opening of the next."""
         waiting = opened(snapshot)
         # The first unit of every run is finished before anything is compared.
-        yield from (run for run in waiting if not run.curve.values)
+        reported = [run for run in waiting if run.curve.values]
+        if len(reported) < len(waiting):
+            yield from (run for run in waiting if not run.curve.values)
         new = deque(unopened(snapshot))
         if snapshot.unstarted.fixed:
             yield from new
@@ -88,7 +90,7 @@ class Hermes(Policy):
         n_opened = len(snapshot.finished)
         if new:
             n_opened += sum(run.state != "pending" for run in snapshot.runs)
-        for index, run in _Field(self._table, snapshot, waiting, self.alpha).in_order():
+        for index, run in _Field(self._table, snapshot, reported, self.alpha).in_order():
             while new and index >= self.opening * (n_opened + 1) ** self.alpha:
                 yield new.popleft()
                 n_opened += 1
@@ -106,14 +108,13 @@ class _Field:
     def __init__(
         self, table: CurveTable, snapshot: Snapshot, waiting: Sequence[RunView], alpha: float
     ) -> None:
-        self._waiting = [run for run in waiting if run.curve.values]
-        numbers = {run.number for run in self._waiting}
+        self._waiting = waiting
         curves = [run.curve for run in self._waiting]
-        curves += [
-            run.curve
-            for run in (*snapshot.runs, *snapshot.finished)
-            if run.number not in numbers and run.curve.values
-        ]
+        others = [*snapshot.runs, *snapshot.finished]
+        if len(others) > len(self._waiting):
+            numbers = {run.number for run in self._waiting}
+            others = [run for run in others if run.number not in numbers]
+            curves += [run.curve for run in others if run.curve.values]
         rows = table.rows(curves)
         self._rows, self._values, self._units = rows, table.values, table.units[rows]
         self._last = table.values[rows, self._units - 1]
@@ -153,9 +154,9 @@ class _Field:
 
 def _shares(runs: Sequence[RunView], units: Places) -> Floats:
     """Of each run the share of its units that it has had, 0 where nobody knows."""
-    left = np.array([math.inf if run.units_left is None else run.units_left for run in runs])
+    left = np.array([run.units_left for run in runs], dtype=np.float64)  # None becomes NaN
     had = units[: len(runs)]
-    over: Floats = had / (had + left)
+    over: Floats = np.nan_to_num(had / (had + left))
     return over
 
 
