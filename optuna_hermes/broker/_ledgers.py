@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from optuna_hermes.broker._events import (
     EndLease,
@@ -217,6 +217,18 @@ class Ledgers:
 
     def _studies(self, url: str) -> tuple[str, ...]:
         return tuple(study for study, its in self._url_of.items() if its == url)
+
+
+def all_of(study: str, ledger: Ledger) -> dict[str, Any]:
+    """What a ledger knows of a study, as fields of ``StudyRead``."""
+    return {
+        "last_epoch": ledger.last_epoch(),
+        "leases": tuple(ledger.load_leases(study, live=True)),
+        "runs": tuple(ledger.load_runs(study)),
+        "curves": ledger.load_curves(study),
+        "checkpoints": tuple(ledger.load_checkpoints(study)),
+        "memory": ledger.load_memory(study),
+    }
 
 
 def _touch(ledger: Ledger) -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,18 +42,18 @@ from optuna_hermes.broker._events import (
 )
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._imports import look_in
-from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers
+from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers, all_of
 from optuna_hermes.broker._logs import log_event
 from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.broker._meter import Meter
 from optuna_hermes.broker._metrics import Figures, serving
 from optuna_hermes.broker._outbox import Asked, Outbox, proof_of_end
+from optuna_hermes.broker._processes import closed_with, kill, watch
 from optuna_hermes.broker._readings import Readings
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._story import ROUTINE
 from optuna_hermes.errors import HermesError, ProtocolError
-from optuna_hermes.ledger import Ledger
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
 
@@ -64,7 +64,6 @@ FLUSH_SECONDS = 0.25
 END_SECONDS = 5.0
 """How long the last records may take when the broker ends."""
 _HELLO_SECONDS = 10.0
-_LAST_WORDS_SECONDS = 0.05
 FRAME_SECONDS = 30.0
 """Whoever has begun a frame and does not end it within this time is hung up on."""
 MAX_UNREAD_BYTES = 4 * wire.MAX_FRAME_BYTES
@@ -183,22 +182,14 @@ class Server:
             log.info("waiting for %d runs of the broker before", len(self._remembered))
 
     def _watch(self, connection: int, holder: Holder) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            handle = os.pidfd_open(holder.pid)
-        except OSError:  # it has just ended, or this kernel has no pidfd: it may only come back
-            handle = -1
-        if handle < 0 or _holders.started(holder.pid) != holder.started:
-            if not _holders.started(holder.pid):
-                self._apply(Disconnected(connection=connection))
-            return
-
         def gone() -> None:
-            loop.remove_reader(handle)
-            os.close(handle)
             self._apply(Disconnected(connection=connection))
 
-        loop.add_reader(handle, gone)
+        end = watch(holder.pid, gone)  # where nothing can be watched it may only come back
+        if _holders.started(holder.pid) != holder.started:
+            if end is not None:
+                end()
+            gone()
 
     def _remember(self) -> None:
         """Tell the next broker whom this one serves."""
@@ -232,7 +223,7 @@ class Server:
         self._clients.add(task)
         task.add_done_callback(self._clients.discard)
         try:
-            with _end_of(pid, writer):
+            with closed_with(pid, writer):
                 await self._converse(connection, pid, reader)
         except (OSError, EOFError, asyncio.CancelledError):
             pass  # gone, with or without a word: the same thing to us
@@ -240,7 +231,7 @@ class Server:
             log.warning("connection %d of process %d closed: %s", connection, pid, error)
             client = self._state.book.clients.get(connection)
             if client is not None and client.role == "worker":
-                _kill(pid)  # it may have a device, which is another's in a moment
+                kill(pid)  # it may have a device, which is another's in a moment
         finally:
             self._writers.pop(connection, None)
             self._due.pop(connection, None)
@@ -340,7 +331,7 @@ class Server:
             if self._is_served(spec.key):
                 return {}  # all of it is in the book
             count = self._ledgers.count(spec.key)
-            read = self._ledgers.read(spec.key, spec.ledger_url, partial(_all_of, spec.key))
+            read = self._ledgers.read(spec.key, spec.ledger_url, partial(all_of, spec.key))
             known = await asyncio.wrap_future(read)
             if count == self._ledgers.count(spec.key) or self._is_served(spec.key):
                 return known
@@ -376,7 +367,7 @@ class Server:
                 self._outbox.drop({command.epoch})
             elif isinstance(command, Kill):
                 log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
-                _kill(command.pid)
+                kill(command.pid)
 
     def _questions(self, commands: Sequence[Command]) -> set[Asked]:
         """Ask the database whether it is there, for each who shall leave a device to another."""
@@ -496,27 +487,10 @@ class Server:
             self._hang_up_on_the_slow()
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """Call it in the loop, from any thread; not after its end."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
-
-
-def _all_of(study: str, ledger: Ledger) -> dict[str, Any]:
-    """What a ledger knows of a study, as fields of ``StudyRead``."""
-    return {
-        "last_epoch": ledger.last_epoch(),
-        "leases": tuple(each for each in ledger.load_leases(study) if each.ended is None),
-        "runs": tuple(ledger.load_runs(study)),
-        "curves": ledger.load_curves(study),
-        "checkpoints": tuple(ledger.load_checkpoints(study)),
-        "memory": ledger.load_memory(study),
-    }
 
 
 def _proof(record: Write) -> int | str | None:
@@ -538,26 +512,3 @@ def _listen(path: Path) -> socket.socket:
         os.umask(mask)
     sock.listen()  # at once: whoever sees the socket may connect
     return sock
-
-
-@contextlib.contextmanager
-def _end_of(pid: int, writer: asyncio.StreamWriter) -> Iterator[None]:
-    """Close a connection when its process ends, though a child of it may hold the socket open."""
-    loop = asyncio.get_running_loop()
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:  # it is gone already, or this kernel has no pidfd: the socket must tell
-        yield
-        return
-
-    def ended() -> None:
-        # What it said last may still be in the socket.
-        loop.remove_reader(handle)
-        loop.call_later(_LAST_WORDS_SECONDS, writer.transport.abort)
-
-    loop.add_reader(handle, ended)
-    try:
-        yield
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)

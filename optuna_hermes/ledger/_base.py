@@ -148,8 +148,8 @@ class Ledger(ABC):
         """Close a lease; one that is closed already, or unknown, stays as it is."""
 
     @abstractmethod
-    def load_leases(self, study: str | None = None) -> list[LeaseRecord]:
-        """Leases of a study (or of all), by epoch."""
+    def load_leases(self, study: str | None = None, *, live: bool = False) -> list[LeaseRecord]:
+        """Leases of a study (or of all), by epoch; on request only those that are not over."""
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:

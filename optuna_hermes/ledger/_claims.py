@@ -17,7 +17,6 @@ def claimable(
     hosts: Iterable[HostRecord],
     *,
     host: str,
-    instance: str,
     dead_after_seconds: float,
 ) -> bool:
     """Whether a broker may take a run; see the rules of ``Ledger``.
@@ -26,7 +25,6 @@ def claimable(
         run: the run.
         hosts: every broker that the ledger knows.
         host: of the broker that claims.
-        instance: the broker that claims.
         dead_after_seconds: how long a holder must have been silent.
     """
     live = [known for known in hosts if known.age_seconds < dead_after_seconds]

@@ -90,7 +90,6 @@ class MemoryLedger(Ledger):
                 run,
                 self.load_hosts(),
                 host=host,
-                instance=instance,
                 dead_after_seconds=dead_after_seconds,
             ):
                 return None
@@ -161,11 +160,15 @@ class MemoryLedger(Ledger):
             if lease is not None and lease.ended is None:
                 self._leases[epoch] = replace(lease, ended=ended)
 
-    def load_leases(self, study: str | None = None) -> list[LeaseRecord]:
-        """Leases of a study (or of all), by epoch."""
+    def load_leases(self, study: str | None = None, *, live: bool = False) -> list[LeaseRecord]:
+        """Leases of a study (or of all), by epoch; on request only those that are not over."""
         with self._lock:
             leases = list(self._leases.values())
-        return [lease for lease in leases if study in (None, lease.study)]
+        return [
+            lease
+            for lease in leases
+            if study in (None, lease.study) and not (live and lease.ended is not None)
+        ]
 
     def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:
         """Add a checkpoint; the run's older ones stay until ``drop_checkpoint``."""

@@ -127,7 +127,6 @@ class SqlLedger(Ledger):
                 run,
                 hosts_of(connection),
                 host=host,
-                instance=instance,
                 dead_after_seconds=dead_after_seconds,
             ):
                 return None
@@ -202,11 +201,13 @@ class SqlLedger(Ledger):
         with self._database.writing() as connection:
             connection.execute(update(LEASES).where(live).values(ended=ended))
 
-    def load_leases(self, study: str | None = None) -> list[LeaseRecord]:
-        """Leases of a study (or of all), by epoch."""
+    def load_leases(self, study: str | None = None, *, live: bool = False) -> list[LeaseRecord]:
+        """Leases of a study (or of all), by epoch; on request only those that are not over."""
         query = all_of(LEASES, LeaseRecord).order_by(LEASES.c.epoch)
         if study is not None:
             query = query.where(LEASES.c.study == study)
+        if live:
+            query = query.where(LEASES.c.ended.is_(None))
         return [LeaseRecord(**with_devices(found)) for found in self._database.rows(query)]
 
     def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:

@@ -22,6 +22,7 @@ from optuna_hermes.broker._events import (
     Withdraw,
 )
 from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._ledgers import all_of
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._writer import write
@@ -152,12 +153,7 @@ class FakeBroker:
         event = StudyRead(
             connection=connection,
             message=message,
-            last_epoch=ledger.last_epoch(),
-            leases=tuple(each for each in ledger.load_leases(key) if each.ended is None),
-            runs=tuple(ledger.load_runs(key)),
-            curves=ledger.load_curves(key),
-            checkpoints=tuple(ledger.load_checkpoints(key)),
-            memory=ledger.load_memory(key),
+            **all_of(key, ledger),
         )
         return self.apply(event)
 

@@ -26,6 +26,7 @@ from optuna_hermes.broker._events import (
     Write,
     WritesFailed,
 )
+from optuna_hermes.broker._ledgers import all_of
 from optuna_hermes.broker._outbox import Outbox, Proof
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
@@ -315,12 +316,7 @@ class World:
         return StudyRead(
             connection=process.connection,
             message=message,
-            last_epoch=ledger.last_epoch(),
-            leases=tuple(each for each in ledger.load_leases(key) if each.ended is None),
-            runs=tuple(ledger.load_runs(key)),
-            curves=ledger.load_curves(key),
-            checkpoints=tuple(ledger.load_checkpoints(key)),
-            memory=ledger.load_memory(key),
+            **all_of(key, ledger),
         )
 
     def hang_up(self, process: Process) -> None:

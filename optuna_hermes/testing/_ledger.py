@@ -149,6 +149,7 @@ class LedgerContract(SharingContract):
         ledger.commit_lease(second)
         assert ledger.load_leases() == [first, second]
         assert ledger.load_leases(OTHER) == [second]
+        assert ledger.load_leases(OTHER, live=True) == [second]
         assert ledger.last_epoch() == 2**40
 
     @pytest.mark.parametrize("epoch", [5, 4, 0, -1])
@@ -161,6 +162,7 @@ class LedgerContract(SharingContract):
         with pytest.raises(StaleEpochError, match=rf"above every earlier one.*\b5\b.*{epoch}"):
             ledger.commit_lease(lease(epoch, study=OTHER))
         assert ledger.load_leases() == [lease(5, ended=2.0)]
+        assert ledger.load_leases(live=True) == []
 
     def test_the_first_epoch_is_above_zero(self, ledger: Ledger) -> None:
         """Epoch 0 means "none yet", so no lease has it."""

@@ -85,11 +85,8 @@ def _orphans(ledger: Ledger, key: str, host: str | None, now: float) -> tuple[in
     """Leases of a host that does not serve the study; those of other brokers end with them."""
     return tuple(
         lease.epoch
-        for lease in ledger.load_leases(key)
-        if lease.ended is None
-        and lease.owner is None
-        and lease.host == host
-        and now - lease.started > _GRANTED_SECONDS
+        for lease in ledger.load_leases(key, live=True)
+        if lease.owner is None and lease.host == host and now - lease.started > _GRANTED_SECONDS
     )
 
 

@@ -1,0 +1,58 @@
+"""The ends of other processes, as the broker's loop hears of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+_LAST_WORDS_SECONDS = 0.05
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process, unless it is gone already."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def watch(pid: int, ended: Callable[[], None]) -> Callable[[], None] | None:
+    """Call ``ended`` once, in the running loop, when a process has ended.
+
+    Returns:
+        What ends the watch, at any time. None if nothing can be watched: the process is gone
+        already, or this kernel has no pidfd.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return None
+
+    def end() -> None:
+        if loop.remove_reader(handle):
+            os.close(handle)
+
+    def gone() -> None:
+        end()
+        ended()
+
+    loop.add_reader(handle, gone)
+    return end
+
+
+@contextlib.contextmanager
+def closed_with(pid: int, writer: asyncio.StreamWriter) -> Iterator[None]:
+    """Close a connection when its process ends, though a child of it may hold the socket open."""
+
+    def ended() -> None:
+        # What it said last may still be in the socket.
+        asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, writer.transport.abort)
+
+    end = watch(pid, ended)
+    try:
+        yield
+    finally:
+        if end is not None:  # else the socket alone must tell
+            end()
