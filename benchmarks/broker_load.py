@@ -17,9 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,18 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from _broker import broker
 from _broker_load_clients import crowd
 from _broker_load_status import status_rows
 
 from optuna_hermes.broker import StudySpec, connect
-from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 
 PROCESSES = 2
 GRANT_LIMIT_MS = 50.0
 CORES_LIMIT = 1.0
 MEMORY_LIMIT_BYTES = 500_000_000
 STATUS_LIMIT_SECONDS = 1.0
-START_SECONDS = 60.0
 SETTLE_SECONDS = 2.0
 
 
@@ -59,28 +56,10 @@ def main() -> int:
 def _load(options: argparse.Namespace, setting: str) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="hermes-load-") as folder,
-        _broker(Path(folder), options.devices) as broker,
+        broker(Path(folder), f"cpu:{options.devices}") as process,
         _crowds(_study(Path(folder), options), options, setting) as pipes,
     ):
-        return {"setting": setting, **_measure(broker, pipes, options)}
-
-
-@contextmanager
-def _broker(folder: Path, devices: int) -> Iterator[psutil.Process]:
-    os.environ[RUNTIME_DIR_VARIABLE] = str(folder / "run")
-    command = [sys.executable, "-m", "optuna_hermes.broker", "--devices", f"cpu:{devices}"]
-    with (folder / "broker.log").open("wb") as log:
-        process = subprocess.Popen(command, stderr=log)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not (folder / "run" / "broker.sock").exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit((folder / "broker.log").read_text())
-            time.sleep(0.02)
-        yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
+        return {"setting": setting, **_measure(process, pipes, options)}
 
 
 def _study(folder: Path, options: argparse.Namespace) -> StudySpec:
@@ -124,22 +103,22 @@ def _crowds(study: StudySpec, options: argparse.Namespace, setting: str) -> Iter
 
 
 def _measure(
-    broker: psutil.Process, pipes: list[Any], options: argparse.Namespace
+    process: psutil.Process, pipes: list[Any], options: argparse.Namespace
 ) -> dict[str, Any]:
     viewer = connect("viewer")
     viewer.ask_status(runs=False)  # all that was said before is heard now
     time.sleep(SETTLE_SECONDS)
-    begin, spent = time.monotonic(), _processor_seconds(broker)
+    begin, spent = time.monotonic(), _processor_seconds(process)
     sent = sum(_ask(pipes, "look"))
     memory = 0
     while time.monotonic() < begin + options.seconds:
-        memory = max(memory, broker.memory_info().rss)
+        memory = max(memory, process.memory_info().rss)
         time.sleep(0.2)
     sent = sum(_ask(pipes, "look")) - sent
     wall = time.monotonic() - begin
-    cores = (_processor_seconds(broker) - spent) / wall
+    cores = (_processor_seconds(process) - spent) / wall
     status: Any = viewer.ask_status(runs=False)
-    handles = broker.num_fds()
+    handles = process.num_fds()
     viewer.close()
     grants = _grant_ms(_ask(pipes, "stop"), begin)
     return {

@@ -14,31 +14,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+from _broker import broker
 
 from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.errors import BrokerError
 
 LIMIT = 0.02
 WORKERS = 6
 TRIALS = 8
 UNITS = 6
-START_SECONDS = 60.0
 STUDY_SECONDS = 60.0
 PAUSE_SECONDS = 0.01
 """Between two units of a worker: the soak shall leave the machine to others."""
@@ -48,17 +43,17 @@ def main() -> int:
     options = _options()
     with (
         tempfile.TemporaryDirectory(prefix="hermes-soak-") as folder,
-        _broker(Path(folder)) as broker,
+        broker(Path(folder), "cpu:2") as process,
     ):
-        result = _soak(broker, Path(folder), 60 * options.minutes)
+        result = _soak(process, Path(folder), 60 * options.minutes)
     print(json.dumps(result, indent=1) if options.json else _text(result))
     return int(not result["met"])
 
 
-def _soak(broker: psutil.Process, folder: Path, seconds: float) -> dict[str, Any]:
+def _soak(process: psutil.Process, folder: Path, seconds: float) -> dict[str, Any]:
     end = time.monotonic() + seconds
     seen: list[tuple[int, int]] = []
-    watch = threading.Thread(target=_watch, args=(broker, end, seen), daemon=True)
+    watch = threading.Thread(target=_watch, args=(process, end, seen), daemon=True)
     watch.start()
     studies = trials = 0
     while time.monotonic() < end:
@@ -77,9 +72,9 @@ def _soak(broker: psutil.Process, folder: Path, seconds: float) -> dict[str, Any
     }
 
 
-def _watch(broker: psutil.Process, end: float, seen: list[tuple[int, int]]) -> None:
+def _watch(process: psutil.Process, end: float, seen: list[tuple[int, int]]) -> None:
     while time.monotonic() < end:
-        seen.append((broker.num_fds(), broker.memory_info().rss))
+        seen.append((process.num_fds(), process.memory_info().rss))
         time.sleep(1.0)
 
 
@@ -87,24 +82,6 @@ def _thirds(values: list[int]) -> dict[str, Any]:
     third = max(1, len(values) // 3)
     medians = [statistics.median(values[i : i + third]) for i in (0, third, len(values) - third)]
     return {"first": medians[0], "last": medians[2], "growth": medians[2] / medians[0] - 1}
-
-
-@contextmanager
-def _broker(folder: Path) -> Iterator[psutil.Process]:
-    os.environ[RUNTIME_DIR_VARIABLE] = str(folder / "run")
-    command = [sys.executable, "-m", "optuna_hermes", "broker", "--devices", "cpu:2"]
-    with (folder / "broker.log").open("wb") as log:
-        process = subprocess.Popen(command, stderr=log)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not (folder / "run" / "broker.sock").exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit((folder / "broker.log").read_text())
-            time.sleep(0.02)
-        yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
 
 
 class Study:
