@@ -11,6 +11,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._events import EndLease, Tick
 from optuna_hermes.broker._recovery import RECOVERY_SECONDS
 from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.testing import FakeBroker
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
@@ -100,6 +101,36 @@ def test_a_new_lease_is_above_all_old_ones() -> None:
     other = after.worker()
     after.advance(1.5)
     after.say(worker, parked(epoch))
+    assert after.last(other, "Grant").epoch == epoch + 1
+
+
+def test_a_new_lease_is_above_those_of_a_ledger_that_is_not_read_yet() -> None:
+    """A process may hold an epoch of another study, whose ledger nobody has opened so far."""
+    broker, _, epoch = holding(devices=2)
+    after = broker.successor()
+    after.ledger = MemoryLedger()
+    after.driver(key="t")
+    other = after.worker(key="t")
+    after.advance(RECOVERY_SECONDS)
+    assert after.last(other, "Grant").devices == ("cpu:1",)
+    assert after.last(other, "Grant").epoch == epoch + 1
+
+
+def test_a_run_that_no_ledger_knows_is_not_given_on_while_its_process_lives() -> None:
+    """Its broker died while its database was away: only its driver and its process know it."""
+    broker = FakeBroker(devices=2)
+    broker.writes = False
+    broker.driver(unstarted=1)
+    worker = broker.worker()
+    epoch = begin(broker, worker, 0)
+    after = broker.successor()
+    after.driver(unstarted=0, adopted={0: 0})
+    other = after.worker()
+    after.advance(RECOVERY_SECONDS)
+    assert after.killed() == [worker]
+    assert after.last(other, "Grant") is None
+    after.end_of(worker)
+    assert after.last(other, "Grant").number == 0
     assert after.last(other, "Grant").epoch == epoch + 1
 
 
