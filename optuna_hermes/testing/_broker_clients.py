@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import TierName
 
 UNITS = 4
 """Units that a trial trains."""
+
+Mixed = Literal["twice", "late"]
+"""How a message arrives that does not arrive once, and before the next one."""
 
 
 @dataclass(kw_only=True)
@@ -109,6 +113,8 @@ class Process:
     report: wire.Report | None = None
     parked: wire.Parked | None = None
     saved: list[wire.SavedCheckpoint] = field(default_factory=list)
+    mixed: Mixed | None = None
+    late: wire.FromClient | None = None
 
     def resume(self, spec: wire.StudySpec) -> wire.Resume:
         """What it says to a new broker of what an earlier one gave it."""

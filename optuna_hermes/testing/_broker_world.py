@@ -184,6 +184,7 @@ class World:
         for process in alive:
             process.unread.clear()
             process.inbox.clear()
+            process.late = None
 
     def come_back(self) -> None:
         """The next of those that an earlier broker served says what it has."""
@@ -306,6 +307,24 @@ class World:
             return self.feed(self.read(process, message))
         return self.feed(Received(connection=process.connection, message=message))
 
+    def _tell(self, process: Process, message: wire.FromClient) -> None:
+        """A process says something about its lease; it arrives as its ``mixed`` has it."""
+        mixed, process.mixed = process.mixed, None
+        if mixed == "late" and process.late is None:
+            process.late = message
+            return
+        late, process.late = process.late, None
+        for each in (message, *([message] if mixed == "twice" else []), late):
+            if each is not None:
+                self.say(process, each)
+
+    def straighten(self, process: Process) -> None:
+        """What it has said arrives, and from now on all arrives in order."""
+        process.mixed = None
+        if process.late is not None:
+            late, process.late = process.late, None
+            self.say(process, late)
+
     def read(
         self, process: Process, message: wire.OpenStudy | wire.Register | wire.Resume
     ) -> StudyRead:
@@ -370,7 +389,7 @@ class World:
             return
         optuna = self.studies[process.study]
         behaviour = Behaviour(
-            process, optuna, self.say, lambda: self.free(process.device), self.random
+            process, optuna, self._tell, lambda: self.free(process.device), self.random
         )
         if not behaviour.act():
             self.hang_up(process)

@@ -28,7 +28,7 @@ from optuna_hermes.broker._events import Command, Event, Send, StudyRead
 from optuna_hermes.broker._state import State
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.testing._broker_clients import Process
+from optuna_hermes.testing._broker_clients import Mixed, Process
 from optuna_hermes.testing._broker_liars import about_lease, lie, own_epochs
 from optuna_hermes.testing._broker_rules import check
 from optuna_hermes.testing._broker_world import World
@@ -175,6 +175,12 @@ class BrokerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.world.come_back()
 
+    @rule(which=numbers, how=st.sampled_from(["twice", "late"]))
+    def mix_up(self, which: int, how: Mixed) -> None:
+        """What a process says next about its lease arrives twice, or after what it says then."""
+        if process := self.process(which):
+            process.mixed = how
+
     # -- those who do not behave
 
     @rule(which=numbers, seed=numbers)
@@ -253,6 +259,7 @@ def finish(world: World) -> None:
         world.strangers[device] = 0
         world.change(device, healthy=True, free=True)
     for process in list(world.processes.values()):
+        world.straighten(process)
         if process.role == "driver" or not process.honest:
             world.hang_up(process)
     for key in world.studies:
@@ -273,7 +280,7 @@ def finish(world: World) -> None:
         assert study.finished, [t for t in study.trials if not t.end]
 
 
-TestBroker = BrokerMachine.TestCase
+TestBroker = pytest.mark.timeout(300 + EXAMPLES)(BrokerMachine.TestCase)
 TestBroker.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=STEPS, suppress_health_check=list(HealthCheck)
 )
