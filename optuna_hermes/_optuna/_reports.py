@@ -115,7 +115,10 @@ class Reports:
                 partial.write_text(json.dumps(values))
                 os.replace(partial, self._file)
             except OSError as error:  # the disk may be full, too: they wait in memory alone
-                log.warning("Values that wait for the database are in no file: %s", error)
+                log.warning(
+                    "Values that wait for the database are in no file, so make room there: %s",
+                    error,
+                )
                 with contextlib.suppress(OSError):
                     partial.unlink(missing_ok=True)
 
@@ -133,5 +136,5 @@ def _read(file: Path) -> list[tuple[int, float]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
-        log.warning("The values in %s cannot be read and are not reported again: %s", file, error)
+        log.warning("%s cannot be read, so look in `status` for what it misses: %s", file, error)
         return []

@@ -76,7 +76,10 @@ def storage_errors(storage: str):  # type: ignore[no-untyped-def]
         yield
     except (ImportError, ValueError, OSError) as error:
         reason = redacted(line(error), storage)
-        raise StorageError(f"Storage {shown(storage)} cannot be used: {reason}") from error
+        raise StorageError(
+            f"Storage {shown(storage)} cannot be used: {reason} Check the URL, and that "
+            "what it needs is installed."
+        ) from error
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
             raise

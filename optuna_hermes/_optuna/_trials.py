@@ -199,7 +199,9 @@ def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> Non
     try:
         study.tell(trial.number, value)
     except (ValueError, optuna.exceptions.UpdateFinishedTrialError) as error:
-        raise StorageError(f"Trial {trial.number} cannot be finished: {line(error)}") from error
+        raise StorageError(
+            f"Trial {trial.number} cannot be finished: {line(error)} Leave it out."
+        ) from error
 
 
 def pruned(message: str) -> Exception:

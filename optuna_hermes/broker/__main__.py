@@ -116,7 +116,9 @@ def _in_background(devices: str, idle_seconds: float) -> int:
             start_logging(file=election.log_path(election.runtime_dir()))
             status = _run(devices, idle_seconds, lambda: _say(say))
         except BaseException:
-            log.critical("the broker crashed", exc_info=True)
+            log.critical(
+                "the broker crashed, please report it: the next one goes on", exc_info=True
+            )
             traceback.print_exc()
         finally:
             logging.shutdown()

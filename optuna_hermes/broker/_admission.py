@@ -41,7 +41,8 @@ def misplaced(client: Client, message: FromClient) -> str | None:
     if client.role not in roles:
         return f"{name} is said by a {roles[0]}, not by a {client.role}: connect as one."
     if isinstance(message, Drain):
-        return None if client.study == message.study else "A driver drains its own study only."
+        own = client.study == message.study
+        return None if own else "A driver drains its own study only: open that one first."
     again = isinstance(message, OpenStudy) and client.study == message.study.key
     if client.study is not None and not isinstance(message, Describe) and not again:
         return f"A connection says {name} once, but this one serves a study already: open another."

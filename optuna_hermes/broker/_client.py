@@ -17,6 +17,8 @@ from optuna_hermes.errors import BrokerConflictError, BrokerError, ProtocolError
 
 CONNECT_SECONDS = 30.0
 _POLL_SECONDS = 0.02
+_GONE = "The broker is gone: look into broker.log for the reason."
+_END_IT = "it is of another version, so end the process that broker.json names"
 
 
 class Connection:
@@ -37,7 +39,7 @@ class Connection:
         if isinstance(welcome, wire.Refused):
             raise BrokerConflictError(welcome.reason)
         if not isinstance(welcome, wire.Welcome):
-            raise ProtocolError(f"A broker says welcome first but said {welcome!r}.")
+            raise ProtocolError(f"A broker says welcome first but said {welcome!r}: {_END_IT}.")
         return welcome
 
     def send(self, message: wire.FromClient) -> None:
@@ -51,7 +53,7 @@ class Connection:
             with self._send_lock:
                 self._socket.sendall(data)
         except OSError as error:
-            raise BrokerError("The broker is gone.") from error
+            raise BrokerError(_GONE) from error
 
     def receive(self) -> wire.FromBroker:
         """Wait for one message.
@@ -74,7 +76,7 @@ class Connection:
         if isinstance(answer, wire.Refused):
             raise BrokerConflictError(answer.reason)
         if not isinstance(answer, wire.Status):
-            raise ProtocolError(f"A status was asked for but {answer!r} came.")
+            raise ProtocolError(f"A status was asked for but {answer!r} came: {_END_IT}.")
         return answer.document
 
     def close(self) -> None:
@@ -89,9 +91,9 @@ class Connection:
             try:
                 part = self._socket.recv(count - len(data))
             except OSError as error:
-                raise BrokerError("The broker is gone.") from error
+                raise BrokerError(_GONE) from error
             if not part:
-                raise BrokerError("The broker is gone.")
+                raise BrokerError(_GONE)
             data += part
         return bytes(data)
 
@@ -190,7 +192,9 @@ def _make_way(connection: Connection, devices: str) -> None:
     deadline = time.monotonic() + CONNECT_SECONDS
     while (election.incumbent(directory) or {}).get("pid") == pid:
         if time.monotonic() > deadline:
-            raise BrokerError(f"The idle broker (process {pid}) does not end: kill it.")
+            raise BrokerError(
+                f"The idle broker (process {pid}) does not end: end it with `kill -9 {pid}`."
+            )
         time.sleep(_POLL_SECONDS)
 
 

@@ -190,7 +190,10 @@ def _ask(study: Study, snapshot: Snapshot) -> Decision:
         decision = study.policy.decide(snapshot)
         _check(decision, snapshot)
     except Exception as error:  # a policy is the user's code: it may not end the broker
-        study.problem = f"Policy {study.spec.policy!r} raised {error!r}."
+        study.problem = (
+            f"Policy {study.spec.policy!r} raised {error!r}: mend it, or choose another with "
+            "--policy, and run the same command again."
+        )
         return Decision(memory=study.memory)
     return decision
 

@@ -246,7 +246,9 @@ def start(directory: Path, devices: str) -> None:
 def _last_words(directory: Path, begin: int) -> str:
     words = words_path(directory).read_bytes()[begin:].decode(errors="replace").strip()
     last = words.splitlines()[-1] if words else "it said nothing"
-    return last.removeprefix("error: ")
+    if last.startswith("error: "):
+        return last.removeprefix("error: ")
+    return f"The broker has ended ({last}): look into {log_path(directory)}."
 
 
 def _alive(pid: object) -> bool:

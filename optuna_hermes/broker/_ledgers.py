@@ -40,6 +40,8 @@ UNUSED_SECONDS = 10.0
 MOST_LEDGERS = 100
 """Each has a thread of its own."""
 
+_SILENT = "It is there but does not answer: look whether it hangs, or who has locked it."
+
 _CAN_WAIT = (ReportRecord, EventRecord, SaveMemory)
 
 T = TypeVar("T")
@@ -143,8 +145,7 @@ class Ledgers:
         for url, writer in self._by_url.items():
             stuck = writer.stuck_since
             if stuck is not None and now - stuck > SLOW_SECONDS:
-                reason = f"It has not answered for {SLOW_SECONDS:.0f} s."
-                self._heard(url, Unreachable(reason=reason))
+                self._heard(url, Unreachable(reason=_SILENT))
             if now - self._retried_at > LONGEST_PAUSE_SECONDS:
                 writer.retry()
         if now - self._retried_at > LONGEST_PAUSE_SECONDS:

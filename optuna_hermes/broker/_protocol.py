@@ -404,6 +404,8 @@ FromBroker = (
     Welcome | Refused | Grant | Yield | Evict | Recall | Prepare | Kept | Noted | Dismiss | Status
 )
 
+_OTHER_VERSION = "the other end is of another version, or no part of optuna-hermes: end it"
+
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
 _broker_decoder: msgspec.msgpack.Decoder[FromBroker] = msgspec.msgpack.Decoder(FromBroker)
@@ -417,7 +419,9 @@ def frame(message: FromClient | FromBroker) -> bytes:
     """
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"A frame holds {MAX_FRAME_BYTES} bytes at most but got {len(body)}.")
+        raise ProtocolError(
+            f"A frame holds {MAX_FRAME_BYTES} bytes at most but got {len(body)}: say less at once."
+        )
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
@@ -429,7 +433,9 @@ def body_length(header: bytes) -> int:
     """
     length = int.from_bytes(header, "big")
     if not 0 < length <= MAX_FRAME_BYTES:
-        raise ProtocolError(f"A frame holds 1 to {MAX_FRAME_BYTES} bytes but announces {length}.")
+        raise ProtocolError(
+            f"A frame holds 1 to {MAX_FRAME_BYTES} bytes but announces {length}: {_OTHER_VERSION}."
+        )
     return length
 
 
@@ -442,7 +448,7 @@ def decode_from_client(body: bytes) -> FromClient:
     try:
         return _client_decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"Not a client's message: {error}.") from error
+        raise ProtocolError(f"Not a client's message ({error}): {_OTHER_VERSION}.") from error
 
 
 def decode_from_broker(body: bytes) -> FromBroker:
@@ -454,4 +460,4 @@ def decode_from_broker(body: bytes) -> FromBroker:
     try:
         return _broker_decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"Not a broker's message: {error}.") from error
+        raise ProtocolError(f"Not a broker's message ({error}): {_OTHER_VERSION}.") from error

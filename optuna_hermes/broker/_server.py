@@ -72,6 +72,11 @@ AT_ONCE = 8
 """Messages of one connection after which it is the turn of the others."""
 MAX_STRANGERS = 256
 """Connections that have not said hello; one more is hung up on."""
+_OWN_BROKER = "a broker serves its own user, so start one there"
+_STRANGERS = "too many connections have said no hello, so end who opens them"
+_STOPPED = "if it is stopped continue it, else end it"
+_LOST = "bring the database back before `optimize` is run again; runs that live say theirs again"
+
 _CHANGES_MEMORY = wire.Parked | wire.Ended | wire.Released
 """What these lead to depends on the memory that is free at that moment."""
 
@@ -166,7 +171,7 @@ class Server:
             self._readings.close()
         lost = self._ledgers.close(END_SECONDS)
         if lost:
-            log.error("the database is away: %d records did not reach the ledger", lost)
+            log.error("%d records did not reach the ledger: %s", lost, _LOST)
         log.info("ended")
 
     # -- brokers before and after this one -----------------------------------------------------
@@ -200,20 +205,24 @@ class Server:
             _holders.save(self._directory, served)
             self._remembered = served
         except OSError as error:
-            log.error("the next broker will not know who has a device: %s", error)
+            log.error(
+                "the next broker will not know who has a device, so make room in %s: %s",
+                self._directory,
+                error,
+            )
 
     # -- connections ---------------------------------------------------------------------------
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pid, uid = peer(writer.get_extra_info("socket"))
         if uid != os.getuid():
-            log.warning("process %d of uid %d was turned away", pid, uid)
+            log.warning("process %d of uid %d was turned away: %s", pid, uid, _OWN_BROKER)
             writer.close()
             return
         self._last_connection += 1
         connection = self._last_connection
         if len(self._writers) - len(self._state.book.clients) >= MAX_STRANGERS:
-            log.warning("process %d has one connection too many that says no hello", pid)
+            log.warning("process %d was turned away: %s", pid, _STRANGERS)
             writer.close()
             return
         self._writers[connection] = writer
@@ -248,8 +257,7 @@ class Server:
     async def _converse(self, connection: int, pid: int, reader: asyncio.StreamReader) -> None:
         hello = await self._read(connection, reader)
         if not isinstance(hello, wire.Hello) or hello.version != wire.VERSION:
-            reason = "This broker is of another version: end it with `optuna-hermes broker --stop`."
-            self._send(connection, wire.Refused(reason=reason))
+            self._send(connection, wire.Refused(reason=_other_version()))
             return
         started = _holders.started(pid)
         self._apply(Connected(connection=connection, pid=pid, role=hello.role, started=started))
@@ -279,14 +287,16 @@ class Server:
         now = time.monotonic()
         for connection in [key for key, due in self._due.items() if due < now]:
             del self._due[connection]
-            self._hang_up(connection, "it does not end what it says")
+            self._hang_up(connection, f"it does not end what it says: {_STOPPED}")
 
     def _hang_up(self, connection: int, reason: str) -> None:
         """Close a connection, unless its process has a device, which it may be using."""
         if self._state.book.holds(connection):
             return
-        log.warning("connection %d closed: %s", connection, reason)
-        self._writers[connection].transport.abort()
+        writer = self._writers[connection]
+        pid = peer(writer.get_extra_info("socket"))[0]
+        log.warning("connection %d of process %d closed: %s", connection, pid, reason)
+        writer.transport.abort()
 
     def _welcome(self) -> wire.Welcome:
         return wire.Welcome(
@@ -415,7 +425,7 @@ class Server:
         if writer is None or writer.is_closing():
             return
         if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
-            self._hang_up(connection, "it does not read what it is sent")
+            self._hang_up(connection, f"it does not read what it is sent: {_STOPPED}")
             return
         try:
             writer.write(wire.frame(message))
@@ -500,6 +510,11 @@ def _proof(record: Write) -> int | str | None:
     if isinstance(record, EndLease):
         return proof_of_end(record.epoch)
     return record.path if isinstance(record, CheckpointRecord) else None
+
+
+def _other_version() -> str:
+    pid = os.getpid()
+    return f"This broker is of another version: when its studies have ended, `kill {pid}`."
 
 
 def _listen(path: Path) -> socket.socket:

@@ -411,7 +411,8 @@ class State:
             if study.draining:
                 self._drain(key, now, out)
         else:
-            out.append(Send(connection=connection, message=wire.Refused(reason=problem)))
+            reason = f"{problem} Ask for another lease, or end."
+            out.append(Send(connection=connection, message=wire.Refused(reason=reason)))
             if client.role == "worker":
                 out.append(Kill(connection=connection, pid=client.pid, reason=problem))
             self._forget_unattended(study)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from optuna_hermes.broker._events import DropCheckpoint, EndLease, NameLease, SaveMemory, Write
-from optuna_hermes.errors import LedgerAwayError, StaleEpochError
+from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
 from optuna_hermes.ledger import Ledger, open_ledger
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
@@ -298,8 +298,14 @@ class Writer:
             with self._changed:
                 self._kept += [replace(batch, items=(each,), again=True) for each in lasting]
         if refused and not batch.again:
-            reason = str(error) or repr(error)
-            self._tell(Refused(study=batch.study, items=refused, reason=reason))
+            self._tell(Refused(study=batch.study, items=refused, reason=_reason(error)))
+
+
+def _reason(error: Exception) -> str:
+    """Why a ledger refuses, in its own words, or in those of whoever cannot write a record."""
+    if isinstance(error, LedgerError):
+        return str(error)
+    return f"The ledger cannot hold what it was given ({error}): a policy's memory must be JSON."
 
 
 def _items(batches: Iterable[Batch]) -> list[Write]:

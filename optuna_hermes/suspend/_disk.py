@@ -33,6 +33,10 @@ _TREE = "tree"
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial"
 _LIBRARY_PARTIAL = ".tmp*"  # safetensors itself writes to such a name first
+_BRING_BACK = (
+    "Bring such a file back, or close the trial with `optuna-hermes tell --trial-number NUMBER "
+    "--state fail`."
+)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 T = TypeVar("T")
@@ -297,6 +301,7 @@ def _search(states: Sequence[StoredState], run: str, folder: Path | None) -> _Fo
     raise CheckpointError(
         f"No checkpoint of {run} can be used, and it is not started again in silence: "
         + " ".join(str(problem) for problem in problems)
+        + f" {_BRING_BACK}"
     ) from problems[0]
 
 

@@ -54,9 +54,9 @@ def plan_finish(
 
 def _refusal(trial: Any, held: Collection[int]) -> str | None:
     if trial is None:
-        return "no such trial"
+        return "no such trial, see `optuna-hermes trials`"
     if not private.ours(trial):
-        return f"not suspended but {trial.state.name}"
+        return f"not suspended but {trial.state.name}, so leave it out"
     if trial.number in held:
         return "held by a live process: stop its `optimize` first"
     reported = trial.intermediate_values

@@ -164,7 +164,8 @@ class Driver:
                 hasty = 0 if time.monotonic() - begin > STEADY_SECONDS else hasty + 1
                 if hasty == MAX_BROKERS:
                     raise BrokerError(
-                        f"{error} That was the {MAX_BROKERS}th time in a row: look into broker.log."
+                        f"{error} That was the {MAX_BROKERS}th time in a row, so no other one is "
+                        "started."
                     ) from error
                 self._progress.note(f"{error} Starting another one: training goes on.")
 
@@ -336,7 +337,7 @@ def _entry(document: dict[str, Any], key: str) -> dict[str, Any]:
     for study in document["studies"]:
         if study["key"] == key:
             return dict(study)
-    raise BrokerError("The broker does not know the study any more.")
+    raise BrokerError("The broker does not know the study any more: look into broker.log.")
 
 
 @contextlib.contextmanager

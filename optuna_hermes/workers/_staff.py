@@ -114,7 +114,10 @@ class Staff:
     def _lines(self) -> Iterator[dict[str, Any]]:
         data = self._socket.recv(65536)
         if not data:
-            raise HermesError("The process that workers are forked from has ended: see above.")
+            raise HermesError(
+                "The process that workers are forked from has ended: see above for the reason, "
+                "then run the same command again."
+            )
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return iter([json.loads(line) for line in lines])
 

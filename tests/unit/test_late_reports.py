@@ -53,7 +53,7 @@ def test_no_room_for_the_file_fails_no_trial(
         patch.setattr(Path if name == "write_text" else os, name, refuse)
         reports.put(7, 1, 0.5)
         reports.put(7, 2, 0.25)
-    assert "are in no file: [Errno 28] No space left on device" in caplog.text
+    assert "are in no file, so make room there: [Errno 28] No space left" in caplog.text
     assert list(tmp_path.iterdir()) == []
     database.back.set()
     assert reports.flush(30)

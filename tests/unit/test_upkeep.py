@@ -174,8 +174,8 @@ def test_finish_says_why_not(house: House) -> None:
     assert "nothing was reported" in plan.refused[silent]
     assert "the last value is nan" in plan.refused[broken]
     assert "held by a live process" in plan.refused[held]
-    assert plan.refused[done] == "not suspended but COMPLETE"
-    assert plan.refused[missing] == "no such trial"
+    assert plan.refused[done] == "not suspended but COMPLETE, so leave it out"
+    assert plan.refused[missing] == "no such trial, see `optuna-hermes trials`"
 
 
 # -- gc ----------------------------------------------------------------------------------------
