@@ -27,7 +27,7 @@ from optuna_hermes.broker._events import (
     WritesFailed,
 )
 from optuna_hermes.broker._ledgers import all_of
-from optuna_hermes.broker._outbox import Outbox, Proof
+from optuna_hermes.broker._outbox import Asked, Outbox, Proof
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._writer import write
@@ -106,7 +106,7 @@ class World:
         self.state = self._broker(wall_offset=1e9)
 
     def _begin(self) -> None:
-        self._waiting: list[tuple[MemoryLedger, list[Write]]] = []
+        self._waiting: list[tuple[MemoryLedger, list[Write], set[Asked]]] = []
         self._committing = False
         self._outbox = Outbox(self._send)
 
@@ -143,8 +143,11 @@ class World:
         """The database of a study, and of those beside it, is away."""
         ledger = self.ledgers[key]
         self.away.add(ledger)
-        event = LedgerAway(studies=self._beside(ledger), reason="cut", held=self._outbox.held)
-        self.feed(event)
+        beside, held = self._beside(ledger), self._outbox.held
+        unasked = self._unasked(beside, draining=False)
+        self._outbox.drop({Asked(epoch) for epoch in unasked})
+        self._outbox.release({Asked(epoch) for epoch in self._unasked(beside, draining=True)})
+        self.feed(LedgerAway(studies=beside, reason="cut", held=held, unasked=unasked))
 
     def find_ledgers(self) -> None:
         """Every database is back."""
@@ -155,6 +158,13 @@ class World:
 
     def _beside(self, ledger: MemoryLedger) -> tuple[str, ...]:
         return tuple(key for key, its in self.ledgers.items() if its is ledger)
+
+    def _unasked(self, keys: tuple[str, ...], *, draining: bool) -> tuple[int, ...]:
+        """Leases of these studies whose holders have still to hear that they are to leave."""
+        book = self.state.book
+        leases = [slot.lease for slot in book.slots.values() if slot.lease]
+        its = (a for a in leases if a.study in keys and a.epoch in self._outbox.unasked)
+        return tuple(a.epoch for a in its if book.studies[a.study].draining == draining)
 
     def drop_broker(self, wall_step: float, share: float) -> None:
         """The broker dies, and with it all that was not committed, or not sent.
@@ -227,10 +237,12 @@ class World:
     def _carry_out(self, commands: list[Command]) -> None:
         self.answer = commands
         writes = [c for c in commands if not isinstance(c, Send | Kill | Withdraw)]
+        asked = self._questions(commands)
         for ledger in dict.fromkeys(self.ledgers.values()):
             its = [item for item in writes if self.ledgers[item.study] is ledger]
-            if its:
-                self._waiting.append((ledger, its))
+            to_answer = {proof for proof, key in asked.items() if self.ledgers[key] is ledger}
+            if its or to_answer:
+                self._waiting.append((ledger, its, to_answer))
         for command in commands:
             if isinstance(command, Kill):
                 self._kill(command)
@@ -238,12 +250,22 @@ class World:
                 self._outbox.drop({command.epoch})
             elif isinstance(command, Send):
                 wire.frame(command.message)
-                proofs: set[Proof | None] = {*_leases(writes), *_paths(writes)}
+                proofs: set[Proof | None] = {*_leases(writes), *_paths(writes), *asked}
                 self._outbox.put(command.connection, command.message, proofs)
         if not self.lagging:
             self.catch_up()
 
-    def _commit(self, ledger: MemoryLedger, writes: list[Write]) -> None:
+    def _questions(self, commands: list[Command]) -> dict[Asked, str]:
+        """Who is asked to leave once the database of a study has shown that it is there."""
+        book, asked = self.state.book, {}
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, wire.Yield):
+                slot = book.slot_of(command.message.epoch)
+                if slot and slot.lease and not book.studies[slot.lease.study].draining:
+                    asked[Asked(command.message.epoch)] = slot.lease.study
+        return asked
+
+    def _commit(self, ledger: MemoryLedger, writes: list[Write], asked: set[Asked]) -> None:
         """Leases that are refused never were; the rest has happened."""
         refused: list[int] = []
         if self.refusals and _leases(writes):
@@ -255,7 +277,7 @@ class World:
                 write(ledger, item)
         for item in writes:
             self._remember(item)
-        self._outbox.release({*_leases(writes), *_paths(writes)})
+        self._outbox.release({*_leases(writes), *_paths(writes), *asked})
         if refused:
             self._outbox.drop(refused)
             self.feed(WritesFailed(epochs=tuple(refused), reason="the ledger refused"))
