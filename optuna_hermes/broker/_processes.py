@@ -21,8 +21,8 @@ def watch(pid: int, ended: Callable[[], None]) -> Callable[[], None] | None:
     """Call ``ended`` once, in the running loop, when a process has ended.
 
     Returns:
-        What ends the watch, at any time. None if nothing can be watched: the process is gone
-        already, or this kernel has no pidfd.
+        What ends the watch, at any time and as often as one likes. None if nothing can be watched:
+        the process is gone already, or this kernel has no pidfd.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -30,8 +30,13 @@ def watch(pid: int, ended: Callable[[], None]) -> Callable[[], None] | None:
     except OSError:
         return None
 
+    watching = True
+
     def end() -> None:
-        if loop.remove_reader(handle):
+        nonlocal watching
+        if watching:  # later the number may be another handle's
+            watching = False
+            loop.remove_reader(handle)
             os.close(handle)
 
     def gone() -> None:
