@@ -24,7 +24,6 @@ from optuna_hermes._optuna._storages import (
     delete_study,
     load_study,
     no_such_study,
-    sqlite_file,
     study_names,
 )
 from optuna_hermes._optuna._studies import (
@@ -102,7 +101,6 @@ __all__ = [
     "shared",
     "shares_its_ledger",
     "sign",
-    "sqlite_file",
     "state_dir",
     "study_key",
     "study_keys",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -93,14 +92,6 @@ def line(error: Exception) -> str:
     """The first line of an error's text, or of what caused it."""
     text = str(error.__cause__ or error).strip().splitlines()
     return (text[0] if text else type(error).__name__).rstrip(".") + "."
-
-
-def sqlite_file(storage: str) -> Path | None:
-    """The file of an SQLite URL; None for every other storage."""
-    scheme, separator, path = storage.partition(":///")
-    if not separator or scheme.split("+")[0] != "sqlite":
-        return None
-    return Path(path.partition("?")[0])
 
 
 def database_url(study: optuna.Study) -> Any:

@@ -16,10 +16,10 @@ from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 
 from optuna_hermes._optuna._storages import backend_of, database_url
+from optuna_hermes._tables import KEY_ATTRIBUTE
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
 
-_KEY_ATTRIBUTE = "hermes:key"
 _SEED_ATTRIBUTE = "hermes:seed"
 _giving_key = threading.Lock()
 
@@ -31,23 +31,23 @@ def study_key(study: optuna.Study) -> str:
     """The study's key: given once, so that a study made again under a name is another one."""
     storage, study_id = study._storage, study._study_id
     with _giving_key:  # the threads of a plain study come here all at once
-        known = storage.get_study_system_attrs(study_id).get(_KEY_ATTRIBUTE)
+        known = storage.get_study_system_attrs(study_id).get(KEY_ATTRIBUTE)
         if known is None:
-            storage.set_study_system_attr(study_id, _KEY_ATTRIBUTE, uuid.uuid4().hex[:16])
-            known = storage.get_study_system_attrs(study_id)[_KEY_ATTRIBUTE]
+            storage.set_study_system_attr(study_id, KEY_ATTRIBUTE, uuid.uuid4().hex[:16])
+            known = storage.get_study_system_attrs(study_id)[KEY_ATTRIBUTE]
     return str(known)
 
 
 def known_key(study: optuna.Study) -> str | None:
     """The study's key, None if it never met this package; gives it none."""
-    key = study._storage.get_study_system_attrs(study._study_id).get(_KEY_ATTRIBUTE)
+    key = study._storage.get_study_system_attrs(study._study_id).get(KEY_ATTRIBUTE)
     return None if key is None else str(key)
 
 
 def study_keys(study: optuna.Study) -> set[str]:
     """The keys of all studies of a study's storage that ever met this package."""
     studies = study._storage.get_all_studies()
-    keys = (each.system_attrs.get(_KEY_ATTRIBUTE) for each in studies)
+    keys = (each.system_attrs.get(KEY_ATTRIBUTE) for each in studies)
     return {str(key) for key in keys if key is not None}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from optuna_hermes.broker._client import (
     Connection,
     connect,
@@ -9,8 +11,10 @@ from optuna_hermes.broker._client import (
     connect_patiently,
 )
 from optuna_hermes.broker._protocol import OpenStudy, StudySpec
-from optuna_hermes.broker._session import RunSession
 from optuna_hermes.broker._sessions import session_of, sessions
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._session import RunSession
 
 __all__ = [
     "Connection",
@@ -23,3 +27,12 @@ __all__ = [
     "session_of",
     "sessions",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # A session suspends, for which it imports NumPy: who only asks for the status waits for less.
+    if name == "RunSession":
+        from optuna_hermes.broker._session import RunSession
+
+        return RunSession
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

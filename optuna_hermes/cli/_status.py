@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optuna_hermes.cli._output import show, show_json
-from optuna_hermes.cli._studies import Json, broker_status, study_and_ledger
+from optuna_hermes.cli._studies import Json, broker_status, facts_and_ledger
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from optuna_hermes._optuna import Study
+    from optuna_hermes._tables import StudyFacts
     from optuna_hermes.ledger import Ledger, RunRecord
 
 
@@ -76,13 +76,10 @@ def _tell(number: int, storage: str | None, name: str | None, *, as_json: bool) 
 
 
 def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> dict[str, Any]:
-    from optuna_hermes import _optuna as private
-
-    with study_and_ledger(storage, name) as (study, ledger):
-        runs = _runs(study, ledger, broker)
-        sign = private.sign(study)
+    with facts_and_ledger(storage, name) as (facts, ledger):
+        runs = _runs(facts, ledger, broker)
     finite = [run for run in runs if run["value"] is not None and math.isfinite(run["value"])]
-    best = min(finite, key=lambda run: sign * run["value"], default=None)
+    best = min(finite, key=lambda run: facts.sign * run["value"], default=None)
     return {
         "name": name,
         "counts": dict(Counter(run["state"] for run in runs)),
@@ -92,19 +89,16 @@ def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> 
     }
 
 
-def _runs(study: Study, ledger: Ledger, broker: dict[str, Any] | None) -> list[dict[str, Any]]:
-    from optuna_hermes import _optuna as private
-
-    key = private.study_key(study)
-    served = serves(broker, key)
+def _runs(facts: StudyFacts, ledger: Ledger, broker: dict[str, Any] | None) -> list[dict[str, Any]]:
+    key = str(facts.key)
+    served, ends = serves(broker, key), facts.ends
     stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
-    trials = private.trial_states(study)
-    values, sign = ledger.last_values(key), private.sign(study)
+    values = ledger.last_values(key)
     return [
         _run(
             run,
-            state=state_of(run, trials.get(run.number), served=served, stored=run.number in stored),
-            value=sign * values[run.number] if run.number in values else None,
+            state=state_of(run, ends.get(run.number), served=served, stored=run.number in stored),
+            value=facts.sign * values[run.number] if run.number in values else None,
         )
         for run in ledger.load_runs(key)
     ]
@@ -115,17 +109,17 @@ def serves(broker: dict[str, Any] | None, key: str) -> bool:
     return broker is not None and any(entry["key"] == key for entry in broker["studies"])
 
 
-def state_of(run: RunRecord, trial: Any, *, served: bool, stored: bool) -> str:
+def state_of(run: RunRecord, end: str | None, *, served: bool, stored: bool) -> str:
     """The state of a run; what the ledger says may be older than the end of a process.
 
     Args:
         run: the run.
-        trial: the state of its trial in Optuna, None if it is not known there.
+        end: how its trial has ended as Optuna knows it, None if it has not.
         served: whether this host's broker serves its study.
         stored: whether it has a checkpoint.
     """
-    if trial is not None and trial.is_finished():
-        return "failed" if trial.name == "FAIL" else "done"
+    if end is not None:
+        return end
     ours = run.host in (None, socket.gethostname())
     if run.state in ("running", "parked") and ours and not served:
         return "stored" if stored else "pending"

@@ -15,6 +15,7 @@ from optuna_hermes.errors import BrokerConflictError, BrokerError, InvalidInputE
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
+    from optuna_hermes._tables import StudyFacts
     from optuna_hermes.ledger import Ledger
 
 PROGRAM = "optuna-hermes"
@@ -43,9 +44,10 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     """
     from optuna_hermes import HermesPruner, HermesSampler
     from optuna_hermes import _optuna as private
+    from optuna_hermes._tables import sqlite_file
 
     private.log_warnings_only()
-    file = private.sqlite_file(storage)
+    file = sqlite_file(storage)
     file_is_new = file is not None and not file.exists()
     names = private.study_names(storage)
     is_new = name not in names
@@ -72,21 +74,75 @@ def study_and_ledger(storage: str, name: str) -> Iterator[tuple[Study, Ledger]]:
         StorageError: the storage cannot be reached, has no such study, or no ledger of it.
     """
     from optuna_hermes import _optuna as private
-    from optuna_hermes.ledger import open_ledger
+
+    study = _study(storage, name)
+    if private.known_key(study) is None:
+        raise _no_ledger(name)
+    with _opened(private.ledger_url(study)) as ledger:
+        yield study, ledger
+
+
+@contextlib.contextmanager
+def facts_and_ledger(storage: str, name: str) -> Iterator[tuple[StudyFacts, Ledger]]:
+    """As ``study_and_ledger``, without what Optuna has in memory of a study: it is soon there.
+
+    Raises:
+        StorageError: the storage cannot be reached, has no such study, or no ledger of it.
+    """
+    from optuna_hermes._tables import read_facts
+
+    _check_file(storage)
+    facts = read_facts(storage, name) or _facts(_study(storage, name))
+    if facts.ledger_url is None:
+        raise _no_ledger(name)
+    with _opened(facts.ledger_url) as ledger:
+        yield facts, ledger
+
+
+def _facts(study: Study) -> StudyFacts:
+    from optuna_hermes import _optuna as private
+    from optuna_hermes._tables import StudyFacts, ends_of
+
+    key = private.known_key(study)
+    states = private.trial_states(study)
+    return StudyFacts(
+        key=key,
+        ledger_url=None if key is None else private.ledger_url(study),
+        sign=private.sign(study),
+        ends=ends_of((number, state.name) for number, state in states.items()),
+    )
+
+
+def _study(storage: str, name: str) -> Study:
+    from optuna_hermes import _optuna as private
 
     private.log_warnings_only()
-    file = private.sqlite_file(storage)
+    _check_file(storage)
+    return private.load_study(storage, name)
+
+
+def _check_file(storage: str) -> None:
+    from optuna_hermes._tables import sqlite_file
+
+    file = sqlite_file(storage)
     if file is not None and not file.exists():  # reading would make it
         raise StorageError(f"No file {str(file)!r}: check the path in --storage {storage}.")
-    study = private.load_study(storage, name)
-    if private.known_key(study) is None:
-        raise StorageError(
-            f"Study {name!r} has no ledger, for no trial of it was ever suspended: run it with "
-            "`optuna-hermes optimize`, or see `optuna-hermes trials`."
-        )
-    ledger = open_ledger(private.ledger_url(study))
+
+
+def _no_ledger(name: str) -> StorageError:
+    return StorageError(
+        f"Study {name!r} has no ledger, for no trial of it was ever suspended: run it with "
+        "`optuna-hermes optimize`, or see `optuna-hermes trials`."
+    )
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[Ledger]:
+    from optuna_hermes.ledger import open_ledger
+
+    ledger = open_ledger(url)
     try:
-        yield study, ledger
+        yield ledger
     finally:
         ledger.close()
 

@@ -38,6 +38,7 @@ def _document(
     study: Study, ledger: Ledger, number: int, broker: dict[str, Any] | None
 ) -> dict[str, Any]:
     from optuna_hermes import _optuna as private
+    from optuna_hermes._tables import ends_of
 
     key = private.study_key(study)
     trials = private.trial_states(study)
@@ -46,7 +47,8 @@ def _document(
         raise InvalidInputError(_unknown(study.study_name, number, len(trials), number in trials))
     checkpoints = ledger.load_checkpoints(key, number)
     served = serves(broker, key)
-    state = state_of(run, trials.get(number), served=served, stored=bool(checkpoints))
+    ends = ends_of((each, state.name) for each, state in trials.items())
+    state = state_of(run, ends.get(number), served=served, stored=bool(checkpoints))
     curve = ledger.load_curves(key).get(number)
     return {
         "study": study.study_name,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
-from sqlalchemy import URL, Connection, Engine, Select
+from sqlalchemy import URL, Connection, Engine, Select, column, select, table
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 
 from optuna_hermes.errors import LedgerAwayError, LedgerError
@@ -78,6 +78,14 @@ class Database:
             result = connection.execute(query)
             names = tuple(result.keys())
             return [dict(zip(names, row, strict=True)) for row in result]
+
+    def values(self, name: str, columns: Sequence[str], **equal: Any) -> list[tuple[Any, ...]]:
+        """Columns of a table that may be somebody else's, of the rows that have these values."""
+        found = table(name, *map(column, {*columns, *equal}))
+        query = select(*(found.c[each] for each in columns))
+        query = query.where(*(found.c[each] == value for each, value in equal.items()))
+        with self.reading() as connection:
+            return [tuple(row) for row in connection.execute(query)]
 
     def close(self) -> None:
         """Give back connections."""

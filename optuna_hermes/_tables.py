@@ -1,0 +1,96 @@
+"""What Optuna's own tables say of a study, read without Optuna.
+
+To import Optuna and to open its storage takes longer than all else that ``status`` does. What is
+relied on here is pinned by a test, like what ``_optuna`` relies on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna_hermes.errors import LedgerError
+from optuna_hermes.ledger._database import Database
+
+KEY_ATTRIBUTE = "hermes:key"
+"""The system attribute by which a study is known to this package."""
+
+_ENDS = {"COMPLETE": "done", "PRUNED": "done", "FAIL": "failed"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyFacts:
+    """What Optuna knows of a study and its ledger does not.
+
+    Args:
+        key: the study's key, None if it never met this package.
+        ledger_url: where its ledger is, None without a key.
+        sign: 1.0 where lower is better, -1.0 where values are maximised.
+        ends: how trials have ended, by number: ``done`` or ``failed``.
+    """
+
+    key: str | None
+    ledger_url: str | None
+    sign: float
+    ends: Mapping[int, str]
+
+
+def ends_of(states: Iterable[tuple[int, str]]) -> dict[int, str]:
+    """How trials have ended, by number; those that have not are left out.
+
+    Args:
+        states: numbers of trials and Optuna's names of their states.
+
+    Example:
+        >>> ends_of([(0, "PRUNED"), (1, "FAIL"), (2, "RUNNING")])
+        {0: 'done', 1: 'failed'}
+    """
+    return {number: _ENDS[state] for number, state in states if state in _ENDS}
+
+
+def read_facts(storage: str, name: str) -> StudyFacts | None:
+    """The facts of a study in a database; None where Optuna has to be asked, and may complain.
+
+    Args:
+        storage: Optuna's storage URL.
+        name: the study's name.
+    """
+    try:
+        database = Database(storage)
+    except LedgerError:  # not a database: a journal, say
+        return None
+    try:
+        return _read(database, storage, name)
+    except LedgerError:
+        return None
+    finally:
+        database.close()
+
+
+def _read(database: Database, storage: str, name: str) -> StudyFacts | None:
+    found = database.values("studies", ("study_id", "study_name"), study_name=name)
+    ids = [study_id for study_id, its_name in found if its_name == name]  # MySQL takes a for A
+    if not ids:
+        return None
+    of_study = {"study_id": ids[0]}
+    keys = database.values(
+        "study_system_attributes", ("value_json",), key=KEY_ATTRIBUTE, **of_study
+    )
+    directions = database.values("study_directions", ("direction",), objective=0, **of_study)
+    states = database.values("trials", ("number", "state"), **of_study)
+    return StudyFacts(
+        key=json.loads(keys[0][0]) if keys else None,
+        ledger_url=storage if keys else None,
+        sign=-1.0 if directions == [("MAXIMIZE",)] else 1.0,
+        ends=ends_of(states),
+    )
+
+
+def sqlite_file(storage: str) -> Path | None:
+    """The file of an SQLite URL; None for every other storage."""
+    scheme, separator, path = storage.partition(":///")
+    if not separator or scheme.split("+")[0] != "sqlite":
+        return None
+    return Path(path.partition("?")[0])
