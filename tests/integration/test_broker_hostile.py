@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -59,7 +60,15 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
     return data
 
 
-def test_half_a_frame_is_not_waited_for(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def warned(caplog: pytest.LogCaptureFixture) -> str:
+    """The broker's warning, without whom it is about."""
+    assert len(caplog.messages) == 1, caplog.messages
+    return re.sub(r"(connection|process) \d+", r"\1 N", caplog.messages[0])
+
+
+def test_half_a_frame_is_not_waited_for(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whoever begins to say something, and does not end it, is hung up on after a while."""
     monkeypatch.setattr(_server, "FRAME_SECONDS", 0.2)
 
@@ -70,6 +79,10 @@ def test_half_a_frame_is_not_waited_for(runtime_dir: Path, monkeypatch: pytest.M
         writer.close()
 
     serve(runtime_dir, attack)
+    assert warned(caplog) == (
+        "connection N of process N closed: it does not end what it says: if it is stopped "
+        "continue it, else end it"
+    )
 
 
 def test_who_says_no_hello_is_not_waited_for(
@@ -89,7 +102,7 @@ def test_who_says_no_hello_is_not_waited_for(
 
 
 def test_connections_without_hello_are_not_piled_up(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One too many is closed at once; those who have said hello do not count."""
     monkeypatch.setattr(_server, "MAX_STRANGERS", 2)
@@ -106,10 +119,13 @@ def test_connections_without_hello_are_not_piled_up(
             each.close()
 
     serve(runtime_dir, attack)
+    assert warned(caplog) == (
+        "process N was turned away: too many connections have said no hello, so end who opens them"
+    )
 
 
 def test_who_reads_nothing_is_hung_up_on(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a client does not read fills the broker's memory up to a limit only."""
     monkeypatch.setattr(_server, "MAX_UNREAD_BYTES", 1 << 16)
@@ -124,6 +140,10 @@ def test_who_reads_nothing_is_hung_up_on(
         writer.close()
 
     serve(runtime_dir, attack)
+    assert warned(caplog) == (
+        "connection N of process N closed: it does not read what it is sent: if it is stopped "
+        "continue it, else end it"
+    )
 
 
 def test_an_attack_disturbs_nobody_else(

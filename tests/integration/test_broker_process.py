@@ -160,7 +160,10 @@ def test_an_older_client_is_refused_with_a_reason(broker: Connection, runtime_di
         length = wire.body_length(sock.recv(wire.HEADER_BYTES))
         answer = wire.decode_from_broker(sock.recv(length))
     assert isinstance(answer, wire.Refused)
-    assert "version" in answer.reason
+    assert answer.reason == (
+        "This broker is of another version: when its studies have ended, "
+        f"`kill {broker.welcome.pid}`."
+    )
 
 
 def test_an_unknown_policy_is_refused(broker: Connection, tmp_path: Path) -> None:
@@ -223,7 +226,7 @@ def test_a_crash_is_told_and_logged(runtime_dir: Path) -> None:
     with pytest.raises(BrokerError, match=r"Error: .*broker\.sock"):
         election.start(runtime_dir, "cpu:1")
     log = election.log_path(runtime_dir).read_text()
-    assert "CRITICAL the broker crashed" in log
+    assert "CRITICAL the broker crashed, please report it: the next one goes on" in log
     assert "Traceback" in log
 
 
