@@ -1,0 +1,334 @@
+"""What whoever runs a study reads when something is wrong, and what to do then."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from optuna_hermes import _optuna as private
+from optuna_hermes import optimize, workers
+from optuna_hermes._optuna import _patient, _reports
+from optuna_hermes.cli import run
+from optuna_hermes.errors import (
+    BrokerError,
+    CheckpointError,
+    HermesError,
+    ObjectiveError,
+    StorageError,
+    SuspendError,
+)
+from optuna_hermes.ledger import RunRecord, open_ledger
+from optuna_hermes.suspend import read, write
+from optuna_hermes.suspend._disk import Disk
+from optuna_hermes.testing._tier import Training
+from optuna_hermes.workers import OptimizeResult, TrialResult, _driver, _nursery, _worker
+from optuna_hermes.workers._driver import Driver, Settings, _entry, _signals
+from optuna_hermes.workers._staff import Staff
+
+
+class Notes(list[str]):
+    """A screen that keeps its lines."""
+
+    def note(self, text: str) -> None:
+        self.append(text)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def notes() -> Notes:
+    return Notes()
+
+
+def driver(notes: Notes) -> Driver:
+    screen: Any = notes
+    return Driver(optuna.create_study(), lambda trial: 0.0, Settings(), screen)
+
+
+# -- optimize ----------------------------------------------------------------------------------
+
+
+def test_a_study_in_memory_cannot_be_reached() -> None:
+    """Worker processes need a database: one is named."""
+    with pytest.raises(StorageError) as error:
+        optimize(optuna.create_study(), lambda trial: 0.0, 1, show_progress=False)
+    assert str(error.value) == (
+        "optimize() trains in processes of their own and needs a storage that they can reach but "
+        "this study is in memory: use create_study(storage='sqlite:///study.db')."
+    )
+
+
+def test_an_early_end_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, notes: Notes) -> None:
+    """Suspended trials are counted, and the same call goes on with them."""
+    trial = TrialResult(
+        number=0, state="STORED", value=None, slices=1, suspensions=1, device_seconds=1.0, units=1
+    )
+    result = OptimizeResult(
+        study="s",
+        policy="hermes",
+        devices=("cpu:0",),
+        elapsed_seconds=1.0,
+        device_seconds=1.0,
+        switches=0,
+        overhead_fraction=0.0,
+        best=None,
+        trials=(trial, trial),
+    )
+    monkeypatch.setattr(workers, "run_study", lambda *words: result)
+    monkeypatch.setattr(workers, "make_progress", lambda *words, total: notes)
+    optimize(optuna.create_study(), lambda trial: 0.0, 2)
+    assert notes == ["Stopped with 2 trials suspended: the same call goes on with them."]
+
+
+def test_ctrl_c_says_what_a_second_one_does(notes: Notes) -> None:
+    """The first suspends, the second ends."""
+    running = driver(notes)
+    with _signals(running._interrupt):
+        signal.raise_signal(signal.SIGINT)
+        assert notes == ["Suspending every live trial; press Ctrl-C again to end at once."]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_brokers_that_end_at_once(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each is replaced with a word about it; after ten in a row its reason is the error."""
+
+    def gone(role: str, devices: str) -> Any:
+        raise BrokerError("It is gone.")
+
+    monkeypatch.setattr(_driver, "connect_or_start", gone)
+    running = driver(notes)
+    running._study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
+    staff: Any = types.SimpleNamespace(employ=lambda job: None)
+    with pytest.raises(BrokerError) as error:
+        running._serve(staff, None)  # type: ignore[arg-type]
+    assert str(error.value) == (
+        "It is gone. That was the 10th time in a row, so no other one is started."
+    )
+    assert notes == ["It is gone. Starting another one: training goes on."] * 9
+
+
+def test_a_broker_that_has_lost_the_study() -> None:
+    """Its log has the reason."""
+    with pytest.raises(BrokerError) as error:
+        _entry({"studies": []}, "s")
+    assert str(error.value) == (
+        "The broker does not know the study any more: look into broker.log."
+    )
+
+
+def test_a_nursery_that_has_ended() -> None:
+    """What it printed is above."""
+    staff = Staff.__new__(Staff)  # without a process, as it is by then
+    staff._socket = types.SimpleNamespace(recv=lambda count: b"")  # type: ignore[assignment]
+    with pytest.raises(HermesError) as error:
+        staff._read()
+    assert str(error.value) == (
+        "The process that workers are forked from has ended: see above for the reason, then run "
+        "the same command again."
+    )
+
+
+def test_an_objective_that_wakes_cuda_at_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What must be moved is said before a worker is forked."""
+    awake = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch", awake)
+    monkeypatch.setattr(_nursery, "_PRELOAD", ())
+    monkeypatch.setattr(_nursery, "unpack", lambda packed: lambda trial: 0.0)
+    with pytest.raises(ObjectiveError) as error:
+        _nursery._prepare(b"")
+    assert str(error.value) == (
+        "Importing the objective must not touch CUDA, since workers are forked after it: move what "
+        "does into the objective."
+    )
+
+
+# -- workers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_device", [True, False], ids=["lost", "too small"])
+def test_errors_that_are_the_device_s(
+    of_device: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No trial fails for them: it goes on elsewhere, or with a device to itself."""
+
+    def objective(trial: optuna.Trial) -> float:
+        raise MemoryError("17 GiB")
+
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    released: list[tuple[str, bool]] = []
+    session: Any = types.SimpleNamespace(
+        alone=False, release=lambda reason, outgrown: released.append((reason, outgrown))
+    )
+    monkeypatch.setattr(_worker, "is_of_device", lambda error, devices: of_device)
+    monkeypatch.setattr("os._exit", leave)
+    study = optuna.create_study()
+    engagement = _worker._Engagement(None, study, session)  # type: ignore[arg-type]
+    if of_device:
+        with pytest.raises(SystemExit):
+            engagement._train(study.ask(), objective, None)  # type: ignore[arg-type]
+        out = capsys.readouterr().out
+        assert out == "Trial 0 goes on elsewhere: its device has failed.\n"
+    else:
+        engagement._train(study.ask(), objective, None)  # type: ignore[arg-type]
+        reason = "Trial 0 has outgrown its share of the device: 17 GiB"
+        assert released == [(reason, True)]
+    assert study.trials[0].state.name == "RUNNING"
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+
+def test_no_checkpoint_can_be_used(tmp_path: Path) -> None:
+    """What is wrong with each is said, and both ways out."""
+    state = write(tmp_path, {"units": 1}, run="trial 7", units=1)
+    state.path.unlink()
+    with pytest.raises(CheckpointError) as error:
+        read((state,), "trial 7", tmp_path)
+    assert str(error.value) == (
+        "No checkpoint of trial 7 can be used, and it is not started again in silence: "
+        f"Checkpoint {state.path} of trial 7 cannot be read: No such file or directory. Bring such "
+        "a file back, or close the trial with `optuna-hermes tell --trial-number NUMBER --state "
+        "fail`."
+    )
+
+
+def test_a_run_that_cannot_be_stored(tmp_path: Path) -> None:
+    """It can still wait in memory."""
+    state = Training()
+    state.stores = False
+    with pytest.raises(SuspendError) as error:
+        Disk(tmp_path, lambda: ()).suspend(state)
+    assert str(error.value) == "Trial 7 cannot be stored from here: suspend it in memory."
+
+
+# -- Optuna's storage --------------------------------------------------------------------------
+
+
+def test_values_that_wait_longer_than_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial is not told before its values are written; what it waits for is said."""
+    study = optuna.create_study()
+    monkeypatch.setattr(_patient, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(_patient, "flush_reports", lambda study, seconds: False)
+    with pytest.raises(StorageError) as error:
+        private.tell(study, study.ask(), 1.0, None)
+    assert str(error.value) == (
+        "The study's database does not answer: its last values wait for it. Bring it back, then "
+        "run the same command again: nothing that was trained is lost."
+    )
+    assert study.trials[0].state.name == "RUNNING"
+
+
+def test_values_in_a_file_that_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file is named, and where the values can still be seen."""
+    file = tmp_path / "unwritten.json"
+    file.write_text(json.dumps([["x", 1]]))
+    assert _reports._read(file) == []
+    assert caplog.messages == [
+        f"{file} cannot be read, so look in `status` for what it misses: invalid literal for int() "
+        "with base 10: 'x'"
+    ]
+
+
+def test_a_study_that_is_not_there(tmp_path: Path) -> None:
+    """The command that makes it is named, and what there is."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    optuna.create_study(storage=url, study_name="digits")
+    with pytest.raises(StorageError) as error:
+        private.load_study(url, "letters")
+    assert str(error.value) == (
+        f"No study 'letters' in {url} (there: 'digits'): create it with `optuna-hermes "
+        f"create-study --storage {url} --study-name letters`."
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "cannot be reached: .* Check the URL and that its folder or server is there."),
+        ("sqlite:////nowhere/s.db", "cannot be reached: .* its folder or server is there."),
+        ("oracle://u:pw@h/d", "cannot be used: .* Check the URL, and that what it needs is inst"),
+    ],
+)
+def test_a_storage_that_is_not_there(url: str, words: str) -> None:
+    """What to check is said, and no password."""
+    with pytest.raises(StorageError, match=f"^Storage .* {words}") as error:
+        private.load_study(url, "s")
+    assert "pw" not in str(error.value)
+
+
+def test_a_trial_that_somebody_else_finished() -> None:
+    """It is named, so that the rest can be finished without it."""
+    study = optuna.create_study()
+    trial = study.ask()
+    frozen = study.trials[0]
+    study.tell(trial, 1.0)
+    with pytest.raises(StorageError, match=r"^Trial 0 cannot be finished: .* Leave it out\.$"):
+        private.complete_trial(study, frozen, 2.0)
+
+
+# -- the command line --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def suspended(tmp_path: Path) -> Callable[..., int]:
+    """``finish`` of a study with two trials: what was reported is in the second only."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    study = optuna.create_study(storage=url, study_name="digits")
+    for number in range(2):
+        trial = private.open_trial(study)
+        if number:
+            trial.report(1.0, 1)
+    ledger = open_ledger(private.ledger_url(study))
+    ledger.save_run(RunRecord(study=private.study_key(study), number=1, trial_id=1, state="stored"))
+    ledger.close()
+
+    def finish(*words: str) -> int:
+        return run(["finish", "--storage", url, "--study-name", "digits", *words])
+
+    return finish
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        ((), 2, "error: Name the trials to finish, or say --all for every suspended one.\n"),
+        (("1", "--all"), 2, "error: Name the trials to finish, or say --all for every suspended"),
+        (
+            ("0", "1", "9"),
+            2,
+            "error: Nothing was finished: trial 0: nothing was reported: close it with "
+            "`optuna-hermes tell --trial-number NUMBER --state fail`; trial 9: no such trial, see "
+            "`optuna-hermes trials`.\n",
+        ),
+        (
+            ("--all",),
+            0,
+            "Left as they are: trial 0: nothing was reported: close it with `optuna-hermes tell "
+            "--trial-number NUMBER --state fail`.\n",
+        ),
+    ],
+)
+def test_what_finish_does_not_do(
+    words: tuple[str, ...],
+    status: int,
+    told: str,
+    suspended: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever is left as it is has a reason, and what can be done with it."""
+    assert suspended(*words) == status
+    assert capsys.readouterr().err.startswith(told)
