@@ -44,16 +44,21 @@ def test_a_broker_in_use_is_not_stopped(cli: Cli, broker: Any) -> None:
     finally:
         connection.close()
     assert refused.returncode == 1
-    assert refused.stderr.startswith("error: The broker still serves 1 other process")
+    assert refused.stderr == (
+        "error: The broker still serves 1 other process(es). Stop what uses it first; "
+        "`optuna-hermes status` shows it.\n"
+    )
     assert broker.process.poll() is None
 
 
-def test_a_second_broker_is_refused(cli: Cli, broker: Any) -> None:
+def test_a_second_broker_is_refused(cli: Cli, broker: Any, runtime_dir: Path) -> None:
     """One host has one broker: another one is bad input, with what to do."""
     second = cli("broker", "--devices", "cpu:1")
     assert second.returncode == 2
-    assert f"process {broker.process.pid}" in second.stderr
-    assert "optuna-hermes broker --stop" in second.stderr
+    assert second.stderr.splitlines()[-1] == (
+        f"error: A broker (process {broker.process.pid}, devices 'cpu:3') owns {runtime_dir} "
+        "already: use it, or end it with `optuna-hermes broker --stop`."
+    )
 
 
 def test_a_signal_ends_the_broker(broker: Any) -> None:

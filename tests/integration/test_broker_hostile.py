@@ -146,6 +146,24 @@ def test_who_reads_nothing_is_hung_up_on(
     )
 
 
+def test_what_was_said_instead_of_a_message_is_logged(
+    runtime_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever looks after the host reads what a process said, and what to do with it."""
+
+    async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
+        reader, writer = await connect()
+        writer.write(hello() + bytes(4))
+        await all_of(reader)
+        writer.close()
+
+    serve(runtime_dir, attack)
+    assert warned(caplog) == (
+        f"connection N of process N closed: A frame holds 1 to {wire.MAX_FRAME_BYTES} bytes but "
+        "announces 0: the other end is of another version, or no part of optuna-hermes: end it."
+    )
+
+
 def test_an_attack_disturbs_nobody_else(
     runtime_dir: Path, tmp_path: Path, wait_for: Callable[..., Any]
 ) -> None:

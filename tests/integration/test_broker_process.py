@@ -63,8 +63,13 @@ def test_a_running_broker_is_used_again(broker: Connection) -> None:
 
 def test_other_devices_are_refused_while_it_is_used(broker: Connection) -> None:
     """Two brokers for one host cannot be: the message names the process and what to do."""
-    with pytest.raises(BrokerConflictError, match=f"process {broker.welcome.pid}.*--devices auto"):
+    with pytest.raises(BrokerConflictError) as error:
         connect_or_start("viewer", "cpu:3")
+    assert str(error.value) == (
+        f"A broker (process {broker.welcome.pid}) is at work with devices 'cpu:2' but 'cpu:3' was "
+        "asked for: use --devices auto, wait until it is idle, or give this one another "
+        "OPTUNA_HERMES_RUNTIME_DIR."
+    )
 
 
 def test_an_idle_broker_makes_way_for_other_devices(runtime_dir: Path) -> None:
@@ -215,7 +220,10 @@ def test_a_gpu_has_one_broker_whatever_the_runtime_directory(
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     second = [sys.executable, "-c", script]
     refused = subprocess.run(second, env=env, capture_output=True, text=True, check=False)
-    assert "Device GPU-1 belongs to another broker" in refused.stderr
+    assert (
+        "Device GPU-1 belongs to another broker of yours, in another runtime directory: end that "
+        "one with `optuna-hermes broker --stop`, or leave the device out."
+    ) in refused.stderr
     lock.release()
     assert subprocess.run(second, env=env, check=False).returncode == 0
 

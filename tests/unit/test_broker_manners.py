@@ -6,7 +6,7 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._book import Want
-from optuna_hermes.broker._events import LedgerAway, StudyRead, WritesFailed
+from optuna_hermes.broker._events import Kill, LedgerAway, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import RunRecord
 from optuna_hermes.testing import FakeBroker
 
@@ -96,7 +96,9 @@ def test_a_trial_that_has_ended_is_not_begun_again() -> None:
     broker.say(first, wire.Ended(epoch=begin(broker, first, 0), state="done"))
     second = broker.worker()
     begin(broker, second, 0)
-    assert broker.killed() == [second]
+    assert [(each.pid, each.reason) for each in broker.log if isinstance(each, Kill)] == [
+        (second, "nobody has to train trial 0 any more")
+    ]
     broker.hang_up(second)
     assert states(broker) == ["done"]
     assert broker.state.status(0.0)["studies"][0]["unstarted"] == 1

@@ -383,7 +383,9 @@ def test_a_run_that_cannot_come_back_is_tried_again_alone_and_then_ends_its_stud
         park(broker, worker, epoch, free=9, tier="host", held_bytes=0, host_bytes=60, stores=False)
         assert run.alone is alone
         broker.poll(GPU, memory_free_bytes=ALL)
-    assert "end what else takes its memory" in broker.state.status(0.0)["studies"][0]["problem"]
+    problem = broker.state.status(0.0)["studies"][0]["problem"]
+    assert problem.startswith(f"Trial 0 could not come back to {GPU}: it needs ")
+    assert problem.endswith("It had the device to itself: end what else takes its memory.")
 
 
 def test_a_run_that_finds_no_room_waits_for_who_cannot_leave() -> None:

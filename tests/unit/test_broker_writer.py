@@ -196,7 +196,10 @@ def test_what_is_refused_is_told_and_tried_again(bench: Bench) -> None:
 def test_a_memory_that_is_not_json_is_refused_alone(bench: Bench) -> None:
     """A policy is the user's code: what it remembers may be impossible, and is not kept."""
     bench.writer.write("s", [report(1), SaveMemory(study="s", memory={1, 2})])
-    assert "JSON" in bench.hear(Refused).reason
+    assert bench.hear(Refused).reason == (
+        "The ledger cannot hold what it was given (Object of type set is not JSON serializable): a "
+        "policy's memory must be JSON."
+    )
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
     assert bench.writer.pending == 0
 

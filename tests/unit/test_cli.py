@@ -179,9 +179,12 @@ def test_light_verbs_import_nothing_heavy(
         (["finish", *OPTIMIZE[2:]], "--all"),
         (["finish", *OPTIMIZE[2:], "--all", "3"], "--all"),
         (["finish", *OPTIMIZE[2:], "three"], "TRIAL"),
-        (["finish", *OPTIMIZE[2:], "--all"], "No file 's.db'"),
-        (["gc", *OPTIMIZE[2:]], "No file 's.db'"),
-        (["status", *OPTIMIZE[2:]], "No file 's.db'"),
+        (
+            ["finish", *OPTIMIZE[2:], "--all"],
+            "No file 's.db': check the path in --storage sqlite:///s.db.",
+        ),
+        (["gc", *OPTIMIZE[2:]], "No file 's.db': check the path in --storage sqlite:///s.db."),
+        (["status", *OPTIMIZE[2:]], "No file 's.db': check the path in --storage sqlite:///s.db."),
         (["gc", "--storage", "nonsense", "--study-name", "digits"], "nonsense cannot be"),
     ],
 )

@@ -83,7 +83,11 @@ def test_the_story_of_a_trial_in_words(capsys: pytest.CaptureFixture[str]) -> No
     ("words", "told"),
     [
         (["7", *STUDY], "Study 'digits' has no trial 7 (there: 0 to 1): name one of those."),
-        (["1", *STUDY], "Trial 1 of study 'digits' has no story, for it never had a device"),
+        (
+            ["1", *STUDY],
+            "Trial 1 of study 'digits' has no story, for it never had a device of "
+            "this package's: see `optuna-hermes trials`.",
+        ),
         (["0"], "got trial 0 alone: add --storage URL and --study-name NAME."),
         (["x", *STUDY], "'[TRIAL]': Input should be a valid integer"),
     ],
