@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from optuna_hermes.broker._book import Book, Study
 from optuna_hermes.broker._ends import Ends
-from optuna_hermes.broker._events import LedgerAway, LedgerBack
+from optuna_hermes.broker._events import Command, LedgerAway, LedgerBack, Send
+from optuna_hermes.broker._protocol import Yield
 
 AWAY_SECONDS = 300.0
 """How long training goes on without a database, before everything is suspended to disk."""
@@ -67,3 +68,30 @@ class Away:
         for key in keys:
             if key in self._book.studies:
                 yield self._book.studies[key]
+
+
+def to_answer(book: Book, commands: Iterable[Command]) -> dict[int, str]:
+    """Whose database has to show that it is there before a lease's holder is asked to leave.
+
+    Whoever leaves because its study ends, or its device is broken, goes to disk without one.
+
+    Returns:
+        Studies by the epochs of the leases.
+    """
+    asked = {}
+    for command in commands:
+        if isinstance(command, Send) and isinstance(command.message, Yield):
+            slot = book.slot_of(command.message.epoch)
+            study = book.studies[slot.lease.study] if slot and slot.lease else None
+            if study is not None and not study.draining and study.away_since is None:
+                asked[command.message.epoch] = study.spec.key
+    return asked
+
+
+def unasked(
+    book: Book, epochs: Collection[int], studies: Collection[str], *, draining: bool
+) -> tuple[int, ...]:
+    """Those of the epochs that are of leases of such studies, draining or not."""
+    leases = (slot.lease for slot in book.slots.values() if slot.lease)
+    its = (lease for lease in leases if lease.study in studies and lease.epoch in epochs)
+    return tuple(a.epoch for a in its if book.studies[a.study].draining == draining)

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from optuna_hermes.broker import _away as away
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
@@ -382,14 +383,10 @@ class Server:
     def _questions(self, commands: Sequence[Command]) -> set[Asked]:
         """Ask the database whether it is there, for each who shall leave a device to another."""
         asked = set()
-        for command in commands:
-            if isinstance(command, Send) and isinstance(command.message, wire.Yield):
-                slot = self._state.book.slot_of(command.message.epoch)
-                key = slot.lease.study if slot and slot.lease else None
-                if key is not None and not self._state.book.studies[key].draining:
-                    proof = Asked(command.message.epoch)
-                    self._ledgers.ask(key, partial(self._outbox.release, {proof}))
-                    asked.add(proof)
+        for epoch, key in away.to_answer(self._state.book, commands).items():
+            proof = Asked(epoch)
+            self._ledgers.ask(key, partial(self._outbox.release, {proof}))
+            asked.add(proof)
         return asked
 
     def _heard(self, news: Heard) -> None:
@@ -414,11 +411,7 @@ class Server:
 
     def _unasked(self, studies: Collection[str], *, draining: bool) -> tuple[int, ...]:
         """Leases of these studies whose holders have still to hear that they are to leave."""
-        book = self._state.book
-        wanted = {key for key in studies if key in book.studies}
-        wanted = {key for key in wanted if book.studies[key].draining == draining}
-        leases = {s.lease.epoch for s in book.slots.values() if s.lease and s.lease.study in wanted}
-        return tuple(epoch for epoch in self._outbox.unasked if epoch in leases)
+        return away.unasked(self._state.book, self._outbox.unasked, studies, draining=draining)
 
     def _send(self, connection: int, message: wire.FromBroker) -> None:
         writer = self._writers.get(connection)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from optuna_hermes.broker import _away as away
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._events import (
     Command,
@@ -161,10 +162,7 @@ class World:
 
     def _unasked(self, keys: tuple[str, ...], *, draining: bool) -> tuple[int, ...]:
         """Leases of these studies whose holders have still to hear that they are to leave."""
-        book = self.state.book
-        leases = [slot.lease for slot in book.slots.values() if slot.lease]
-        its = (a for a in leases if a.study in keys and a.epoch in self._outbox.unasked)
-        return tuple(a.epoch for a in its if book.studies[a.study].draining == draining)
+        return away.unasked(self.state.book, self._outbox.unasked, keys, draining=draining)
 
     def drop_broker(self, wall_step: float, share: float) -> None:
         """The broker dies, and with it all that was not committed, or not sent.
@@ -237,7 +235,7 @@ class World:
     def _carry_out(self, commands: list[Command]) -> None:
         self.answer = commands
         writes = [c for c in commands if not isinstance(c, Send | Kill | Withdraw)]
-        asked = self._questions(commands)
+        asked = {Asked(e): key for e, key in away.to_answer(self.state.book, commands).items()}
         for ledger in dict.fromkeys(self.ledgers.values()):
             its = [item for item in writes if self.ledgers[item.study] is ledger]
             to_answer = {proof for proof, key in asked.items() if self.ledgers[key] is ledger}
@@ -254,16 +252,6 @@ class World:
                 self._outbox.put(command.connection, command.message, proofs)
         if not self.lagging:
             self.catch_up()
-
-    def _questions(self, commands: list[Command]) -> dict[Asked, str]:
-        """Who is asked to leave once the database of a study has shown that it is there."""
-        book, asked = self.state.book, {}
-        for command in commands:
-            if isinstance(command, Send) and isinstance(command.message, wire.Yield):
-                slot = book.slot_of(command.message.epoch)
-                if slot and slot.lease and not book.studies[slot.lease.study].draining:
-                    asked[Asked(command.message.epoch)] = slot.lease.study
-        return asked
 
     def _commit(self, ledger: MemoryLedger, writes: list[Write], asked: set[Asked]) -> None:
         """Leases that are refused never were; the rest has happened."""

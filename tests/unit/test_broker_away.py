@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._away import AWAY_SECONDS
+from optuna_hermes.broker._away import AWAY_SECONDS, to_answer
 from optuna_hermes.broker._events import (
     EndLease,
     LedgerAway,
@@ -54,6 +54,30 @@ def test_a_slice_that_ends_meanwhile_goes_on() -> None:
     assert broker.last(first, "Yield") is not None
     assert broker.last(waiting, "Grant") is None
     assert shown(broker)["away_seconds"] is None
+
+
+def test_who_makes_room_leaves_once_the_database_has_answered() -> None:
+    """The next run could not be granted otherwise; whose study ends waits for no database."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin")
+    first, epoch = training(broker)
+    broker.worker()
+    broker.advance(SLICE)
+    assert broker.last(first, "Yield") is not None
+    assert to_answer(broker.state.book, broker.log) == {epoch: "s"}
+    broker.say(1, wire.Drain(study="s"))
+    assert to_answer(broker.state.book, broker.log) == {}
+
+
+def test_a_device_that_breaks_meanwhile_is_left_without_the_database() -> None:
+    """Its run goes to disk at once: nobody is granted the device, so nothing has to be written."""
+    broker = FakeBroker(devices=1)
+    broker.driver()
+    first, _ = training(broker)
+    broker.apply(away())
+    told = broker.poll("cpu:0", healthy=False)
+    assert broker.last(first, "Yield").tier == "disk"
+    assert to_answer(broker.state.book, told) == {}
 
 
 def test_who_has_not_heard_that_it_is_to_leave_stays() -> None:
