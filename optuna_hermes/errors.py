@@ -48,7 +48,14 @@ class StaleEpochError(LedgerError):
 
 
 class NotOwnerError(LedgerError):
-    """A run belongs to another broker than the one that wrote."""
+    """A run belongs to another broker than the one that wrote; ``number`` is its trial's."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message, number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class StudyFullError(LedgerError):

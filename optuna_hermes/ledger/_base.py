@@ -30,8 +30,8 @@ ledger's own clock, so the clocks of hosts may differ.
   (pending or stored) and is nobody's, and any unfinished run whose holder is gone. Of several
   brokers that claim a run at the same time one wins.
 - The holder of a run is its owner; of a run without one that is running or parked, its host. An
-  owner is gone if it is unknown or forgotten, was silent for long enough, or was a broker of the
-  host that claims: a host has one broker. A host is gone if none of its brokers was heard of.
+  owner is gone if it is unknown or forgotten, or was silent for long enough. A host is gone if
+  none of its brokers was heard of.
 - A broker gives a run back by saving it with ``owner=None``.
 - A broker on its own claims nothing and leaves every owner None.
 """
@@ -39,6 +39,7 @@ ledger's own clock, so the clocks of hosts may differ.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -66,6 +67,11 @@ __all__ = [
 class Ledger(ABC):
     """Where a study's schedule is kept. See the rules at the top of this file."""
 
+    @property
+    @abstractmethod
+    def shared(self) -> bool:
+        """Whether brokers of other hosts may be at it too."""
+
     @abstractmethod
     def batch(self) -> AbstractContextManager[None]:
         """Write all that this thread writes inside of the block together, for the cost of one."""
@@ -91,8 +97,8 @@ class Ledger(ABC):
         """Add a report; earlier ones of the same unit stay."""
 
     @abstractmethod
-    def load_curves(self, study: str) -> dict[int, Curve]:
-        """The curve of every run that has reported, each unit as it was last reported."""
+    def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
+        """The curve of every run that has reported (or of these), each unit as last reported."""
 
     @abstractmethod
     def last_values(self, study: str) -> dict[int, float]:

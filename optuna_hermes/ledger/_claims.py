@@ -17,6 +17,7 @@ def claimable(
     hosts: Iterable[HostRecord],
     *,
     host: str,
+    instance: str,
     dead_after_seconds: float,
 ) -> bool:
     """Whether a broker may take a run; see the rules of ``Ledger``.
@@ -25,13 +26,14 @@ def claimable(
         run: the run.
         hosts: every broker that the ledger knows.
         host: of the broker that claims.
+        instance: the broker that claims.
         dead_after_seconds: how long a holder must have been silent.
     """
     live = [known for known in hosts if known.age_seconds < dead_after_seconds]
     if run.state not in _UNFINISHED:
         return False
     if run.owner is not None:
-        return all(known.instance != run.owner or known.name == host for known in live)
+        return run.owner == instance or all(known.instance != run.owner for known in live)
     if run.state in _WAITING or run.host in (None, host):
         return True
     return all(known.name != run.host for known in live)
@@ -62,7 +64,8 @@ def not_owner(study: str, number: int, owner: str | None, by: str | None) -> Not
     return NotOwnerError(
         f"Run {number} of study {study} belongs to {_broker(owner)}, so {_broker(by)} may not "
         "write it: another broker may have taken it over. End its process if there is one, and "
-        "claim it before it is run again."
+        "claim it before it is run again.",
+        number,
     )
 
 

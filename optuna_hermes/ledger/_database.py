@@ -42,6 +42,11 @@ class Database:
         self._writer = for_writing(self._engine)
         self._batch = _Batch()
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file, which hosts do not share."""
+        return self._engine.dialect.name == "sqlite"
+
     def reading(self) -> AbstractContextManager[Connection]:
         """A transaction that reads.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
@@ -39,6 +39,7 @@ class MemoryLedger(Ledger):
 
     Args:
         clock: seconds of Unix time.
+        shared: whether several brokers of a test are at it.
 
     Example:
         >>> ledger = MemoryLedger()
@@ -46,8 +47,9 @@ class MemoryLedger(Ledger):
         0
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, *, shared: bool = False) -> None:
         self._clock = clock
+        self._shared = shared
         self._lock = RLock()
         self._last_epoch = 0
         self._runs: dict[tuple[str, int], RunRecord] = {}
@@ -57,6 +59,11 @@ class MemoryLedger(Ledger):
         self._memory: dict[str, str] = {}
         self._events: list[tuple[EventRecord, str]] = []
         self._hosts: dict[str, tuple[HostRecord, float]] = {}
+
+    @property
+    def shared(self) -> bool:
+        """Whether brokers of other hosts may be at it too."""
+        return self._shared
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -90,6 +97,7 @@ class MemoryLedger(Ledger):
                 run,
                 self.load_hosts(),
                 host=host,
+                instance=instance,
                 dead_after_seconds=dead_after_seconds,
             ):
                 return None
@@ -111,13 +119,13 @@ class MemoryLedger(Ledger):
         with self._lock:
             self._reports.append(report)
 
-    def load_curves(self, study: str) -> dict[int, Curve]:
-        """The curve of every run that has reported, each unit as it was last reported."""
+    def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
+        """The curve of every run that has reported (or of these), each unit as last reported."""
         with self._lock:
             return curves_of(
                 (each.number, each.unit, each.step, each.value, each.device_seconds)
                 for each in self._reports
-                if each.study == study
+                if each.study == study and (numbers is None or each.number in numbers)
             )
 
     def last_values(self, study: str) -> dict[int, float]:

@@ -115,6 +115,7 @@ class HostRecord:
         instance: its own name, which no broker ever had before: the ``owner`` of what it holds.
         devices: ids of its devices.
         load: how busy it is, by a measure that all brokers share; less is better.
+        wants: the keys of studies of which it could train more, if there were anything for it.
         age_seconds: how long ago it was last heard of, by the ledger's clock. ``beat`` ignores it.
     """
 
@@ -122,4 +123,5 @@ class HostRecord:
     instance: str
     devices: tuple[str, ...] = ()
     load: float = 0.0
+    wants: tuple[str, ...] = ()
     age_seconds: float = 0.0

@@ -12,16 +12,18 @@ from sqlalchemy import Select, Table, select
 
 from optuna_hermes.ledger._curves import Report
 
+_LISTS = ("devices", "wants")
+
 
 def row(record: Any) -> dict[str, Any]:
-    """The fields of a record; device ids as JSON."""
+    """The fields of a record; lists of words as JSON."""
     found = {entry.name: getattr(record, entry.name) for entry in fields(record)}
-    return {**found, "devices": json.dumps(found["devices"])} if "devices" in found else found
+    return found | {name: json.dumps(found[name]) for name in _LISTS if name in found}
 
 
-def with_devices(found: dict[str, Any]) -> dict[str, Any]:
-    """A row with its device ids as a tuple."""
-    return {**found, "devices": tuple(json.loads(found["devices"]))}
+def with_lists(found: dict[str, Any]) -> dict[str, Any]:
+    """A row with its lists of words as tuples."""
+    return found | {name: tuple(json.loads(found[name])) for name in _LISTS if name in found}
 
 
 def all_of(table: Table, record: type[Any]) -> Select[Any]:

@@ -85,6 +85,7 @@ HOSTS = Table(
     Column("name", _Name, nullable=False),
     Column("devices", _Long, nullable=False),
     Column("load", Double, nullable=False),
+    Column("wants", _Long, nullable=False),
     # Seconds of Unix time, by the clock of the database.
     Column("seen", Double, nullable=False),
 )

@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from optuna_hermes.ledger._claims import not_owner
 from optuna_hermes.ledger._records import HostRecord, RunRecord
-from optuna_hermes.ledger._rows import all_of, row, with_devices
+from optuna_hermes.ledger._rows import all_of, row, with_lists
 from optuna_hermes.ledger._schema import CHECKPOINTS, HOSTS, LEASES, RUNS, SCHEMA
 
 # Unix time now, not when the transaction began, and whatever the time zone of the connection is.
@@ -123,10 +123,12 @@ def take(connection: Connection, run: RunRecord) -> None:
 def hosts_of(connection: Connection) -> list[HostRecord]:
     """Every broker, by name."""
     age = (clock(connection) - HOSTS.c.seen).label("age_seconds")
-    query = select(HOSTS.c.name, HOSTS.c.instance, HOSTS.c.devices, HOSTS.c.load, age)
+    query = select(
+        HOSTS.c.name, HOSTS.c.instance, HOSTS.c.devices, HOSTS.c.load, HOSTS.c.wants, age
+    )
     # The database's clock may have been put back.
     hosts = [
-        HostRecord(**{**with_devices(dict(each)), "age_seconds": max(0.0, each["age_seconds"])})
+        HostRecord(**{**with_lists(dict(each)), "age_seconds": max(0.0, each["age_seconds"])})
         for each in connection.execute(query).mappings()
     ]
     return sorted(hosts, key=lambda host: (host.name, host.instance))

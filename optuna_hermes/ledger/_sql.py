@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, final
 
@@ -29,7 +29,7 @@ from optuna_hermes.ledger._rows import (
     of_run,
     reported,
     row,
-    with_devices,
+    with_lists,
 )
 from optuna_hermes.ledger._schema import (
     CHECKPOINTS,
@@ -91,6 +91,11 @@ class SqlLedger(Ledger):
         """Without the password."""
         return f"SqlLedger({self._database.shown!r})"
 
+    @property
+    def shared(self) -> bool:
+        """Whether brokers of other hosts may be at it too: a file is for one host."""
+        return not self._database.is_file
+
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Write all that this thread writes inside of the block together, for the cost of one."""
@@ -127,6 +132,7 @@ class SqlLedger(Ledger):
                 run,
                 hosts_of(connection),
                 host=host,
+                instance=instance,
                 dead_after_seconds=dead_after_seconds,
             ):
                 return None
@@ -146,9 +152,11 @@ class SqlLedger(Ledger):
         """Add a report; earlier ones of the same unit stay."""
         self._add(REPORTS, {**row(report), **number_or_word(report.value)})
 
-    def load_curves(self, study: str) -> dict[int, Curve]:
-        """The curve of every run that has reported, each unit as it was last reported."""
+    def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
+        """The curve of every run that has reported (or of these), each unit as last reported."""
         query = select(*(REPORTS.c[name] for name in REPORTED)).where(REPORTS.c.study == study)
+        if numbers is not None:
+            query = query.where(REPORTS.c.number.in_(numbers))
         with self._database.reading() as connection:
             return curves_of(map(reported, connection.execute(query.order_by(REPORTS.c.id))))
 
@@ -208,7 +216,7 @@ class SqlLedger(Ledger):
             query = query.where(LEASES.c.study == study)
         if live:
             query = query.where(LEASES.c.ended.is_(None))
-        return [LeaseRecord(**with_devices(found)) for found in self._database.rows(query)]
+        return [LeaseRecord(**with_lists(found)) for found in self._database.rows(query)]
 
     def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:
         """Add a checkpoint; the run's older ones stay until ``drop_checkpoint``."""

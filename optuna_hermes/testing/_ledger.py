@@ -112,6 +112,8 @@ class LedgerContract(SharingContract):
         assert (curves[0].steps, curves[0].values) == ((10, 20), (0.9, 0.5))
         assert curves[0].device_seconds == (1.0, 2.0)
         assert curves[3].values == (0.7,)
+        assert ledger.load_curves(STUDY, [3, 7]) == {3: curves[3]}
+        assert ledger.load_curves(STUDY, []) == {}
 
     def test_a_unit_trained_twice_shows_its_last_report(self, ledger: Ledger) -> None:
         """After a crash a unit is reported again: the last report counts, even if clocks differ."""
