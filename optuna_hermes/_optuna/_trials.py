@@ -149,10 +149,16 @@ def trial_id(trial: Any) -> int:
     return int(trial._trial_id)
 
 
+def opened_by(trial: FrozenTrial) -> frozenset[str]:
+    """By which openings ``open_trial`` created a trial, or took it; none if it was not ours."""
+    start = f"{_OPENED_ATTRIBUTE}:"
+    marks = ((key, mark) for key, mark in trial.system_attrs.items() if key.startswith(start))
+    return frozenset(key.removeprefix(start) for key, mark in marks if mark)
+
+
 def ours(trial: FrozenTrial) -> bool:
     """Whether an unfinished trial was opened by ``open_trial``."""
-    marks = (mark for key, mark in trial.system_attrs.items() if key.startswith(_OPENED_ATTRIBUTE))
-    return trial.state == TrialState.RUNNING and any(marks)
+    return trial.state == TrialState.RUNNING and bool(opened_by(trial))
 
 
 class Note:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from optuna_hermes.broker._book import Book, Client, Run, Study
-from optuna_hermes.broker._events import Command, EndLease, StudyRead
+from optuna_hermes.broker._events import Command, EndLease, Refreshed, StudyRead
 from optuna_hermes.broker._protocol import (
     Counted,
     Describe,
@@ -15,6 +17,7 @@ from optuna_hermes.broker._protocol import (
     Resume,
     SavedCheckpoint,
 )
+from optuna_hermes.broker._rows import give_back
 from optuna_hermes.ledger._base import LeaseRecord, RunRecord
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
@@ -60,6 +63,8 @@ def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
             f"{_pid(book, study.driver)} on this host: wait for it, or end it with Ctrl-C."
         )
     run = study.runs.get(message.number) if isinstance(message, Register) else None
+    if run is not None and run.live and study.is_elsewhere(run):
+        return f"Trial {run.number} is trained on another host ({run.host}): end it there first."
     if run is None or (run.live and run.connection is None):
         return None
     if run.live:
@@ -77,11 +82,36 @@ def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) ->
     study = book.studies.get(spec.key)
     if study is None or not study.attended:
         study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
-        for known in event.runs:
-            study.runs[known.number] = _run(known, event, now)
-        _take_orphans(book, study, event, now, out)
+        study.broker = book.instance if event.shared else None
         book.studies[spec.key] = study
+        for known in event.runs:
+            study.runs[known.number] = known_run(book, known, event, now)
+        _take_orphans(book, study, event, now, out)
+        _settle_owners(book, study, event, now, out)
     return study
+
+
+def _settle_owners(
+    book: Book, study: Study, event: StudyRead, now: float, out: list[Command]
+) -> None:
+    """See whose each run is; what this host's earlier broker had is anybody's if it is stored."""
+    hosts = {host.instance for host in event.hosts}
+    records = {record.number: record for record in event.runs}
+    spoken_of = getattr(event.message, "number", None)
+    for number, run in study.runs.items():
+        if study.is_elsewhere(run) and run.owner in hosts:
+            run.state = records[number].state
+        elif study.is_elsewhere(run):
+            run.owner = None
+        elif number != spoken_of:
+            give_back(book, run, now, out)
+    study.coming = coming(study, event.leases, hosts)
+
+
+def coming(study: Study, leases: Iterable[LeaseRecord], hosts: Collection[str]) -> int:
+    """Leases of other hosts, of those that live, from which further runs will come."""
+    new = (lease.owner for lease in leases if lease.number is None)
+    return sum(1 for owner in new if owner in hosts and owner != study.broker)
 
 
 def end_orphan(book: Book, lease: LeaseRecord, now: float) -> EndLease:
@@ -98,9 +128,10 @@ def _take_orphans(
     if isinstance(event.message, Resume):
         awaited.add(event.message.epoch)
     for lease in event.leases:
-        if lease.host == book.host and lease.epoch in awaited:
+        ours = lease.host == book.host if lease.owner is None else lease.owner == book.instance
+        if ours and lease.epoch in awaited:
             study.orphans[lease.epoch] = lease
-        elif lease.host == book.host:
+        elif ours:
             out.append(end_orphan(book, lease, now))
     for holder in holders:
         if holder.study == study.spec.key and holder.number in study.runs:
@@ -133,6 +164,7 @@ def take_charge(
     study.driver, study.max_alive = connection, message.max_alive
     study.unstarted, study.fixed = message.unstarted, message.fixed
     study.trials, study.waiting = message.trials, frozenset(message.waiting)
+    study.limit = message.limit
     study.draining, study.problem = False, None
     if message.counted is None:
         study.switches, study.overhead_seconds, study.spent_seconds = 0, 0.0, 0.0
@@ -174,7 +206,7 @@ def _pid(book: Book, connection: int | None) -> int | None:
     return None if client is None else client.pid
 
 
-def _run(known: RunRecord, event: StudyRead, now: float) -> Run:
+def known_run(book: Book, known: RunRecord, event: StudyRead | Refreshed, now: float) -> Run:
     """A run as its ledger left it: whoever held it is gone, so it is stored or begins again."""
     curve = event.curves.get(known.number, Curve())
     saved = [
@@ -187,7 +219,7 @@ def _run(known: RunRecord, event: StudyRead, now: float) -> Run:
         number=known.number,
         trial_id=known.trial_id,
         state=known.state,
-        submitted=now,
+        submitted=known.submitted - book.wall_offset,
         curve=curve,
         waiting_since=now,
         units=max(known.units, curve.units),
@@ -196,6 +228,8 @@ def _run(known: RunRecord, event: StudyRead, now: float) -> Run:
         device_seconds=known.device_seconds,
         host=known.host if known.slices else None,
         checkpoints=saved[-KEPT_CHECKPOINTS:],
+        owner=known.owner,
+        row=known,
     )
     if run.live:
         run.forget_process()

@@ -25,6 +25,7 @@ class Away:
         for study in self._studies(event.studies):
             if study.away_since is None:
                 study.away_since, study.away_reason = now, event.reason
+            study.watched_since = None
             self._ends.wants(study)
         for slot in self._book.slots.values():
             lease = slot.lease

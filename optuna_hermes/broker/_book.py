@@ -41,6 +41,8 @@ class Run:
         params: its hyper-parameters, empty if unknown.
         seen: how a policy saw it last, behind all that made it look so.
         awaited: a process that has not come back yet may have it.
+        owner: the broker it belongs to in the ledger, where several hosts share the study.
+        row: its row in the ledger, as it was read or written last; None while it has none.
     """
 
     study: str
@@ -73,12 +75,20 @@ class Run:
     params: Params = field(default_factory=dict)
     seen: tuple[Any, RunView] | None = field(default=None, repr=False, compare=False)
     awaited: bool = False
+    owner: str | None = None
+    row: RunRecord | None = field(default=None, repr=False, compare=False)
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
 
     @property
     def live(self) -> bool:
         """Whether it has still to be trained."""
         return self.state not in ("done", "failed")
+
+    @property
+    def held(self) -> bool:
+        """Whether it is in the memory of a process, or may be."""
+        has_process = self.connection is not None or self.state in ("running", "parked")
+        return self.live and (has_process or self.awaited)
 
     @property
     def evicting(self) -> bool:
@@ -126,6 +136,7 @@ class Lease:
         adopted: it was granted by an earlier broker.
         lost: the epoch of a lease whose holder may have created a trial and died before it said
             so; this one's holder looks for that trial before it creates another.
+        claimed: its run was nobody's before.
     """
 
     epoch: int
@@ -146,6 +157,7 @@ class Lease:
     before: int = 0
     adopted: bool = False
     lost: int | None = None
+    claimed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +197,12 @@ class Study:
             it has not said so.
         waiting: the numbers of those among them that nobody had begun.
         lost: see ``Lease``; epochs that nobody looks for yet.
+        broker: this broker, where several hosts share the study, else None.
+        limit: how many runs there shall be, over all hosts; None for no bound.
+        coming: leases of other hosts from which further runs will come.
+        watched_since: since when the ledger has told without a pause who lives, None if it has not.
+        spare: devices of other hosts that have nothing to train of it.
+        defers: whether they are less busy than this one: what is nobody's is left to them.
     """
 
     spec: StudySpec
@@ -209,6 +227,20 @@ class Study:
     trials: int | None = None
     waiting: frozenset[int] = frozenset()
     lost: list[int] = field(default_factory=list)
+    broker: str | None = None
+    limit: int | None = None
+    coming: int = 0
+    watched_since: float | None = None
+    spare: int = 0
+    defers: bool = False
+
+    def owns(self, run: Run) -> bool:
+        """Whether a run belongs to this broker, where that is written down."""
+        return self.broker is not None and run.owner == self.broker
+
+    def is_elsewhere(self, run: Run) -> bool:
+        """Whether a run belongs to the broker of another host."""
+        return run.owner is not None and run.owner != self.broker
 
     def measure(self, tier: TierName, seconds: float) -> None:
         """Take one more measurement of bringing a run back from ``tier``."""
@@ -223,7 +255,8 @@ class Study:
         """Whether ``run`` could use a device now: it waits, and has or can get a process."""
         waits = run.state in ("pending", "parked", "stored") and not run.evicting
         served = run.connection is not None or self.driver is not None
-        return waits and served and not run.stranded and not run.awaited
+        here = not self.is_elsewhere(run) and not (self.defers and run.owner is None)
+        return waits and served and here and not run.stranded and not run.awaited
 
     @property
     def attended(self) -> bool:
@@ -296,6 +329,7 @@ class Book:
 
     Args:
         host: name of this host.
+        instance: this broker, as other hosts know it.
         wall_offset: wall clock minus the monotonic clock, in seconds.
         host_budget_bytes: host memory that runs may take for what they move off their devices.
         awaited: by the connections that their ends are told by.
@@ -303,6 +337,7 @@ class Book:
     """
 
     host: str
+    instance: str = ""
     wall_offset: float = 0.0
     host_budget_bytes: int = 0
     epoch: int = 0

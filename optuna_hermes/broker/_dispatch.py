@@ -9,6 +9,7 @@ from optuna_hermes.broker._events import Command, SaveMemory, Send
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._prefetch import worker_for
 from optuna_hermes.broker._protocol import Grant, Yield
+from optuna_hermes.broker._rows import claim, save
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import Assignment, TierName
 
@@ -202,6 +203,7 @@ class Dispatcher:
     ) -> Lease:
         self._book.epoch += 1
         tier = run.tier if run else None
+        claimed = run is not None and claim(self._book, run, out)
         lease = Lease(
             epoch=self._book.epoch,
             study=study.spec.key,
@@ -215,6 +217,7 @@ class Dispatcher:
             last_progress=now,
             before=run.epoch if run else 0,
             lost=study.lost.pop() if run is None and study.lost else None,
+            claimed=claimed,
         )
         if slot.empty_since is not None:
             study.overhead_seconds += now - slot.empty_since
@@ -228,6 +231,7 @@ class Dispatcher:
                 devices=(f"{self._book.host}/{slot.device.id}",),
                 host=self._book.host,
                 started=wall,
+                owner=study.broker,
             )
         )
         if run is not None:
@@ -236,7 +240,7 @@ class Dispatcher:
             run.held_bytes = None
             run.slices += 1
             came_from, run.host = run.host, self._book.host
-            out.append(self._book.record(run, now))
+            save(self._book, run, now, out)
             out.extend(story.granted(self._book, run, lease, came_from, now))
         return lease
 

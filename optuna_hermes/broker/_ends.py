@@ -6,6 +6,7 @@ from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
 from optuna_hermes.broker._events import Command, EndLease, Withdraw, WritesFailed
 from optuna_hermes.broker._memory import Memory, size
+from optuna_hermes.broker._rows import save
 
 
 class Ends:
@@ -51,7 +52,7 @@ class Ends:
         if run.live:
             run.forget_process()
             run.waiting_since = now
-            out.append(self._book.record(run, now))
+            save(self._book, run, now, out)
 
     def wants(self, study: Study, *, only_impossible: bool = False) -> None:
         """What devices are reserved for, of this study, comes to nothing."""
@@ -70,7 +71,7 @@ class Ends:
         for slot in self._book.slots.values():
             if slot.lease is not None and slot.lease.epoch in event.epochs:
                 failed.add(slot.lease.study)
-                self.undo(slot, slot.lease, now, out)
+                self.undo(slot, slot.lease, now, out, refused=True)
         for key in failed & self._book.studies.keys():
             self._book.studies[key].problem = event.reason
 
@@ -82,13 +83,19 @@ class Ends:
                 out.append(Withdraw(epoch=lease.epoch))
                 self.undo(slot, lease, now, out)
 
-    def undo(self, slot: Slot, lease: Lease, now: float, out: list[Command]) -> None:
-        """A lease never was: its run, or whoever waited for one, is where it came from."""
+    def undo(
+        self, slot: Slot, lease: Lease, now: float, out: list[Command], *, refused: bool = False
+    ) -> None:
+        """A lease never was: its run, or whoever waited for one, is where it came from.
+
+        One that was ``refused`` is not in the ledger, where another broker's may have its epoch.
+        """
         study, run = self._book.studies[lease.study], self._book.run_of(lease)
         client = self._book.clients.get(lease.connection)
         slot.lease = None
-        ended = now + self._book.wall_offset
-        out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
+        if not refused:
+            ended = now + self._book.wall_offset
+            out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
         if run is None and study.unstarted is not None:
             study.unstarted += 1
         _look_again(study, lease)
@@ -104,7 +111,10 @@ class Ends:
             run.forget_process()
         elif lease.from_tier is None:
             run.device = None
-        out.append(self._book.record(run, now))
+        if refused and lease.claimed:
+            run.owner = None  # as before
+        else:
+            save(self._book, run, now, out)
 
     def room(self, slot: Slot, run: Run, what: str, now: float, out: list[Command]) -> None:
         """The memory of a device did not suffice for its run.

@@ -18,6 +18,7 @@ from optuna_hermes.broker._xid import Xid
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
     EventRecord,
+    HostRecord,
     LeaseRecord,
     ReportRecord,
     RunRecord,
@@ -68,7 +69,11 @@ class Received:
 class StudyRead:
     """``OpenStudy``, ``Register`` or ``Resume``, with what the ledger knows of the study.
 
-    ``leases`` are those that nobody has ended, of any host.
+    Args:
+        last_epoch: the highest one there was.
+        leases: those that nobody has ended, of any host.
+        shared: whether brokers of other hosts may be at the study too.
+        hosts: the brokers that are heard of.
     """
 
     connection: int
@@ -79,6 +84,50 @@ class StudyRead:
     curves: Mapping[int, Curve] = field(default_factory=dict)
     checkpoints: tuple[CheckpointRecord, ...] = ()
     memory: Any = None
+    shared: bool = False
+    hosts: tuple[HostRecord, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refreshed:
+    """What has become of a study that other hosts are at too, read after all that was written.
+
+    Args:
+        study: its key.
+        last_epoch: as of ``StudyRead``.
+        leases: as of ``StudyRead``.
+        hosts: as of ``StudyRead``.
+        runs: those of others, and of nobody, that have changed.
+        curves: of these runs.
+        checkpoints: of these runs.
+    """
+
+    study: str
+    last_epoch: int
+    leases: tuple[LeaseRecord, ...] = ()
+    hosts: tuple[HostRecord, ...] = ()
+    runs: tuple[RunRecord, ...] = ()
+    curves: Mapping[int, Curve] = field(default_factory=dict)
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outrun:
+    """Another broker was faster: nothing is wrong, but these were not written.
+
+    Args:
+        study: its key.
+        epochs: leases that were never granted, and what was claimed for them.
+        numbers: runs that belong to others, or are not as they were thought to be.
+        full: there is room for no further trial.
+        last_epoch: the highest epoch there was.
+    """
+
+    study: str
+    epochs: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
+    full: bool = False
+    last_epoch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +195,9 @@ Event = (
     | Disconnected
     | Received
     | StudyRead
+    | Refreshed
     | DevicesPolled
+    | Outrun
     | WritesFailed
     | LedgerAway
     | LedgerBack
@@ -197,6 +248,23 @@ class EndLease:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """Take a run for this broker, if it is still as it was after so many ``slices``."""
+
+    study: str
+    number: int
+    slices: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForgetBroker:
+    """Another broker of this study has been silent for too long."""
+
+    study: str
+    instance: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DropCheckpoint:
     """Forget a checkpoint whose file the run has replaced."""
 
@@ -218,8 +286,10 @@ Write = (
     | LeaseRecord
     | CheckpointRecord
     | EventRecord
+    | Claim
     | NameLease
     | EndLease
+    | ForgetBroker
     | DropCheckpoint
     | SaveMemory
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +14,15 @@ from optuna_hermes.broker._events import (
     EndLease,
     LedgerAway,
     LedgerBack,
+    Outrun,
+    Refreshed,
     SaveMemory,
     Write,
     WritesFailed,
 )
 from optuna_hermes.broker._meter import Times
 from optuna_hermes.broker._outbox import proof_of_end
+from optuna_hermes.broker._records import Terms
 from optuna_hermes.broker._writer import (
     LONGEST_PAUSE_SECONDS,
     News,
@@ -29,7 +32,14 @@ from optuna_hermes.broker._writer import (
 )
 from optuna_hermes.errors import LedgerError
 from optuna_hermes.ledger import Ledger, open_ledger
-from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord, ReportRecord
+from optuna_hermes.ledger._base import (
+    CheckpointRecord,
+    EventRecord,
+    HostRecord,
+    LeaseRecord,
+    ReportRecord,
+    RunRecord,
+)
 
 SLOW_SECONDS = 1.0
 """A ledger in which nothing gets done for so long counts as away: devices would wait for it."""
@@ -41,6 +51,9 @@ MOST_LEDGERS = 100
 """Each has a thread of its own."""
 
 _SILENT = "It is there but does not answer: look whether it hangs, or who has locked it."
+
+_FEW = 500
+"""Runs up to which the database is asked for their curves alone."""
 
 _CAN_WAIT = (ReportRecord, EventRecord, SaveMemory)
 
@@ -55,7 +68,7 @@ class Committed:
     paths: tuple[str, ...]
 
 
-Heard = Committed | WritesFailed | LedgerAway | LedgerBack
+Heard = Committed | WritesFailed | LedgerAway | LedgerBack | Outrun
 
 
 class Ledgers:
@@ -69,6 +82,7 @@ class Ledgers:
         post: calls a function soon, in the thread that uses this object.
         opener: opens a ledger.
         times: told how long each transaction took.
+        terms: by what is written.
     """
 
     def __init__(
@@ -77,7 +91,9 @@ class Ledgers:
         post: Callable[[Callable[[], None]], None],
         opener: Callable[[str], Ledger] = open_ledger,
         times: Times | None = None,
+        terms: Terms | None = None,
     ) -> None:
+        self._terms = terms or Terms()
         self._times = times or Times()
         self._hear = hear
         self._post = post
@@ -102,7 +118,8 @@ class Ledgers:
                 "its studies have ended."
             )
         if url not in self._by_url:
-            self._by_url[url] = Writer(url, partial(self._tell, url), opener=self._opener)
+            tell = partial(self._tell, url)
+            self._by_url[url] = Writer(url, tell, opener=self._opener, terms=self._terms)
         self._url_of.setdefault(study, url)
         self._used[url] = time.monotonic()
         self._hand_over([study])
@@ -117,6 +134,12 @@ class Ledgers:
         """This is where a study is written to from now on; it has been read there."""
         self._hand_over([study])
         self._url_of[study] = url
+
+    def bound(self, study: str, limit: int | None) -> None:
+        """A study may come to have so many runs, over all hosts; None for no bound."""
+        self._terms.limits.pop(study, None)
+        if limit is not None:
+            self._terms.limits[study] = limit
 
     def count(self, study: str) -> int:
         """How often something of a study was written."""
@@ -168,6 +191,12 @@ class Ledgers:
                 del self._used[url]
                 for study in studies:
                     del self._url_of[study], self._written[study]
+                    self._terms.limits.pop(study, None)
+
+    def leave(self) -> None:
+        """Tell other hosts that this broker ends and has nothing."""
+        for writer in self._by_url.values():
+            writer.read(partial(_leave, self._terms.instance))
 
     @property
     def pending(self) -> int:
@@ -202,6 +231,10 @@ class Ledgers:
                 self._away.add(url)
                 self._hear(LedgerAway(studies=self._studies(url), reason=news.reason))
             return
+        if isinstance(news, Outrun):
+            self._hear(news)
+            self._is_back(url)
+            return
         epochs = tuple(item.epoch for item in news.items if isinstance(item, LeaseRecord))
         paths = tuple(item.path for item in news.items if isinstance(item, CheckpointRecord))
         paths += tuple(proof_of_end(i.epoch) for i in news.items if isinstance(i, EndLease))
@@ -212,6 +245,9 @@ class Ledgers:
         else:
             failed = WritesFailed(epochs=epochs, paths=paths, study=news.study, reason=news.reason)
             self._hear(failed)
+        self._is_back(url)
+
+    def _is_back(self, url: str) -> None:
         if url in self._away:
             self._away.remove(url)
             self._hear(LedgerBack(studies=self._studies(url)))
@@ -220,9 +256,19 @@ class Ledgers:
         return tuple(study for study, its in self._url_of.items() if its == url)
 
 
-def all_of(study: str, ledger: Ledger) -> dict[str, Any]:
-    """What a ledger knows of a study, as fields of ``StudyRead``."""
+def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str, Any]:
+    """What a ledger knows of a study, as fields of ``StudyRead``.
+
+    Args:
+        study: its key.
+        presence: of the broker that asks: hosts that share a study must hear of each other first.
+        ledger: where it is kept.
+    """
+    if ledger.shared and presence is not None:
+        ledger.beat(presence)
     return {
+        "shared": ledger.shared,
+        "hosts": tuple(ledger.load_hosts()),
         "last_epoch": ledger.last_epoch(),
         "leases": tuple(ledger.load_leases(study, live=True)),
         "runs": tuple(ledger.load_runs(study)),
@@ -230,6 +276,43 @@ def all_of(study: str, ledger: Ledger) -> dict[str, Any]:
         "checkpoints": tuple(ledger.load_checkpoints(study)),
         "memory": ledger.load_memory(study),
     }
+
+
+def news_of(
+    study: str, presence: HostRecord, known: Mapping[int, RunRecord | None], ledger: Ledger
+) -> Refreshed:
+    """What other hosts have done in a study; says too that this broker lives.
+
+    Args:
+        study: its key.
+        presence: of the broker that asks.
+        known: the rows of runs that are not this broker's, as it knows them.
+        ledger: where it is kept.
+    """
+    ledger.beat(presence)
+    rows = ledger.load_runs(study)
+    changed = tuple(
+        row
+        for row in rows
+        if (row.number in known or row.owner != presence.instance) and row != known.get(row.number)
+    )
+    numbers = {row.number for row in changed}
+    few = numbers if len(numbers) < _FEW else None
+    checkpoints = ledger.load_checkpoints(study) if changed else []
+    return Refreshed(
+        study=study,
+        last_epoch=ledger.last_epoch(),
+        leases=tuple(ledger.load_leases(study, live=True)),
+        hosts=tuple(ledger.load_hosts()),
+        runs=changed,
+        curves=ledger.load_curves(study, few) if changed else {},
+        checkpoints=tuple(each for each in checkpoints if each.number in numbers),
+    )
+
+
+def _leave(instance: str, ledger: Ledger) -> None:
+    if ledger.shared:
+        ledger.forget_host(instance, dead_after_seconds=0.0)
 
 
 def _touch(ledger: Ledger) -> None:

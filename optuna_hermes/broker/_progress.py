@@ -9,6 +9,7 @@ from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import KEPT_CHECKPOINTS, admit_run
 from optuna_hermes.broker._book import Book, Lease, Run
 from optuna_hermes.broker._events import Command, DropCheckpoint, Kill, NameLease, Send
+from optuna_hermes.broker._rows import claim, save
 from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
 from optuna_hermes.model import Curve
 
@@ -20,7 +21,8 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
     study = book.studies[lease.study]
     is_new = message.number not in study.runs
     run = admit_run(study, message.number, message.trial_id, now)
-    if not run.live or run.connection not in (None, lease.connection):
+    taken = run.connection not in (None, lease.connection) or study.is_elsewhere(run)
+    if not run.live or taken:
         # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
         pid = book.clients[lease.connection].pid
         what = "another process trains" if run.live else "nobody has to train"
@@ -28,6 +30,7 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
         out.append(Kill(connection=lease.connection, pid=pid, reason=reason))
         out.extend(story.killed(book, run, pid, reason, now))
         return
+    claim(book, run, out)
     run.state, run.tier, run.waiting_since = "running", None, None
     run.device, run.epoch, run.connection = lease.device, lease.epoch, lease.connection
     run.host = book.host
@@ -39,7 +42,7 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
         if lease.adopted and study.unstarted is not None and study.was_counted(run.number):
             study.unstarted += 1  # its driver knew of it, so it is not one of those left
         out.append(NameLease(study=lease.study, epoch=lease.epoch, number=run.number))
-    out.append(book.record(run, now))
+    save(book, run, now, out)
 
 
 def training(book: Book, lease: Lease, run: Run, message: wire.Training, now: float) -> None:
@@ -101,7 +104,7 @@ def saved(
 ) -> None:
     """A checkpoint more; the run is told once the ledger has it."""
     keep(book, run, message.checkpoint, now, out)
-    out.append(book.record(run, now))
+    save(book, run, now, out)
     kept = wire.Kept(path=message.checkpoint.path)
     out.append(Send(connection=connection, message=kept))
 

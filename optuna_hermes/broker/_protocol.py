@@ -13,7 +13,7 @@ import msgspec
 from optuna_hermes.errors import ProtocolError
 from optuna_hermes.model import TierName
 
-VERSION = 4
+VERSION = 5
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 HEADER_BYTES = 4
 
@@ -100,6 +100,7 @@ class OpenStudy(_Message, frozen=True, kw_only=True):
             is of no use.
         waiting: the numbers of those among them that nobody had begun.
         counted: None from a driver that comes anew.
+        limit: how many runs the ledger may come to hold, over all hosts; None for no bound.
     """
 
     study: StudySpec
@@ -111,6 +112,7 @@ class OpenStudy(_Message, frozen=True, kw_only=True):
     trials: Count | None = None
     waiting: tuple[Count, ...] = ()
     counted: Counted | None = None
+    limit: Count | None = None
 
 
 class Describe(_Message, frozen=True, kw_only=True):
@@ -293,11 +295,12 @@ class Quit(_Message, frozen=True, kw_only=True):
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
-    """Answer to ``Hello``."""
+    """Answer to ``Hello``; ``instance`` is the broker, as the ledger knows it."""
 
     version: int
     pid: int
     host: str
+    instance: str
     devices: str  # the specification the broker was started with
     device_ids: tuple[str, ...]
 

@@ -12,6 +12,7 @@ from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
 from optuna_hermes.broker._events import Command, Expected, Kill, Send
 from optuna_hermes.broker._holder import Awaited, Holder
 from optuna_hermes.broker._protocol import Begin, Resume
+from optuna_hermes.broker._rows import give_back, save
 from optuna_hermes.ledger._base import LeaseRecord
 
 RECOVERY_SECONDS = 10.0
@@ -74,7 +75,7 @@ class Recovery:
         for connection, each in self._of(pid).items():
             each.met = False
             if each.ended:
-                self._settle(connection, each, now, out)
+                self._let_go(connection, each, now, out)
             elif each.late:
                 self._kill(connection, each, out)
 
@@ -84,7 +85,7 @@ class Recovery:
         if each is not None and each.met:
             each.ended = True
         elif each is not None:
-            self._settle(connection, each, now, out)
+            self._let_go(connection, each, now, out)
 
     def empty_handed(
         self, pid: int, now: float, out: list[Command], *, study: str = "", number: int = -1
@@ -101,7 +102,7 @@ class Recovery:
         for connection, each in self._of(pid).items():
             holder = each.holder
             if holder.role == "worker" or (holder.study, holder.number) == (study, number):
-                self._settle(connection, each, now, out)
+                self._let_go(connection, each, now, out)
 
     # -- going on ------------------------------------------------------------------------------
 
@@ -128,13 +129,13 @@ class Recovery:
         if run is not None and lease is not None and message.parked and slot and slot.lease:
             out.append(end_orphan(self._book, lease, now))  # it has stopped, another one trains
             lease, known = None, True
-        problem = self._problem(run, lease, message, known)
+        problem = self._problem(study, run, lease, message, known)
         if problem is not None:
             if lease is not None:
                 out.append(end_orphan(self._book, lease, now))
             if run is not None and known:
                 self._hear(run, message, now, out)
-                out.append(self._book.record(run, now))  # with the units it had not told of
+                save(self._book, run, now, out)  # with the units it had not told of
             return problem
         if lease is not None:
             self._adopt(study, lease, connection, message, now, out)
@@ -151,14 +152,14 @@ class Recovery:
         return None
 
     def _problem(
-        self, run: Run | None, lease: LeaseRecord | None, message: Resume, known: bool
+        self, study: Study, run: Run | None, lease: LeaseRecord | None, message: Resume, known: bool
     ) -> str | None:
         """Why what a process says does not agree with what is known."""
         if run is None and message.parked is not None:
             return "A run that is parked has a number."
         if run is not None and not run.live:
             return f"Trial {run.number} has ended."
-        if run is not None and run.connection is not None:
+        if run is not None and (run.connection is not None or study.is_elsewhere(run)):
             return f"Another process has trial {run.number}."
         if lease is None:
             waits = known and run is not None and message.parked is not None
@@ -239,6 +240,14 @@ class Recovery:
         if each.holder.role == "worker" and not each.met:
             reason = "it did not come back to the new broker"
             out.append(Kill(connection=connection, pid=each.holder.pid, reason=reason))
+
+    def _let_go(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
+        """What a process had is nobody's."""
+        self._settle(connection, each, now, out)
+        study = self._book.studies.get(each.holder.study)
+        run = study.runs.get(each.holder.number or 0) if study else None
+        if run is not None and each.holder.number is not None:
+            give_back(self._book, run, now, out)
 
     def _settle(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
         """Whoever was waited for is gone, or has said what it has: its lease is over."""

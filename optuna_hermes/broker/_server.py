@@ -22,6 +22,7 @@ from optuna_hermes.broker import _away as away
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._book import Study
 from optuna_hermes.broker._client import peer
 from optuna_hermes.broker._devices import DeviceSource
 from optuna_hermes.broker._events import (
@@ -33,7 +34,9 @@ from optuna_hermes.broker._events import (
     Expected,
     Kill,
     LedgerAway,
+    Outrun,
     Received,
+    Refreshed,
     Send,
     StudyRead,
     Tick,
@@ -43,7 +46,8 @@ from optuna_hermes.broker._events import (
 )
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._imports import look_in
-from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers, all_of
+from optuna_hermes.broker._instance import instance_in
+from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers, all_of, news_of
 from optuna_hermes.broker._logs import log_event
 from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.broker._meter import Meter
@@ -51,7 +55,9 @@ from optuna_hermes.broker._metrics import Figures, serving
 from optuna_hermes.broker._outbox import Asked, Outbox, proof_of_end
 from optuna_hermes.broker._processes import closed_with, kill, watch
 from optuna_hermes.broker._readings import Readings
+from optuna_hermes.broker._records import Terms
 from optuna_hermes.broker._recovery import holders
+from optuna_hermes.broker._sharing import REFRESH_SECONDS, watched
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._story import ROUTINE
 from optuna_hermes.errors import HermesError, ProtocolError
@@ -115,9 +121,12 @@ class Server:
         self._idle_seconds = idle_seconds
         self._ledgers: Ledgers
         self._outbox = Outbox(self._send)
+        self._instance = instance_in(directory, host)
+        self._refreshing: set[str] = set()
         self._clients: set[asyncio.Task[None]] = set()
         self._state = State(
             host=host,
+            instance=self._instance,
             devices=self._readings.last,
             wall_offset=time.time() - time.monotonic(),
             host_budget_bytes=int(HOST_SHARE * psutil.virtual_memory().available),
@@ -150,14 +159,15 @@ class Server:
     async def _serve(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         times = self._meter.ledger_writes
-        self._ledgers = Ledgers(self._heard, partial(_soon, loop), times=times)
+        terms = Terms(host=self._host, instance=self._instance)
+        self._ledgers = Ledgers(self._heard, partial(_soon, loop), times=times, terms=terms)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         self._expect()
         sock = _listen(election.socket_path(self._directory))
         election.check_socket(self._directory)
         server = await asyncio.start_unix_server(self._client, sock=sock)
-        chores = [loop.create_task(self._poll()), loop.create_task(self._flush())]
+        chores = [loop.create_task(x) for x in (self._poll(), self._flush(), self._refresh())]
         log.info("listening, devices %s", self._devices)
         ready()
         async with server:
@@ -170,6 +180,8 @@ class Server:
             if self._clients:  # what their end means is to be written too
                 await asyncio.wait(self._clients)
             self._readings.close()
+        if self._state.idle:
+            self._ledgers.leave()
         lost = self._ledgers.close(END_SECONDS)
         if lost:
             log.error("%d records did not reach the ledger: %s", lost, _LOST)
@@ -304,6 +316,7 @@ class Server:
             version=wire.VERSION,
             pid=os.getpid(),
             host=self._host,
+            instance=self._instance,
             devices=self._devices,
             device_ids=tuple(self._state.book.slots),
         )
@@ -330,6 +343,8 @@ class Server:
             return
         if not self._is_served(spec.key):
             self._ledgers.keep(spec.key, spec.ledger_url)
+        if isinstance(message, wire.OpenStudy):
+            self._ledgers.bound(spec.key, message.limit)
         self._apply(StudyRead(connection=connection, message=message, **known))
 
     def _is_served(self, key: str) -> bool:
@@ -342,7 +357,8 @@ class Server:
             if self._is_served(spec.key):
                 return {}  # all of it is in the book
             count = self._ledgers.count(spec.key)
-            read = self._ledgers.read(spec.key, spec.ledger_url, partial(all_of, spec.key))
+            ask = partial(all_of, spec.key, self._state.presence())
+            read = self._ledgers.read(spec.key, spec.ledger_url, ask)
             known = await asyncio.wrap_future(read)
             if count == self._ledgers.count(spec.key) or self._is_served(spec.key):
                 return known
@@ -393,6 +409,9 @@ class Server:
         """A ledger has done, or not done, what it was given."""
         if isinstance(news, Committed):
             self._outbox.release({*news.epochs, *news.paths})
+        elif isinstance(news, Outrun):
+            self._outbox.drop(set(news.epochs))
+            self._apply(news)
         elif isinstance(news, WritesFailed):
             log.error("the ledger refused: %s", news.reason)
             self._outbox.drop({*news.epochs, *news.paths})
@@ -457,6 +476,26 @@ class Server:
             quiet = time.monotonic() - self._last_busy
             if self._state.idle and self._idle_seconds is not None and quiet > self._patience():
                 self._stop.set()
+
+    async def _refresh(self) -> None:
+        """See what other hosts do in the studies that they share, and say that this one lives."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            for key, study in list(self._state.book.studies.items()):
+                if study.broker is not None and key not in self._refreshing:
+                    self._refreshing.add(key)
+                    self._ask_for_news(key, study)
+
+    def _ask_for_news(self, key: str, study: Study) -> None:
+        ask = partial(news_of, key, self._state.presence(), watched(study))
+        answer = asyncio.wrap_future(self._ledgers.read(key, study.spec.ledger_url, ask))
+
+        def heard(answer: asyncio.Future[Refreshed]) -> None:
+            self._refreshing.discard(key)
+            if not answer.cancelled() and answer.exception() is None:
+                self._apply(answer.result())
+
+        answer.add_done_callback(heard)
 
     def _patience(self) -> float:
         """Whoever has started this process may take a while to connect."""

@@ -34,7 +34,9 @@ from optuna_hermes.broker._events import (
     Kill,
     LedgerAway,
     LedgerBack,
+    Outrun,
     Received,
+    Refreshed,
     Send,
     StudyRead,
     Tick,
@@ -44,8 +46,11 @@ from optuna_hermes.broker._faults import Faults
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._prefetch import Prefetch
 from optuna_hermes.broker._recovery import RECOVERY_SECONDS, Recovery
+from optuna_hermes.broker._rows import save
+from optuna_hermes.broker._sharing import Sharing, recount
 from optuna_hermes.broker._silence import GRACE_SECONDS, Silence, heard_from
 from optuna_hermes.broker._status import document
+from optuna_hermes.ledger._base import HostRecord
 from optuna_hermes.model import Device
 
 STALL_SECONDS = 1.0
@@ -58,6 +63,7 @@ class State:
     Args:
         host: this host's name.
         devices: the devices it owns.
+        instance: this broker, as other hosts know it: no other ever had this name.
         wall_offset: wall clock minus monotonic clock, in seconds.
         host_budget_bytes: host memory that runs may take for what they move off their devices.
         grace_seconds: see ``GRACE_SECONDS``.
@@ -69,12 +75,18 @@ class State:
         *,
         host: str,
         devices: Sequence[Device],
+        instance: str = "",
         wall_offset: float = 0.0,
         host_budget_bytes: int = 0,
         grace_seconds: float = GRACE_SECONDS,
         recovery_seconds: float = RECOVERY_SECONDS,
     ) -> None:
-        self.book = Book(host=host, wall_offset=wall_offset, host_budget_bytes=host_budget_bytes)
+        self.book = Book(
+            host=host,
+            instance=instance,
+            wall_offset=wall_offset,
+            host_budget_bytes=host_budget_bytes,
+        )
         self.book.slots = {device.id: Slot(device=device) for device in devices}
         counsel = Counsel(self.book)
         self._memory = Memory(self.book, counsel.wanted_last)
@@ -82,6 +94,7 @@ class State:
         self._prefetch = Prefetch(self.book, counsel, self._memory)
         self._ends = Ends(self.book, self._memory)
         self._away = Away(self.book, self._ends)
+        self._sharing = Sharing(self.book, counsel, self._memory, self._ends)
         self._faults = Faults(self.book, self._memory, self._dispatcher)
         self._silence = Silence(self.book, grace_seconds)
         self._wakeup: float | None = None
@@ -113,6 +126,12 @@ class State:
             for study in self.book.studies.values():
                 if study.draining:  # who waited for a lease is to go home, or to disk
                     self._drain(study.spec.key, now, out)
+        elif isinstance(event, Refreshed):
+            self._sharing.refreshed(event, now, out)
+            self._dispatcher.schedule(now, out)
+        elif isinstance(event, Outrun):
+            self._sharing.outrun(event, now, out)
+            self._dispatcher.schedule(now, out)
         elif isinstance(event, LedgerAway):
             self._away.begin(event, now)
         elif isinstance(event, LedgerBack):
@@ -157,6 +176,10 @@ class State:
     def idle(self) -> bool:
         """Whether nothing would be lost if the broker ended now."""
         return not (self.book.clients or self.book.awaited)
+
+    def presence(self) -> HostRecord:
+        """What this broker says of itself to those of other hosts."""
+        return self._sharing.presence()
 
     def status(self, now: float, *, runs: bool = True) -> dict[str, Any]:
         """What ``status`` shows, as plain JSON."""
@@ -271,7 +294,7 @@ class State:
             self._put(run, message, now)
             if came_not_back:
                 self._ends.room(slot, run, "could not come back to", now, out)
-        out.append(self.book.record(run, now))
+        save(self.book, run, now, out)
         if message.checkpoint is not None:
             kept = wire.Kept(path=message.checkpoint.path)
             out.append(Send(connection=connection, message=kept))
@@ -320,7 +343,7 @@ class State:
         self._memory.leaves(run, now)
         run.forget_process()
         run.state, run.tier = "failed" if message.state == "failed" else "done", None
-        out.append(self.book.record(run, now))
+        save(self.book, run, now, out)
         out.append(story.ended(self.book, run, message, now))
         self._ends.wants(self.book.studies[run.study], only_impossible=True)
         self._dispatcher.schedule(now, out)
@@ -377,7 +400,7 @@ class State:
             run.state, run.tier = "pending", None
             if is_new:
                 out.append(story.admitted(self.book, run, now))
-            out.append(self.book.record(run, now))
+            save(self.book, run, now, out)
         else:
             known = set(study.runs)
             changed = take_charge(self.book, study, connection, message, now)
@@ -387,7 +410,9 @@ class State:
             for number, params in described.items():
                 if number in study.runs:
                     study.runs[number].params = params
-            out.extend(self.book.record(run, now) for run in changed)
+            for run in changed:
+                save(self.book, run, now, out)
+            recount(self.book, study)
         self.book.clients[connection].study = study.spec.key
         for ready in self.book.early.pop(study.spec.key, []):
             self._ready(ready, wire.Ready(study=study.spec.key), now, out)

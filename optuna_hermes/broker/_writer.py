@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from optuna_hermes.broker._events import DropCheckpoint, EndLease, NameLease, SaveMemory, Write
+from optuna_hermes.broker._events import Outrun, SaveMemory, Write
+from optuna_hermes.broker._records import Terms, is_race, outrun, write
 from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
 from optuna_hermes.ledger import Ledger, open_ledger
 from optuna_hermes.ledger._base import (
@@ -70,7 +71,7 @@ class Unreachable:
     reason: str
 
 
-News = Written | Refused | Unreachable
+News = Written | Refused | Unreachable | Outrun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +88,7 @@ class Writer:
         url: of the ledger, which is opened on the thread, when it is needed first.
         tell: told on the thread what has become of a batch.
         opener: opens the ledger.
+        terms: by what it writes.
     """
 
     def __init__(
@@ -95,7 +97,9 @@ class Writer:
         tell: Callable[[News], None],
         *,
         opener: Callable[[str], Ledger] = open_ledger,
+        terms: Terms | None = None,
     ) -> None:
+        self._terms = terms or Terms()
         self._url = url
         self._tell = tell
         self._opener = opener
@@ -264,7 +268,7 @@ class Writer:
             ledger = self._opened()
             with ledger.batch():
                 for item in items:
-                    write(ledger, item)
+                    write(ledger, item, self._terms)
         except LedgerAwayError:
             self._doubtful = len(batches)
             raise
@@ -284,6 +288,10 @@ class Writer:
 
     def _refuse(self, batches: list[Batch], error: Exception) -> None:
         """Leases that are refused never were; the rest has happened, and is written by itself."""
+        ledger = self._opened()
+        if is_race(ledger, error):
+            self._outrun(batches, error, ledger.last_epoch())
+            return
         batch = batches.pop(0)
         refused = batch.items
         if len(batch.items) > 1:
@@ -299,6 +307,15 @@ class Writer:
                 self._kept += [replace(batch, items=(each,), again=True) for each in lasting]
         if refused and not batch.again:
             self._tell(Refused(study=batch.study, items=refused, reason=_reason(error)))
+
+    def _outrun(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
+        """What another broker was faster with never was; the rest is written by itself."""
+        batch = batches.pop(0)
+        event, rest = outrun(batch.study, batch.items, error, last_epoch)
+        parts = [replace(batch, items=(item,)) for item in rest]
+        batches[:0] = parts
+        self._replace_first(1, parts)
+        self._tell(event)
 
 
 def _reason(error: Exception) -> str:
@@ -335,24 +352,3 @@ def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
 
 def _lease_id(lease: LeaseRecord) -> tuple[int, str, float]:
     return lease.epoch, lease.host, lease.started
-
-
-def write(ledger: Ledger, item: Write) -> None:
-    if isinstance(item, LeaseRecord):
-        ledger.commit_lease(item)
-    elif isinstance(item, EndLease):
-        ledger.end_lease(item.epoch, item.ended)
-    elif isinstance(item, NameLease):
-        ledger.name_lease(item.epoch, item.number)
-    elif isinstance(item, RunRecord):
-        ledger.save_run(item)
-    elif isinstance(item, ReportRecord):
-        ledger.add_report(item)
-    elif isinstance(item, CheckpointRecord):
-        ledger.save_checkpoint(item)
-    elif isinstance(item, DropCheckpoint):
-        ledger.drop_checkpoint(item.study, item.path)
-    elif isinstance(item, SaveMemory):
-        ledger.save_memory(item.study, item.memory)
-    else:
-        ledger.add_event(item)

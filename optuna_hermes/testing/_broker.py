@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,14 @@ from optuna_hermes.broker._events import (
     StudyRead,
     Tick,
     Withdraw,
+    Write,
 )
 from optuna_hermes.broker._holder import Holder
-from optuna_hermes.broker._ledgers import all_of
+from optuna_hermes.broker._ledgers import all_of, news_of
+from optuna_hermes.broker._records import Terms, is_race, outrun, write
 from optuna_hermes.broker._recovery import holders
+from optuna_hermes.broker._sharing import watched
 from optuna_hermes.broker._state import State
-from optuna_hermes.broker._writer import write
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.model import Device
@@ -39,6 +41,7 @@ class FakeBroker:
         host_budget_bytes: as for ``State``.
         grace_seconds: as for ``State``.
         ledger: what it writes to and reads studies from; one of its own if None.
+        host: its host's name, and its own where the ledger is shared.
 
     Example:
         >>> broker = FakeBroker(devices=1)
@@ -56,30 +59,57 @@ class FakeBroker:
         host_budget_bytes: int = 0,
         grace_seconds: float = 300.0,
         ledger: MemoryLedger | None = None,
+        host: str = "h",
     ) -> None:
         if isinstance(devices, int):
             devices = [Device(id=f"cpu:{i}", free=True) for i in range(devices)]
         self.state = State(
-            host="h",
+            host=host,
+            instance=host,
             devices=devices,
             host_budget_bytes=host_budget_bytes,
             grace_seconds=grace_seconds,
         )
         self.ledger = ledger or MemoryLedger()
+        self.terms = Terms(host=host, instance=host)
         self.writes = True
         """Whether what it decides reaches the ledger; False is what it decides as it dies."""
         self.now = 0.0
         self.log: list[Command] = []
+        self.races = 0
+        """How often another broker was faster."""
         self._connections = 0
 
     def apply(self, event: Event) -> list[Command]:
         """Feed one event and keep the commands."""
         commands = self.state.handle(event, self.now)
         self.log += commands
-        for command in commands if self.writes else ():
-            if not isinstance(command, Send | Kill | Withdraw):
-                write(self.ledger, command)
+        if self.writes:
+            self._write([c for c in commands if not isinstance(c, Send | Kill | Withdraw)])
         return commands
+
+    def _write(self, records: Sequence[Write]) -> None:
+        """As the writer does: together, and if another broker was faster what is left, singly."""
+        try:
+            with self.ledger.batch():
+                for record in records:
+                    write(self.ledger, record, self.terms)
+        except Exception as error:
+            if not is_race(self.ledger, error):
+                raise
+            event, rest = outrun(records[0].study, records, error, self.ledger.last_epoch())
+            for record in rest:
+                self._write([record])
+            self.races += 1
+            self.log = [c for c in self.log if not _is_grant(c, event.epochs)]
+            self.apply(event)
+
+    def refresh(self) -> None:
+        """It looks what other hosts have done, and says that it lives."""
+        for key, study in list(self.state.book.studies.items()):
+            if study.broker is not None:
+                known = watched(study)
+                self.apply(news_of(key, self.state.presence(), known, self.ledger))
 
     def advance(self, seconds: float) -> None:
         """Let time pass, waking the state whenever it asked to be woken."""
@@ -153,7 +183,7 @@ class FakeBroker:
         event = StudyRead(
             connection=connection,
             message=message,
-            **all_of(key, ledger),
+            **all_of(key, self.state.presence(), ledger),
         )
         return self.apply(event)
 
@@ -164,7 +194,7 @@ class FakeBroker:
             known: the processes that it finds; all that this one served if None.
         """
         devices = [slot.device for slot in self.state.book.slots.values()]
-        after = FakeBroker(devices=devices, ledger=self.ledger)
+        after = FakeBroker(devices=devices, ledger=self.ledger, host=self.state.book.host)
         after._connections = 100 + self._connections  # its clients are new connections
         for number, holder in enumerate(holders(self.state.book) if known is None else known):
             after.apply(Expected(connection=-1 - number, holder=holder))
@@ -217,6 +247,12 @@ class FakeBroker:
         book = self.state.book
         assert book.host_used_bytes <= book.host_budget_bytes, "no more host memory than there is"
         _check_grants(self.log)
+
+
+def _is_grant(command: Command, epochs: Collection[int]) -> bool:
+    """Whether a command sends the grant of one of these leases."""
+    grant = command.message if isinstance(command, Send) else None
+    return isinstance(grant, wire.Grant) and grant.epoch in epochs
 
 
 def _check_grants(log: Sequence[Command]) -> None:

@@ -29,9 +29,9 @@ from optuna_hermes.broker._events import (
 )
 from optuna_hermes.broker._ledgers import all_of
 from optuna_hermes.broker._outbox import Asked, Outbox, Proof
+from optuna_hermes.broker._records import Terms, write
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
-from optuna_hermes.broker._writer import write
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Device
@@ -262,7 +262,7 @@ class World:
             writes = [item for item in writes if not isinstance(item, LeaseRecord)]
         with ledger.batch():
             for item in writes:
-                write(ledger, item)
+                write(ledger, item, Terms())
         for item in writes:
             self._remember(item)
         self._outbox.release({*_leases(writes), *_paths(writes), *asked})
@@ -345,7 +345,7 @@ class World:
         return StudyRead(
             connection=process.connection,
             message=message,
-            **all_of(key, ledger),
+            **all_of(key, None, ledger),
         )
 
     def hang_up(self, process: Process) -> None:

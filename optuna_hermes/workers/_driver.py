@@ -175,14 +175,15 @@ class Driver:
         self._devices = connection.welcome.device_ids
         self._began = min(self._began, time.monotonic())
         max_alive = most_alive(self._devices)
-        known = private.patiently(ledger.load_runs, spec.key)
         for described in descriptions(self._study, spec.key):
             connection.send(described)
         connection.send(
-            opening(
+            private.patiently(
+                opening,
                 self._study,
                 spec,
-                known,
+                ledger,
+                connection.welcome.instance,
                 n_trials=self._settings.n_trials,
                 max_alive=max_alive,
                 counted=_counted(self._last) if self._last else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import optuna
 import psutil
@@ -10,7 +10,7 @@ import psutil
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import OpenStudy, StudySpec
 from optuna_hermes.broker._protocol import Counted, Describe, Ending
-from optuna_hermes.ledger import RunRecord
+from optuna_hermes.ledger import Ledger
 from optuna_hermes.model import LIVE_STATES
 
 DESCRIBED_AT_ONCE = 500
@@ -24,7 +24,8 @@ _WORKER_BYTES = {"cpu": 500_000_000, "gpu": 4_000_000_000}
 def opening(
     study: optuna.Study,
     spec: StudySpec,
-    runs: Iterable[RunRecord],
+    ledger: Ledger,
+    instance: str,
     *,
     n_trials: int | None,
     max_alive: int,
@@ -35,13 +36,17 @@ def opening(
     Args:
         study: the study.
         spec: what the broker must know of it.
-        runs: what its ledger knows.
+        ledger: of the study.
+        instance: the broker; what others are just about to begin is left to them.
         n_trials: how many trials it shall have in the end, None for no bound.
         max_alive: worker processes that will be kept alive.
         counted: by earlier brokers for the same driver, None if there was none.
     """
     trials = study.get_trials(deepcopy=False)
-    known = {run.number: run for run in runs}
+    # Read after the trials: who has created one of them has a live lease, or has put it down.
+    leases = ledger.load_leases(spec.key, live=True)
+    elsewhere = {str(x.epoch) for x in leases if x.owner not in (None, instance)}
+    known = {run.number: run for run in ledger.load_runs(spec.key)}
     ended: dict[int, Ending] = {}
     for trial in trials:
         run = known.get(trial.number)
@@ -50,10 +55,14 @@ def opening(
     adopted = {
         trial.number: private.trial_id(trial)
         for trial in trials
-        if private.ours(trial) and trial.number not in known
+        if private.ours(trial)
+        and trial.number not in known
+        and not private.opened_by(trial) & elsewhere
     }
     waiting = tuple(trial.number for trial in trials if trial.state.name == "WAITING")
     opened = len(trials) - len(waiting)
+    placed = {*known, *waiting}
+    foreign = [t for t in trials if t.number not in placed and not private.opened_by(t)]
     unstarted = None if n_trials is None else max(0, n_trials - opened)
     return OpenStudy(
         study=spec,
@@ -65,6 +74,7 @@ def opening(
         trials=len(trials),
         waiting=waiting,
         counted=counted,
+        limit=None if n_trials is None else max(0, n_trials - len(foreign)),
     )
 
 

@@ -194,7 +194,7 @@ class Answers:
 
 
 WELCOME = wire.Welcome(
-    version=wire.VERSION, pid=7, host="h", devices="cpu:1", device_ids=("cpu:0",)
+    version=wire.VERSION, pid=7, host="h", instance="i", devices="cpu:1", device_ids=("cpu:0",)
 )
 
 

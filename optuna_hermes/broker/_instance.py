@@ -1,0 +1,27 @@
+"""The name by which other hosts know the broker of a runtime directory."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+
+def instance_in(directory: Path, host: str) -> str:
+    """The name of a directory's broker: made by the first one, kept by those that follow it.
+
+    A directory has one broker at a time, whose office it holds: so what the one before had is the
+    next one's, and no broker of another directory or host ever has the name.
+
+    Args:
+        directory: the runtime directory.
+        host: this host's name, for people who read it.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    path = directory / "instance"
+    if not path.exists():
+        partial = path.with_suffix(".new")
+        partial.write_text(f"{host[:64]}-{uuid.uuid4().hex[:16]}")
+        partial.replace(path)  # as a whole or not at all
+    return path.read_text()

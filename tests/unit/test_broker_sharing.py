@@ -1,0 +1,289 @@
+"""Two brokers, each of a host of its own, and one study."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._events import LedgerAway, LedgerBack
+from optuna_hermes.broker._recovery import holders
+from optuna_hermes.broker._sharing import DEAD_SECONDS, REFRESH_SECONDS
+from optuna_hermes.ledger._memory import MemoryLedger
+from optuna_hermes.testing import FakeBroker
+
+
+class Hosts:
+    """Brokers of hosts ``a`` and ``b`` on one ledger, whose clock is theirs too."""
+
+    def __init__(self, *, devices: int = 1) -> None:
+        self.now = 0.0
+        self.ledger = MemoryLedger(clock=lambda: self.now, shared=True)
+        self.a = FakeBroker(devices=devices, ledger=self.ledger, host="a")
+        self.b = FakeBroker(devices=devices, ledger=self.ledger, host="b")
+        self.dead: set[str] = set()
+
+    def advance(self, seconds: float) -> None:
+        """Time passes for all that live, who look at each other now and then."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + REFRESH_SECONDS, end)
+            for broker in (self.a, self.b):
+                if broker.state.book.host not in self.dead:
+                    broker.advance(self.now - broker.now)
+                    broker.refresh()
+
+    def owners(self) -> list[str | None]:
+        return [run.owner for run in self.ledger.load_runs("s")]
+
+
+def begin(broker: FakeBroker, worker: int, number: int) -> int:
+    """A worker that was granted a new trial starts to train it; returns the epoch."""
+    epoch: int = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    return epoch
+
+
+def checkpoint(number: int, units: int = 1) -> wire.SavedCheckpoint:
+    path = f"/c/{number}/{units}"
+    return wire.SavedCheckpoint(path=path, units=units, size_bytes=1, sha256="0")
+
+
+def report(epoch: int, unit: int, value: float = 0.5) -> wire.Report:
+    return wire.Report(epoch=epoch, unit=unit, step=unit, value=value)
+
+
+def store(broker: FakeBroker, worker: int, epoch: int, number: int, units: int = 1) -> None:
+    """A run is suspended to disk, and its process ends."""
+    broker.say(
+        worker,
+        wire.Parked(
+            epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=checkpoint(number, units)
+        ),
+    )
+    broker.hang_up(worker)
+
+
+def training(hosts: Hosts, **driver: Any) -> tuple[int, int]:
+    """Host ``a`` trains trial 0 and has reported a unit; its worker and its lease."""
+    hosts.a.driver(policy="round-robin", **driver)
+    worker = hosts.a.worker()
+    epoch = begin(hosts.a, worker, 0)
+    hosts.a.say(worker, report(epoch, 1))
+    hosts.a.say(worker, wire.Saved(epoch=epoch, checkpoint=checkpoint(0)))
+    return worker, epoch
+
+
+def test_what_one_host_trains_the_other_leaves_alone() -> None:
+    """A run that is held elsewhere is known, with its curve, and never granted."""
+    hosts = Hosts()
+    training(hosts, unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    worker = hosts.b.worker()
+    hosts.advance(2 * DEAD_SECONDS)
+    assert hosts.b.last(worker, "Grant") is None
+    seen = hosts.b.state.book.studies["s"].runs[0]
+    assert (seen.state, seen.curve.values) == ("running", (0.5,))
+    assert hosts.owners() == ["a"]
+    document = hosts.b.state.status(hosts.now)["studies"][0]
+    assert not document["finished"]
+
+
+def test_what_is_stored_on_one_host_goes_on_on_the_other() -> None:
+    """Whoever has a free device claims it; it is granted with its checkpoint, once."""
+    hosts = Hosts()
+    worker, epoch = training(hosts, unstarted=2, limit=2)
+    hosts.b.driver(policy="round-robin", unstarted=1, limit=2)
+    other = hosts.b.worker()
+    begin(hosts.b, other, 1)
+    store(hosts.a, worker, epoch, 0)
+    hosts.a.hang_up(1)  # no driver there any more
+    assert hosts.owners() == [None, "b"]
+    third = hosts.b.worker()
+    hosts.advance(REFRESH_SECONDS)
+    store(hosts.b, other, hosts.b.last(other, "Grant").epoch, 1)
+    grant = hosts.b.last(third, "Grant")
+    assert (grant.number, [each.path for each in grant.checkpoints]) == (0, ["/c/0/1"])
+    assert hosts.owners() == ["b", None]
+    assert hosts.ledger.load_runs("s")[0].host == "b"
+
+
+def test_runs_of_a_host_that_is_gone_are_carried_on() -> None:
+    """After some time of silence its lease is over, and its run goes on at its checkpoint."""
+    hosts = Hosts()
+    training(hosts, unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    worker = hosts.b.worker()
+    hosts.dead.add("a")
+    hosts.advance(DEAD_SECONDS - REFRESH_SECONDS)
+    assert hosts.b.last(worker, "Grant") is None
+    hosts.advance(3 * REFRESH_SECONDS)
+    grant = hosts.b.last(worker, "Grant")
+    assert (grant.number, grant.checkpoints[0].path) == (0, "/c/0/1")
+    assert hosts.owners() == ["b"]
+    assert [lease.owner for lease in hosts.ledger.load_leases(live=True)] == ["b"]
+    assert [host.instance for host in hosts.ledger.load_hosts()] == ["b"]
+
+
+def test_a_trial_that_a_dead_host_was_about_to_begin_is_looked_for() -> None:
+    """Whether it was created nobody knows: the next new trial is that one, if there is one."""
+    hosts = Hosts()
+    hosts.a.driver(policy="round-robin", unstarted=1, limit=1)
+    lost = hosts.a.last(hosts.a.worker(), "Grant").epoch
+    hosts.b.driver(policy="round-robin", unstarted=1, limit=1)
+    worker = hosts.b.worker()
+    assert hosts.b.last(worker, "Grant") is None, "the bound counts what others are about to begin"
+    hosts.dead.add("a")
+    hosts.advance(DEAD_SECONDS + 3 * REFRESH_SECONDS)
+    grant = hosts.b.last(worker, "Grant")
+    assert (grant.number, grant.lost) == (None, lost)
+
+
+def test_a_host_that_was_thought_dead_gives_up_what_it_had() -> None:
+    """When it comes back its worker is killed, and nothing that it writes undoes what was done."""
+    hosts = Hosts()
+    worker, epoch = training(hosts, unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    other = hosts.b.worker()
+    hosts.dead.add("a")
+    hosts.advance(DEAD_SECONDS + 3 * REFRESH_SECONDS)
+    resumed = hosts.b.last(other, "Grant").epoch
+    hosts.dead.clear()
+    hosts.a.say(worker, wire.Saved(epoch=epoch, checkpoint=checkpoint(0, 2)))
+    assert hosts.a.killed() == [worker]
+    hosts.a.hang_up(worker)
+    hosts.a.worker()
+    hosts.advance(2 * DEAD_SECONDS)
+    assert hosts.owners() == ["b"]
+    (run,) = hosts.ledger.load_runs("s")
+    assert (run.state, run.host) == ("running", "b")
+    live = hosts.ledger.load_leases(live=True)
+    assert [lease.epoch for lease in live] == [resumed]
+
+
+def test_a_database_that_was_away_makes_nobody_dead() -> None:
+    """Nobody could be heard of meanwhile: whoever comes back first does not judge by that."""
+    hosts = Hosts()
+    training(hosts, unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    hosts.b.worker()
+    hosts.advance(2 * DEAD_SECONDS)
+    hosts.b.apply(LedgerAway(studies=("s",), reason="gone"))
+    hosts.now += 10 * DEAD_SECONDS
+    hosts.b.apply(LedgerBack(studies=("s",)))
+    hosts.b.refresh()
+    assert hosts.owners() == ["a"]
+    hosts.advance(2 * DEAD_SECONDS)
+    assert hosts.owners() == ["a"]
+
+
+def test_hosts_that_are_equally_fast_grant_in_turn() -> None:
+    """An epoch that another host was faster with is no error: the next one is taken."""
+    hosts = Hosts()
+    hosts.a.driver(policy="round-robin", unstarted=2, limit=2)
+    hosts.b.driver(policy="round-robin", unstarted=2, limit=2)
+    first, second = hosts.a.worker(), hosts.b.worker()
+    assert hosts.b.races == 1
+    assert hosts.a.last(first, "Grant").epoch == 1
+    assert hosts.b.last(second, "Grant").epoch == 2
+    assert all(study.problem is None for study in hosts.b.state.book.studies.values())
+
+
+def test_all_hosts_together_open_no_trial_too_many() -> None:
+    """The bound is on runs and leases of all hosts; who loses the race is not in error."""
+    hosts = Hosts()
+    hosts.a.driver(policy="round-robin", unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", unstarted=1, limit=1)
+    hosts.a.terms.limits["s"] = hosts.b.terms.limits["s"] = 1
+    first, second = hosts.a.worker(), hosts.b.worker()
+    assert hosts.a.last(first, "Grant") is not None
+    assert hosts.b.last(second, "Grant") is None
+    assert hosts.b.state.book.studies["s"].unstarted == 0
+    begin(hosts.a, first, 0)
+    hosts.advance(2 * REFRESH_SECONDS)
+    assert hosts.b.last(second, "Grant") is None
+    assert hosts.b.state.book.studies["s"].problem is None
+
+
+def test_of_two_that_claim_a_run_one_wins() -> None:
+    """The other one's lease never was, and its worker waits for the next run."""
+    hosts = Hosts()
+    worker, epoch = training(hosts, unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    store(hosts.a, worker, epoch, 0)
+    hosts.advance(REFRESH_SECONDS)
+    mine = hosts.a.worker()
+    theirs = hosts.b.worker()  # its book says still that the run is nobody's
+    assert hosts.a.last(mine, "Grant").number == 0
+    assert hosts.b.last(theirs, "Grant") is None
+    assert theirs in hosts.b.state.book.studies["s"].idle
+    assert hosts.owners() == ["a"]
+    hosts.advance(REFRESH_SECONDS)
+    assert hosts.b.state.book.studies["s"].runs[0].owner == "a"
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_an_idle_host_gets_what_waits_in_memory_elsewhere(wants: bool) -> None:
+    """A run that is parked on a busy host is stored for one that could train it, else it stays."""
+    hosts = Hosts()
+    first, epoch = training(hosts, unstarted=2, limit=2)
+    second = hosts.a.worker()
+    hosts.advance(1.5)
+    assert hosts.a.last(first, "Yield").tier == "resident"
+    hosts.a.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1, stores=True))
+    begin(hosts.a, second, 1)
+    if wants:
+        hosts.b.driver(policy="round-robin", unstarted=0, limit=2)
+        hosts.b.worker()
+    hosts.b.refresh()
+    hosts.a.refresh()
+    evicted = hosts.a.last(first, "Evict")
+    assert (evicted is not None) == wants
+
+
+def test_what_is_nobodys_is_left_to_the_host_that_is_least_busy() -> None:
+    """A host that is at work claims nothing while another one has a device and no run for it."""
+    hosts = Hosts(devices=2)
+    worker, epoch = training(hosts, unstarted=2, limit=2)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=2)
+    second = hosts.a.worker()
+    begin(hosts.a, second, 1)
+    for broker in (hosts.b, hosts.b, hosts.a):  # what it wants it knows when it has looked
+        broker.refresh()
+    study = hosts.a.state.book.studies["s"]
+    assert study.defers
+    store(hosts.a, worker, epoch, 0)
+    hosts.a.worker()
+    assert hosts.owners() == [None, "a"]
+    theirs = hosts.b.worker()
+    hosts.b.refresh()
+    assert hosts.b.last(theirs, "Grant").number == 0
+    hosts.advance(2 * REFRESH_SECONDS)
+    assert not study.defers, "both are equally busy"
+
+
+def test_a_broker_that_follows_has_what_the_one_before_had() -> None:
+    """Its host's name is its own too: processes go on, and what has none is anybody's."""
+    hosts = Hosts(devices=2)
+    worker, epoch = training(hosts, unstarted=2, limit=2)
+    gone = hosts.a.worker()
+    begin(hosts.a, gone, 1)
+    after = hosts.a.successor(known=[h for h in holders(hosts.a.state.book) if h.pid == worker])
+    spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
+    after.resume(
+        worker,
+        wire.Resume(
+            study=spec,
+            epoch=epoch,
+            number=0,
+            trial_id=0,
+            device="cpu:0",
+            training=True,
+            stores=True,
+        ),
+    )
+    assert hosts.owners() == ["a", None]
+    live = hosts.ledger.load_leases(live=True)
+    assert [lease.epoch for lease in live] == [epoch]
