@@ -1,4 +1,4 @@
-"""Messages to the clients: in order for each, and none before what it rests on."""
+"""Messages to the clients: none before what it rests on, and none before what it is about."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ Proof = int | str | Asked
 of a lease, or a sign that a database is there."""
 
 
+_IN_TURN = Grant | Yield
+"""What follows these to the same client must not overtake them."""
+
+
 def proof_of_end(epoch: int) -> str:
     """What a message that waits for the end of a lease waits for."""
     return f"end of {epoch}"
@@ -36,7 +40,8 @@ class Outbox:
     """Holds back grants, and what says that something is safe, until their record is written.
 
     Nobody is asked to leave a device before the database has shown that it is there: the next run
-    could not be granted.
+    could not be granted. What follows a grant or such a request to the same client waits behind
+    it; what says that something is safe holds up nothing, for that may come at any time.
 
     Args:
         send: gives a client a message.
@@ -59,7 +64,7 @@ class Outbox:
         proof = _proof(message)
         if proof not in unwritten:
             proof = None
-        if proof is None and connection not in self._waiting:
+        if proof is None and not self._is_held_up(connection):
             self._send(connection, message)
         else:
             waiting = _Waiting(message=message, proof=proof)
@@ -107,12 +112,21 @@ class Outbox:
         for queue in self._waiting.values():
             yield from (each.proof for each in queue)
 
+    def _is_held_up(self, connection: int) -> bool:
+        return any(isinstance(each.message, _IN_TURN) for each in self._waiting.get(connection, ()))
+
     def _advance(self, connection: int) -> None:
-        queue = self._waiting[connection]
-        while queue and queue[0].proof is None:
-            self._send(connection, queue.popleft().message)
-        if not queue:
-            del self._waiting[connection]
+        queue = self._waiting.pop(connection)
+        left: deque[_Waiting] = deque()
+        held_up = False
+        for each in queue:
+            if each.proof is None and not held_up:
+                self._send(connection, each.message)
+            else:
+                left.append(each)
+                held_up = held_up or isinstance(each.message, _IN_TURN)
+        if left:
+            self._waiting[connection] = left
 
 
 def _proof(message: FromBroker) -> Proof | None:

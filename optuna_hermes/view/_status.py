@@ -93,7 +93,8 @@ def _served(entry: dict[str, Any]) -> Table:
     table.add_row("driver", str(entry["driver_pid"] or "none: nobody opens new trials"))
     if entry["away_seconds"] is not None:
         away = words.duration(entry["away_seconds"])
-        table.add_row("database", f"does not answer since {away}: training goes on")
+        then = "training goes on" if entry["problem"] is None else "every trial is to be on disk"
+        table.add_row("database", f"does not answer since {away}: {then}")
     if entry["problem"]:
         table.add_row("problem", entry["problem"])
     return table

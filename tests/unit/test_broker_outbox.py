@@ -55,6 +55,22 @@ def test_messages_to_one_client_keep_their_order(sent: Sent) -> None:
     assert sent == [(1, grant(5)), (1, leave), (1, KEPT)]
 
 
+def test_who_waits_to_hear_that_a_checkpoint_is_safe_can_be_told_to_leave(sent: Sent) -> None:
+    """While a database is away nothing is safe, and everything shall go to disk in the end."""
+    leave, evict = wire.Yield(epoch=5, tier="disk"), wire.Evict(epoch=5, tier="disk")
+    sent.outbox.put(1, KEPT, {"/c"})
+    sent.outbox.put(1, wire.Noted(epoch=4), {"end of 4"})
+    sent.outbox.put(1, leave, ())
+    sent.outbox.put(1, evict, ())
+    assert sent == [(1, leave), (1, evict)]
+    sent.outbox.put(1, leave, {Asked(5)})
+    sent.outbox.release({Asked(5)})
+    assert sent[2:] == [(1, leave)]
+    sent.outbox.release({"end of 4"})
+    sent.outbox.release({"/c"})
+    assert sent[3:] == [(1, wire.Noted(epoch=4)), (1, KEPT)]
+
+
 def test_a_grant_that_is_dropped_takes_along_what_was_said_of_it(sent: Sent) -> None:
     """The client hears nothing of a lease that never was, and the rest in order."""
     sent.outbox.put(1, grant(5), {5})
@@ -62,9 +78,9 @@ def test_a_grant_that_is_dropped_takes_along_what_was_said_of_it(sent: Sent) -> 
     sent.outbox.put(1, KEPT, {"/c"})
     sent.outbox.put(1, wire.Dismiss(), ())
     sent.outbox.drop({5})
-    assert sent == []
+    assert sent == [(1, wire.Dismiss())]
     sent.outbox.release({"/c"})
-    assert sent == [(1, KEPT), (1, wire.Dismiss())]
+    assert sent == [(1, wire.Dismiss()), (1, KEPT)]
 
 
 def test_what_is_written_already_waits_for_nothing(sent: Sent) -> None:

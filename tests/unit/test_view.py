@@ -272,6 +272,18 @@ def test_status_of_very_many_trials_is_a_summary() -> None:
         assert words in text
 
 
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [(None, "training goes on"), ("It was away for 300 s.", "every trial is to be on disk")],
+)
+def test_a_database_that_is_away_is_shown(problem: str | None, words: str) -> None:
+    """Whether training still goes on without it is said too."""
+    entry = {**STUDY, "away_seconds": 75.0, "problem": problem}
+    text = rendered(view.status_view({"broker": {**BROKER, "studies": [entry]}, "study": None}))
+    assert f"does not answer since 1:15 min: {words}" in text
+    assert problem is None or problem in text
+
+
 def test_status_without_a_broker_still_shows_a_ledger() -> None:
     """A study that has ended is shown from its ledger."""
     run = ledger_run(5)
