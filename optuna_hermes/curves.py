@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,39 @@ from optuna_hermes.model import Curve
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
+T = TypeVar("T")
+
+
+class Remembered(Generic[T]):
+    """Works something out of each curve once, for as long as it is asked for again and again.
+
+    What was not asked for at the last time is forgotten: a run reports for as long as it likes, and
+    each of its reports makes a new curve.
+
+    Args:
+        work_out: what is asked, of one curve; the same curve always gives the same.
+
+    Example:
+        >>> from optuna_hermes.model import Curve
+        >>> best = Remembered(lambda curve: min(curve.values))
+        >>> best.each([Curve(steps=(1, 2), values=(0.5, 0.25), device_seconds=(1.0, 2.0))])
+        [0.25]
+    """
+
+    def __init__(self, work_out: Callable[[Curve], T]) -> None:
+        self._work_out = work_out
+        self._known: dict[int, tuple[Curve, T]] = {}
+
+    def each(self, curves: Iterable[Curve]) -> list[T]:
+        """What is asked, of each curve, in order."""
+        before, self._known = self._known, {}
+        found = []
+        for curve in curves:
+            # As long as a curve is kept no other has its identity.
+            known = before.get(id(curve)) or (curve, self._work_out(curve))
+            self._known[id(curve)] = known
+            found.append(known[1])
+        return found
 
 
 class CurveTable:
@@ -44,10 +78,16 @@ class CurveTable:
         if missing:
             self._add([curves[place] for place in missing])
             known = [self._known[id(curve)] for curve in curves]
-        return np.array(known, dtype=np.int64)
+        rows = np.array(known, dtype=np.int64)
+        if self._held > 2 * int(self.units[rows].sum()) + _SPARE * _SPARE:
+            self._forget()  # a few long curves take more than many short ones
+            self._add(curves)
+            rows = np.array([self._known[id(curve)] for curve in curves], dtype=np.int64)
+        return rows
 
     def _forget(self) -> None:
         self._known: dict[int, int] = {}
+        self._held = 0
         self._curves: list[Curve] = []  # as long as they are kept no other has their identity
         self.values: Floats = np.full((_SPARE, _SPARE), np.inf)
         """Value after each unit [row, unit - 1]; infinity for NaN, infinity and what is not yet."""
@@ -64,6 +104,7 @@ class CurveTable:
             self.units[row] = len(curve.values)
             self.seconds[row] = curve.device_seconds[-1]
             self._known[id(curve)] = row
+            self._held += len(curve.values)
             self._curves.append(curve)
         added = self.values[start : len(self._curves)]
         added[~np.isfinite(added)] = np.inf

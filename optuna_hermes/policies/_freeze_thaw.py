@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optuna_hermes.curves import Remembered
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.model import Curve, Decision, RunView, Snapshot
 from optuna_hermes.policies._base import Policy, opened, place, with_openings
 
 Acquisition = Literal["random-horizon", "expected-improvement"]
@@ -74,6 +74,8 @@ class FreezeThaw(Policy):
             known = ", ".join(get_args(Acquisition))
             raise InvalidInputError(f"acquisition must be one of {known} but got {acquisition!r}.")
         self.acquisition: Acquisition = acquisition
+        self._moments = Remembered(moments_of)
+        self._lowest = Remembered(_lowest)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Open what is due, then go on with what promises most."""
@@ -91,22 +93,30 @@ class FreezeThaw(Policy):
 
     def _scores(self, snapshot: Snapshot, runs: Sequence[RunView]) -> Array:
         """What each run promises, more is better."""
-        best, span, n_units = _landscape(snapshot)
-        values = [run.curve.values for run in runs]
-        ages = np.array([len(each) for each in values], dtype=float)
+        best, span, n_units = self._landscape(snapshot)
+        moments = self._moments.each(run.curve for run in runs)
+        ages = np.array([run.curve.units for run in runs], dtype=float)
         left = np.array(
             [len(r.curve.values) if r.units_left is None else max(r.units_left, 1) for r in runs],
             dtype=float,
         )
         if self.acquisition == "expected-improvement":
-            return _expected_improvement(extrapolate(values, ages + left, span), best)
+            return _expected_improvement(extrapolate(moments, ages + left, span), best)
         rng = np.random.default_rng([abs(snapshot.seed), n_units])
         horizon = rng.integers(1, int(left.max()) + 1)
         target = best - span * 10.0 ** rng.uniform(*IMPROVEMENTS)
-        forecast = extrapolate(values, ages + np.minimum(left, horizon), span)
+        forecast = extrapolate(moments, ages + np.minimum(left, horizon), span)
         # The probability itself grows with this.
         likely: Array = (target - forecast.mean) / forecast.deviation
         return likely
+
+    def _landscape(self, snapshot: Snapshot) -> tuple[float, float, int]:
+        """The best value seen, the span down to it (above 0), and how many units there are."""
+        curves = [run.curve for run in (*snapshot.runs, *snapshot.finished) if run.curve.values]
+        firsts = [curve.values[0] for curve in curves if _is_number(curve.values[0])]
+        best = min(self._lowest.each(curves), default=math.inf)
+        span = float(np.median(firsts)) - best if firsts else 0.0
+        return best, max(span, 1 / HUGE), sum(curve.units for curve in curves)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,15 +132,15 @@ class Forecast:
     deviation: Array
 
 
-def extrapolate(curves: Sequence[tuple[float, ...]], units: Array, span: float) -> Forecast:
+def extrapolate(curves: Sequence[Array], units: Array, span: float) -> Forecast:
     """Forecast curves as power laws with noise, averaged over some exponents.
 
     Args:
-        curves: the values of each run, the last of them finite.
+        curves: the moments of each run's curve.
         units: where each is to be forecast, not before its last unit.
         span: the scale on which curves fall, above 0.
     """
-    moments = np.concatenate([_moments(values) for values in curves]).reshape(len(curves), 3, -1)
+    moments = np.concatenate(curves).reshape(len(curves), 3, -1)
     n = len(EXPONENTS)
     weight, total, square = (moments[:, i, n, None] for i in range(3))
     sum_x, sum_xx, sum_xv = (moments[:, i, :n] for i in range(3))
@@ -155,15 +165,14 @@ def extrapolate(curves: Sequence[tuple[float, ...]], units: Array, span: float) 
     return Forecast(mean=last + span * mean, deviation=span * np.sqrt(spread))
 
 
-@lru_cache(maxsize=1 << 14)
-def _moments(values: tuple[float, ...]) -> Array:
-    """Weighted sums over a curve's reports, taken from its last value.
+def moments_of(curve: Curve) -> Array:
+    """Weighted sums over a curve's reports, taken from its last value, which is finite.
 
     Returns:
         [3 * (exponents + 2)]: for each exponent the sums of x, x * x and x * value, x being
         ``unit ** -exponent``; then those of 1, value and value * value; then the last value.
     """
-    reports = np.array(values)
+    reports = np.array(curve.values)
     units = 1.0 + np.flatnonzero(np.abs(reports) < HUGE)
     reports = reports[units.astype(int) - 1]
     last = reports[-1]
@@ -181,18 +190,8 @@ def _moments(values: tuple[float, ...]) -> Array:
     return rows
 
 
-def _landscape(snapshot: Snapshot) -> tuple[float, float, int]:
-    """The best value seen, the span down to it (above 0), and how many units there are in all."""
-    curves = [run.curve.values for run in (*snapshot.runs, *snapshot.finished) if run.curve.values]
-    firsts = [values[0] for values in curves if _is_number(values[0])]
-    best = min((_lowest(values) for values in curves), default=math.inf)
-    span = float(np.median(firsts)) - best if firsts else 0.0
-    return best, max(span, 1 / HUGE), sum(map(len, curves))
-
-
-@lru_cache(maxsize=1 << 14)
-def _lowest(values: tuple[float, ...]) -> float:
-    return min((value for value in values if _is_number(value)), default=math.inf)
+def _lowest(curve: Curve) -> float:
+    return min((value for value in curve.values if _is_number(value)), default=math.inf)
 
 
 def _is_number(value: float) -> bool:

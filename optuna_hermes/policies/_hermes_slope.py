@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import partial
 
+from optuna_hermes.curves import Remembered
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.model import Curve, Decision, RunView, Snapshot
 from optuna_hermes.policies._base import Policy, holders, opened, place, with_openings
 
 
@@ -49,6 +50,7 @@ class HermesSlope(Policy):
         self.window = window
         self.smoothing = smoothing
         self.hysteresis = hysteresis
+        self._speeds = Remembered(partial(_speed, window=window, smoothing=smoothing))
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Open what is due, then go on with what falls fastest."""
@@ -59,14 +61,17 @@ class HermesSlope(Policy):
         held = holders(snapshot)
         keys: list[tuple[float, bool, int]] = []
         waiting = opened(snapshot)
-        for index, run in enumerate(waiting):
-            speed = convergence(run.curve.values, run.curve.steps, self.window, self.smoothing)
+        speeds = self._speeds.each(run.curve for run in waiting)
+        for index, (run, speed) in enumerate(zip(waiting, speeds, strict=True)):
             stays = run.number in held
             keys.append((-speed * (1 + self.hysteresis * stays), not stays, index))
         yield from (waiting[index] for _, _, index in sorted(keys))
 
 
-@lru_cache(maxsize=1 << 14)
+def _speed(curve: Curve, *, window: int, smoothing: float) -> float:
+    return convergence(curve.values, curve.steps, window, smoothing)
+
+
 def convergence(
     values: tuple[float, ...], steps: tuple[int, ...], window: int, smoothing: float
 ) -> float:

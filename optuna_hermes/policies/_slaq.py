@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.curves import Remembered
+from optuna_hermes.model import Curve, Decision, RunView, Snapshot
 from optuna_hermes.policies._base import Policy, opened, place, with_openings
 
 WINDOW = 30
@@ -42,6 +42,9 @@ class Slaq(Policy):
     stopped improving may wait for as long as any other improves.
     """
 
+    def __init__(self) -> None:
+        self._promises = Remembered(_promise)
+
     def decide(self, snapshot: Snapshot) -> Decision:
         """Open what is due, then go on with what promises most."""
         order = with_openings(snapshot, self._ranked(snapshot))
@@ -49,13 +52,16 @@ class Slaq(Policy):
 
     def _ranked(self, snapshot: Snapshot) -> Iterator[RunView]:
         waiting = opened(snapshot)
-        promised = [predicted_reduction(run.curve.values) for run in waiting]
+        promised = self._promises.each(run.curve for run in waiting)
         # Stable, also in reverse: runs are in the order of their numbers.
         by_promise = sorted(range(len(waiting)), key=promised.__getitem__, reverse=True)
         yield from (waiting[index] for index in by_promise)
 
 
-@lru_cache(maxsize=1 << 14)
+def _promise(curve: Curve) -> float:
+    return predicted_reduction(curve.values)
+
+
 def predicted_reduction(values: tuple[float, ...]) -> float:
     """How much a curve is to fall with its next unit, in parts of its largest change so far.
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optuna_hermes.curves import CurveTable, reach
+from optuna_hermes.curves import CurveTable, Remembered, reach
 from optuna_hermes.model import Curve
 
 
@@ -76,3 +76,35 @@ def test_a_table_forgets_what_is_not_asked_for() -> None:
     for _ in range(1000):
         table.rows([curve(0.5), curve(0.25)])
     assert len(table.values) < 300
+
+
+def test_a_table_forgets_the_shorter_curves_of_a_run_that_reports_for_long() -> None:
+    """One run of many units takes as much as a few of them, not as one for each report."""
+    table = CurveTable()
+    for _ in range(60):
+        (row,) = table.rows([curve(*[0.5] * 5000)])
+        assert table.units[row] == 5000
+    assert table.values.nbytes < 10e6
+    assert len(table._curves) < 5
+
+
+def test_what_is_asked_again_is_worked_out_once() -> None:
+    """Of a curve that was asked for at the last time nothing is worked out again."""
+    asked: list[Curve] = []
+
+    def count(each: Curve) -> int:
+        asked.append(each)
+        return each.units
+
+    table, one, two = Remembered(count), curve(0.5), curve(0.5, 0.25)
+    assert table.each([one, two]) == [1, 2]
+    assert table.each([two, one, two]) == [2, 1, 2]
+    assert asked == [one, two]
+
+
+def test_what_is_not_asked_again_is_forgotten() -> None:
+    """A run's earlier curves are let go, however often it reports."""
+    table = Remembered(lambda each: each.units)
+    for units in range(1, 100):
+        table.each([curve(*[0.5] * units)])
+    assert len(table._known) == 1

@@ -21,7 +21,7 @@ from optuna_hermes.policies import (
     Policy,
     Slaq,
 )
-from optuna_hermes.policies._freeze_thaw import extrapolate
+from optuna_hermes.policies._freeze_thaw import extrapolate, moments_of
 from optuna_hermes.policies._hermes_slope import convergence
 from optuna_hermes.policies._slaq import predicted_reduction
 from optuna_hermes.simulator import Cluster, FixedList, Recording
@@ -298,7 +298,7 @@ def test_slaq_prefers_the_larger_promise() -> None:
 def test_power_laws_are_extrapolated(exponent: float) -> None:
     """The value at the end of a power law is forecast to a few per cent of its fall."""
     values = tuple(1 + 2 * unit**-exponent for unit in range(1, 16))
-    forecast = extrapolate([values], np.array([50.0]), span=1.0)
+    forecast = extrapolate([moments_of(parked(0, *values).curve)], np.array([50.0]), span=1.0)
     assert forecast.mean[0] == pytest.approx(1 + 2 * 50**-exponent, abs=0.1)
     assert abs(forecast.mean[0] - 1 - 2 * 50**-exponent) < 3 * forecast.deviation[0]
 
@@ -306,7 +306,8 @@ def test_power_laws_are_extrapolated(exponent: float) -> None:
 def test_forecasts_further_off_are_less_certain() -> None:
     """Uncertainty grows with the horizon and falls with the number of reports."""
     values = tuple(1 + 2 * unit**-0.8 for unit in range(1, 16))
-    forecast = extrapolate([values[:4], values[:4], values], np.array([5.0, 50.0, 50.0]), 1.0)
+    moments = [moments_of(parked(0, *each).curve) for each in (values[:4], values[:4], values)]
+    forecast = extrapolate(moments, np.array([5.0, 50.0, 50.0]), 1.0)
     near, far, known = forecast.deviation
     assert near < far
     assert known < far
