@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -131,6 +133,21 @@ def broker(patience: float, runtime_dir: Path, wait_for: Callable[..., Any]) -> 
         process.wait()
 
 
+def kill_broker(runtime_dir: Path, wait_for: Callable[..., Any], but: int = 0) -> int:
+    """SIGKILL the broker that listens, another one than ``but``."""
+
+    def there() -> int:
+        try:
+            pid = int(json.loads((runtime_dir / "broker.json").read_text())["pid"])
+        except (OSError, ValueError):
+            return 0
+        return pid if pid != but and (runtime_dir / "broker.sock").exists() else 0
+
+    pid: int = wait_for(there)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
 def served() -> Any:
     """What the broker says of its only study."""
     with closing(connect("viewer")) as connection:
@@ -169,4 +186,25 @@ def test_an_absence_that_is_too_long_sends_all_to_disk(
         again = scene.optimize().wait(120)
         assert again.returncode == 0, again.stderr
         assert {t["state"] for t in json.loads(again.stdout)["trials"]} == {"COMPLETE"}
+    scene.check(repeated=0)
+
+
+@pytest.mark.slow
+def test_brokers_that_are_killed_while_the_database_is_away(
+    scene: Scene, runtime_dir: Path, wait_for: Callable[..., Any]
+) -> None:
+    """What they had not written comes back from those who train; nothing is lost or repeated."""
+    running = scene.optimize()
+    wait_for(scene.begun, 60)
+    killed = 0
+    with scene.away():
+        wait_for(lambda: "does not answer; training goes on" in running.stderr, 30)
+        for _ in range(2):
+            before = scene.units()
+            wait_for(lambda before=before: scene.units() >= before + 10, 30)
+            killed = kill_broker(runtime_dir, wait_for, killed)
+        before = scene.units()
+        wait_for(lambda: scene.units() >= before + 10, 30)
+    ended = running.wait(120)
+    assert ended.returncode == 0, ended.stderr
     scene.check(repeated=0)
