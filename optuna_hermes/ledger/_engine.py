@@ -19,6 +19,15 @@ BACKENDS = ("sqlite", "postgresql", "mysql", "mariadb")
 SILENT_SECONDS = 10
 """A process that hangs in the middle of a transaction keeps its locks for so long, not for ever."""
 
+CONNECT_SECONDS = 10
+"""A host that says nothing while it is connected to is given up after so long."""
+
+ANSWER_SECONDS = 90
+"""So long a statement of MySQL may take: longer than it waits for any lock."""
+
+VANISHED_SECONDS = 30
+"""A host of PostgreSQL that acknowledges nothing for so long, asked or not, is gone."""
+
 _LOCK_TIMEOUT_SECONDS = 60
 _BEGIN = "hermes_begin"
 
@@ -68,10 +77,38 @@ def connectable(url: URL) -> Engine:
         return _sqlite_engine(url)
     # Each statement must see what was committed while it waited for a lock.
     engine = create_engine(
-        url, hide_parameters=True, pool_pre_ping=True, isolation_level="READ COMMITTED"
+        url,
+        hide_parameters=True,
+        pool_pre_ping=True,
+        isolation_level="READ COMMITTED",
+        connect_args=time_limits(url),
     )
     event.listen(engine, "connect", partial(_end_silent_transactions, engine))
     return engine
+
+
+def time_limits(url: URL) -> dict[str, int]:
+    """What tells a driver to give up a host that has vanished; the URL's own words count first.
+
+    Without them a connection to a host that was switched off hangs for a quarter of an hour.
+    """
+    limits: dict[str, int] = {}
+    if url.get_driver_name() in ("psycopg", "psycopg2"):
+        limits = {
+            "connect_timeout": CONNECT_SECONDS,
+            "keepalives": 1,
+            "keepalives_idle": VANISHED_SECONDS // 3,
+            "keepalives_interval": VANISHED_SECONDS // 6,
+            "keepalives_count": 4,
+            "tcp_user_timeout": 1000 * VANISHED_SECONDS,
+        }
+    elif url.get_driver_name() in ("pymysql", "mysqldb", "mariadbconnector"):
+        limits = {
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": ANSWER_SECONDS,
+            "write_timeout": ANSWER_SECONDS,
+        }
+    return {name: limit for name, limit in limits.items() if name not in url.query}
 
 
 def for_writing(engine: Engine) -> Engine:

@@ -1,0 +1,108 @@
+"""A database host that vanishes without a word is given up, and not waited for by the quarter."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+
+from optuna_hermes.errors import LedgerAwayError
+from optuna_hermes.ledger import _engine, open_ledger
+from optuna_hermes.ledger._engine import connectable, parse
+
+PATIENT_SECONDS = 20.0
+
+POSTGRES = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+MYSQL = {"connect_timeout": 10, "read_timeout": 90, "write_timeout": 90}
+
+
+class Enough(Exception):  # noqa: N818
+    """What is asked of a driver has been seen: nobody has to connect."""
+
+
+def asked_of_driver(url: str) -> dict[str, Any]:
+    """The arguments with which a driver is to connect."""
+    seen: dict[str, Any] = {}
+    engine = connectable(parse(url))
+
+    def look(dialect: Any, record: Any, arguments: Any, named: dict[str, Any]) -> None:
+        seen.update(named)
+        raise Enough
+
+    event.listen(engine, "do_connect", look)
+    with pytest.raises(Enough):
+        engine.connect()
+    engine.dispose()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("driver", "module", "limits"),
+    [("postgresql+psycopg", "psycopg", POSTGRES), ("mysql+pymysql", "pymysql", MYSQL)],
+    ids=["PostgreSQL", "MySQL"],
+)
+def test_drivers_are_told_when_to_give_up(driver: str, module: str, limits: dict[str, int]) -> None:
+    """Every connection has time limits; those of the URL count first, one by one."""
+    pytest.importorskip(module, reason=f"needs {module}")
+    seen = asked_of_driver(f"{driver}://ann@host/study")
+    assert {name: seen.get(name) for name in limits} == limits
+    own = asked_of_driver(f"{driver}://ann@host/study?connect_timeout=3")
+    assert int(own["connect_timeout"]) == 3
+    assert {name: own[name] for name in limits if name != "connect_timeout"} == {
+        name: limit for name, limit in limits.items() if name != "connect_timeout"
+    }
+
+
+def test_a_statement_may_wait_for_every_lock() -> None:
+    """Whoever waits for another process's lock is not taken for one whose host has vanished."""
+    assert _engine.ANSWER_SECONDS > _engine._LOCK_TIMEOUT_SECONDS
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a host that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql"])
+def test_a_host_that_says_nothing_is_away(
+    driver: str, silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connecting ends, with an error that may mend."""
+    pytest.importorskip(driver.partition("+")[2])
+    for limit in ("CONNECT_SECONDS", "ANSWER_SECONDS"):  # MySQL's greeting is an answer
+        monkeypatch.setattr(_engine, limit, 2)  # libpq knows no less
+    begin = time.monotonic()
+    with pytest.raises(LedgerAwayError, match=r"cannot be used: .*Check its URL"):
+        open_ledger(f"{driver}://ann:pw@127.0.0.1:{silent}/study")
+    assert time.monotonic() - begin < PATIENT_SECONDS
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for(
+    mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is gone in the midst of a statement is away; the next connection works."""
+    monkeypatch.setattr(_engine, "ANSWER_SECONDS", 1)
+    with closing(open_ledger(mariadb_url)) as ledger:
+        database: Any = ledger
+        begin = time.monotonic()
+        with (
+            pytest.raises(LedgerAwayError, match="cannot be used"),
+            database._database.reading() as connection,
+        ):
+            connection.execute(text("SELECT SLEEP(60)"))
+        assert time.monotonic() - begin < PATIENT_SECONDS
+        assert ledger.last_epoch() == 0
