@@ -2,16 +2,20 @@
 
     python benchmarks/fuzz_broker.py [--minutes 5] [--seed 0] [--json]
 
-A real broker with four CPU slots serves one study that behaves: a driver asks for its status every
-50 ms, a worker trains and reports ten times a second. Beside them attackers send rubbish, half
-frames, frames that announce gigabytes, well formed messages out of place, never read, or never say
-a word. Exit status 1 if the broker dies, an exception is in its log, a report is lost, or its
-memory or its file handles grow by more than 5 % from the first to the last third.
+A real broker with four CPU slots is attacked in rounds of half a minute. In each it serves a study
+that behaves: a driver asks for its status every 50 ms, a worker trains and reports ten times a
+second. Beside them attackers send rubbish, half frames, frames that announce gigabytes, well formed
+messages out of place, never read, or never say a word. After a round all hang up, and the broker is
+left alone until it has closed what it had open for them: while it is attacked its memory depends on
+who does not read a long answer just then. Exit status 1 if it dies, an exception is in its log, a
+report is lost, a round leaves a file handle open, or memory after the last third of the rounds is
+more than 5 % above that after the first third.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -21,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +38,9 @@ from optuna_hermes.errors import BrokerError
 
 KEY = "honest"
 ATTACKERS = 2
+ROUND_SECONDS = 30.0
+QUIET_SECONDS = 45.0
+"""A broker that has handles open so long after everybody has hung up does not close them."""
 SAMPLE_SECONDS = 0.5
 STATUS_SECONDS = 0.05
 REPORT_SECONDS = 0.1
@@ -60,31 +68,56 @@ def _fuzz(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
         command = [sys.executable, "-m", "optuna_hermes.broker", "--devices", "cpu:4"]
         broker = subprocess.Popen(command, stderr=output, stdout=output)
     try:
-        honest = Honest(folder)
-        attacks = Attacks(folder, seed)
-        samples = _watch(psutil.Process(broker.pid), seconds, attacks)
-        counted = attacks.stop()
-        honest.stop()
+        _connect("viewer").close()
+        process, rounds = psutil.Process(broker.pid), []
+        handles = process.num_fds()
+        for number in range(max(1, round(seconds / ROUND_SECONDS))):
+            rounds.append(_round(process, folder / str(number), seed + 1000 * number, handles))
+            if broker.poll() is not None or rounds[-1].honest.problem:
+                break
         died = broker.poll() is not None
     finally:
         broker.terminate()
         broker.wait()
     exceptions = _exceptions(log.read_text(errors="replace"))
-    return _result(counted, honest, samples, crashes=int(died), exceptions=exceptions)
+    return _result(rounds, handles, crashes=int(died), exceptions=exceptions)
 
 
-def _watch(broker: psutil.Process, seconds: float, attacks: Attacks) -> list[tuple[int, int]]:
-    """Memory and file handles of the broker, while it is attacked."""
-    samples: list[tuple[int, int]] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and broker.is_running():
-        attacks.keep_up()
-        time.sleep(SAMPLE_SECONDS)
-        try:
-            samples.append((broker.memory_info().rss, broker.num_fds()))
-        except psutil.Error:
-            break
-    return samples
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What was seen of the broker while it was attacked, and after everybody had hung up."""
+
+    honest: Honest
+    counted: Counter[str]
+    highest_bytes: int
+    left_bytes: int
+    left_handles: int
+
+
+def _round(broker: psutil.Process, folder: Path, seed: int, handles: int) -> Round:
+    folder.mkdir()
+    honest, attacks = Honest(folder), Attacks(folder, seed)
+    highest, left = 0, (0, 0)
+    with contextlib.suppress(psutil.Error):  # it died
+        end = time.monotonic() + ROUND_SECONDS
+        while time.monotonic() < end:
+            attacks.keep_up()
+            highest = max(highest, broker.memory_info().rss)
+            time.sleep(SAMPLE_SECONDS)
+    counted = attacks.stop()
+    honest.stop()
+    with contextlib.suppress(psutil.Error):
+        end = time.monotonic() + QUIET_SECONDS
+        while broker.num_fds() > handles and time.monotonic() < end:
+            time.sleep(SAMPLE_SECONDS)
+        left = broker.memory_info().rss, broker.num_fds()
+    return Round(
+        honest=honest,
+        counted=counted,
+        highest_bytes=highest,
+        left_bytes=left[0],
+        left_handles=left[1],
+    )
 
 
 def _exceptions(log: str) -> list[str]:
@@ -129,7 +162,7 @@ class Attacks:
 
     def _start(self, seed: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "optuna_hermes.testing._attacks", "--seconds", "1e6"]
-        command += ["--socket", str(self._folder / "broker.sock")]
+        command += ["--socket", str(self._folder.parent / "broker.sock")]
         command += ["--folder", str(self._folder), "--seed", str(seed)]
         return subprocess.Popen(command, stdout=self._output)
 
@@ -216,21 +249,19 @@ def _connect(role: str) -> Connection:
 
 
 def _result(
-    counted: Counter[str],
-    honest: Honest,
-    samples: list[tuple[int, int]],
-    *,
-    crashes: int,
-    exceptions: list[str],
+    rounds: list[Round], handles: int, *, crashes: int, exceptions: list[str]
 ) -> dict[str, Any]:
-    third = len(samples) // 3
-    first, last = samples[:third], samples[-third:]
-    memory = [statistics.median(rss for rss, _ in part) / 1e6 for part in (first, last)]
-    handles = [statistics.median(fds for _, fds in part) for part in (first, last)]
-    latencies = sorted(1000 * each for each in honest.latencies)
-    lost = honest.units - honest.seen
-    grew = memory[1] > GROWTH_LIMIT * memory[0] or handles[1] > GROWTH_LIMIT * handles[0] + 10
+    third = max(1, len(rounds) // 3)
+    left = [each.left_bytes / 1e6 for each in rounds]
+    memory = [statistics.median(part) for part in (left[:third], left[-third:])]
+    latencies = sorted(1000 * each for part in rounds for each in part.honest.latencies)
+    sent = sum(each.honest.units for each in rounds)
+    seen = sum(each.honest.seen for each in rounds)
+    problem = rounds[-1].honest.problem
+    grew = memory[1] > GROWTH_LIMIT * memory[0] or any(r.left_handles > handles for r in rounds)
+    counted = sum((each.counted for each in rounds), Counter[str]())
     return {
+        "rounds": len(rounds),
         "frames": counted["frames"],
         "megabytes": round(counted["bytes"] / 1e6, 1),
         "connections": counted["connections"],
@@ -239,14 +270,16 @@ def _result(
         "crashes": crashes,
         "exceptions": dict(Counter(exceptions)),
         "memory_mb_first_last_third": [round(each, 1) for each in memory],
-        "handles_first_last_third": handles,
+        "memory_mb_highest": round(max(each.highest_bytes for each in rounds) / 1e6, 1),
+        "handles_before": handles,
+        "handles_after_rounds": [each.left_handles for each in rounds],
         "status_ms_median": round(statistics.median(latencies), 2),
         "status_ms_p99": round(latencies[int(0.99 * len(latencies))], 2),
         "status_asked": len(latencies),
-        "reports_sent": honest.units,
-        "reports_seen": honest.seen,
-        "problem": honest.problem,
-        "met": not (crashes or exceptions or grew or honest.problem or lost),
+        "reports_sent": sent,
+        "reports_seen": seen,
+        "problem": problem,
+        "met": not (crashes or exceptions or grew or problem or sent > seen),
     }
 
 
