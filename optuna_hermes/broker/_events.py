@@ -52,9 +52,13 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disconnected:
-    """A client is gone, in peace or not."""
+    """A client is gone, in peace or not.
+
+    ``more`` says that another's end is told next: what devices do is decided after the last one.
+    """
 
     connection: int
+    more: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -137,6 +137,7 @@ class Server:
         self._last_connection = 0
         self._remembered: tuple[Holder, ...] = ()
         self._hung_up: dict[int, float] = {}
+        self._leaving: list[int] = []
         self._last_busy = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -262,10 +263,7 @@ class Server:
             # When this broker leaves, those who hold a device go on with the next one.
             if connection in self._state.book.clients and not self._stop.is_set():
                 self._hung_up[pid] = time.monotonic()
-                try:
-                    await self._look()
-                finally:
-                    self._apply(Disconnected(connection=connection))
+                await self._leave(connection)
 
     async def _converse(self, connection: int, pid: int, reader: asyncio.StreamReader) -> None:
         hello = await self._read(connection, reader)
@@ -287,6 +285,19 @@ class Server:
                 if isinstance(message, _CHANGES_MEMORY):
                     await self._look()
                 self._apply(Received(connection=connection, message=message))
+
+    async def _leave(self, connection: int) -> None:
+        """Tell of all who leave at this moment together: a crowd may have been one process."""
+        self._leaving.append(connection)
+        if len(self._leaving) > 1:
+            return  # whoever was the first tells
+        try:
+            await self._look()
+            await asyncio.sleep(0)
+        finally:
+            leaving, self._leaving = self._leaving, []
+            for left, each in zip(range(len(leaving) - 1, -1, -1), leaving, strict=True):
+                self._apply(Disconnected(connection=each, more=left > 0))
 
     async def _read(self, connection: int, reader: asyncio.StreamReader) -> wire.FromClient:
         start = await reader.readexactly(1)

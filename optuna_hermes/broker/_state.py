@@ -99,6 +99,7 @@ class State:
         self._silence = Silence(self.book, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
+        self._owes_decision = False
         self._recovery = Recovery(self.book, recovery_seconds)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -116,7 +117,7 @@ class State:
         elif isinstance(event, Expected):
             self._recovery.expect(event, now)
         elif isinstance(event, Disconnected):
-            self._disconnected(event.connection, now, out)
+            self._disconnected(event, now, out)
         elif isinstance(event, DevicesPolled):
             self._faults.reported(event.heard, now, out)
             self._faults.polled(event.devices, now, out)
@@ -455,11 +456,17 @@ class State:
         if client.role in ("worker", "run"):
             self._recovery.met(client.pid)
 
-    def _disconnected(self, connection: int, now: float, out: list[Command]) -> None:
+    def _disconnected(self, event: Disconnected, now: float, out: list[Command]) -> None:
+        self._owes_decision |= self._gone(event.connection, now, out)
+        if self._owes_decision and not event.more:
+            self._owes_decision = False
+            self._dispatcher.schedule(now, out)
+
+    def _gone(self, connection: int, now: float, out: list[Command]) -> bool:
+        """Take a client out of the book; whether a device may have to be decided about."""
         if connection in self.book.awaited:
             self._recovery.gone(connection, now, out)
-            self._dispatcher.schedule(now, out)
-            return
+            return True
         client = self.book.clients.pop(connection, None)
         if client is not None:
             self._recovery.lost(client.pid, now, out)
@@ -474,7 +481,7 @@ class State:
                 self._ends.holder(slot, lease, now, out)
         study = self.book.studies.get(client.study or "") if client else None
         if study is None:
-            return
+            return False
         study.workers.discard(connection)
         if connection in study.idle:
             study.idle.remove(connection)
@@ -486,7 +493,7 @@ class State:
             study.driver, study.unstarted = None, 0
         self._ends.wants(study, only_impossible=True)
         self._forget_unattended(study)
-        self._dispatcher.schedule(now, out)
+        return True
 
 
 def _changes_no_plan(event: Event) -> bool:
