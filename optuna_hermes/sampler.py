@@ -14,7 +14,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna as private
-from optuna_hermes.broker import RunSession, connect_or_start, sessions
+from optuna_hermes.broker import RunSession, connect_or_start, sessions, unheard
 from optuna_hermes.broker._protocol import Ending, Register
 
 DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
@@ -123,6 +123,7 @@ class HermesSampler(BaseSampler):
         trial_id = private.trial_id(trial)
 
         join = partial(connect_or_start, "run", self._devices or default_devices())
+        unheard.tell(join)
         ask = Register(study=spec, number=trial.number, trial_id=trial_id)
         session = RunSession(join(), spec, ask, reconnect=join)
         session.noted = private.Note(study, trial_id, session)

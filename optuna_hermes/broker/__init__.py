@@ -12,6 +12,7 @@ from optuna_hermes.broker._client import (
 )
 from optuna_hermes.broker._protocol import OpenStudy, StudySpec
 from optuna_hermes.broker._sessions import session_of, sessions
+from optuna_hermes.broker._unheard import unheard
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._session import RunSession
@@ -26,6 +27,7 @@ __all__ = [
     "connect_patiently",
     "session_of",
     "sessions",
+    "unheard",
 ]
 
 

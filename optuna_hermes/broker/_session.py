@@ -14,6 +14,7 @@ from optuna_hermes.broker._client import Connection
 from optuna_hermes.broker._line import AWAY_SECONDS, Line
 from optuna_hermes.broker._said import Said
 from optuna_hermes.broker._sessions import sessions
+from optuna_hermes.broker._unheard import unheard
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
 from optuna_hermes.model import RunState, TierName
 from optuna_hermes.suspend._base import Held, State, StoredState
@@ -227,6 +228,8 @@ class RunSession:
         """Hang up, once a broker has heard how the run stands."""
         self._line.settle(lambda: not self._unheard(), _HEARD_SECONDS)
         self._line.close()
+        if self._said.end is not None and self._unheard():
+            unheard.keep(self._introduce)
 
     # -- waiting -------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler
 from optuna_hermes import _optuna as private
-from optuna_hermes.broker import connect
+from optuna_hermes.broker import _line, connect
 from optuna_hermes.errors import BrokerError, UnsupportedPrunerError
 from optuna_hermes.ledger import open_ledger
 
@@ -157,3 +158,40 @@ def test_hyperband_is_refused() -> None:
     """Wrapping HyperbandPruner would silently break its brackets."""
     with pytest.raises(UnsupportedPrunerError, match="bracket"):
         HermesPruner(optuna.pruners.HyperbandPruner())
+
+
+def test_a_trial_that_ends_without_any_broker_keeps_no_device(
+    storage_url: str, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process goes on and tells the next broker, which has waited for it, before it asks."""
+    monkeypatch.setattr(_line, "AWAY_SECONDS", 0.3)
+    study = optuna.create_study(
+        storage=storage_url,
+        sampler=HermesSampler(devices="cpu:1"),
+        pruner=HermesPruner(),
+    )
+
+    def objective(trial: optuna.Trial) -> float:
+        trial.report(0.5, 1)
+        trial.should_prune()
+        if trial.number == 0:
+            os.kill(json.loads((runtime_dir / "broker.json").read_text())["pid"], signal.SIGKILL)
+            runtime_dir.chmod(0o755)  # no broker starts there
+        return 1.0
+
+    def open_again(study: optuna.Study, trial: Any) -> None:
+        runtime_dir.chmod(0o700)
+
+    thread = threading.Thread(
+        target=lambda: study.optimize(objective, n_trials=2, callbacks=[open_again]), daemon=True
+    )
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the second trial waits for a device that nobody uses"
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+    ledger = open_ledger(private.ledger_url(study))
+    assert [(run.state, run.units) for run in ledger.load_runs(private.study_key(study))] == [
+        ("done", 1)
+    ] * 2
+    assert ledger.load_leases(private.study_key(study), live=True) == []
+    ledger.close()
