@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import optuna
 import platformdirs
 from optuna.storages import RDBStorage
+from optuna.storages._rdb.models import StudySystemAttributeModel
+from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
 
+from optuna_hermes._optuna._patience import patiently
 from optuna_hermes._optuna._storages import backend_of, database_url
 from optuna_hermes._tables import KEY_ATTRIBUTE
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
 
 _SEED_ATTRIBUTE = "hermes:seed"
-_giving_key = threading.Lock()
+_giving = threading.Lock()
 
 Study = optuna.Study
 """For the annotations of those who have no other business with Optuna."""
@@ -29,13 +34,7 @@ Study = optuna.Study
 
 def study_key(study: optuna.Study) -> str:
     """The study's key: given once, so that a study made again under a name is another one."""
-    storage, study_id = study._storage, study._study_id
-    with _giving_key:  # the threads of a plain study come here all at once
-        known = storage.get_study_system_attrs(study_id).get(KEY_ATTRIBUTE)
-        if known is None:
-            storage.set_study_system_attr(study_id, KEY_ATTRIBUTE, uuid.uuid4().hex[:16])
-            known = storage.get_study_system_attrs(study_id)[KEY_ATTRIBUTE]
-    return str(known)
+    return known_key(study) or str(_given(study, KEY_ATTRIBUTE, uuid.uuid4().hex[:16]))
 
 
 def known_key(study: optuna.Study) -> str | None:
@@ -60,13 +59,43 @@ def study_seed(study: optuna.Study, seed: int | None) -> int:
     """The seed every trial's own is derived from: ``seed``, the one used before, or a fresh one."""
     storage, study_id = study._storage, study._study_id
     known = storage.get_study_system_attrs(study_id).get(_SEED_ATTRIBUTE)
-    if seed is None and known is not None:
-        return int(known)
-    fresh = int(np.random.SeedSequence().generate_state(1)[0])
-    chosen = fresh if seed is None else seed
-    if chosen != known:
-        storage.set_study_system_attr(study_id, _SEED_ATTRIBUTE, chosen)
-    return chosen
+    if seed is None:
+        fresh = int(np.random.SeedSequence().generate_state(1)[0])
+        return int(_given(study, _SEED_ATTRIBUTE, fresh) if known is None else known)
+    if seed != known:
+        storage.set_study_system_attr(study_id, _SEED_ATTRIBUTE, seed)
+    return seed
+
+
+def _given(study: optuna.Study, name: str, value: Any) -> Any:
+    """Give a study an attribute unless somebody was faster; what it has then, for everybody."""
+    storage, study_id, backend = study._storage, study._study_id, backend_of(study)
+    if isinstance(backend, RDBStorage):
+        patiently(_add_attribute, backend, study_id, name, value)
+    else:
+        with _only_here():
+            if name not in storage.get_study_system_attrs(study_id):
+                storage.set_study_system_attr(study_id, name, value)
+    return storage.get_study_system_attrs(study_id)[name]
+
+
+def _add_attribute(backend: RDBStorage, study_id: int, name: str, value: Any) -> None:
+    """Add a row: a study has one of each name, so whoever comes second adds nothing.
+
+    Optuna's own call would replace what another process goes by already.
+    """
+    row = StudySystemAttributeModel(study_id=study_id, key=name, value_json=json.dumps(value))
+    with _create_scoped_session(backend.scoped_session, ignore_integrity_error=True) as session:
+        session.add(row)
+
+
+@contextlib.contextmanager
+def _only_here() -> Iterator[None]:
+    """One thread at a time of one process of this user; for storages that are no database."""
+    folder = state_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _giving, filelock.FileLock(folder / "attributes.lock"):
+        yield
 
 
 def study_spec(
