@@ -19,6 +19,7 @@ import filelock
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._devices import Devices, parse_devices
 from optuna_hermes.broker._logs import start_logging
+from optuna_hermes.broker._malloc import give_back_large_blocks
 from optuna_hermes.broker._server import Server
 from optuna_hermes.errors import BrokerConflictError, HermesError, InvalidInputError
 
@@ -51,6 +52,7 @@ def run_broker(
         InvalidInputError: figures cannot be served.
     """
     _raise_handle_limit()
+    give_back_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
     directory = election.runtime_dir()
     host = socket.gethostname()

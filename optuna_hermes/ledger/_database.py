@@ -82,7 +82,7 @@ class Database:
         with self.reading() as connection:
             result = connection.execute(query)
             names = tuple(result.keys())
-            return [dict(zip(names, row, strict=True)) for row in result]
+            return [dict(zip(names, row, strict=True)) for row in result.all()]
 
     def values(self, name: str, columns: Sequence[str], **equal: Any) -> list[tuple[Any, ...]]:
         """Columns of a table that may be somebody else's, of the rows that have these values."""
@@ -90,7 +90,7 @@ class Database:
         query = select(*(found.c[each] for each in columns))
         query = query.where(*(found.c[each] == value for each, value in equal.items()))
         with self.reading() as connection:
-            return [tuple(row) for row in connection.execute(query)]
+            return [tuple(row) for row in connection.execute(query).all()]
 
     def close(self) -> None:
         """Give back connections."""

@@ -1,0 +1,25 @@
+"""Memory that a broker needed for a moment is not its own for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+LARGE_BYTES = 128 * 1024
+"""Blocks of this size and above go back to the system as soon as they are free."""
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+
+def give_back_large_blocks() -> None:
+    """Have glibc give large blocks back to the system, for the life of this process.
+
+    Of its own accord it keeps what is as large as the largest block that was ever freed: one long
+    answer to a client that did not read, and the broker stays as large as it was then. Other C
+    libraries are left as they are.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            library.mallopt(option, LARGE_BYTES)
