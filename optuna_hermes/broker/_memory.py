@@ -53,7 +53,10 @@ class Memory:
         strange = self._strange(slot) if slot.device.unlisted and not slot.lease else 0
         if slot.device.problem or strange <= STRANGE_BYTES:
             return slot.device.problem
-        return f"{size(strange)} of its memory are taken by processes that cannot be listed here"
+        return (
+            f"{size(strange)} of its memory are taken by processes that cannot be listed here: "
+            "find them where they can, and wait for them or end them"
+        )
 
     def ready(self, slot: Slot, now: float, out: list[Command]) -> bool:
         """Whether an empty device can be granted to what comes next on it.

@@ -19,6 +19,9 @@ from optuna_hermes.model import Device
 LOST_SECONDS = 5.0
 """A GPU that answers with errors for this long is lost; some say at once that they are."""
 
+_LOOK = "see what `nvidia-smi` says"
+_STRANGER = "computes on it: wait for it, or end it"
+
 T = TypeVar("T")
 
 
@@ -125,7 +128,7 @@ class NvmlDevices:
             return replace(device, problem=problem)
         strangers = [pid for pid in holders or () if not _is_ours(pid, own_pids)]
         if strangers:
-            return replace(device, problem=f"{_described(strangers[0])} computes on it")
+            return replace(device, problem=f"{_described(strangers[0])} {_STRANGER}")
         return replace(device, free=True, unlisted=not holders and not draws)
 
     def _unread(self, device: Device, error: Exception) -> Device:
@@ -134,9 +137,8 @@ class NvmlDevices:
             health.failing_since = now
         gone = isinstance(error, self._nvml.NVMLError_GpuIsLost)
         health.lost = health.lost or gone or now - health.failing_since >= LOST_SECONDS
-        problem = f"it cannot be read ({error})"
-        if health.lost:
-            problem += ": reset it, or restart the host"
+        way_out = "reset it, or restart the host" if health.lost else _LOOK
+        problem = f"it cannot be read ({error}): {way_out}"
         healthy = not (health.lost or health.fault)
         return replace(device, healthy=healthy, lost=health.lost, problem=problem)
 
@@ -194,6 +196,17 @@ def present(nvml: Any) -> Iterator[str]:
         yield from uuids
 
 
+def troubles(nvml: Any) -> Iterator[tuple[int, str]]:
+    """The GPUs, by index, that the driver lists and that cannot be used; what it says of each."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            nvml.nvmlDeviceGetUUID(handle)
+            _memory(nvml, handle)
+        except nvml.NVMLError as error:
+            yield index, str(error)
+
+
 def answers(nvml: Any, uuid: str) -> bool:
     """Whether a device can be read."""
     try:
@@ -234,7 +247,7 @@ def _way_out(nvml: Any, error: Any) -> str:
         nvml.NVML_ERROR_FUNCTION_NOT_FOUND: "the driver is too old, so update it",
         nvml.NVML_ERROR_NO_PERMISSION: "let this user read and write /dev/nvidia*",
     }
-    return ways.get(error.value, "see what `nvidia-smi` says")
+    return ways.get(error.value, _LOOK)
 
 
 # -- single questions

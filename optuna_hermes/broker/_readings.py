@@ -133,5 +133,5 @@ class Readings:
 def _unanswered(device: Device) -> Device:
     if device.kind == "cpu":
         return device
-    problem = f"the NVIDIA driver has not answered for {PATIENCE_SECONDS:g} s"
+    problem = f"the NVIDIA driver has not answered for {PATIENCE_SECONDS:g} s: try `nvidia-smi`"
     return replace(device, free=False, problem=problem)

@@ -122,21 +122,38 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _nvidia_driver() -> Iterator[Check]:
+    """What ``auto`` passes over in silence, or nearly so."""
+    from optuna_hermes.broker import _nvml as nvml
+
+    try:
+        with nvml.driver() as binding:
+            troubles = dict(nvml.troubles(binding))
+    except nvml.NoDriverError as error:
+        if error.installed:
+            yield Check(name="NVIDIA driver", state="warn", found="does not work", hint=str(error))
+        return
+    for index, words in troubles.items():
+        hint = f"See `nvidia-smi -i {index}`; reset it, or restart the host."
+        yield Check(name=f"GPU {index}", state="warn", found=words, hint=hint)
+
+
 def _devices() -> Iterator[Check]:
     from optuna_hermes.broker._devices import Devices, parse_devices
 
-    source = Devices(parse_devices("auto"))
+    source = Devices(parse_devices("auto"), named=False)
     try:
         devices = source.poll()
     finally:
         source.close()
     for device in devices:
         memory = "" if device.memory_bytes is None else f", {size(device.memory_bytes)}"
+        state: State = "fail" if not device.healthy else "warn" if device.problem else "ok"
         yield Check(
             name=f"device {device.id}",
-            state="ok" if device.healthy else "fail",
+            state=state,
             found=("healthy" if device.healthy else "not healthy") + memory,
-            hint="" if device.healthy else "See `nvidia-smi` and the kernel's log.",
+            hint=device.problem,
         )
     gpus = [device for device in devices if device.kind == "gpu"]
     torch = _version("torch") or ""
@@ -213,6 +230,7 @@ _LOOKS = (
     _python,
     _packages,
     _optional_packages,
+    _nvidia_driver,
     _devices,
     _runtime_folder,
     _broker,

@@ -106,6 +106,6 @@ def test_a_driver_that_hangs_holds_up_nobody(runtime_dir: Path) -> None:
     """Clients are served while a call to the driver does not return; status says that it hangs."""
     source = HangingDevices([Device(id="GPU-0", kind="gpu", free=True)])
     seen = asyncio.run(asyncio.wait_for(devices_of(runtime_dir, source), 30))
-    hangs = "the NVIDIA driver has not answered for 1 s"
+    hangs = "the NVIDIA driver has not answered for 1 s: try `nvidia-smi`"
     assert [devices[0]["problem"] for devices in seen] == ["", hangs, ""]
     assert all(devices[0]["healthy"] for devices in seen)

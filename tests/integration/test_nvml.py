@@ -60,6 +60,7 @@ print(json.dumps(%s))
 """
 
 GIB = 2**30
+STRANGER = "computes on it: wait for it, or end it"
 
 
 def on_host(library: Path, traits: str, expression: str) -> Any:
@@ -152,7 +153,7 @@ def test_a_driver_that_does_not_run(nvml_library: Path, trait: str) -> None:
 def test_a_gpu_that_computes_for_a_stranger_is_not_free(nvml_library: Path) -> None:
     """One process that is not ours takes the GPU, the others stay as they are."""
     devices = on_host(nvml_library, "foreign", "poll('auto', own_pids=[4242])")
-    stranger = gpu("GPU-bbbb", free=False, unlisted=False, problem="process 4343 computes on it")
+    stranger = gpu("GPU-bbbb", free=False, unlisted=False, problem=f"process 4343 {STRANGER}")
     assert devices == [gpu("GPU-aaaa"), stranger]
 
 
@@ -160,7 +161,7 @@ def test_a_stranger_is_described(nvml_library: Path) -> None:
     """Whoever wants the GPU learns which process to ask for, and whose it is."""
     devices = on_host(nvml_library, f"pid={os.getpid()}", "poll('GPU-bbbb')")
     me = psutil.Process()
-    problem = f"process {me.pid} ({me.name()} of {me.username()}) computes on it"
+    problem = f"process {me.pid} ({me.name()} of {me.username()}) {STRANGER}"
     assert devices == [gpu("GPU-bbbb", free=False, unlisted=False, problem=problem)]
 
 
@@ -247,7 +248,8 @@ def test_a_lost_gpu_comes_back_when_it_answers(nvml_library: Path) -> None:
 def test_one_unknown_error_is_no_loss(nvml_library: Path) -> None:
     """A GPU that answers with another error is not free, and lost only if that goes on."""
     seen = on_host(nvml_library, "", "story('', 'failing', '')")
-    assert seen[1:] == [[True, False, UNKNOWN, []], [True, False, "", []]]
+    unclear = f"{UNKNOWN}: see what `nvidia-smi` says"
+    assert seen[1:] == [[True, False, unclear, []], [True, False, "", []]]
     seen = on_host(nvml_library, "", "later(0) or story('failing', 'failing')")
     assert seen[1] == [False, True, f"{UNKNOWN}: reset it, or restart the host", []]
 
@@ -354,3 +356,46 @@ def test_trials_see_the_gpu_they_were_granted_and_no_other(
     assert devices == ["GPU-aaaa", "GPU-bbbb"]
     assert states == ["COMPLETE"] * 6
     assert set(visible) == {"GPU-aaaa", "GPU-bbbb"}
+
+
+def doctor(library: Path, traits: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """What ``doctor`` finds on a host with these traits, by what was looked at."""
+    done = subprocess.run(
+        [sys.executable, "-m", "optuna_hermes", "doctor", "--json"],
+        env=os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": traits},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def test_doctor_says_what_the_driver_says(nvml_library: Path, tmp_path: Path) -> None:
+    """What ``auto`` passes over is shown: a driver that does not work, and a GPU that is lost."""
+    stuck = doctor(nvml_library, "no-driver", tmp_path)
+    assert stuck["NVIDIA driver"] == {
+        "name": "NVIDIA driver",
+        "state": "warn",
+        "found": "does not work",
+        "hint": "A GPU needs a working NVIDIA driver but NVML says 'Driver Not Loaded': load the "
+        "driver with `modprobe nvidia`, or use cpu:N.",
+    }
+    assert stuck["device cpu:0"]["state"] == "ok"
+    lost = doctor(nvml_library, "lost foreign", tmp_path)
+    assert lost["GPU 1"] == {
+        "name": "GPU 1",
+        "state": "warn",
+        "found": "GPU is lost",
+        "hint": "See `nvidia-smi -i 1`; reset it, or restart the host.",
+    }
+    assert lost["device GPU-aaaa"]["state"] == "ok"
+    assert "NVIDIA driver" not in lost
+
+
+def test_doctor_says_who_is_on_a_gpu(nvml_library: Path, tmp_path: Path) -> None:
+    """A GPU that a stranger uses is healthy, and would not be granted."""
+    found = doctor(nvml_library, "foreign", tmp_path)["device GPU-bbbb"]
+    assert (found["state"], found["found"]) == ("warn", "healthy, 80.0 GiB")
+    assert found["hint"] == f"process 4242 {STRANGER}"
+    assert "GPU 1" not in doctor(nvml_library, "", tmp_path)

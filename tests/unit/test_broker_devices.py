@@ -211,7 +211,10 @@ def test_memory_that_nobody_holds_is_a_strangers() -> None:
     broker.poll("GPU-0", **UNSEEN, memory_free_bytes=70 * GIB)
     worker = broker.worker()
     assert broker.last(worker, "Grant") is None
-    words = "10.74 GB of its memory are taken by processes that cannot be listed here"
+    words = (
+        "10.74 GB of its memory are taken by processes that cannot be listed here: find them where "
+        "they can, and wait for them or end them"
+    )
     assert broker.state.status(0.0)["devices"][0]["problem"] == words
     broker.poll("GPU-0", memory_free_bytes=78 * GIB)  # what a driver and a desktop take
     assert broker.last(worker, "Grant") is not None
