@@ -75,6 +75,7 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "draining": study.draining,
         "problem": study.problem,
         "away_seconds": None if study.away_since is None else now - study.away_since,
+        "no_room": sorted(run.number for run in study.runs.values() if run.stranded),
         "finished": finished(study, book),
         "unstarted": study.unstarted,
         "workers": {"alive": len(study.workers), "idle": len(study.idle)},

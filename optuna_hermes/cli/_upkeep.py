@@ -116,13 +116,15 @@ def gc(
     if json:
         files = {str(path): n_bytes for path, n_bytes in litter.files.items()}
         freed = {"dry_run": dry_run, "freed_bytes": litter.size_bytes, "files": files}
-        show_json({**freed, **dataclasses.asdict(rows)})
+        show_json({**freed, "elsewhere": litter.elsewhere, **dataclasses.asdict(rows)})
         return
     files_text = f"{plural(len(litter.files), 'file')}, {size(litter.size_bytes)}"
     show(f"Would remove {files_text}." if dry_run else f"Removed {files_text}.")
     cleared = _cleared(rows)
     if cleared:
         show(f"{'Would clear' if dry_run else 'Cleared'} from the ledger: {cleared}.")
+    for folder in litter.elsewhere:
+        note(f"The ledger names checkpoints in {folder!r} too: say --checkpoint-dir for those.")
 
 
 def _host(broker: Mapping[str, Any] | None) -> str | None:

@@ -27,10 +27,13 @@ class Litter:
     Args:
         files: each with its size in bytes.
         rows: paths in the ledger to be forgotten.
+        elsewhere: folders that were not looked in though the ledger names checkpoints there, as
+            they were given to ``optimize``.
     """
 
     files: Mapping[Path, int]
     rows: tuple[str, ...]
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -61,7 +64,9 @@ def find_litter(
     over = {trial.number for trial in trials if trial.state.is_finished()}
     rows = ledger.load_checkpoints(private.study_key(study))
     # A ledger may name any file: what lies elsewhere is not removed, and not forgotten either.
-    stale = [row for row in rows if row.number in over and _is_below(folders, Path(row.path))]
+    here = [row for row in rows if _is_below(folders, Path(row.path))]
+    stale = [row for row in here if row.number in over]
+    elsewhere = {str(_root(Path(row.path))) for row in rows if row not in here}
     needed = {Path(row.path) for row in rows if row.number not in over}
     litter = [
         file
@@ -73,7 +78,13 @@ def find_litter(
     return Litter(
         files={file.path: file.size_bytes for file in litter},
         rows=tuple(row.path for row in stale),
+        elsewhere=tuple(sorted(elsewhere)),
     )
+
+
+def _root(path: Path) -> Path:
+    """What ``optimize`` was given as ``checkpoint_dir``: in it is a folder for each study."""
+    return path.parent.parent.parent
 
 
 def _is_below(folders: Collection[Path], path: Path) -> bool:

@@ -404,10 +404,12 @@ def test_a_run_that_finds_no_room_waits_for_who_cannot_leave() -> None:
     epoch = train(broker, second, stores=False)
     broker.advance(20.0)
     assert broker.last(second, "Yield").epoch < epoch
+    assert broker.state.status(broker.now)["studies"][0]["no_room"] == [0]
     broker.say(second, wire.Ended(epoch=epoch, state="done"))
     broker.poll(GPU, memory_free_bytes=ALL)
     broker.hang_up(second)
     assert broker.last(first, "Grant").epoch > epoch
+    assert broker.state.status(broker.now)["studies"][0]["no_room"] == []
     assert broker.state.status(broker.now)["studies"][0]["problem"] is None
 
 

@@ -470,6 +470,44 @@ def test_gc_says_what_it_freed(suspended: optuna.Study, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == ("Would remove 1 file, 2.0 KiB.\nRemoved 1 file, 2.0 KiB.\n")
 
 
+def test_gc_names_the_folders_it_did_not_look_in(
+    suspended: optuna.Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Checkpoints that were given another folder are kept, and how to reach them is said."""
+    from optuna_hermes.ledger import CheckpointRecord, open_ledger
+
+    root = private.checkpoint_root(suspended, tmp_path / "fast")
+    path = root / "trial-00000" / "1.ckpt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(2048))
+    ledger = open_ledger(private.ledger_url(suspended))
+    ledger.save_checkpoint(
+        CheckpointRecord(
+            study=private.study_key(suspended),
+            number=0,
+            path=str(path),
+            units=1,
+            size_bytes=2048,
+            sha256="",
+            at=0.0,
+        )
+    )
+    assert run(["gc", *OPTIMIZE[2:]]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Removed 0 files, 0 B.\n"
+    folder = str(tmp_path / "fast")
+    words = f"The ledger names checkpoints in {folder!r} too: say --checkpoint-dir for those.\n"
+    assert err == words
+    assert gc_json(capsys)["elsewhere"] == [folder]
+    assert path.exists()
+    assert run(["gc", *OPTIMIZE[2:], "--checkpoint-dir", folder]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Removed 1 file, 2.0 KiB.\n"
+    assert err == ""
+    assert ledger.load_checkpoints(private.study_key(suspended)) == []
+    ledger.close()
+
+
 def gc_json(capsys: pytest.CaptureFixture[str]) -> Any:
     assert run(["gc", *OPTIMIZE[2:], "--dry-run", "--json"]) == 0
     return json.loads(capsys.readouterr().out)

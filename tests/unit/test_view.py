@@ -26,6 +26,7 @@ STUDY: dict[str, Any] = {
     "draining": False,
     "problem": None,
     "away_seconds": None,
+    "no_room": [],
     "finished": False,
     "unstarted": 3,
     "counts": {"pending": 0, "running": 2, "parked": 3, "stored": 1, "done": 4, "failed": 0},
@@ -270,6 +271,16 @@ def test_status_of_very_many_trials_is_a_summary() -> None:
     assert text.count("5000 trials") == 4
     for words in ("0.5 (trial 7)", "2:00 h", "status TRIAL"):
         assert words in text
+
+
+def test_trials_that_fit_nowhere_are_named() -> None:
+    """Whoever wonders why a trial waits reads what it waits for."""
+    text = rendered(view.status_view({"broker": BROKER, "study": None}))
+    assert "no room" not in text
+    entry = {**STUDY, "no_room": [2, 3, 9]}
+    text = rendered(view.status_view({"broker": {**BROKER, "studies": [entry]}, "study": None}))
+    words = "2, 3, 9: no device has the memory until another trial has left it"
+    assert words in text
 
 
 @pytest.mark.parametrize(
