@@ -270,6 +270,7 @@ def _result(
         "crashes": crashes,
         "exceptions": dict(Counter(exceptions)),
         "memory_mb_first_last_third": [round(each, 1) for each in memory],
+        "memory_mb_after_rounds": [round(each, 1) for each in left],
         "memory_mb_highest": round(max(each.highest_bytes for each in rounds) / 1e6, 1),
         "handles_before": handles,
         "handles_after_rounds": [each.left_handles for each in rounds],

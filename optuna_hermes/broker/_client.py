@@ -12,7 +12,6 @@ from pathlib import Path
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._devices import parse_devices
 from optuna_hermes.errors import BrokerConflictError, BrokerError, ProtocolError
 
 CONNECT_SECONDS = 30.0
@@ -148,6 +147,8 @@ def connect_or_start(role: str, devices: str = "auto") -> Connection:
         BrokerError: none could be started.
     """
     if devices != "auto":
+        from optuna_hermes.broker._devices import parse_devices  # slow; most only ask
+
         parse_devices(devices)
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
