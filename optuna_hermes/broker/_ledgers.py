@@ -176,22 +176,21 @@ class Ledgers:
         self._hand_over([s for s, url in self._url_of.items() if url not in self._away])
 
     def rest(self, served: Collection[str]) -> None:
-        """Close ledgers that nobody has needed for a while.
+        """Forget studies that have ended, and close ledgers that nobody has needed for a while.
 
         Args:
             served: the keys of the studies that are at work.
         """
         now = time.monotonic()
         self._used.update({self._url_of[study]: now for study in served if study in self._url_of})
+        for study in [each for each in self._url_of if each not in served]:
+            if not self._waiting.get(study) and self._by_url[self._url_of[study]].rests:
+                del self._url_of[study], self._written[study]
+                self._terms.limits.pop(study, None)
         for url in [url for url, at in self._used.items() if now - at > UNUSED_SECONDS]:
-            studies = self._studies(url)
-            waits = any(self._waiting.get(study) for study in studies)
-            if not waits and self._by_url[url].rests:
+            if not self._studies(url) and self._by_url[url].rests:
                 self._by_url.pop(url).close(0.0)
                 del self._used[url]
-                for study in studies:
-                    del self._url_of[study], self._written[study]
-                    self._terms.limits.pop(study, None)
 
     def leave(self) -> None:
         """Tell other hosts that this broker ends and has nothing."""

@@ -148,6 +148,23 @@ def test_a_ledger_that_nobody_needs_is_closed(desk: Desk, monkeypatch: pytest.Mo
     assert desk.units() == 1
 
 
+def test_a_study_that_has_ended_is_forgotten_where_others_go_on(desk: Desk) -> None:
+    """A database that is always in use keeps no list of all studies that were ever in it."""
+    desk.serve("s", "one")
+    desk.serve("t", "one")
+    desk.ledgers.bound("s", 3)
+    desk.ledgers.write([report(1)])
+    desk.ledgers.rest({"t"})
+    assert desk.ledgers.count("s") == 1  # it has still to be written
+    desk.ledgers.flush()
+    assert desk.units() == 1
+    assert desk.units("t", "one") == 0
+    desk.ledgers.rest({"t"})
+    assert list(desk.ledgers._url_of) == ["t"]
+    assert desk.ledgers.count("s") == 0
+    assert not desk.ledgers._terms.limits
+
+
 def test_a_ledger_with_something_to_write_stays(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
