@@ -62,7 +62,9 @@ def training(book: Book, lease: Lease, run: Run, message: wire.Training, now: fl
 def report(
     book: Book, lease: Lease, run: Run, message: wire.Report, now: float, out: list[Command]
 ) -> None:
-    """A unit more."""
+    """A unit more; one that is told late may be known."""
+    if message.age_seconds and has_reported(run, message):
+        return
     out.extend(story.went_back(book, lease, run, message, now))
     lease.reported = True
     run.units_left, run.params = message.units_left, message.params or run.params

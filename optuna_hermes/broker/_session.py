@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import Connection
 from optuna_hermes.broker._line import AWAY_SECONDS, Line
 from optuna_hermes.broker._said import Said
 from optuna_hermes.broker._sessions import sessions
 from optuna_hermes.broker._unheard import unheard
+from optuna_hermes.broker._unkept import find, forget, keep
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
 from optuna_hermes.model import RunState, TierName
 from optuna_hermes.suspend._base import Held, State, StoredState
@@ -126,6 +129,29 @@ class RunSession:
             self._said.number, self._said.trial_id = number, trial_id
             begin = wire.Begin(epoch=self._said.epoch, number=number, trial_id=trial_id)
             self._line.send(begin)
+
+    def find(self) -> None:
+        """Take up what an earlier process of the run left in its folder, where that is news."""
+        assert self.checkpoint_dir is not None
+        left = find(self.checkpoint_dir)
+        last = None if left is None else left.newest
+        known = max((each.units for each in self.checkpoints), default=0)
+        if left is None or last is None or last.units <= known:
+            forget(self.checkpoint_dir)
+            return
+        age = max(0.001, time.time() - left.at)
+        for report in left.reports:
+            if report.unit > known:
+                self._say_again(report, report.age_seconds + age)
+        self.checkpoints = (_unwired(last), *self.checkpoints[:1])
+        self.saved(_unwired(last))
+
+    def _say_again(self, report: wire.Report, age: float) -> None:
+        with self._line.lock:
+            epoch, at = self._said.epoch, time.monotonic() - age
+            message = msgspec.structs.replace(report, epoch=epoch, age_seconds=age)
+            self._said.reports.append((at, message))
+            self._line.send(message)
 
     # -- while training: suspend.Session --------------------------------------------------------
 
@@ -271,6 +297,8 @@ class RunSession:
             )
             if stored is not None:
                 said.checkpoints[stored.path] = stored
+                if self.checkpoint_dir is not None:
+                    keep(self.checkpoint_dir, said.resume(self._study, time.monotonic()))
             self._line.send(said.parked)
 
     def _wait(self, state: State | None) -> None:
@@ -377,7 +405,11 @@ class RunSession:
 
     def _kept(self, message: wire.Kept) -> None:
         saved = self._said.checkpoints.pop(message.path, None)
-        if saved is not None:
+        if saved is None:
+            return
+        if not self._said.checkpoints and self.checkpoint_dir is not None:
+            forget(self.checkpoint_dir)
+        if _unwired(saved) not in self.checkpoints:
             self.checkpoints = (_unwired(saved), *self.checkpoints[:1])
 
     def _let_go(self, reason: str) -> None:

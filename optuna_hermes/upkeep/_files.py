@@ -9,10 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optuna_hermes import _optuna as private
+from optuna_hermes.broker._unkept import NAME as UNKEPT
 from optuna_hermes.ledger import Ledger
 
 LOG_NAME = "output.log"
 """What a trial printed: kept, since it is no checkpoint."""
+
+UNWRITTEN = "unwritten.json"
+"""Values of an unfinished trial that its next process reports."""
 
 ORPHAN_SECONDS = 3600.0
 """From this age on a file that the ledger does not name belongs to nobody."""
@@ -68,12 +72,20 @@ def find_litter(
     stale = [row for row in here if row.number in over]
     elsewhere = {str(_root(Path(row.path))) for row in rows if row not in here}
     needed = {Path(row.path) for row in rows if row.number not in over}
+    told_nobody = {file.path.parent for file in found if file.path.name == UNKEPT}
     litter = [
         file
         for file in found
         if file.path not in needed
         and file.number not in held
-        and (file.number in over or now - file.changed > ORPHAN_SECONDS)
+        and (
+            file.number in over
+            or (
+                now - file.changed > ORPHAN_SECONDS
+                and file.path.parent not in told_nobody
+                and file.path.name != UNWRITTEN
+            )
+        )
     ]
     return Litter(
         files={file.path: file.size_bytes for file in litter},

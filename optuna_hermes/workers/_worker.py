@@ -87,6 +87,7 @@ class _Engagement:
         write_output_to(folder / "output.log")
         notes = _Notes(private.Note(self._study, private.trial_id(trial), self._session))
         self._session.checkpoint_dir = folder
+        self._session.find()
         self._session.noted = notes.put
         private.reseed(self._study.sampler, self._job.seed, trial.number)
         seed_everything(trial_seed(self._job.seed, trial.number))

@@ -208,3 +208,20 @@ def test_brokers_that_are_killed_while_the_database_is_away(
     ended = running.wait(120)
     assert ended.returncode == 0, ended.stderr
     scene.check(repeated=0)
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_killed_when_all_are_on_disk(
+    scene: Scene, runtime_dir: Path, wait_for: Callable[..., Any]
+) -> None:
+    """Nobody lives who could tell what it had not written: it is found beside the checkpoints."""
+    with broker(AWAY_SECONDS, runtime_dir, wait_for) as process:
+        running = scene.optimize()
+        wait_for(scene.begun, 60)
+        with scene.away():
+            assert running.wait(60).returncode == 2, running.stderr
+            process.kill()
+            process.wait()
+    again = scene.optimize().wait(120)
+    assert again.returncode == 0, again.stderr
+    scene.check(repeated=0)

@@ -646,3 +646,15 @@ def test_a_broker_that_was_stopped_begins_to_wait_anew() -> None:
     assert after.killed() == []
     after.advance(10_000.0)
     assert pid in after.killed()
+
+
+def test_what_is_told_late_counts_once() -> None:
+    """A run that was stored while nobody could write it down tells what the ledger may know."""
+    broker, worker, epoch = holding()
+    for unit in (1, 2):
+        broker.say(worker, report(epoch, unit))
+    for unit in (1, 2, 3):
+        broker.say(worker, report(epoch, unit, age_seconds=5.0))
+    assert (shown(broker)["units"], shown(broker)["units_trained"]) == (3, 3)
+    broker.say(worker, report(epoch, 3))  # trained again
+    assert (shown(broker)["units"], shown(broker)["units_trained"]) == (3, 4)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker import RunSession, _line, _session
+from optuna_hermes.broker import RunSession, _line, _session, _unkept
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.errors import BrokerError
 from optuna_hermes.suspend import StoredState
@@ -285,3 +285,83 @@ def test_a_process_leaves_when_the_end_of_its_run_is_known(
     after.say(wire.Noted(epoch=7))
     thread.join(10)
     assert not thread.is_alive()
+
+
+# -- what an earlier process has left ----------------------------------------------------------
+
+
+def left_behind(folder: Path, *units: int) -> None:
+    """What a process leaves that stored its run while nobody could write that down."""
+    said = wire.Resume(
+        study=SPEC,
+        epoch=7,
+        device="cpu:0",
+        number=3,
+        reports=tuple(
+            wire.Report(epoch=7, unit=unit, step=unit, value=0.5, age_seconds=1.0) for unit in units
+        ),
+        checkpoints=tuple(
+            wire.SavedCheckpoint(path=f"/c/{unit}", units=unit, size_bytes=1, sha256="0")
+            for unit in units
+        ),
+    )
+    _unkept.keep(folder, said)
+
+
+def went_on(brokers: Brokers, session: RunSession, folder: Path, units: int) -> None:
+    """The next process of the run is granted what the ledger knows, and looks into its folder."""
+    known = wire.SavedCheckpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
+    brokers.last.say(
+        wire.Grant(epoch=9, devices=("cpu:0",), number=3, trial_id=3, checkpoints=(known,))
+    )
+    session.wait_for_grant()
+    session.checkpoint_dir = folder
+    session.find()
+
+
+def test_a_run_goes_on_from_what_its_process_could_tell_nobody(
+    brokers: Brokers, connect: Any, tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    """Checkpoint and reports are told under the new lease, and forgotten when they are kept."""
+    left_behind(tmp_path, 1, 2, 3)
+    session = connect()
+    went_on(brokers, session, tmp_path, units=1)
+    assert session.checkpoints == (stored(3), stored(1))
+    told = brokers.last.of(wire.Report)
+    assert [(each.epoch, each.unit) for each in told] == [(9, 2), (9, 3)]
+    assert all(each.age_seconds > 1.0 for each in told)
+    (saved,) = brokers.last.of(wire.Saved)
+    assert (saved.epoch, saved.checkpoint.path) == (9, "/c/3")
+    assert list(tmp_path.iterdir()) != []
+    brokers.last.say(wire.Kept(path="/c/3"))
+    wait_for(lambda: not list(tmp_path.iterdir()))
+    assert session.checkpoints == (stored(3), stored(1))
+
+
+def test_what_the_ledger_knows_is_not_told_again(
+    brokers: Brokers, connect: Any, tmp_path: Path
+) -> None:
+    """The broker wrote it after the process had left."""
+    left_behind(tmp_path, 1, 2)
+    session = connect()
+    went_on(brokers, session, tmp_path, units=2)
+    assert session.checkpoints == (stored(2),)
+    assert brokers.last.of(wire.Saved) == brokers.last.of(wire.Report) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_kept_or_read_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk, and a file that is damaged: the run goes on with what the ledger knows."""
+    left_behind(tmp_path / "missing", 1)
+    file = tmp_path / _unkept.NAME
+    file.write_text('{"at": "noon"}')
+    assert _unkept.find(tmp_path) is None
+    assert len(caplog.messages) == 2
+    assert caplog.messages[0].startswith(
+        f"{tmp_path}/missing/unkept.json cannot be written, so make room there: [Errno 2]"
+    )
+    assert caplog.messages[1].startswith(
+        f"{file} cannot be read, so units may be trained again: Expected `float`, got `str`"
+    )
