@@ -136,7 +136,7 @@ class Lease:
         adopted: it was granted by an earlier broker.
         lost: the epoch of a lease whose holder may have created a trial and died before it said
             so; this one's holder looks for that trial before it creates another.
-        claimed: its run was nobody's before.
+        claimed: the row of its run, which was nobody's before; None if it was this broker's.
     """
 
     epoch: int
@@ -157,7 +157,7 @@ class Lease:
     before: int = 0
     adopted: bool = False
     lost: int | None = None
-    claimed: bool = False
+    claimed: RunRecord | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -203,7 +203,7 @@ class Dispatcher:
     ) -> Lease:
         self._book.epoch += 1
         tier = run.tier if run else None
-        claimed = run is not None and claim(self._book, run, out)
+        claimed = claim(self._book, run, out) if run else None
         lease = Lease(
             epoch=self._book.epoch,
             study=study.spec.key,

@@ -112,7 +112,7 @@ class Ends:
         elif lease.from_tier is None:
             run.device = None
         if refused and lease.claimed:
-            run.owner = None  # as before
+            run.owner, run.row = None, lease.claimed  # as before
         else:
             save(self._book, run, now, out)
 

@@ -123,6 +123,7 @@ class Outrun:
         study: its key.
         epochs: leases that were never granted, and what was claimed for them.
         numbers: runs that belong to others, or are not as they were thought to be.
+        paths: checkpoints of these runs, which count no more.
         full: there is room for no further trial.
         last_epoch: the highest epoch there was.
     """
@@ -130,6 +131,7 @@ class Outrun:
     study: str
     epochs: tuple[int, ...] = ()
     numbers: tuple[int, ...] = ()
+    paths: tuple[str, ...] = ()
     full: bool = False
     last_epoch: int = 0
 

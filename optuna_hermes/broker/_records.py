@@ -82,18 +82,23 @@ def outrun(
         last_epoch: the highest one there is.
     """
     leases = [item for item in items if isinstance(item, LeaseRecord)]
-    numbers = (error.number,) if isinstance(error, NotOwnerError) else ()
-    undone = {*numbers, *(lease.number for lease in leases)}
+    lost = error.number if isinstance(error, NotOwnerError) else None
+    undone = {lost, *(lease.number for lease in leases)}
+    # Who has that run now has other checkpoints: these must not be taken for newer ones.
+    saved = [x for x in items if isinstance(x, CheckpointRecord) and x.number == lost]
+    void = (LeaseRecord, Claim, DropCheckpoint) if saved else (LeaseRecord, Claim)
     rest = tuple(
         item
         for item in items
-        if not isinstance(item, LeaseRecord | Claim)
+        if not isinstance(item, void)
+        and item not in saved
         and not (isinstance(item, RunRecord) and item.number in undone)
     )
     event = Outrun(
         study=study,
         epochs=tuple(lease.epoch for lease in leases),
-        numbers=numbers,
+        numbers=() if lost is None else (lost,),
+        paths=tuple(item.path for item in saved),
         full=isinstance(error, StudyFullError),
         last_epoch=last_epoch,
     )

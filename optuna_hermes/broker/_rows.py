@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from optuna_hermes.broker._book import Book, Run
 from optuna_hermes.broker._events import Claim, Command
+from optuna_hermes.ledger._base import RunRecord
 
 
 def save(book: Book, run: Run, now: float, out: list[Command]) -> None:
@@ -23,18 +24,18 @@ def save(book: Book, run: Run, now: float, out: list[Command]) -> None:
     out.append(run.row)
 
 
-def claim(book: Book, run: Run, out: list[Command]) -> bool:
+def claim(book: Book, run: Run, out: list[Command]) -> RunRecord | None:
     """Take a run for this broker before it is written, if it is nobody's.
 
     Returns:
-        Whether that had to be asked for.
+        Its row if that had to be asked for.
     """
     study = book.studies[run.study]
     if study.broker is None or study.owns(run) or run.row is None:
-        return False
+        return None
     out.append(Claim(study=run.study, number=run.number, slices=run.row.slices))
     run.owner = study.broker
-    return True
+    return run.row
 
 
 def give_back(book: Book, run: Run, now: float, out: list[Command]) -> None:

@@ -421,7 +421,7 @@ class Server:
         if isinstance(news, Committed):
             self._outbox.release({*news.epochs, *news.paths})
         elif isinstance(news, Outrun):
-            self._outbox.drop(set(news.epochs))
+            self._outbox.drop({*news.epochs, *news.paths})
             self._apply(news)
         elif isinstance(news, WritesFailed):
             log.error("the ledger refused: %s", news.reason)

@@ -82,7 +82,7 @@ class Sharing:
         others = [host for host in event.hosts if host.instance != study.broker]
         alive = self._alive(study, others, event, now, out)
         for record in event.runs:
-            self._take_in(study, record, event, now)
+            self._take_in(study, record, event, now, out)
         for run in study.runs.values():
             if study.is_elsewhere(run) and run.owner not in alive and run.connection is None:
                 _is_nobodys(run, now)
@@ -115,11 +115,15 @@ class Sharing:
                 study.lost.append(lease.epoch)  # its holder may have created a trial
         return {host.instance for host in others} - dead
 
-    def _take_in(self, study: Study, record: RunRecord, event: Refreshed, now: float) -> None:
+    def _take_in(
+        self, study: Study, record: RunRecord, event: Refreshed, now: float, out: list[Command]
+    ) -> None:
         """A row that others have written; not one that was read before this broker wrote it."""
         run = study.runs.get(record.number)
         if record.owner == study.broker and (run is None or run.owner != _ANOTHER):
             return
+        if run is not None and _was_taken(study, run, record):
+            self._is_anothers(run, out)
         if run is not None and (study.owns(run) or run.connection or run.awaited):
             return
         if run is not None and run.row is not None and record.slices < run.row.slices:
@@ -205,6 +209,12 @@ def _is_nobodys(run: Run, now: float) -> None:
     run.owner, run.waiting_since = None, now
     if run.live:
         run.forget_process()
+
+
+def _was_taken(study: Study, run: Run, record: RunRecord) -> bool:
+    """Whether another broker has had a run since this one had it, and believes it has it still."""
+    since = run.row is not None and record.slices > run.row.slices
+    return study.owns(run) and record.owner != study.broker and since
 
 
 def _is_free(run: Run) -> bool:

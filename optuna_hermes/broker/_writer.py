@@ -309,10 +309,10 @@ class Writer:
             self._tell(Refused(study=batch.study, items=refused, reason=_reason(error)))
 
     def _outrun(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
-        """What another broker was faster with never was; the rest is written by itself."""
+        """What another broker was faster with never was; the rest is tried again."""
         batch = batches.pop(0)
         event, rest = outrun(batch.study, batch.items, error, last_epoch)
-        parts = [replace(batch, items=(item,)) for item in rest]
+        parts = [replace(batch, items=rest)] if 0 < len(rest) < len(batch.items) else []
         batches[:0] = parts
         self._replace_first(1, parts)
         self._tell(event)

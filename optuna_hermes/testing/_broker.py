@@ -15,6 +15,7 @@ from optuna_hermes.broker._events import (
     Event,
     Expected,
     Kill,
+    Outrun,
     Received,
     Send,
     StudyRead,
@@ -83,13 +84,18 @@ class FakeBroker:
     def apply(self, event: Event) -> list[Command]:
         """Feed one event and keep the commands."""
         commands = self.state.handle(event, self.now)
-        self.log += commands
+        races: list[Outrun] = []
         if self.writes:
-            self._write([c for c in commands if not isinstance(c, Send | Kill | Withdraw)])
+            self._write([c for c in commands if not isinstance(c, Send | Kill | Withdraw)], races)
+        never = {epoch for race in races for epoch in race.epochs}
+        self.log += (command for command in commands if not _is_grant(command, never))
+        self.races += len(races)
+        for race in races:
+            self.apply(race)
         return commands
 
-    def _write(self, records: Sequence[Write]) -> None:
-        """As the writer does: together, and if another broker was faster what is left, singly."""
+    def _write(self, records: Sequence[Write], races: list[Outrun]) -> None:
+        """As the writer does: together, or what is left if another broker was faster."""
         try:
             with self.ledger.batch():
                 for record in records:
@@ -97,12 +103,9 @@ class FakeBroker:
         except Exception as error:
             if not is_race(self.ledger, error):
                 raise
-            event, rest = outrun(records[0].study, records, error, self.ledger.last_epoch())
-            for record in rest:
-                self._write([record])
-            self.races += 1
-            self.log = [c for c in self.log if not _is_grant(c, event.epochs)]
-            self.apply(event)
+            race, rest = outrun(records[0].study, records, error, self.ledger.last_epoch())
+            races.append(race)
+            self._write(rest, races)
 
     def refresh(self) -> None:
         """It looks what other hosts have done, and says that it lives."""
