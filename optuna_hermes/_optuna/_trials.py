@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Collection
 from typing import Any
 
 import optuna
@@ -27,7 +28,7 @@ _OPENED_ATTRIBUTE = "hermes:opened"
 
 
 def open_trial(
-    study: optuna.Study, *, name: str | None = None, lost: str | None = None
+    study: optuna.Study, *, name: str | None = None, lost: Collection[str] = ()
 ) -> optuna.Trial:
     """Create the next trial, or take the first that waits in the queue.
 
@@ -38,24 +39,24 @@ def open_trial(
     Args:
         study: of the trial.
         name: of this opening, which no other has; None draws one.
-        lost: the name of an opening whose process died; if it has left a trial, that one is taken.
+        lost: names of openings whose processes died; if one has left a trial, that one is taken.
     """
     # A mark of this call alone: another worker of ours may have taken a trial, and keeps its own.
     mark = _mark(name or uuid.uuid4().hex)
-    return patiently(_open, study, mark, None if lost is None else _mark(lost), set())
+    return patiently(_open, study, mark, {_mark(each) for each in lost}, set())
 
 
 def _mark(name: str) -> str:
     return f"{_OPENED_ATTRIBUTE}:{name}"
 
 
-def _open(study: optuna.Study, mark: str, lost: str | None, missed: set[int]) -> optuna.Trial:
+def _open(study: optuna.Study, mark: str, lost: set[str], missed: set[int]) -> optuna.Trial:
     """Open a trial with this mark, unless that has been done though no answer came back.
 
     Args:
         study: its study.
         mark: a system attribute.
-        lost: the mark of somebody who died.
+        lost: the marks of those who died.
         missed: the ids of trials that others were faster to take.
     """
     storage, study_id = at_once(study), study._study_id
@@ -63,7 +64,8 @@ def _open(study: optuna.Study, mark: str, lost: str | None, missed: set[int]) ->
     trials = storage.get_all_trials(study_id, deepcopy=False)
     for trial in trials:
         mine = trial.system_attrs.get(mark) and trial._trial_id not in missed
-        if trial.state == TrialState.RUNNING and (mine or trial.system_attrs.get(lost)):
+        left = any(trial.system_attrs.get(each) for each in lost)
+        if trial.state == TrialState.RUNNING and (mine or left):
             storage.set_trial_system_attr(trial._trial_id, mark, True)
             _clear(storage, trial, mark)
             return optuna.Trial(study, trial._trial_id)

@@ -156,7 +156,7 @@ class Lease:
     held: bool = False
     before: int = 0
     adopted: bool = False
-    lost: int | None = None
+    lost: tuple[int, ...] = ()
     claimed: RunRecord | None = field(default=None, repr=False)
 
 
@@ -196,7 +196,7 @@ class Study:
         trials: how many trials there were when the driver counted those that are left, None if
             it has not said so.
         waiting: the numbers of those among them that nobody had begun.
-        lost: see ``Lease``; epochs that nobody looks for yet.
+        lost: see ``Lease``; of trials that nobody looks for yet.
         broker: this broker, where several hosts share the study, else None.
         limit: how many runs there shall be, over all hosts; None for no bound.
         coming: leases of other hosts from which further runs will come.
@@ -226,7 +226,7 @@ class Study:
     orphans: dict[int, LeaseRecord] = field(default_factory=dict)
     trials: int | None = None
     waiting: frozenset[int] = frozenset()
-    lost: list[int] = field(default_factory=list)
+    lost: list[tuple[int, ...]] = field(default_factory=list)
     broker: str | None = None
     limit: int | None = None
     coming: int = 0

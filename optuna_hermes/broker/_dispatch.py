@@ -216,7 +216,7 @@ class Dispatcher:
             from_tier=tier,
             last_progress=now,
             before=run.epoch if run else 0,
-            lost=study.lost.pop() if run is None and study.lost else None,
+            lost=study.lost.pop() if run is None and study.lost else (),
             claimed=claimed,
         )
         if slot.empty_since is not None:

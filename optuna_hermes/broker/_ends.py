@@ -39,8 +39,8 @@ class Ends:
         if run is None:
             if study.unstarted is not None:
                 study.unstarted += 1
-            study.lost.append(lease.epoch)  # whether its trial was created nobody has said
-            _look_again(study, lease)
+            # Whether its trial was created, or found, nobody has said.
+            study.lost.append((lease.epoch, *lease.lost))
             return
         run.suspensions += 1
         out.append(story.lost(self._book, run, now))
@@ -98,7 +98,8 @@ class Ends:
             out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
         if run is None and study.unstarted is not None:
             study.unstarted += 1
-        _look_again(study, lease)
+        if lease.lost:
+            study.lost.append(lease.lost)  # still to be found
         waited = run is None or lease.from_tier in (None, "disk")
         if waited and client is not None and client.role == "worker":
             study.idle.append(lease.connection)
@@ -135,9 +136,3 @@ class Ends:
         run.alone = True
         detail = {"device": slot.device.id, "reason": reason}
         out.append(self._book.event(run.study, run.number, "outgrew its memory", detail, now))
-
-
-def _look_again(study: Study, lease: Lease) -> None:
-    """The trial that a lease's holder should have looked for is still to be found."""
-    if lease.lost is not None:
-        study.lost.append(lease.lost)

@@ -315,8 +315,8 @@ class Grant(_Message, frozen=True, kw_only=True):
     """A lease. ``number`` is None for a new trial; ``checkpoints`` are newest first.
 
     ``device_seconds`` is what the run has had until now. ``alone`` says that nobody else of this
-    broker's holds memory of the devices. ``lost`` is the epoch of a lease for a new trial whose
-    process died: the trial that it has created, if there is one, is this lease's.
+    broker's holds memory of the devices. ``lost`` are the epochs of leases for one new trial
+    whose processes died: the trial that one of them has created, if there is one, is this lease's.
     """
 
     epoch: int
@@ -326,7 +326,7 @@ class Grant(_Message, frozen=True, kw_only=True):
     trial_id: int | None = None
     checkpoints: tuple[SavedCheckpoint, ...] = ()
     device_seconds: float = 0.0
-    lost: int | None = None
+    lost: tuple[int, ...] = ()
 
 
 class Yield(_Message, frozen=True, kw_only=True):

@@ -111,8 +111,9 @@ class Sharing:
         dead = {host.instance for host in others if sure and host.age_seconds >= DEAD_SECONDS}
         out.extend(ForgetBroker(study=study.spec.key, instance=each) for each in sorted(dead))
         for lease in event.leases:
-            if lease.owner in dead and lease.number is None and lease.epoch not in study.lost:
-                study.lost.append(lease.epoch)  # its holder may have created a trial
+            lost = (lease.epoch,)
+            if lease.owner in dead and lease.number is None and lost not in study.lost:
+                study.lost.append(lost)  # its holder may have created a trial
         return {host.instance for host in others} - dead
 
     def _take_in(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
@@ -31,6 +31,7 @@ class Trial:
         files: units of each checkpoint file that is there.
         safe: units of the newest checkpoint that the ledger is known to have.
         kept: paths that were acknowledged, newest first.
+        opened: the epoch of the lease under which it was created, or found again.
         end: what Optuna was told, None while it is unfinished.
         spoilt: somebody has lied about it: its checkpoints may be anything.
     """
@@ -44,6 +45,7 @@ class Trial:
     files: dict[str, int] = field(default_factory=dict)
     safe: int = 0
     kept: list[str] = field(default_factory=list)
+    opened: int | None = None
     end: wire.Ending | None = None
     spoilt: bool = False
 
@@ -80,6 +82,13 @@ class Optuna:
             moves=self.random.random() < 0.8,
         )
         self.trials.append(trial)
+        return trial
+
+    def open(self, epoch: int, lost: Collection[int]) -> Trial:
+        """The trial that a holder of a lost lease has left, if one has, or else a new one."""
+        left = (trial for trial in self.trials if trial.opened in lost and trial.end is None)
+        trial = next(left, None) or self.create()
+        trial.opened = epoch
         return trial
 
     @property
@@ -205,6 +214,8 @@ class Behaviour:
             self._open(grant)
         trial = process.trial
         assert trial is not None
+        if process.doing == "leaves":
+            return
         if trial.end is not None:  # whoever told Optuna died before it told the broker
             process.doing = "leaves"
             self._say(wire.Ended(epoch=process.epoch, state=trial.end))
@@ -218,8 +229,14 @@ class Behaviour:
         """Find the trial of a grant, and go back to its newest checkpoint."""
         process, optuna = self._process, self._optuna
         new = grant.number is None
-        trial = optuna.create() if grant.number is None else optuna.trials[grant.number]
+        if grant.number is None:
+            trial = optuna.open(grant.epoch, grant.lost)
+        else:
+            trial = optuna.trials[grant.number]
         process.trial = trial
+        if new and self._random.random() < 0.1:
+            process.doing = "leaves"  # it dies before it has said which trial it has created
+            return
         if process.role == "worker":
             begin = wire.Begin(epoch=process.epoch, number=trial.number, trial_id=trial.number)
             self._say(begin)

@@ -110,7 +110,7 @@ class _Engagement:
                 trial = private.open_trial(
                     self._study,
                     name=str(grant.epoch),
-                    lost=None if grant.lost is None else str(grant.lost),
+                    lost=tuple(map(str, grant.lost)),
                 )
         else:
             trial = private.reattach(self._study, grant.trial_id)

@@ -142,7 +142,7 @@ def test_a_trial_that_somebody_died_over_is_not_lost_once_it_is_taken(
         with pytest.raises(KeyboardInterrupt):
             private.open_trial(study, name="7")
     assert private.open_trial(study, name="8").number == 0
-    assert private.open_trial(study, name="9", lost="7").number == 1
+    assert private.open_trial(study, name="9", lost=["7"]).number == 1
 
 
 @pytest.mark.parametrize("queued", [False, True])
@@ -151,11 +151,11 @@ def test_a_trial_of_somebody_who_died_is_found(study: optuna.Study, queued: bool
     if queued:
         study.enqueue_trial({"x": 0.25})
     private.open_trial(study, name="7")
-    assert private.open_trial(study, name="8", lost="7").number == 0
-    assert private.open_trial(study, name="9", lost="7").number == 1
+    assert private.open_trial(study, name="8", lost=["7"]).number == 0
+    assert private.open_trial(study, name="9", lost=["7"]).number == 1
     study.tell(1, 0.5)
-    assert private.open_trial(study, name="10", lost="9").number == 2
-    assert private.open_trial(study, name="11", lost="8").number == 0
+    assert private.open_trial(study, name="10", lost=["9"]).number == 2
+    assert private.open_trial(study, name="11", lost=["12", "8"]).number == 0
     assert all(private.ours(study.trials[number]) for number in (0, 2))
 
 

@@ -138,7 +138,7 @@ def test_a_trial_that_a_dead_host_was_about_to_begin_is_looked_for() -> None:
     hosts.dead.add("a")
     hosts.advance(DEAD_SECONDS + 3 * REFRESH_SECONDS)
     grant = hosts.b.last(worker, "Grant")
-    assert (grant.number, grant.lost) == (None, lost)
+    assert (grant.number, grant.lost) == (None, (lost,))
 
 
 def test_a_host_that_was_thought_dead_gives_up_what_it_had() -> None:
@@ -222,6 +222,22 @@ def test_of_two_that_claim_a_run_one_wins() -> None:
     assert hosts.owners() == ["a"]
     hosts.advance(REFRESH_SECONDS)
     assert hosts.b.state.book.studies["s"].runs[0].owner == "a"
+
+
+def test_a_trial_that_another_host_has_taken_over_meanwhile_has_one_lease() -> None:
+    """A worker finds the trial of one that died, but the other host's driver has adopted it."""
+    hosts = Hosts()
+    hosts.a.driver(policy="round-robin", unstarted=1, limit=1)
+    hosts.a.hang_up(hosts.a.worker())  # it has created trial 0, and said nothing
+    finder = hosts.a.worker()
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1, adopted={0: 0})
+    assert hosts.b.last(hosts.b.worker(), "Grant").number == 0
+    epoch = hosts.a.last(finder, "Grant").epoch
+    hosts.a.say(finder, wire.Begin(epoch=epoch, number=0, trial_id=0))
+    assert hosts.a.killed() == [finder]
+    assert hosts.owners() == ["b"]
+    live = hosts.ledger.load_leases("s", live=True)
+    assert [(lease.owner, lease.number) for lease in live] == [("a", None), ("b", 0)]
 
 
 @pytest.mark.parametrize("wants", [True, False])
