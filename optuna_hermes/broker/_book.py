@@ -134,9 +134,9 @@ class Lease:
         held: it is not in the ledger yet, whose database is away: nobody has heard of it.
         before: the epoch of its run's lease before this one.
         adopted: it was granted by an earlier broker.
-        lost: the epoch of a lease whose holder may have created a trial and died before it said
-            so; this one's holder looks for that trial before it creates another.
-        claimed: the row of its run, which was nobody's before; None if it was this broker's.
+    lost: tuple[int, ...] = ()
+    refused: bool = False
+    claimed: RunRecord | None = field(default=None, repr=False)
     """
 
     epoch: int
@@ -157,6 +157,8 @@ class Lease:
     before: int = 0
     adopted: bool = False
     lost: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    refused: bool = False
     claimed: RunRecord | None = field(default=None, repr=False)
 
 

@@ -39,8 +39,8 @@ class Ends:
         if run is None:
             if study.unstarted is not None:
                 study.unstarted += 1
-            # Whether its trial was created, or found, nobody has said.
-            study.lost.append((lease.epoch, *lease.lost))
+            if not lease.refused:  # whether a trial was created, or found, nobody has said
+                study.lost.append((lease.epoch, *lease.lost))
             return
         run.suspensions += 1
         out.append(story.lost(self._book, run, now))

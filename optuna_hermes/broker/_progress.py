@@ -7,7 +7,7 @@ import math
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import KEPT_CHECKPOINTS, admit_run
-from optuna_hermes.broker._book import Book, Lease, Run
+from optuna_hermes.broker._book import Book, Lease, Run, Study
 from optuna_hermes.broker._events import Command, DropCheckpoint, Kill, NameLease, Send
 from optuna_hermes.broker._rows import claim, save
 from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
@@ -21,8 +21,8 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
     study = book.studies[lease.study]
     is_new = message.number not in study.runs
     run = admit_run(study, message.number, message.trial_id, now)
-    taken = run.connection not in (None, lease.connection) or study.is_elsewhere(run)
-    if not run.live or taken:
+    if not run.live or _is_taken(study, run, lease):
+        lease.refused = True
         # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
         pid = book.clients[lease.connection].pid
         what = "another process trains" if run.live else "nobody has to train"
@@ -39,10 +39,20 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
     if lease.number is None:
         lease.number = message.number
         run.slices += 1
-        if lease.adopted and study.unstarted is not None and study.was_counted(run.number):
+        counted = study.was_counted(run.number) if lease.adopted else not is_new
+        if counted and study.unstarted is not None:
             study.unstarted += 1  # its driver knew of it, so it is not one of those left
         out.append(NameLease(study=lease.study, epoch=lease.epoch, number=run.number))
     save(book, run, now, out)
+
+
+def _is_taken(study: Study, run: Run, lease: Lease) -> bool:
+    """Whether a run is not for the holder of a lease that begins it."""
+    if run.connection not in (None, lease.connection) or study.is_elsewhere(run):
+        return True
+    # Who finds a trial by itself begins anew, though a driver may have adopted it meanwhile.
+    found = lease.number is None and not lease.adopted
+    return found and (run.awaited or bool(run.checkpoints))
 
 
 def training(book: Book, lease: Lease, run: Run, message: wire.Training, now: float) -> None:

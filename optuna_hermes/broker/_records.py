@@ -92,7 +92,8 @@ def outrun(
         for item in items
         if not isinstance(item, void)
         and item not in saved
-        and not (isinstance(item, RunRecord | NameLease) and item.number in undone)
+        and not (isinstance(item, RunRecord) and item.number in undone)
+        and not (isinstance(item, NameLease) and item.number == lost)
     )
     event = Outrun(
         study=study,

@@ -240,6 +240,8 @@ class Behaviour:
         if process.role == "worker":
             begin = wire.Begin(epoch=process.epoch, number=trial.number, trial_id=trial.number)
             self._say(begin)
+        if not process.honest:
+            return  # it was killed: another one has this trial
         assert new == (grant.trial_id is None)
         trial.units = 0
         if grant.checkpoints:

@@ -167,6 +167,44 @@ def test_a_trial_that_was_created_by_a_worker_that_died_is_looked_for() -> None:
     assert broker.last(seventh, "Grant").lost == ()
 
 
+def adopted_while_it_is_looked_for() -> tuple[FakeBroker, int]:
+    """A worker has died that had created trial 0; the next driver adopts what another looks for."""
+    broker = FakeBroker(devices=2)
+    driver = broker.driver(unstarted=2, max_alive=4)
+    broker.hang_up(broker.worker())
+    finder = broker.worker()
+    assert broker.last(finder, "Grant").lost
+    broker.hang_up(driver)
+    broker.driver(unstarted=1, max_alive=4, adopted={0: 0})
+    return broker, finder
+
+
+def test_a_trial_that_is_found_though_it_was_adopted_is_counted_once() -> None:
+    """Its driver has counted it already: as many may be created as before."""
+    broker, finder = adopted_while_it_is_looked_for()
+    epoch = begin(broker, finder, 0)
+    broker.say(finder, wire.Ended(epoch=epoch, state="done"))
+    grant = broker.last(broker.worker(), "Grant")
+    assert (grant.number, grant.lost) == (None, ())
+
+
+def test_a_trial_that_went_on_meanwhile_is_not_begun_again() -> None:
+    """Who finds it by itself knows no checkpoint of it: it is ended, and nobody looks any more."""
+    broker, finder = adopted_while_it_is_looked_for()
+    other = broker.worker()
+    epoch = broker.last(other, "Grant").epoch
+    assert broker.last(other, "Grant").number == 0
+    begin(broker, other, 0)
+    broker.say(other, wire.Saved(epoch=epoch, checkpoint=checkpoint()))
+    broker.hang_up(other)
+    broker.say(finder, wire.Begin(epoch=broker.last(finder, "Grant").epoch, number=0, trial_id=0))
+    assert broker.killed() == [finder]
+    broker.hang_up(finder)
+    grants = [broker.last(broker.worker(), "Grant") for _ in range(2)]
+    assert {(grant.number, grant.lost) for grant in grants} == {(0, ()), (None, ())}
+    assert all(grant.checkpoints for grant in grants if grant.number == 0)
+
+
 def test_a_worker_that_dies_before_its_trial_exists_loses_no_trial() -> None:
     """The trial that was to be created may still be created."""
     broker = FakeBroker(devices=1)
