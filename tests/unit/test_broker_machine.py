@@ -351,7 +351,7 @@ def epochs_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ("plant", "seen"),
     [
         (grant_before_commit, "a grant before its lease"),
-        (any_epoch_will_do, "a late message was heard"),
+        (any_epoch_will_do, "a late message was heard|end=None"),  # or a trial is left over
         (leases_outlive_their_holders, "a lease whose holder is gone"),
         (host_memory_has_no_end, "more host memory than there is"),
         (epochs_begin_again, "epoch must be above"),
