@@ -134,9 +134,10 @@ class Lease:
         held: it is not in the ledger yet, whose database is away: nobody has heard of it.
         before: the epoch of its run's lease before this one.
         adopted: it was granted by an earlier broker.
-    lost: tuple[int, ...] = ()
-    refused: bool = False
-    claimed: RunRecord | None = field(default=None, repr=False)
+        lost: the epochs of leases of which one holder may have created a trial, and died before it
+            said so; this one's holder looks for that trial before it creates another.
+        refused: its holder has found a trial that it may not have.
+        claimed: the row of its run, which was nobody's before; None if it was this broker's.
     """
 
     epoch: int
@@ -156,7 +157,6 @@ class Lease:
     held: bool = False
     before: int = 0
     adopted: bool = False
-    lost: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     refused: bool = False
     claimed: RunRecord | None = field(default=None, repr=False)

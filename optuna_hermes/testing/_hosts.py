@@ -27,11 +27,11 @@ class Optuna:
 
     def open(self, grant: wire.Grant) -> int:
         """A new trial, or the one that somebody who died may have left."""
-        lost = f"{grant.lost}"
-        if lost in self.opened:
-            number = self.opened.index(lost)
-            self.opened[number] = f"{grant.epoch}"
-            return number
+        for lost in map(str, grant.lost):
+            if lost in self.opened:
+                number = self.opened.index(lost)
+                self.opened[number] = f"{grant.epoch}"
+                return number
         self.opened.append(f"{grant.epoch}")
         return len(self.opened) - 1
 
