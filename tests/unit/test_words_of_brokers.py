@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from optuna_hermes.broker import Connection, _client, _devices, _ledgers, _server
+from optuna_hermes.broker import Connection, _client, _ledgers
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker import _readings as readings
 from optuna_hermes.broker._client import connect, connect_or_start
-from optuna_hermes.broker._events import Kill, LedgerAway, WritesFailed
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._events import Kill, StudyRead
 from optuna_hermes.broker._ledgers import Ledgers
 from optuna_hermes.broker._memory import size
 from optuna_hermes.broker._recovery import RECOVERY_SECONDS
-from optuna_hermes.broker._server import Server
-from optuna_hermes.broker._xid import Xid
 from optuna_hermes.errors import BrokerError, LedgerError, ProtocolError
-from optuna_hermes.ledger import EventRecord
+from optuna_hermes.ledger import EventRecord, HostRecord, RunRecord
 from optuna_hermes.model import Device
-from optuna_hermes.testing import FakeBroker, FakeDevices
+from optuna_hermes.testing import FakeBroker
 
 OTHER = "the other end is of another version, or no part of optuna-hermes: end it."
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
@@ -89,6 +83,24 @@ def test_a_trial_that_is_trained_already() -> None:
     assert refused(broker, second) == (
         f"Trial 0 is trained by process {first} already: end that one first."
     )
+
+
+def test_a_trial_that_is_trained_on_another_host() -> None:
+    """Who asks for it here reads where it is."""
+    broker = FakeBroker(devices=1)
+    asks = broker.connect("run")
+    far = RunRecord(
+        study="s", number=0, trial_id=0, state="running", slices=1, host="far", owner="f1"
+    )
+    event = StudyRead(
+        connection=asks,
+        message=wire.Register(study=SPEC, number=0, trial_id=0),
+        shared=True,
+        runs=(far,),
+        hosts=(HostRecord(name="far", instance="f1"),),
+    )
+    broker.apply(event)
+    assert refused(broker, asks) == "Trial 0 is trained on another host (far): end it there first."
 
 
 @pytest.mark.parametrize(
@@ -246,149 +258,3 @@ def test_an_idle_broker_that_does_not_make_way(
     assert str(error.value) == (
         "The idle broker (process 7) does not end: end it with `kill -9 7`."
     )
-
-
-# -- the start ---------------------------------------------------------------------------------
-
-
-def test_a_runtime_directory_whose_path_is_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A socket's path has few bytes: the variable that shortens it is named."""
-    path = tmp_path / ("x" * 90)
-    monkeypatch.setenv(election.RUNTIME_DIR_VARIABLE, str(path))
-    with pytest.raises(BrokerError) as error:
-        election.runtime_dir()
-    assert str(error.value) == (
-        f"The socket's path may have {election._MAX_SOCKET_PATH} bytes but {path}/broker.sock is "
-        "longer: set OPTUNA_HERMES_RUNTIME_DIR to a short path."
-    )
-
-
-@pytest.mark.parametrize(
-    ("python", "words"),
-    [
-        (
-            "exec sleep 30",
-            r"^The broker did not listen within 0 s: see {0}/broker.log and .*err\.$",
-        ),
-        ("exit 1", r"^The broker has ended \(it said nothing\): look into {0}/broker.log\.$"),
-        ("echo Killed >&2; exit 9", r"^The broker has ended \(Killed\): look into {0}/broker.log"),
-    ],
-    ids=["slow", "silent", "with words"],
-)
-def test_a_broker_that_does_not_start(
-    python: str, words: str, runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where its last words are is said."""
-    stand_in = tmp_path / "python"
-    stand_in.write_text(f"#!/bin/sh\n{python}\n")
-    stand_in.chmod(0o700)
-    monkeypatch.setattr("sys.executable", str(stand_in))
-    monkeypatch.setattr(election, "START_SECONDS", 0.3)
-    with pytest.raises(BrokerError, match=words.format(runtime_dir)):
-        election.start(runtime_dir, "cpu:1")
-
-
-def test_gpus_that_lie_idle_are_spoken_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where a driver is installed and does not work, ``auto`` says what it means and why."""
-
-    def broken() -> Any:
-        raise _devices.nvml.NoDriverError("load the driver with `modprobe nvidia`", installed=True)
-
-    monkeypatch.setattr(_devices.nvml, "driver", broken)
-    count = _devices.DEFAULT_CPU_SLOTS
-    assert len(_devices.parse_devices("auto")) == count
-    assert caplog.messages == [
-        f"auto means cpu:{count} here: load the driver with `modprobe nvidia`"
-    ]
-
-
-# -- the log -----------------------------------------------------------------------------------
-
-
-class Loop:
-    """A server whose loop does not run: what it logs is looked at."""
-
-    def __init__(self, directory: Path) -> None:
-        source = FakeDevices([Device(id="cpu:0", free=True)])
-        self.server = Server(directory, devices="any", source=source, host="h", idle_seconds=None)
-        self.server._ledgers = Ledgers(lambda news: None, lambda call: None)
-        self.server._wind_up = lambda now: None  # type: ignore[method-assign]
-
-
-@pytest.fixture
-def server(runtime_dir: Path) -> Server:
-    return Loop(runtime_dir).server
-
-
-def test_what_a_broker_logs_of_its_ledgers(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A database that is away, one that refuses, and one that is back."""
-    caplog.set_level(logging.INFO)
-    server._heard(LedgerAway(studies=("s",), reason="No route to host."))
-    server._heard(WritesFailed(epochs=(), reason="no such table", study="s"))
-    server._heard(_ledgers.LedgerBack(studies=("s",)))
-    assert caplog.messages == [
-        "a database is away, what is to be written waits: No route to host.",
-        "the ledger refused: no such table",
-        "the database is back",
-    ]
-    assert _ledgers._SILENT == (
-        "It is there but does not answer: look whether it hangs, or who has locked it."
-    )
-
-
-def test_what_a_broker_logs_of_a_kill(
-    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whom it kills, and why."""
-    killed: list[int] = []
-    monkeypatch.setattr(_server, "kill", killed.append)
-    server._carry_out([Kill(connection=1, pid=77)])
-    assert caplog.messages == ["SIGKILL to process 77: it did not answer in time"]
-    assert killed == [77]
-
-
-def test_a_runtime_directory_that_is_full(
-    server: Server, runtime_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """That the next broker will not know the holders is said, and where room is needed."""
-    (runtime_dir / "holders.new").mkdir()
-    holder = Holder(pid=7, started=1, role="worker", study="s", number=0, epoch=1, device="cpu:0")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_server, "holders", lambda book: (holder,))
-        server._remember()
-    (message,) = caplog.messages
-    assert message.startswith(
-        f"the next broker will not know who has a device, so make room in {runtime_dir}: [Errno 21]"
-    )
-
-
-def test_an_xid_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """With the device that it came from, in words."""
-    source = FakeDevices([Device(id="GPU-0", kind="gpu", free=True)])
-    read = readings.Readings(source)
-    read._heard.put(Xid(device="GPU-0", code=79))
-    assert len(list(read._reports())) == 1
-    assert caplog.messages == ["GPU-0: XID 79 (fallen off the bus) was reported"]
-    read.close()
-
-
-def test_records_that_are_lost_are_counted(
-    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A broker that is ended while a database is away says what brings most of them back."""
-    monkeypatch.setattr(Ledgers, "close", lambda ledgers, seconds: 3)
-
-    async def serve() -> None:
-        await server.serve(server._stop.set)
-
-    asyncio.run(serve())
-    assert caplog.messages == [
-        "3 records did not reach the ledger: bring the database back before `optimize` is run "
-        "again; runs that live say theirs again"
-    ]
