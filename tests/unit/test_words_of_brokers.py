@@ -12,13 +12,15 @@ from optuna_hermes.broker import Connection, _client, _ledgers
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import connect, connect_or_start
-from optuna_hermes.broker._events import Kill, StudyRead
+from optuna_hermes.broker._events import Expected, Kill, StudyRead
+from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._ledgers import Ledgers
 from optuna_hermes.broker._memory import size
 from optuna_hermes.broker._recovery import RECOVERY_SECONDS
 from optuna_hermes.errors import BrokerError, LedgerError, ProtocolError
-from optuna_hermes.ledger import EventRecord, HostRecord, RunRecord
-from optuna_hermes.model import Device
+from optuna_hermes.ledger import EventRecord, HostRecord, LeaseRecord, MemoryLedger, RunRecord
+from optuna_hermes.model import Assignment, Decision, Device, Snapshot
+from optuna_hermes.policies import Policy
 from optuna_hermes.testing import FakeBroker
 
 OTHER = "the other end is of another version, or no part of optuna-hermes: end it."
@@ -123,6 +125,40 @@ def test_what_does_not_agree_with_the_ledger(change: dict[str, Any], words: str)
     assert reasons_of_kills(after) == [words]
 
 
+def test_what_another_process_has() -> None:
+    """Two that come back with one trial, or with one device: the second reads what is taken."""
+    ledger = MemoryLedger()
+    broker = FakeBroker(devices=1, ledger=ledger)
+    for number, epoch in enumerate((1, 2)):
+        record = LeaseRecord(
+            study="s", epoch=epoch, number=number, devices=("h/cpu:0",), host="h", started=0.0
+        )
+        ledger.commit_lease(record)
+        run = RunRecord(study="s", number=number, trial_id=number, state="running")
+        ledger.save_run(run)
+        holder = Holder(
+            pid=70 + number,
+            started=1,
+            role="worker",
+            study="s",
+            number=number,
+            epoch=epoch,
+            device=None if number else "cpu:0",
+        )
+        broker.apply(Expected(connection=-1 - number, holder=holder))
+
+    def resume(pid: int, number: int, epoch: int) -> int:
+        said = wire.Resume(
+            study=SPEC, epoch=epoch, number=number, trial_id=number, device="cpu:0", training=True
+        )
+        return broker.resume(pid, said)
+
+    resume(70, 0, 1)
+    ask = "Ask for another lease, or end."
+    assert refused(broker, resume(99, 0, 1)) == f"Another process has trial 0. {ask}"
+    assert refused(broker, resume(71, 1, 2)) == f"Another process has device cpu:0. {ask}"
+
+
 def test_a_worker_that_does_not_come_back_is_killed_for_that() -> None:
     """The log says why."""
     broker = FakeBroker(devices=1)
@@ -168,6 +204,24 @@ def test_a_policy_that_fails_says_how_to_go_on() -> None:
     assert problem.startswith("Policy 'fifo' raised AttributeError(")
     assert problem.endswith(
         ": mend it, or choose another with --policy, and run the same command again."
+    )
+
+
+def test_a_policy_that_gives_what_is_not_there() -> None:
+    """What it has given wrongly is named."""
+
+    class Generous(Policy):
+        def decide(self, snapshot: Snapshot) -> Decision:
+            return Decision(assignments=(Assignment(run=9, devices=("cpu:7",)),))
+
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="fifo")
+    broker.state.book.studies["s"].policy = Generous()
+    broker.worker()
+    assert broker.state.status(0.0)["studies"][0]["problem"] == (
+        "Policy 'fifo' raised ValueError('a policy assigns waiting runs and free devices, each "
+        "once at most, but got run 9, device cpu:7'): mend it, or choose another with --policy, "
+        "and run the same command again."
     )
 
 
