@@ -16,12 +16,10 @@ from optuna_hermes.broker._events import Command, ForgetBroker, Kill, Outrun, Re
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._protocol import Refused
 from optuna_hermes.ledger._base import HostRecord, RunRecord
+from optuna_hermes.ledger._claims import DEAD_SECONDS as DEAD_SECONDS
 
 REFRESH_SECONDS = 3.0
 """How often a broker says that it lives, and looks what others have done."""
-
-DEAD_SECONDS = 30.0
-"""A broker that was silent for so long is gone, with its host or without."""
 
 _FRESH_SECONDS = 3 * REFRESH_SECONDS
 """What a broker said of itself counts for so long."""

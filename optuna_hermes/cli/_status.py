@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections import Counter
+from collections.abc import Container
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts
-    from optuna_hermes.ledger import Ledger, RunRecord
+    from optuna_hermes.ledger import HostRecord, Ledger, RunRecord
 
 
 def status(
@@ -76,8 +77,11 @@ def _tell(number: int, storage: str | None, name: str | None, *, as_json: bool) 
 
 
 def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> dict[str, Any]:
+    from optuna_hermes.ledger import live_hosts
+
     with facts_and_ledger(storage, name) as (facts, ledger):
-        runs = _runs(facts, ledger, broker)
+        hosts = live_hosts(ledger)
+        runs = _runs(facts, ledger, broker, hosts)
     finite = [run for run in runs if run["value"] is not None and math.isfinite(run["value"])]
     best = min(finite, key=lambda run: facts.sign * run["value"], default=None)
     return {
@@ -85,19 +89,30 @@ def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> 
         "counts": dict(Counter(run["state"] for run in runs)),
         "device_seconds": sum(run["device_seconds"] for run in runs),
         "best": best and {"trial": best["trial"], "value": best["value"]},
+        "hosts": [
+            {"host": host.name, "devices": len(host.devices), "load": host.load} for host in hosts
+        ],
         "runs": runs,
     }
 
 
-def _runs(facts: StudyFacts, ledger: Ledger, broker: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _runs(
+    facts: StudyFacts, ledger: Ledger, broker: dict[str, Any] | None, hosts: list[HostRecord]
+) -> list[dict[str, Any]]:
     key = str(facts.key)
     served, ends = serves(broker, key), facts.ends
+    alive = {host.instance for host in hosts}
     stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
     values = ledger.last_values(key)
     return [
         _run(
             run,
-            state=state_of(run, ends.get(run.number), served=served, stored=run.number in stored),
+            state=state_of(
+                run,
+                ends.get(run.number),
+                held=holds(run, served=served, alive=alive),
+                stored=run.number in stored,
+            ),
             value=facts.sign * values[run.number] if run.number in values else None,
         )
         for run in ledger.load_runs(key)
@@ -109,19 +124,31 @@ def serves(broker: dict[str, Any] | None, key: str) -> bool:
     return broker is not None and any(entry["key"] == key for entry in broker["studies"])
 
 
-def state_of(run: RunRecord, end: str | None, *, served: bool, stored: bool) -> str:
+def holds(run: RunRecord, *, served: bool, alive: Container[str]) -> bool:
+    """Whether a process may have a run, as the ledger says.
+
+    Args:
+        run: the run.
+        served: whether this host's broker serves its study.
+        alive: the brokers that other hosts would hear of.
+    """
+    if run.host in (None, socket.gethostname()):
+        return served
+    return run.owner is None or run.owner in alive
+
+
+def state_of(run: RunRecord, end: str | None, *, held: bool, stored: bool) -> str:
     """The state of a run; what the ledger says may be older than the end of a process.
 
     Args:
         run: the run.
         end: how its trial has ended as Optuna knows it, None if it has not.
-        served: whether this host's broker serves its study.
+        held: see ``holds``.
         stored: whether it has a checkpoint.
     """
     if end is not None:
         return end
-    ours = run.host in (None, socket.gethostname())
-    if run.state in ("running", "parked") and ours and not served:
+    if run.state in ("running", "parked") and not held:
         return "stored" if stored else "pending"
     return run.state
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.cli._status import serves, state_of
+from optuna_hermes.cli._status import holds, serves, state_of
 from optuna_hermes.cli._studies import study_and_ledger
 from optuna_hermes.errors import InvalidInputError
 
@@ -39,6 +39,7 @@ def _document(
 ) -> dict[str, Any]:
     from optuna_hermes import _optuna as private
     from optuna_hermes._tables import ends_of
+    from optuna_hermes.ledger import live_hosts
 
     key = private.study_key(study)
     trials = private.trial_states(study)
@@ -48,7 +49,9 @@ def _document(
     checkpoints = ledger.load_checkpoints(key, number)
     served = serves(broker, key)
     ends = ends_of((each, state.name) for each, state in trials.items())
-    state = state_of(run, ends.get(number), served=served, stored=bool(checkpoints))
+    alive = {host.instance for host in live_hosts(ledger)}
+    held = holds(run, served=served, alive=alive)
+    state = state_of(run, ends.get(number), held=held, stored=bool(checkpoints))
     curve = ledger.load_curves(key).get(number)
     return {
         "study": study.study_name,

@@ -46,7 +46,7 @@ def finish(
         raise InvalidInputError("Name the trials to finish, or say --all for every suspended one.")
     held_by = broker_status()
     with study_and_ledger(storage, study_name) as (study, ledger):
-        held = upkeep.held_trials(held_by, study)
+        held = upkeep.held_trials(held_by, study, ledger)
         plan = upkeep.plan_finish(study, None if every else trials, held)
         reasons = _reasons(plan.refused)
         if plan.refused and not (every and plan.values):
@@ -106,7 +106,7 @@ def gc(
         folders = [private.checkpoint_root(study)]
         if checkpoint_dir is not None:
             folders.append(private.checkpoint_root(study, checkpoint_dir))
-        held = upkeep.held_trials(held_by, study)
+        held = upkeep.held_trials(held_by, study, ledger)
         litter = upkeep.find_litter(study, ledger, folders, held, now)
         rows = upkeep.find_rows(study, ledger, host=_host(held_by), serving=serving, now=now)
         litter = upkeep.with_files_of(litter, [f.parent for f in folders], rows.studies)

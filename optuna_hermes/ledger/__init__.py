@@ -12,11 +12,13 @@ from optuna_hermes.ledger._base import (
     ReportRecord,
     RunRecord,
 )
+from optuna_hermes.ledger._claims import DEAD_SECONDS
 from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.ledger._migrations import SCHEMA_VERSION
 from optuna_hermes.ledger._sql import SqlLedger
 
 __all__ = [
+    "DEAD_SECONDS",
     "SCHEMA_VERSION",
     "CheckpointRecord",
     "EventRecord",
@@ -27,9 +29,15 @@ __all__ = [
     "ReportRecord",
     "RunRecord",
     "SqlLedger",
+    "live_hosts",
     "mends",
     "open_ledger",
 ]
+
+
+def live_hosts(ledger: Ledger) -> list[HostRecord]:
+    """The brokers that were heard of not long ago, where several share a ledger."""
+    return [host for host in ledger.load_hosts() if host.age_seconds < DEAD_SECONDS]
 
 
 def open_ledger(url: str) -> Ledger:

@@ -8,6 +8,9 @@ from dataclasses import replace
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
 from optuna_hermes.ledger._records import HostRecord, LeaseRecord, RunRecord
 
+DEAD_SECONDS = 30.0
+"""A broker that was silent for so long is gone, with its host or without."""
+
 _UNFINISHED = ("pending", "running", "parked", "stored")
 _WAITING = ("pending", "stored")
 

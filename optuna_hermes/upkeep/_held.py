@@ -6,15 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from optuna_hermes import _optuna as private
+from optuna_hermes.ledger import Ledger, live_hosts
+from optuna_hermes.model import LIVE_STATES
 
 
-def held_trials(status: Mapping[str, Any] | None, study: private.Study) -> frozenset[int]:
-    """The unfinished trials of a study that a live process answers for.
+def held_trials(
+    status: Mapping[str, Any] | None, study: private.Study, ledger: Ledger
+) -> frozenset[int]:
+    """The unfinished trials of a study that a live process answers for, on any host.
 
     Args:
         status: what this host's broker tells, None if there is no broker.
         study: the study.
+        ledger: its ledger, which knows what other hosts have.
     """
+    owners = {host.instance for host in live_hosts(ledger)}
+    runs = ledger.load_runs(private.known_key(study) or "")
+    elsewhere = (run.number for run in runs if run.owner in owners and run.state in LIVE_STATES)
+    return _held_here(status, study).union(elsewhere)
+
+
+def _held_here(status: Mapping[str, Any] | None, study: private.Study) -> frozenset[int]:
     entries = [] if status is None else status["studies"]
     key = private.known_key(study)
     entry = next((each for each in entries if each["key"] == key), None)

@@ -38,7 +38,14 @@ def status_view(document: dict[str, Any]) -> RenderableType:
             parts.append("The broker serves no study.")
     if study is not None:
         parts += _titled(f"Study {study['name']}, as its ledger has it", _ledger(study))
+        parts += [_host(host) for host in study.get("hosts", ())]
     return Group(*parts)
+
+
+def _host(host: dict[str, Any]) -> str:
+    """A host that works on the study, or on others of the same database."""
+    busy = round(host["load"] * host["devices"])
+    return f"Host {host['host']}: {busy} of {words.plural(host['devices'], 'device')} busy"
 
 
 def _titled(title: str, table: Table) -> list[RenderableType]:
