@@ -117,11 +117,8 @@ class Ledgers:
                 f"A broker serves {MOST_LEDGERS} databases at most: start it again when "
                 "its studies have ended."
             )
-        if url not in self._by_url:
-            tell = partial(self._tell, url)
-            self._by_url[url] = Writer(url, tell, opener=self._opener, terms=self._terms)
+        self._open(url)
         self._url_of.setdefault(study, url)
-        self._used[url] = time.monotonic()
         self._hand_over([study])
         return self._by_url[url].read(ask)
 
@@ -133,6 +130,7 @@ class Ledgers:
     def keep(self, study: str, url: str) -> None:
         """This is where a study is written to from now on; it has been read there."""
         self._hand_over([study])
+        self._open(url)  # what took long to read may rest already
         self._url_of[study] = url
 
     def bound(self, study: str, limit: int | None) -> None:
@@ -212,6 +210,12 @@ class Ledgers:
         self._hand_over(list(self._waiting))
         end = time.monotonic() + seconds
         return sum(w.close(max(0.0, end - time.monotonic())) for w in self._by_url.values())
+
+    def _open(self, url: str) -> None:
+        if url not in self._by_url:
+            tell = partial(self._tell, url)
+            self._by_url[url] = Writer(url, tell, opener=self._opener, terms=self._terms)
+        self._used[url] = time.monotonic()
 
     def _hand_over(self, studies: Iterable[str]) -> None:
         for study in studies:

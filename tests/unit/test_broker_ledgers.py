@@ -148,6 +148,20 @@ def test_a_ledger_that_nobody_needs_is_closed(desk: Desk, monkeypatch: pytest.Mo
     assert desk.units() == 1
 
 
+def test_a_study_that_took_long_to_read_is_written_all_the_same(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ledger may be closed between the answer and its admission: it is opened again."""
+    monkeypatch.setattr(_ledgers, "UNUSED_SECONDS", 0.0)
+    desk.serve("s", "one")
+    assert desk.units() == 0
+    desk.ledgers.rest(())
+    assert not desk.ledgers._by_url
+    desk.ledgers.keep("s", "one")
+    desk.ledgers.write([report(1), lease(1)])
+    assert desk.units() == 1
+
+
 def test_a_study_that_has_ended_is_forgotten_where_others_go_on(desk: Desk) -> None:
     """A database that is always in use keeps no list of all studies that were ever in it."""
     desk.serve("s", "one")
