@@ -169,6 +169,8 @@ class Server:
         election.check_socket(self._directory)
         server = await asyncio.start_unix_server(self._client, sock=sock)
         chores = [loop.create_task(x) for x in (self._poll(), self._flush(), self._refresh())]
+        for chore in chores:
+            chore.add_done_callback(self._chore_ended)
         log.info("listening, devices %s", self._devices)
         ready()
         async with server:
@@ -477,6 +479,13 @@ class Server:
         self._apply(Tick())
 
     # -- chores --------------------------------------------------------------------------------
+
+    def _chore_ended(self, chore: asyncio.Task[None]) -> None:
+        """A broker without its chores would serve on and write nothing: the next one is better."""
+        error = None if chore.cancelled() else chore.exception()
+        if error is not None:
+            log.critical("the broker ends, another one can be started: %r", error, exc_info=error)
+            self._stop.set()
 
     async def _poll(self) -> None:
         while True:

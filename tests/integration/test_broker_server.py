@@ -9,6 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._server import Server
@@ -53,6 +55,26 @@ def test_cpu_slots_are_not_read(runtime_dir: Path) -> None:
     """Where there is no GPU there is nothing to read."""
     source = FakeDevices([Device(id="cpu:0", free=True)])
     assert asyncio.run(polls_for(runtime_dir, source, PARKED, ENDED)) == 0
+
+
+class BrokenDevices(FakeDevices):
+    """Devices that can be read once."""
+
+    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+        if self.polls:
+            raise RuntimeError("no more")
+        return super().poll(own_pids)
+
+
+def test_a_broker_whose_chore_fails_ends_and_says_so(
+    runtime_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not serve on without what a chore does: its clients start another one."""
+    source = BrokenDevices([Device(id="GPU-0", kind="gpu", free=True)])
+    server = Server(runtime_dir, devices="any", source=source, host="h", idle_seconds=1.0)
+    asyncio.run(asyncio.wait_for(server.serve(), 60))
+    assert "the broker ends" in caplog.text
+    assert "no more" in caplog.text
 
 
 class HangingDevices(FakeDevices):
