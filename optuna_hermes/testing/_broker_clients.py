@@ -214,6 +214,8 @@ class Behaviour:
             self._open(grant)
         trial = process.trial
         assert trial is not None
+        if process.doing == "leaves":
+            return
         if trial.end is not None:  # whoever told Optuna died before it told the broker
             process.doing = "leaves"
             self._say(wire.Ended(epoch=process.epoch, state=trial.end))
@@ -232,6 +234,9 @@ class Behaviour:
         else:
             trial = optuna.trials[grant.number]
         process.trial = trial
+        if new and self._random.random() < 0.1:
+            process.doing = "leaves"  # it dies before it has said which trial it has created
+            return
         if process.role == "worker":
             begin = wire.Begin(epoch=process.epoch, number=trial.number, trial_id=trial.number)
             self._say(begin)

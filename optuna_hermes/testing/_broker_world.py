@@ -7,6 +7,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from msgspec import structs
+
 from optuna_hermes.broker import _away as away
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._events import (
@@ -32,6 +34,7 @@ from optuna_hermes.broker._outbox import Asked, Outbox, Proof
 from optuna_hermes.broker._records import Terms, write
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._state import State
+from optuna_hermes.broker._status import finished
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Device
@@ -366,6 +369,15 @@ class World:
             ended={t.number: t.end for t in trials if t.end and t.number in known},
             adopted={t.number: t.number for t in trials if t.number not in known},
         )
+
+    def look_again(self) -> None:
+        """A driver that hears of the end adopts trials whose workers died before they told."""
+        for key, study in self.state.book.studies.items():
+            message = self.driver(key)
+            done = study.driver is not None and finished(study, self.state.book)
+            if done and not study.draining and message.adopted:
+                again = structs.replace(message, counted=wire.Counted())
+                self.say(self.processes[study.driver or 0], again)
 
     def open_study(self, key: str) -> Process:
         """A driver comes and takes charge of a study."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +20,7 @@ from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import Connection, StudySpec, connect_or_start
-from optuna_hermes.broker._protocol import Counted, Drain
+from optuna_hermes.broker._protocol import Counted, Drain, OpenStudy
 from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
@@ -177,8 +178,10 @@ class Driver:
         max_alive = most_alive(self._devices)
         for described in descriptions(self._study, spec.key):
             connection.send(described)
-        connection.send(
-            private.patiently(
+        counted = _counted(self._last) if self._last else None
+
+        def open_(counted: Counted | None) -> OpenStudy:
+            return private.patiently(
                 opening,
                 self._study,
                 spec,
@@ -186,13 +189,25 @@ class Driver:
                 connection.welcome.instance,
                 n_trials=self._settings.n_trials,
                 max_alive=max_alive,
-                counted=_counted(self._last) if self._last else None,
+                counted=counted,
             )
-        )
-        self._watch(connection, staff, spec.key, max_alive)
 
-    def _watch(self, connection: Connection, staff: Staff, key: str, max_alive: int) -> None:
-        """Keep workers there until the study is finished, or suspended, or is late for it."""
+        connection.send(open_(counted))
+        self._watch(connection, staff, spec.key, max_alive, partial(open_, Counted()))
+
+    def _watch(
+        self,
+        connection: Connection,
+        staff: Staff,
+        key: str,
+        max_alive: int,
+        anew: Callable[[], OpenStudy],
+    ) -> None:
+        """Keep workers there until the study is finished, or suspended, or is late for it.
+
+        A trial whose worker died before it told of it comes to light at the end: then the study
+        is opened ``anew``.
+        """
         drained_at = math.inf
         while True:
             mine = self._look(connection, key)
@@ -202,6 +217,9 @@ class Driver:
             if mine["draining"]:
                 drained_at = min(drained_at, now)
             late = now - drained_at > PARK_SECONDS
+            if mine["finished"] and not mine["draining"] and (again := anew()).adopted:
+                connection.send(again)
+                continue
             if mine["finished"] or late:
                 break
             if mine["draining"]:

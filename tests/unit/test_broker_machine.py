@@ -273,6 +273,7 @@ def finish(world: World) -> None:
         world.bury()
         for process in list(world.processes.values()):
             world.act(process)
+        world.look_again()
         check(world)
         problems = [study.problem for study in world.state.book.studies.values()]
         assert not any(problems), problems
