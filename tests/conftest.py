@@ -58,15 +58,19 @@ def _alive(process: psutil.Process) -> bool:
 
 def _end(process: psutil.Process, grace_seconds: float = 10.0) -> None:
     """SIGTERM, then SIGKILL, and reap it where it is a child of ours."""
+    # Whose child it is not may stay a zombie for a while: that is no business of ours.
+    ours = process.pid in {child.pid for child in psutil.Process().children()}
     with contextlib.suppress(psutil.NoSuchProcess):
         if _alive(process):
             process.terminate()
-        try:
-            process.wait(grace_seconds)
-        except psutil.TimeoutExpired:
-            if _alive(process):
-                process.kill()
-                _wait_for(lambda: not _alive(process), message=f"{process} is gone")
+        deadline = time.monotonic() + grace_seconds
+        while _alive(process) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if _alive(process):
+            process.kill()
+            _wait_for(lambda: not _alive(process), message=f"{process} is gone")
+        if ours:
+            process.wait()
 
 
 def _broker(runtime_dir: Path) -> psutil.Process | None:

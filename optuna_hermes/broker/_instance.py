@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
@@ -22,6 +23,11 @@ def instance_in(directory: Path, host: str) -> str:
     path = directory / "instance"
     if not path.exists():
         partial = path.with_suffix(".new")
-        partial.write_text(f"{host[:64]}-{uuid.uuid4().hex[:16]}")
+        with open(partial, "w", opener=_for_its_user) as file:
+            file.write(f"{host[:64]}-{uuid.uuid4().hex[:16]}")
         partial.replace(path)  # as a whole or not at all
     return path.read_text()
+
+
+def _for_its_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -16,7 +16,13 @@ from optuna.trial import TrialState
 
 from optuna_hermes import _optuna as private
 from optuna_hermes import upkeep
-from optuna_hermes.ledger import CheckpointRecord, Ledger, RunRecord, open_ledger
+from optuna_hermes.ledger import (
+    CheckpointRecord,
+    HostRecord,
+    Ledger,
+    RunRecord,
+    open_ledger,
+)
 
 NOW = 1_000_000_000.0
 OLD = NOW - 2 * upkeep.ORPHAN_SECONDS
@@ -110,8 +116,8 @@ def test_without_a_broker_nothing_is_held(house: House) -> None:
     """No broker, or one that does not know the study, holds no trial."""
     house.suspended(1.0)
     other = {"studies": [entry("other", 1, t0="running")]}
-    assert upkeep.held_trials(None, house.study) == frozenset()
-    assert upkeep.held_trials(other, house.study) == frozenset()
+    assert upkeep.held_trials(None, house.study, house.ledger) == frozenset()
+    assert upkeep.held_trials(other, house.study, house.ledger) == frozenset()
 
 
 def test_a_driver_holds_every_unfinished_trial(house: House) -> None:
@@ -119,13 +125,24 @@ def test_a_driver_holds_every_unfinished_trial(house: House) -> None:
     house.finished()
     number = house.suspended(1.0)
     status = {"studies": [entry(house.key, 4711)]}
-    assert upkeep.held_trials(status, house.study) == {number}
+    assert upkeep.held_trials(status, house.study, house.ledger) == {number}
 
 
 def test_without_a_driver_only_living_runs_are_held(house: House) -> None:
     """A broker that still knows a study holds what has a process: running and parked runs."""
     status = {"studies": [entry(house.key, None, t0="stored", t1="parked", t2="running")]}
-    assert upkeep.held_trials(status, house.study) == {1, 2}
+    assert upkeep.held_trials(status, house.study, house.ledger) == {1, 2}
+
+
+def test_what_a_living_broker_of_another_host_has_is_held(house: House) -> None:
+    """Runs that belong to a broker which was heard of lately; what is nobody's can be finished."""
+    house.ledger.beat(HostRecord(name="b", instance="b1"))
+    for number, (state, owner) in enumerate([("running", "b1"), ("stored", None), ("done", "b1")]):
+        run = RunRecord(study=house.key, number=number, trial_id=number, state=state, owner=owner)
+        house.ledger.save_run(run, by=owner)
+    assert upkeep.held_trials(None, house.study, house.ledger) == {0}
+    house.ledger.forget_host("b1", dead_after_seconds=0.0)
+    assert upkeep.held_trials(None, house.study, house.ledger) == frozenset()
 
 
 # -- finish ------------------------------------------------------------------------------------
