@@ -111,12 +111,13 @@ class RankedSession(FakeSession):
         self._trained = multiprocessing.RawValue("i")
         self._noticed = multiprocessing.RawValue("i")
         super().__init__(yields, **options)
+        self._scripted = len(self.script)
 
     @property  # type: ignore[override]
     def must_yield(self) -> bool:
+        self._noticed.value = self._scripted - len(self.script)  # what was said the last time
         while self._batches < self._trained.value:
             self.tick()
-            self._noticed.value += self._must
         return self._must
 
     @must_yield.setter
