@@ -20,7 +20,8 @@ from sqlalchemy import (
 from optuna_hermes.ledger._claims import not_owner
 from optuna_hermes.ledger._records import HostRecord, RunRecord
 from optuna_hermes.ledger._rows import all_of, row, with_lists
-from optuna_hermes.ledger._schema import CHECKPOINTS, HOSTS, LEASES, RUNS, SCHEMA
+from optuna_hermes.ledger._schema import CHECKPOINTS, HOSTS, LEASES, RUNS
+from optuna_hermes.ledger._statements import EPOCHS, OWNER, TURN
 
 # Unix time now, not when the transaction began, and whatever the time zone of the connection is.
 _CLOCKS = {
@@ -50,7 +51,8 @@ def in_turn(connection: Connection) -> None:
 
     SQLite has no row locks; there, BEGIN IMMEDIATE has locked the database.
     """
-    connection.execute(select(SCHEMA.c.id).with_for_update())
+    if connection.dialect.name != "sqlite":
+        connection.execute(TURN)
 
 
 # -- epochs ------------------------------------------------------------------------------------
@@ -58,8 +60,7 @@ def in_turn(connection: Connection) -> None:
 
 def last_epoch(connection: Connection) -> int:
     """The highest epoch there was."""
-    held = select(func.max(LEASES.c.epoch)).scalar_subquery()
-    kept, forgotten = connection.execute(select(held, SCHEMA.c.forgotten_epoch)).one()
+    kept, forgotten = connection.execute(EPOCHS).one()
     return max(kept or 0, forgotten or 0)
 
 
@@ -87,8 +88,7 @@ def check_owner(connection: Connection, study: str, number: int, by: str | None)
     Raises:
         NotOwnerError: it has another.
     """
-    query = select(RUNS.c.owner).where(RUNS.c.study == study, RUNS.c.number == number)
-    found = connection.execute(query.with_for_update()).first()
+    found = connection.execute(OWNER, {"of_study": study, "of_number": number}).first()
     if found is not None and found.owner != by:
         raise not_owner(study, number, found.owner, by)
 

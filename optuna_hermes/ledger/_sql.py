@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, final
 
-from sqlalchemy import Table, and_, delete, func, insert, select, union, update
+from sqlalchemy import Insert, Table, and_, delete, func, insert, select, union, update
 
 from optuna_hermes.ledger._base import Ledger
 from optuna_hermes.ledger._claims import claimable, claimed, stale_epoch, study_full
@@ -52,6 +52,14 @@ from optuna_hermes.ledger._sharing import (
     last_epoch,
     locked_run,
     take,
+)
+from optuna_hermes.ledger._statements import (
+    ADD_EVENT,
+    ADD_LEASE,
+    ADD_REPORT,
+    ADD_RUN,
+    END_LEASE,
+    REPLACE_RUN,
 )
 from optuna_hermes.model import Curve
 
@@ -114,13 +122,13 @@ class SqlLedger(Ledger):
         self._save_run(run, by)
 
     def _save_run(self, run: RunRecord, by: str | None) -> None:
-        same = and_(RUNS.c.study == run.study, RUNS.c.number == run.number)
-        replaced = update(RUNS).where(same, RUNS.c.owner == by).values(row(run))
+        found = row(run)
+        of = {"of_study": run.study, "of_number": run.number, "by": by}
         with self._database.writing() as connection:
-            if connection.execute(replaced).rowcount:
+            if connection.execute(REPLACE_RUN, {**found, **of}).rowcount:
                 return
             check_owner(connection, run.study, run.number, by)
-            connection.execute(insert(RUNS).values(row(run)))
+            connection.execute(ADD_RUN, found)
 
     def claim_run(
         self, study: str, number: int, *, host: str, instance: str, dead_after_seconds: float
@@ -150,7 +158,7 @@ class SqlLedger(Ledger):
 
     def add_report(self, report: ReportRecord) -> None:
         """Add a report; earlier ones of the same unit stay."""
-        self._add(REPORTS, {**row(report), **number_or_word(report.value)})
+        self._add(ADD_REPORT, {**row(report), **number_or_word(report.value)})
 
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
         """The curve of every run that has reported (or of these), each unit as last reported."""
@@ -196,7 +204,7 @@ class SqlLedger(Ledger):
                 check_owner(connection, lease.study, lease.number, lease.owner)
             elif limit is not None and (known := known_runs(connection, lease.study)) >= limit:
                 raise study_full(lease, limit, known)
-            connection.execute(insert(LEASES).values(row(lease)))
+            connection.execute(ADD_LEASE, row(lease))
 
     def name_lease(self, epoch: int, number: int) -> None:
         """Say which trial the lease of a new trial went to; an unknown epoch is no error."""
@@ -205,9 +213,8 @@ class SqlLedger(Ledger):
 
     def end_lease(self, epoch: int, ended: float) -> None:
         """Close a lease; one that is closed already, or unknown, stays as it is."""
-        live = and_(LEASES.c.epoch == epoch, LEASES.c.ended.is_(None))
         with self._database.writing() as connection:
-            connection.execute(update(LEASES).where(live).values(ended=ended))
+            connection.execute(END_LEASE, {"of_epoch": epoch, "at": ended})
 
     def load_leases(self, study: str | None = None, *, live: bool = False) -> list[LeaseRecord]:
         """Leases of a study (or of all), by epoch; on request only those that are not over."""
@@ -220,7 +227,7 @@ class SqlLedger(Ledger):
 
     def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:
         """Add a checkpoint; the run's older ones stay until ``drop_checkpoint``."""
-        self._add(CHECKPOINTS, row(checkpoint))
+        self._add(insert(CHECKPOINTS), row(checkpoint))
 
     def load_checkpoints(self, study: str, number: int | None = None) -> list[CheckpointRecord]:
         """Checkpoints of a study, or of one run, in the order they were saved."""
@@ -256,7 +263,7 @@ class SqlLedger(Ledger):
         Raises:
             TypeError: the detail is not JSON.
         """
-        self._add(EVENTS, {**row(event), "detail": json.dumps(event.detail)})
+        self._add(ADD_EVENT, {**row(event), "detail": json.dumps(event.detail)})
 
     def load_events(self, study: str, number: int | None = None) -> list[EventRecord]:
         """The story of a study, or of one run, in the order it was written."""
@@ -305,9 +312,9 @@ class SqlLedger(Ledger):
         """Give back connections; the ledger is not used afterwards."""
         self._database.close()
 
-    def _add(self, table: Table, values: Mapping[str, Any]) -> None:
+    def _add(self, statement: Insert, values: Mapping[str, Any]) -> None:
         with self._database.writing() as connection:
-            connection.execute(insert(table).values(values))
+            connection.execute(statement, values)
 
     def _replace(self, table: Table, key: Sequence[str], values: Mapping[str, Any]) -> None:
         """Update, or insert if there is no such row, in words that every database knows."""

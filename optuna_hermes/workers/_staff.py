@@ -123,10 +123,15 @@ class Staff:
 
 
 def _environment(devices: str) -> dict[str, str]:
-    """Threads for CPU slots: the cores are shared out, unless the user has said otherwise."""
+    """Threads for CPU slots: the cores are shared out, unless the user has said otherwise.
+
+    A fit in several processes leaves its port behind here, where Lightning takes it for each next
+    one: of two trials that are alive at once the second could not have it.
+    """
     slots = devices.removeprefix("cpu:")
     share = max(1, (os.cpu_count() or 1) // int(slots)) if slots.isdigit() and int(slots) else 1
-    return {"OMP_NUM_THREADS": str(share), **os.environ}
+    own = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
+    return {"OMP_NUM_THREADS": str(share), **own}
 
 
 def _has_fileno(stream: Any) -> bool:

@@ -461,8 +461,9 @@ def objective(trial: optuna.Trial) -> float | None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_slicing_changes_no_value(tmp_path: Path) -> None:
+def test_slicing_changes_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A study whose trials take turns, in memory and on disk, has the values of an unsliced one."""
+    monkeypatch.setenv("MASTER_PORT", "29511")  # of an earlier fit in this process
     values: dict[str, list[float | None]] = {}
     for policy, budgets in {"fifo": [None], "round-robin": [2.0, None]}.items():
         study = optuna.create_study(
