@@ -49,6 +49,74 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """How fast a run was seen to train.
+
+    Args:
+        devices: on how many it trained.
+        hosts: how many hosts they belong to.
+        batch_size: samples a step, over all devices.
+        step_seconds: what a step took.
+    """
+
+    devices: int
+    batch_size: int
+    step_seconds: float
+    hosts: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Elastic:
+    """How far a run may be stretched from one slice to the next.
+
+    Args:
+        batch_size: samples a step, over all its devices, as it trains now or would begin.
+        batch_sizes: the least and the most that it may be given.
+        devices: the least and the most that it may be given.
+        device_batch_size: the most samples a step that one device holds, None if unknown; a step
+            of more accumulates gradients.
+        noise_scale: samples a step from which on more of them hardly help (McCandlish et al.,
+            2018): a step of ``b`` does as much for the training as ``1 / (noise_scale + b)`` of
+            its samples, up to a factor; None if it is not measured.
+        speeds: what was measured of this run so far, no two alike but in their seconds.
+    """
+
+    batch_size: int
+    batch_sizes: tuple[int, int]
+    devices: tuple[int, int] = (1, 1)
+    device_batch_size: int | None = None
+    noise_scale: float | None = None
+    speeds: tuple[Speed, ...] = ()
+
+    def __post_init__(self) -> None:
+        low, high = self.batch_sizes
+        if not 1 <= low <= self.batch_size <= high:
+            raise ValueError(
+                "batch_size must lie within batch_sizes, which begin with 1 or more, but got "
+                f"{self.batch_size} and {self.batch_sizes}."
+            )
+        if not 1 <= self.devices[0] <= self.devices[1]:
+            raise ValueError(
+                f"devices must be two counts of 1 or more, ascending, but got {self.devices}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resources:
+    """Amounts of what a host has besides devices; None is unknown, or without bound.
+
+    Args:
+        device_bytes: memory of one device.
+        host_bytes: host memory for the state of suspended runs.
+        cpu_workers: processes that prepare batches.
+    """
+
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    cpu_workers: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunView:
     """One run as a policy sees it.
 
@@ -67,6 +135,8 @@ class RunView:
         devices_wanted: how many devices it trains on at once.
         units_left: units until its end, if known.
         params: its hyper-parameters.
+        elastic: how far it may be stretched, None if its batch size and devices are fixed.
+        needs: what it takes besides devices, its state being suspended some day.
     """
 
     number: int
@@ -82,6 +152,15 @@ class RunView:
     devices_wanted: int = 1
     units_left: int | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    elastic: Elastic | None = None
+    needs: Resources = Resources()
+
+    @property
+    def device_range(self) -> tuple[int, int]:
+        """The least and the most devices that it may be given."""
+        if self.elastic is None:
+            return self.devices_wanted, self.devices_wanted
+        return self.elastic.devices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +224,8 @@ class Snapshot:
         runs: every run that is not finished, in any order.
         finished: runs that are done or failed, for learners.
         unstarted: trials that may still be created.
+        room: what is left of the host's resources, whatever runs that wait hold of them included;
+            device memory is said by the devices.
         memory: JSON that the policy gave back last time.
     """
 
@@ -154,6 +235,7 @@ class Snapshot:
     runs: tuple[RunView, ...] = ()
     finished: tuple[RunView, ...] = ()
     unstarted: Unstarted = Unstarted()
+    room: Resources = Resources()
     memory: Any = None
 
 
@@ -163,13 +245,16 @@ class Assignment:
 
     Args:
         run: a trial's number, or None for a trial that is not created yet.
-        devices: ids, each free in the snapshot.
+        devices: ids, each free in the snapshot; as many as the run's ``device_range`` allows.
         slice_seconds: length of the slice, None for the broker's own.
+        batch_size: samples a step, over all devices, within the limits of an elastic run; None
+            leaves it as it is, and is the only value for others.
     """
 
     run: int | None
     devices: tuple[str, ...]
     slice_seconds: float | None = None
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

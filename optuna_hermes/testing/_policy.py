@@ -18,9 +18,11 @@ from optuna_hermes.model import (
     Curve,
     Decision,
     Device,
+    Elastic,
     RunState,
     RunView,
     Snapshot,
+    Speed,
     Unstarted,
 )
 from optuna_hermes.policies import Policy
@@ -64,6 +66,18 @@ _ids = st.lists(st.sampled_from(["cpu:0", "cpu:1", "cpu:2"]), min_size=1, max_si
 _waiting_states: st.SearchStrategy[RunState] = st.sampled_from(["pending", "parked", "stored"])
 _wanted = st.sampled_from([1, 1, 1, 2])
 _finished = st.lists(curves, max_size=2)
+_speeds = st.sampled_from([0.0, 1e-9, 0.02, 3.0, math.inf, math.nan]).map(
+    lambda seconds: Speed(devices=1, batch_size=8, step_seconds=seconds)
+)
+_stretches: st.SearchStrategy[Elastic] = st.builds(
+    Elastic,
+    batch_size=st.just(8),
+    batch_sizes=st.sampled_from([(1, 8), (8, 8), (2, 4096)]),
+    devices=st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 3)]),
+    device_batch_size=st.sampled_from([None, 1, 8, 64]),
+    noise_scale=st.sampled_from([None, 0.0, 100.0, math.nan, math.inf]),
+    speeds=st.lists(_speeds, max_size=1).map(tuple),
+)
 _counts = st.none() | _small
 _units_left = st.none() | st.integers(1, 9)
 _params: st.SearchStrategy[Mapping[str, Any]] = st.sampled_from(
@@ -137,8 +151,13 @@ def _run(draw: st.DrawFn, number: int, busy: list[str]) -> RunView:
 
 def _waiting(draw: st.DrawFn, number: int) -> RunView:
     state, since, wanted = draw(_waiting_states), float(draw(_small)), draw(_wanted)
+    elastic = draw(_stretches) if draw(_flags) else None
+    if elastic is not None:
+        wanted = min(max(wanted, elastic.devices[0]), elastic.devices[1])
     if state == "pending":
-        return RunView(number=number, state=state, submitted=since, devices_wanted=wanted)
+        return RunView(
+            number=number, state=state, submitted=since, devices_wanted=wanted, elastic=elastic
+        )
     ids, curve = draw(_ids), draw(curves)
     return RunView(
         number=number,
@@ -152,6 +171,7 @@ def _waiting(draw: st.DrawFn, number: int) -> RunView:
         devices_wanted=wanted,
         units_left=draw(_units_left),
         params=draw(_params),
+        elastic=elastic,
     )
 
 
@@ -199,12 +219,17 @@ class PolicyContract:
     @_inherited
     @given(snapshot=_snapshots)
     def test_a_run_gets_devices_that_it_can_use(self, snapshot: Snapshot) -> None:
-        """A run gets as many devices as it wants, and none that its bounds exclude."""
+        """A run gets devices and a batch size that its limits allow, and no device it excludes."""
         runs = {run.number: run for run in snapshot.runs}
         for each in self._assigned(snapshot):
             run = RunView(number=-1, state="pending") if each.run is None else runs[each.run]
-            assert len(each.devices) == run.devices_wanted
+            least, most = run.device_range
+            assert least <= len(each.devices) <= most
             assert not run.bound_to or set(run.bound_to).issuperset(each.devices)
+            if each.batch_size is not None:
+                assert run.elastic is not None
+                low, high = run.elastic.batch_sizes
+                assert low <= each.batch_size <= high
 
     @_inherited
     @given(snapshot=_snapshots)
