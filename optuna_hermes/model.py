@@ -134,6 +134,8 @@ class RunView:
         switch_cost_seconds: expected cost of bringing it onto a device.
         devices_wanted: how many devices it trains on at once.
         units_left: units until its end, if known.
+        expected_seconds: device time it is expected to take in all, if that was estimated when it
+            was submitted.
         params: its hyper-parameters.
         elastic: how far it may be stretched, None if its batch size and devices are fixed.
         needs: what it takes besides devices, its state being suspended some day.
@@ -151,6 +153,7 @@ class RunView:
     switch_cost_seconds: float = 0.0
     devices_wanted: int = 1
     units_left: int | None = None
+    expected_seconds: float | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     elastic: Elastic | None = None
     needs: Resources = Resources()

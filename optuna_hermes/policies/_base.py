@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from optuna_hermes.model import Assignment, Decision, Device, RunState, RunView, Snapshot
+from optuna_hermes.policies._hosts import place_on_hosts
 
 OPENING_POWER = 4 / 3
 """How many units opened trials have had when the next one is due, as a power of their number."""
@@ -106,29 +107,47 @@ def _waiting(snapshot: Snapshot, states: tuple[RunState, ...]) -> list[RunView]:
     return waiting
 
 
-def place(snapshot: Snapshot, order: Iterable[RunView | None]) -> tuple[Assignment, ...]:
+def place(
+    snapshot: Snapshot, order: Iterable[RunView | None], *, backfill: bool = True
+) -> tuple[Assignment, ...]:
     """Give the free devices to the runs of ``order``, best first.
 
     A run is passed over only if it fits nowhere, however those before it are moved about. A run
     that sits on a free device gets that one where it can: moving costs time and wins nothing.
-    ``None`` in ``order`` stands for a trial that is not created yet.
+    ``None`` in ``order`` stands for a trial that is not created yet. Devices of several hosts are
+    given out as ``place_on_hosts`` says.
 
     Args:
         snapshot: the devices.
         order: runs, best first; read only as far as there are devices.
+        backfill: whether those behind a run that finds too few devices may have them. Without,
+            devices are kept for it, unless it wants more than there are.
 
     Returns:
         One assignment for each run that found as many devices as it wants, best first.
     """
-    free = [device.id for device in free_devices(snapshot)]
-    if len(free) == 1:
-        return _place_one(free[0], order)
+    free = free_devices(snapshot)
+    if not free:
+        return ()
+    if any(device.host != free[0].host for device in snapshot.devices):
+        return place_on_hosts(snapshot, free, order, backfill=backfill)
+    ids = [device.id for device in free]
+    if len(ids) == 1:
+        return _place_one(snapshot, ids[0], order, backfill=backfill)
+    return _place_several(snapshot, ids, order, backfill=backfill)
+
+
+def _place_several(
+    snapshot: Snapshot, free: Sequence[str], order: Iterable[RunView | None], *, backfill: bool
+) -> tuple[Assignment, ...]:
     chosen: list[RunView | None] = []
     seats: dict[str, int] = {}
-    for run in order if free else ():
+    for run in order:
         tried = _seats([*chosen, run], free)
         if tried is None:
-            continue
+            if backfill or not _can_ever_fit(run, snapshot):
+                continue
+            break
         chosen.append(run)
         seats = tried
         if len(seats) == len(free):
@@ -142,13 +161,23 @@ def place(snapshot: Snapshot, order: Iterable[RunView | None]) -> tuple[Assignme
     )
 
 
-def _place_one(device: str, order: Iterable[RunView | None]) -> tuple[Assignment, ...]:
+def _place_one(
+    snapshot: Snapshot, device: str, order: Iterable[RunView | None], *, backfill: bool
+) -> tuple[Assignment, ...]:
     for run in order:
         if run is None:
             return (Assignment(run=None, devices=(device,)),)
         if run.devices_wanted == 1 and _fits(run, device):
             return (Assignment(run=run.number, devices=(device,)),)
+        if not backfill and _can_ever_fit(run, snapshot):
+            return ()
     return ()
+
+
+def _can_ever_fit(run: RunView | None, snapshot: Snapshot) -> bool:
+    """Whether a run would find as many devices as it wants if all were free."""
+    usable = sum(device.healthy and _fits(run, device.id) for device in snapshot.devices)
+    return run is None or run.devices_wanted <= usable
 
 
 def _seats(runs: Sequence[RunView | None], free: Sequence[str]) -> dict[str, int] | None:

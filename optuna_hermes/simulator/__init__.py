@@ -2,6 +2,10 @@
 
 from optuna_hermes.simulator._cluster import Cluster
 from optuna_hermes.simulator._costs import SwitchCosts
+from optuna_hermes.simulator._jobs import FixedWork, Job, JobRecord, JobTrace, Placement, Work
+from optuna_hermes.simulator._jobs_cluster import JobCluster
+from optuna_hermes.simulator._jobs_estimates import Clairvoyant, Estimator, alone_seconds
+from optuna_hermes.simulator._jobs_metrics import JobMetrics, measure_jobs
 from optuna_hermes.simulator._metrics import Metrics, measure
 from optuna_hermes.simulator._trace import Failure, Slice, Trace
 from optuna_hermes.simulator._workload import CurveSet, FixedList, Recording, Source
@@ -9,17 +13,29 @@ from optuna_hermes.simulator.rivals import RIVALS, arrange, make_rival
 
 __all__ = [
     "RIVALS",
+    "Clairvoyant",
     "Cluster",
     "CurveSet",
+    "Estimator",
     "Failure",
     "FixedList",
+    "FixedWork",
+    "Job",
+    "JobCluster",
+    "JobMetrics",
+    "JobRecord",
+    "JobTrace",
     "Metrics",
+    "Placement",
     "Recording",
     "Slice",
     "Source",
     "SwitchCosts",
     "Trace",
+    "Work",
+    "alone_seconds",
     "arrange",
     "make_rival",
     "measure",
+    "measure_jobs",
 ]

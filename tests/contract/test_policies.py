@@ -29,6 +29,11 @@ class TestFifo(PolicyContract):
     policy = Fifo()
 
 
+class TestFifoThatOvertakesNobody(PolicyContract):
+    policy = Fifo(backfill=False)
+    work_conserving = False
+
+
 class TestRoundRobin(PolicyContract):
     policy = RoundRobin()
     starves_nobody = True

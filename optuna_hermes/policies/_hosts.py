@@ -1,0 +1,114 @@
+"""Which devices of several hosts a run gets: close together, and no host broken up for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from optuna_hermes.model import Assignment, Device, RunView, Snapshot
+
+
+def place_on_hosts(
+    snapshot: Snapshot,
+    free: Sequence[Device],
+    order: Iterable[RunView | None],
+    *,
+    backfill: bool,
+) -> tuple[Assignment, ...]:
+    """Give devices of several hosts to the runs of ``order``, best first.
+
+    A run that a host can hold is held by one host: the one it is on if it fits there, otherwise
+    the one that has least to spare. A larger one gets whole hosts, and its rest on one more.
+    Nobody is moved to make room. This is the consolidated placement of Hu et al., "Helios",
+    SC 2021, but for the host that a run is on.
+
+    Args:
+        snapshot: the devices of all hosts.
+        free: those that may be assigned, in order.
+        order: runs, best first; None stands for a trial that is not created yet.
+        backfill: whether those behind a run that does not fit may have what it leaves.
+
+    Returns:
+        One assignment for each run that found its devices, best first.
+    """
+    hosts = _Hosts(snapshot, free)
+    found: list[Assignment] = []
+    for run in order:
+        devices = hosts.take(run)
+        if devices:
+            found.append(Assignment(run=run.number if run else None, devices=devices))
+            if not hosts.n_free:
+                break
+        elif not backfill and hosts.can_ever_hold(run):
+            break
+    return tuple(found)
+
+
+class _Hosts:
+    """What is free where."""
+
+    def __init__(self, snapshot: Snapshot, free: Sequence[Device]) -> None:
+        self._snapshot = snapshot
+        self._host_of = {device.id: device.host for device in free}
+        self._sizes: dict[str, int] = {}
+        for device in snapshot.devices:
+            if device.healthy:
+                self._sizes[device.host] = self._sizes.get(device.host, 0) + 1
+        self._largest = max(self._sizes.values(), default=0)
+        self._free: dict[str, list[str]] = {}
+        for device in free:
+            self._free.setdefault(device.host, []).append(device.id)
+        self.n_free = len(free)
+
+    def take(self, run: RunView | None) -> tuple[str, ...]:
+        """Devices for a run; none if it finds too few."""
+        wanted = 1 if run is None else run.devices_wanted
+        if wanted > self.n_free:
+            return ()
+        free = self._usable(run)
+        hosts = [] if wanted <= self._largest else self._whole(wanted, free)
+        rest = wanted - sum(len(free[host]) for host in hosts)
+        if rest:
+            host = self._best(rest, {h: ids for h, ids in free.items() if h not in hosts}, run)
+            if host is None:
+                return ()
+            hosts.append(host)
+        devices = [id_ for host in hosts for id_ in free[host]]
+        if run is not None and run.device in devices:
+            devices.remove(run.device)
+            devices.insert(0, run.device)
+        return self._remove(devices[:wanted])
+
+    def can_ever_hold(self, run: RunView | None) -> bool:
+        """Whether a run would find its devices if all were free."""
+        everything = [device for device in self._snapshot.devices if device.healthy]
+        return bool(_Hosts(self._snapshot, everything).take(run))
+
+    def _usable(self, run: RunView | None) -> dict[str, list[str]]:
+        if run is None or not run.bound_to:
+            return self._free
+        bound = {host: [i for i in ids if i in run.bound_to] for host, ids in self._free.items()}
+        return {host: ids for host, ids in bound.items() if ids}
+
+    def _whole(self, wanted: int, free: dict[str, list[str]]) -> list[str]:
+        hosts: list[str] = []
+        for host, ids in free.items():
+            if len(ids) == self._sizes[host] <= wanted:
+                hosts.append(host)
+                wanted -= len(ids)
+        return hosts
+
+    def _best(self, rest: int, free: dict[str, list[str]], run: RunView | None) -> str | None:
+        own = self._host_of.get(run.device) if run is not None and run.device else None
+        if own is not None and len(free.get(own, ())) >= rest:
+            return own
+        fitting = [host for host, ids in free.items() if len(ids) >= rest]
+        return min(fitting, key=lambda host: len(free[host]), default=None)
+
+    def _remove(self, devices: Sequence[str]) -> tuple[str, ...]:
+        for id_ in devices:
+            host = self._host_of[id_]
+            self._free[host].remove(id_)
+            if not self._free[host]:
+                del self._free[host]
+        self.n_free -= len(devices)
+        return tuple(devices)

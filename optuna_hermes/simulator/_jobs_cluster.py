@@ -1,0 +1,339 @@
+"""Jobs that come, wait, run and end as a policy says. Deterministic: no clock, no randomness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Assignment, RunView, Snapshot
+from optuna_hermes.policies import Policy
+from optuna_hermes.simulator._jobs import Job, JobRecord, JobTrace
+from optuna_hermes.simulator._jobs_estimates import Estimator
+from optuna_hermes.simulator._jobs_group import Hosts, Progress
+from optuna_hermes.simulator._jobs_line import Line
+from optuna_hermes.simulator._kernel import Agenda
+
+
+class JobCluster:
+    """Replays jobs on hosts under a policy, which sees what a broker's policy sees.
+
+    Each group of hosts is a cluster of its own, and its jobs have no other devices. At each moment
+    first all jobs end that end, then those come that come; then the policy is asked about each
+    group in which a job waits and a device is free.
+
+    Without slices a job keeps its devices to its end. With slices those of all jobs of a group are
+    up for decision at every multiple of their length, as long as somebody waits or a job can be
+    stretched; what a job has done is kept.
+
+    Args:
+        policy: who runs next.
+        jobs: in any order.
+        groups: the devices of each host of each group.
+        slice_seconds: None for jobs that are never interrupted.
+        restart_seconds: what it costs a job to go on on other devices, or after a pause.
+        estimator: says what a job is expected to take, which the policy is shown.
+        seed: for policies that draw random numbers.
+
+    Raises:
+        InvalidInputError: a length is out of range, a job's group does not exist, or two jobs
+            have one number.
+
+    Example:
+        >>> from optuna_hermes.policies import make_policy
+        >>> from optuna_hermes.simulator import FixedWork, Job, JobCluster
+        >>> jobs = [Job(number=i, submitted=0.0, work=FixedWork(10.0), devices=2) for i in (0, 1)]
+        >>> trace = JobCluster(make_policy("fifo"), jobs, groups={None: [2]}).run()
+        >>> [(record.job.number, record.finished) for record in trace.records]
+        [(0, 10.0), (1, 20.0)]
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        jobs: Sequence[Job],
+        *,
+        groups: Mapping[str | None, Sequence[int]],
+        slice_seconds: float | None = None,
+        restart_seconds: float = 0.0,
+        estimator: Estimator | None = None,
+        seed: int = 0,
+    ) -> None:
+        _check(jobs, groups, slice_seconds, restart_seconds)
+        hosts = {name: Hosts(name, sizes) for name, sizes in groups.items()}
+        self._jobs = sorted(jobs, key=lambda job: (job.submitted, job.number), reverse=True)
+        self._refused = tuple(job for job in jobs if job.devices > len(hosts[job.group]))
+        self._agenda = Agenda[tuple[_Group, Progress | None, int]]()
+        self._records: list[JobRecord] = []
+        self._estimator = estimator
+        self._groups = {
+            name: _Group(
+                each,
+                policy,
+                self._agenda,
+                slice_seconds=slice_seconds,
+                restart_seconds=restart_seconds,
+                seed=seed,
+            )
+            for name, each in hosts.items()
+        }
+
+    def run(self, until: float = math.inf) -> JobTrace:
+        """Replay until every job has ended; another call goes on from there.
+
+        Args:
+            until: seconds at which to stop.
+
+        Raises:
+            ValueError: a decision of the policy breaks the contract of policies, or it leaves jobs
+                waiting for ever.
+        """
+        refused = {job.number for job in self._refused}
+        while (now := self._next_time()) <= until and now < math.inf:
+            touched: dict[int, _Group] = {}
+            while self._agenda.next_time <= now:
+                group, progress, lease = self._agenda.next()
+                touched[id(group)] = group
+                self._happens(group, progress, lease)
+            while self._jobs and self._jobs[-1].submitted <= now:
+                job = self._jobs.pop()
+                if job.number not in refused:
+                    group = self._groups[job.group]
+                    touched[id(group)] = group
+                    expected = self._estimator.submitted(job) if self._estimator else None
+                    group.submit(job, expected)
+            for group in touched.values():
+                group.decide(now)
+        left = [job for group in self._groups.values() for job in group.unfinished]
+        if left and until == math.inf:
+            raise ValueError(f"A policy must serve every job in the end but {left[0]} waits.")
+        return JobTrace(
+            records=tuple(self._records),
+            n_devices=sum(len(group.hosts) for group in self._groups.values()),
+            decisions=sum(group.decisions for group in self._groups.values()),
+            refused=self._refused,
+            unfinished=(*left, *reversed(self._jobs)),
+        )
+
+    def _next_time(self) -> float:
+        coming = self._jobs[-1].submitted if self._jobs else math.inf
+        return min(coming, self._agenda.next_time)
+
+    def _happens(self, group: _Group, progress: Progress | None, lease: int) -> None:
+        """The slices of a group end, or a job comes to a milestone of its work."""
+        if progress is None:
+            group.end_slices(self._agenda.now)
+        elif progress.lease == lease:
+            record = group.reach(progress, self._agenda.now)
+            if record is not None:
+                self._records.append(record)
+                if self._estimator is not None:
+                    self._estimator.finished(record)
+
+
+class _Group:
+    """One group of hosts and its jobs."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        policy: Policy,
+        agenda: Agenda[tuple[_Group, Progress | None, int]],
+        *,
+        slice_seconds: float | None,
+        restart_seconds: float,
+        seed: int,
+    ) -> None:
+        self.hosts = hosts
+        self.decisions = 0
+        self._policy = policy
+        self._agenda = agenda
+        self._slice_seconds = slice_seconds
+        self._restart_seconds = restart_seconds
+        self._seed = seed
+        self._live: dict[int, Progress] = {}
+        self._running: dict[int, Progress] = {}
+        self._undecided: list[Progress] = []
+        self._line = Line(policy)
+        self._over: list[RunView] = []
+        self._over_shown: tuple[RunView, ...] = ()
+        self._memory: Any = None
+        self._slices_end = -math.inf
+
+    @property
+    def unfinished(self) -> list[Job]:
+        """The jobs that came and have not ended."""
+        return [progress.job for progress in self._live.values()]
+
+    # -- events --------------------------------------------------------------------------------
+
+    def submit(self, job: Job, expected_seconds: float | None) -> None:
+        """A job comes."""
+        view = RunView(
+            number=job.number,
+            state="pending",
+            submitted=job.submitted,
+            devices_wanted=job.devices,
+            expected_seconds=expected_seconds,
+            params=job.params,
+            **job.work.shown(0.0, None),
+        )
+        self._live[job.number] = Progress(job=job, view=view)
+        self._line.add(view)
+
+    def reach(self, progress: Progress, now: float) -> JobRecord | None:
+        """A job is as far as its speed was known; None if it is not over."""
+        progress.advance(now)
+        progress.done = progress.until  # exactly there, whatever rounding says
+        if progress.done < progress.job.work.total:
+            self._go_on(progress, now)
+            return None
+        self.hosts.give_back(progress.devices)
+        del self._live[progress.job.number], self._running[progress.job.number]
+        view = replace(
+            progress.view,
+            state="done",
+            device=None,
+            attained_seconds=progress.device_seconds,
+            **progress.job.work.shown(progress.done, progress.batch_size),
+        )
+        self._over.append(view)
+        assert progress.started is not None, "a job that ends has begun"
+        return JobRecord(
+            progress.job,
+            progress.started,
+            now,
+            progress.run_seconds,
+            progress.device_seconds,
+            progress.restarts,
+        )
+
+    def end_slices(self, now: float) -> None:
+        """All devices are up for decision; who has one sits there still."""
+        self._undecided = list(self._running.values())
+        self._running.clear()
+        for progress in self._undecided:
+            progress.advance(now)
+            progress.lease += 1
+            self.hosts.give_back(progress.devices)
+            progress.view = replace(
+                progress.view,
+                state="parked",
+                tier="resident",
+                attained_seconds=progress.device_seconds,
+                waiting_since=now,
+                **progress.job.work.shown(progress.done, progress.batch_size),
+            )
+            self._line.add(progress.view)
+
+    # -- deciding ------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> None:
+        """Ask the policy, if a job waits and a device is free."""
+        if len(self._line) and self.hosts.n_free:
+            if len(self._over_shown) < len(self._over):
+                self._over_shown = tuple(self._over)
+            decision = self._policy.decide(self._snapshot(now))
+            self.decisions += 1
+            self._memory = decision.memory
+            for assignment in decision.assignments:
+                self._start(assignment, now)
+            self._leave()
+        self._plan_slices(now)
+
+    def _snapshot(self, now: float) -> Snapshot:
+        runs = self._line.shown(self.hosts.n_free)
+        if not self._line.is_ranked:
+            runs = (*(progress.view for progress in self._running.values()), *runs)
+        return Snapshot(
+            now=now,
+            seed=self._seed,
+            devices=self.hosts.devices,
+            runs=runs,
+            finished=self._over_shown,
+            memory=self._memory,
+        )
+
+    def _plan_slices(self, now: float) -> None:
+        if self._slice_seconds is None or not self._running or self._slices_end > now:
+            return
+        if len(self._line) or any(p.view.elastic for p in self._running.values()):
+            self._slices_end = (now // self._slice_seconds + 1) * self._slice_seconds
+            self._agenda.plan(self._slices_end, (self, None, 0), priority=1)
+
+    # -- jobs on devices -----------------------------------------------------------------------
+
+    def _start(self, assignment: Assignment, now: float) -> None:
+        if assignment.run is None or assignment.run not in self._line:
+            raise ValueError(f"A policy may choose jobs that wait but got {assignment.run}.")
+        low, high = self._live[assignment.run].view.device_range
+        if not low <= len(set(assignment.devices)) == len(assignment.devices) <= high:
+            raise ValueError(
+                f"Job {assignment.run} takes {low} to {high} devices, none twice, but got "
+                f"{assignment.devices}."
+            )
+        self.hosts.take(assignment.devices)
+        progress = self._live[assignment.run]
+        was = (progress.hosts, progress.batch_size)
+        stayed = self._line.remove(assignment.run).waiting_since == now
+        progress.devices = assignment.devices
+        progress.hosts = self.hosts.where(assignment.devices)
+        progress.batch_size = assignment.batch_size or progress.batch_size
+        moved = not stayed or was != (progress.hosts, progress.batch_size)
+        if progress.started is None:
+            progress.started, moved = now, False
+        progress.restarts += moved
+        progress.since = now
+        progress.begins = max(now, progress.begins) if not moved else now + self._restart_seconds
+        progress.view = replace(
+            progress.view,
+            state="running",
+            device=assignment.devices[0],
+            tier=None,
+            waiting_since=None,
+            switch_cost_seconds=0.0,
+        )
+        self._running[assignment.run] = progress
+        self._go_on(progress, now)
+
+    def _go_on(self, progress: Progress, now: float) -> None:
+        """At the speed that holds from here on."""
+        work = progress.job.work
+        rate, until = work.speed(progress.done, progress.placement, progress.batch_size)
+        progress.rate, progress.until = rate, min(until, work.total)
+        progress.lease += 1
+        end = max(now, progress.begins) + (progress.until - progress.done) / rate
+        self._agenda.plan(end, (self, progress, progress.lease))
+
+    def _leave(self) -> None:
+        """Who has lost its devices sits nowhere, and to come back will cost something."""
+        for progress in self._undecided:
+            if progress.job.number in self._line:
+                progress.view = replace(
+                    progress.view,
+                    tier="host",
+                    device=None,
+                    switch_cost_seconds=self._restart_seconds,
+                )
+                self._line.add(progress.view)
+        self._undecided = []
+
+
+def _check(
+    jobs: Sequence[Job],
+    groups: Mapping[str | None, Sequence[int]],
+    slice_seconds: float | None,
+    restart_seconds: float,
+) -> None:
+    if not (slice_seconds is None or 0 < slice_seconds < math.inf):
+        raise InvalidInputError(f"slice_seconds must be above 0 but got {slice_seconds}.")
+    if not 0 <= restart_seconds < math.inf:
+        raise InvalidInputError(f"restart_seconds must be at least 0 but got {restart_seconds}.")
+    for job in jobs:
+        if job.group not in groups:
+            known = ", ".join(map(str, groups))
+            raise InvalidInputError(f"A job's group must be one of {known} but got {job.group!r}.")
+    if len({job.number for job in jobs}) < len(jobs):
+        raise InvalidInputError("Jobs must have different numbers but two have the same.")

@@ -1,0 +1,125 @@
+"""The hosts of one virtual cluster: which devices are free, and who has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Device, RunView
+from optuna_hermes.simulator._jobs import Job, Placement
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """A job that is not over.
+
+    Args:
+        job: the job.
+        view: as policies see it.
+        done: progress at ``since``.
+        since: when ``done`` was that.
+        begins: when it goes on: later than ``since`` while it restarts.
+        rate: progress a second from then on.
+        until: progress up to which that holds.
+        devices: what it has.
+        hosts: where it was last, host by host.
+        batch_size: what it trained with last.
+        lease: counts how often it was given devices or went on at another speed: an event of an
+            earlier count is void.
+    """
+
+    job: Job
+    view: RunView
+    done: float = 0.0
+    since: float = 0.0
+    begins: float = 0.0
+    rate: float = 0.0
+    until: float = 0.0
+    devices: tuple[str, ...] = ()
+    hosts: tuple[tuple[str, int], ...] = ()
+    batch_size: int | None = None
+    lease: int = 0
+    started: float | None = None
+    run_seconds: float = 0.0
+    device_seconds: float = 0.0
+    restarts: int = 0
+
+    @property
+    def placement(self) -> Placement:
+        """How many devices of each host it has, the most first."""
+        return tuple(sorted((count for _, count in self.hosts), reverse=True))
+
+    def advance(self, now: float) -> None:
+        """What it has done until now."""
+        seconds = now - self.since
+        self.run_seconds += seconds
+        self.device_seconds += seconds * len(self.devices)
+        self.done += self.rate * max(0.0, now - max(self.since, self.begins))
+        self.since = now
+
+
+class Hosts:
+    """The devices of a group.
+
+    Args:
+        group: its name; None where there is only one.
+        sizes: devices of each host.
+
+    Raises:
+        InvalidInputError: there is no host, or one without a device.
+    """
+
+    def __init__(self, group: str | None, sizes: Sequence[int]) -> None:
+        if not sizes or min(sizes) < 1:
+            raise InvalidInputError(
+                f"A group must have a host, each of a device at least, but got {list(sizes)}."
+            )
+        prefix = "" if group is None else f"{group}/"
+        ids = [
+            (f"{prefix}{host}:{device}", f"{prefix}{host}")
+            for host, size in enumerate(sizes)
+            for device in range(size)
+        ]
+        self._faces = {
+            id_: tuple(Device(id=id_, host=host, kind="gpu", free=free) for free in (False, True))
+            for id_, host in ids
+        }
+        self._index = {id_: index for index, (id_, _) in enumerate(ids)}
+        self._shown = [self._faces[id_][True] for id_, _ in ids]
+        self.n_free = len(ids)
+
+    def __len__(self) -> int:
+        return len(self._shown)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """As a policy sees them."""
+        return tuple(self._shown)
+
+    def where(self, devices: Sequence[str]) -> tuple[tuple[str, int], ...]:
+        """How many devices of each host these are, in the order of the hosts."""
+        counts: dict[str, int] = {}
+        for id_ in devices:
+            host = self._faces[id_][True].host
+            counts[host] = counts.get(host, 0) + 1
+        return tuple(sorted(counts.items()))
+
+    def take(self, devices: Sequence[str]) -> None:
+        """Devices are given to a job.
+
+        Raises:
+            ValueError: one of them is not free, or unknown.
+        """
+        for id_ in devices:
+            index = self._index.get(id_, -1)
+            if index < 0 or not self._shown[index].free:
+                raise ValueError(f"A policy may assign devices that are free but got {id_!r}.")
+            self._shown[index] = self._faces[id_][False]
+        self.n_free -= len(devices)
+
+    def give_back(self, devices: Sequence[str]) -> None:
+        """Devices are free again."""
+        for id_ in devices:
+            self._shown[self._index[id_]] = self._faces[id_][True]
+        self.n_free += len(devices)

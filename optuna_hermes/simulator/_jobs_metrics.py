@@ -1,0 +1,108 @@
+"""How good a schedule of jobs was."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from optuna_hermes.simulator._jobs import JobTrace
+from optuna_hermes.simulator._jobs_estimates import alone_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobMetrics:
+    """Of all jobs that ended; NaN where none has.
+
+    Args:
+        jobs: how many.
+        mean_completion_seconds: from submission to end.
+        median_completion_seconds: as above.
+        p99_completion_seconds: the 99th percentile, as above.
+        mean_queueing_seconds: spent without devices.
+        median_queueing_seconds: as above.
+        p99_queueing_seconds: as above.
+        makespan_seconds: from the first submission to the last end.
+        utilisation: device time given to jobs, as a share of all devices' over the makespan.
+        mean_finish_time_ratio: completion, in multiples of what the job takes alone on the devices
+            it wants; Mahajan et al., "Themis", NSDI 2020, divide by an equal share of the cluster
+            instead.
+        p99_finish_time_ratio: as above.
+        delayed_fraction: share of the jobs that ever were without devices.
+        restarts: of a job, on average.
+        device_seconds: given to jobs in all.
+    """
+
+    jobs: int
+    mean_completion_seconds: float
+    median_completion_seconds: float
+    p99_completion_seconds: float
+    mean_queueing_seconds: float
+    median_queueing_seconds: float
+    p99_queueing_seconds: float
+    makespan_seconds: float
+    utilisation: float
+    mean_finish_time_ratio: float
+    p99_finish_time_ratio: float
+    delayed_fraction: float
+    restarts: float
+    device_seconds: float
+
+
+def measure_jobs(trace: JobTrace) -> JobMetrics:
+    """Measure a simulation of jobs.
+
+    Args:
+        trace: what it did.
+
+    Example:
+        >>> from optuna_hermes.policies import make_policy
+        >>> from optuna_hermes.simulator import FixedWork, Job, JobCluster, measure_jobs
+        >>> jobs = [Job(number=i, submitted=0.0, work=FixedWork(10.0)) for i in (0, 1)]
+        >>> metrics = measure_jobs(JobCluster(make_policy("fifo"), jobs, groups={None: [1]}).run())
+        >>> metrics.mean_completion_seconds, metrics.mean_queueing_seconds, metrics.utilisation
+        (15.0, 5.0, 1.0)
+    """
+    records = trace.records
+    completion = np.array([record.completion_seconds for record in records])
+    queueing = np.array([record.queueing_seconds for record in records])
+    queueing[queueing < _ROUNDING * completion] = 0.0
+    ratios = completion / np.array([alone_seconds(record.job) for record in records])
+    used = math.fsum(record.device_seconds for record in records)
+    makespan = _makespan(trace)
+    return JobMetrics(
+        jobs=len(records),
+        mean_completion_seconds=_mean(completion),
+        median_completion_seconds=_percentile(completion, 50),
+        p99_completion_seconds=_percentile(completion, 99),
+        mean_queueing_seconds=_mean(queueing),
+        median_queueing_seconds=_percentile(queueing, 50),
+        p99_queueing_seconds=_percentile(queueing, 99),
+        makespan_seconds=makespan,
+        utilisation=used / (makespan * trace.n_devices) if records else math.nan,
+        mean_finish_time_ratio=_mean(ratios),
+        p99_finish_time_ratio=_percentile(ratios, 99),
+        delayed_fraction=_mean(queueing > 0),
+        restarts=_mean(np.array([record.restarts for record in records])),
+        device_seconds=used,
+    )
+
+
+_ROUNDING = 1e-9
+"""A share of the completion time below which a difference of times is none."""
+
+
+def _makespan(trace: JobTrace) -> float:
+    if not trace.records:
+        return math.nan
+    first = min(record.job.submitted for record in trace.records)
+    return max(record.finished for record in trace.records) - first
+
+
+def _mean(values: np.typing.NDArray[np.generic]) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _percentile(values: np.typing.NDArray[np.float64], percent: float) -> float:
+    return float(np.percentile(values, percent)) if len(values) else math.nan

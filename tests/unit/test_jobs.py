@@ -1,0 +1,272 @@
+"""The kernel for jobs: who runs when, on what, and what is measured of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Assignment, Decision, RunView, Snapshot
+from optuna_hermes.policies import Fifo, Policy, Ranked, RoundRobin
+from optuna_hermes.simulator import (
+    Clairvoyant,
+    FixedWork,
+    Job,
+    JobCluster,
+    JobTrace,
+    Placement,
+    Work,
+    measure_jobs,
+)
+
+
+def job(number: int, at: float, seconds: float, devices: int = 1, group: str | None = None) -> Job:
+    return Job(number=number, submitted=at, work=FixedWork(seconds), devices=devices, group=group)
+
+
+def ends(trace: JobTrace) -> dict[int, tuple[float, float]]:
+    return {record.job.number: (record.started, record.finished) for record in trace.records}
+
+
+class Shortest(Ranked):
+    """What takes least is first, by what is expected of it."""
+
+    def rank(self, run: RunView) -> tuple[float, int]:
+        assert run.expected_seconds is not None
+        return run.expected_seconds - run.attained_seconds, run.number
+
+
+class Whole(Policy):
+    """A ranked policy that the kernel shows everything."""
+
+    def __init__(self, inner: Policy) -> None:
+        self.inner = inner
+        self.shown: list[Snapshot] = []
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        self.shown.append(snapshot)
+        return self.inner.decide(snapshot)
+
+
+JOBS = [job(0, 0, 10), job(1, 1, 10, devices=2), job(2, 2, 3), job(3, 20, 1)]
+
+
+def test_the_queue_stops_at_a_job_that_does_not_fit() -> None:
+    """First in, first out keeps a device for a wide job, and with backfill gives it away."""
+    strict = JobCluster(Fifo(backfill=False), JOBS, groups={None: [2]}).run()
+    assert ends(strict) == {0: (0, 10), 1: (10, 20), 2: (20, 23), 3: (20, 21)}
+    filled = JobCluster(Fifo(), JOBS, groups={None: [2]}).run()
+    assert ends(filled) == {0: (0, 10), 2: (2, 5), 1: (10, 20), 3: (20, 21)}
+
+
+def test_a_job_that_a_host_can_hold_is_held_by_one() -> None:
+    """Two free devices of two hosts are no place for a job of two."""
+    jobs = [job(0, 0, 10, devices=3), job(1, 0, 10, devices=3), job(2, 1, 5, devices=2)]
+    trace = JobCluster(Fifo(), jobs, groups={None: [4, 4]}).run()
+    assert ends(trace)[2] == (10, 15)
+
+
+def test_a_job_goes_where_least_is_left_over() -> None:
+    """A small job fills a host that is broken into, so that a large one finds a whole host."""
+    jobs = [job(0, 0, 10, devices=2), job(1, 1, 10, devices=2), job(2, 2, 5, devices=4)]
+    trace = JobCluster(Fifo(), jobs, groups={None: [4, 4]}).run()
+    assert ends(trace)[2] == (2, 7)
+
+
+def test_a_large_job_takes_whole_hosts() -> None:
+    """A job of one and a half hosts waits for a host that is empty, and begins on two."""
+    jobs = [job(0, 0, 10), job(1, 1, 20), job(2, 2, 5, devices=6)]
+    trace = JobCluster(Fifo(), [*jobs], groups={None: [4, 4]}).run()
+    assert ends(trace)[2] == (2, 7), "both small ones are on one host"
+    wide = [job(0, 0, 10, devices=3), job(1, 0, 20, devices=3), job(2, 2, 5, devices=6)]
+    assert ends(JobCluster(Fifo(), wide, groups={None: [4, 4]}).run())[2] == (20, 25)
+
+
+def test_a_group_has_its_own_hosts() -> None:
+    """A job waits for its own group, whatever is free elsewhere; a policy sees its group only."""
+    policy = Whole(Fifo())
+    jobs = [job(0, 0, 10, group="a"), job(1, 0, 10, group="a"), job(2, 0, 1, group="b")]
+    trace = JobCluster(policy, jobs, groups={"a": [1], "b": [8]}).run()
+    assert ends(trace) == {0: (0, 10), 1: (10, 20), 2: (0, 1)}
+    assert {len(snapshot.devices) for snapshot in policy.shown} == {1, 8}
+    assert trace.n_devices == 9
+
+
+def test_a_job_that_no_group_can_hold_is_refused() -> None:
+    """A job that wants more than its group has never holds up the others."""
+    trace = JobCluster(
+        Fifo(backfill=False), [job(0, 0, 1, devices=5), job(1, 1, 1)], groups={None: [2, 2]}
+    ).run()
+    assert [each.number for each in trace.refused] == [0]
+    assert ends(trace) == {1: (1, 2)}
+
+
+def test_slices_give_everybody_a_turn() -> None:
+    """Two jobs on one device alternate, and each pays for its return."""
+    jobs = [job(0, 0, 4), job(1, 0, 4)]
+    trace = JobCluster(RoundRobin(), jobs, groups={None: [1]}, slice_seconds=2).run()
+    assert ends(trace) == {0: (0, 6), 1: (2, 8)}
+    assert [record.run_seconds for record in trace.records] == [4, 4]
+    paid = JobCluster(
+        RoundRobin(), jobs, groups={None: [1]}, slice_seconds=2, restart_seconds=1
+    ).run()
+    # 0: 2 s; 1: 2 s; 0: 1 s to restart and 1 s; 1 likewise; each once more.
+    assert ends(paid) == {0: (0, 10), 1: (2, 12)}
+    assert [record.restarts for record in paid.records] == [2, 2]
+
+
+def test_who_keeps_its_place_pays_nothing() -> None:
+    """The end of a slice costs nothing where the same job goes on."""
+    jobs = [job(0, 0, 10, devices=2), job(1, 0, 10, devices=2)]
+    trace = JobCluster(Fifo(), jobs, groups={None: [2]}, slice_seconds=3, restart_seconds=5).run()
+    assert ends(trace) == {0: (0, 10), 1: (10, 20)}
+
+
+@dataclass(frozen=True)
+class Halving(Work):
+    """10 amounts: the first 4 at one a device and second, the others at half of that."""
+
+    total: float = 10.0
+
+    def speed(self, done: float, devices: Placement, batch_size: int | None) -> tuple[float, float]:
+        return (sum(devices), 4.0) if done < 4 else (sum(devices) / 2, 10.0)
+
+
+def test_work_goes_on_at_its_own_speed() -> None:
+    """Each part of a job takes its own time, and a slice in between changes nothing."""
+    jobs = [Job(number=0, submitted=0.0, work=Halving(), devices=2)]
+    assert ends(JobCluster(Fifo(), jobs, groups={None: [2]}).run()) == {0: (0, 8)}
+    both = [*jobs, job(1, 0, 1, devices=2)]
+    trace = JobCluster(Fifo(), both, groups={None: [2]}, slice_seconds=0.75).run()
+    assert ends(trace)[0] == pytest.approx((0, 8))
+
+
+def test_a_simulation_goes_on_where_it_stopped() -> None:
+    """In two parts the same comes out as in one, and in between it says who is not done."""
+    cluster = JobCluster(Fifo(), JOBS, groups={None: [2]})
+    part = cluster.run(until=7)
+    assert sorted(each.number for each in part.unfinished) == [0, 1, 3]
+    assert cluster.run() == JobCluster(Fifo(), JOBS, groups={None: [2]}).run()
+
+
+def test_a_policy_is_held_to_its_contract() -> None:
+    """Devices that are taken or too few, and jobs that do not wait, are refused."""
+
+    class Wrong(Policy):
+        def __init__(self, *assignments: Assignment) -> None:
+            self.answer = Decision(assignments=assignments)
+
+        def decide(self, snapshot: Snapshot) -> Decision:
+            return self.answer
+
+    first = Assignment(run=0, devices=("0:0",))
+    for answers, message in (
+        ([first, Assignment(run=1, devices=("0:0",))], "that are free"),
+        ([first, first], "that wait"),
+        ([Assignment(run=0, devices=("0:0", "0:1"))], "takes 1 to 1 devices"),
+        ([Assignment(run=None, devices=("0:0",))], "that wait"),
+    ):
+        cluster = JobCluster(Wrong(*answers), [job(0, 0, 1), job(1, 0, 1)], groups={None: [2]})
+        with pytest.raises(ValueError, match=message):
+            cluster.run()
+    with pytest.raises(ValueError, match="serve every job"):
+        JobCluster(Wrong(), [job(0, 0, 1)], groups={None: [1]}).run()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "options", "message"),
+    [
+        ([job(0, 0, 1), job(0, 1, 1)], {}, "different numbers"),
+        ([job(0, 0, 1, group="x")], {}, "group must be one of None"),
+        ([], {"slice_seconds": 0.0}, "slice_seconds"),
+        ([], {"restart_seconds": -1.0}, "restart_seconds"),
+        ([], {"groups": {None: []}}, "must have a host"),
+        ([], {"groups": {None: [2, 0]}}, "must have a host"),
+    ],
+)
+def test_what_cannot_be_is_refused(jobs: list[Job], options: dict, message: str) -> None:
+    """One line says what is wrong with jobs, groups and lengths."""
+    with pytest.raises(InvalidInputError, match=message):
+        JobCluster(Fifo(), jobs, **{"groups": {None: [1]}, **options})
+
+
+@pytest.mark.parametrize(
+    ("at", "seconds", "devices"), [(-1, 1, 1), (0, 0, 1), (0, math.inf, 1), (0, 1, 0)]
+)
+def test_a_job_is_checked(at: float, seconds: float, devices: int) -> None:
+    """A job comes at some time, takes some time, and wants a device."""
+    with pytest.raises(InvalidInputError):
+        job(0, at, seconds, devices)
+
+
+lists = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 20), st.sampled_from([1, 1, 1, 2, 3, 5])),
+    min_size=1,
+    max_size=25,
+).map(lambda drawn: [job(n, *each) for n, each in enumerate(drawn)])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    jobs=lists, backfill=st.booleans(), slices=st.sampled_from([None, 4.0]), shortest=st.booleans()
+)
+def test_of_a_ranked_queue_a_part_is_enough(
+    jobs: Sequence[Job], backfill: bool, slices: float | None, shortest: bool
+) -> None:
+    """A ranked policy decides on the first of each size as it does on all that wait."""
+    policy = Shortest(backfill=backfill) if shortest else Fifo(backfill=backfill)
+    options = {"groups": {None: [3, 2]}, "slice_seconds": slices, "estimator": Clairvoyant()}
+    part = JobCluster(policy, jobs, **options).run()
+    whole = JobCluster(Whole(policy), jobs, **options).run()
+    assert part == whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs=lists, slices=st.sampled_from([None, 3.0]))
+def test_no_device_is_used_twice_and_every_job_is_done(
+    jobs: Sequence[Job], slices: float | None
+) -> None:
+    """Every job gets exactly its work, and at no time are there more than the devices."""
+    trace = JobCluster(Fifo(), jobs, groups={None: [3, 2]}, slice_seconds=slices).run()
+    assert sorted(record.job.number for record in trace.records) == [each.number for each in jobs]
+    for record in trace.records:
+        assert record.run_seconds == pytest.approx(record.job.work.total)
+        assert record.device_seconds == pytest.approx(record.job.work.total * record.job.devices)
+        assert record.queueing_seconds >= -1e-9
+    moments = {record.started for record in trace.records}
+    if slices is None:
+        for now in moments:
+            on = [r for r in trace.records if r.started <= now < r.finished]
+            assert sum(record.job.devices for record in on) <= 5
+
+
+def test_metrics_by_hand() -> None:
+    """Two jobs on one device: 10 and 20 s to complete, 0 and 10 s in the queue."""
+    metrics = measure_jobs(
+        JobCluster(Fifo(), [job(0, 5, 10), job(1, 5, 10)], groups={None: [1, 1]}).run()
+    )
+    assert metrics.utilisation == 1.0
+    metrics = measure_jobs(
+        JobCluster(Fifo(), [job(0, 5, 10), job(1, 5, 10)], groups={None: [1]}).run()
+    )
+    assert metrics.mean_completion_seconds == metrics.median_completion_seconds == 15
+    assert metrics.p99_completion_seconds == pytest.approx(19.9)
+    assert metrics.mean_queueing_seconds == 5
+    assert metrics.makespan_seconds == 20
+    assert metrics.delayed_fraction == 0.5
+    assert metrics.mean_finish_time_ratio == 1.5
+    assert metrics.device_seconds == 20
+
+
+def test_a_policy_is_shown_what_was_estimated_and_who_is_done() -> None:
+    """Estimates are device seconds, times of devices count each, and what is over is shown."""
+    policy = Whole(Fifo())
+    jobs = [job(0, 0, 10, devices=2), job(1, 20, 1)]
+    JobCluster(policy, jobs, groups={None: [2]}, estimator=Clairvoyant()).run()
+    assert [run.expected_seconds for run in policy.shown[0].runs] == [20]
+    assert [(run.number, run.attained_seconds) for run in policy.shown[1].finished] == [(0, 20)]
