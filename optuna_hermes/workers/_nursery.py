@@ -54,10 +54,10 @@ def die_with_parent() -> None:
 
 
 def _prepare(packed: bytes | str) -> Objective:
+    objective = unpack(packed)  # what is wrong with it is said at once
     for name in _PRELOAD:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    objective = unpack(packed)
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise ObjectiveError(
