@@ -32,7 +32,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
     """A message that is well formed, and probably out of place."""
     number, epoch = random.randrange(50), random.randrange(1, 60)
     key = f"attack-{random.randrange(6)}"
-    url = random.choice([f"sqlite:///{folder / 'attack.db'}", "sqlite:////no/such/folder/l.db", ""])
+    url = random.choice([f"sqlite:///{folder / 'attack.db'}", "sqlite:////dev/null/l.db", ""])
     spec = wire.StudySpec(
         key=key,
         name="\N{SKULL}",

@@ -381,7 +381,7 @@ def test_a_damaged_checkpoint_is_never_a_silent_restart(
         ({"name": f"{TINY}:nothing"}, ["nothing", "objective"]),
         ({"name": "no_such_module:f"}, ["no_such_module"]),
         ({"name": "train.py:"}, ["FILE.py:NAME"]),
-        ({"storage": "sqlite:////no/such/folder/s.db"}, ["/no/such/folder"]),
+        ({"storage": "sqlite:////dev/null/folder/s.db"}, ["/dev/null/folder"]),
         ({"storage": "postgresql://me:secret@localhost:1/x"}, ["localhost"]),
     ],
 )
