@@ -7,6 +7,13 @@ from optuna_hermes.simulator._jobs_cluster import JobCluster
 from optuna_hermes.simulator._jobs_estimates import Clairvoyant, Estimator, alone_seconds
 from optuna_hermes.simulator._jobs_metrics import JobMetrics, measure_jobs
 from optuna_hermes.simulator._metrics import Metrics, measure
+from optuna_hermes.simulator._nodes import (
+    NodeSeries,
+    NodeUse,
+    never_powered_down,
+    replay_nodes,
+)
+from optuna_hermes.simulator._nodes_bound import clairvoyant_nodes
 from optuna_hermes.simulator._trace import Failure, Slice, Trace
 from optuna_hermes.simulator._workload import CurveSet, FixedList, Recording, Source
 from optuna_hermes.simulator.rivals import RIVALS, arrange, make_rival
@@ -26,6 +33,8 @@ __all__ = [
     "JobRecord",
     "JobTrace",
     "Metrics",
+    "NodeSeries",
+    "NodeUse",
     "Placement",
     "Recording",
     "Slice",
@@ -35,7 +44,10 @@ __all__ = [
     "Work",
     "alone_seconds",
     "arrange",
+    "clairvoyant_nodes",
     "make_rival",
     "measure",
     "measure_jobs",
+    "never_powered_down",
+    "replay_nodes",
 ]

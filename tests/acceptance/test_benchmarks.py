@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -242,3 +243,39 @@ def test_a_soak_serves_studies_and_measures(tmp_path: Path) -> None:
     assert result["trials"] >= 8
     assert result["handles"]["first"] > 5
     assert result["memory_bytes"]["last"] > 10e6
+
+
+def test_energy_rows_replay_traces_of_clusters(tmp_path: Path) -> None:
+    """Both kinds of trace are read, and every policy gets a row that others can be put beside."""
+    _write_gzip(
+        tmp_path / "philly" / "nodes_per_minute.csv.gz",
+        ["time,active,total", *(f"-,{4 if i < 30 else 1},10" for i in range(600))],
+    )
+    states = ("running_gpu_num", "pending_gpu_num")
+    columns = [f"{state}_{size}" for state in states for size in ("noless_8", "less_8")]
+    header = ",".join(["total_gpujob_num", "running_gpu_num", "idle_gpu_num", *columns])
+    # Two nodes for one job, one for two that share it, and 9 GPUs that wait for two more.
+    row = "5,21,19,16,5,8,1"
+    _write_gzip(
+        tmp_path / "helios" / "Earth_vc_cluster_sequence_1min.csv.gz", [header, *[row] * 600]
+    )
+    rows = json.loads(run("_energy_rows.py", "--traces=.", "--json", cwd=tmp_path).stdout)
+    found = {(each["trace"], each["policy"]): each for each in rows}
+    assert found["philly-nodes", "fifo"]["utilisation"] == pytest.approx((120 + 570) / 6000)
+    assert found["philly-nodes", "energy:fifo"]["gain"] > 1.5
+    assert found["philly-nodes", "clairvoyant"]["utilisation"] == 1.0
+    assert found["earth-vc", "fifo"]["utilisation"] == pytest.approx(3 / 5)
+    assert found["earth-vc", "energy:fifo"]["utilisation"] == pytest.approx(3 / 5)
+    assert all(each["delayed_fraction"] == 0 for each in rows)
+
+
+def test_energy_rows_need_traces(tmp_path: Path) -> None:
+    """A folder without traces is one line, and status 2."""
+    done = run("_energy_rows.py", "--traces=.", cwd=tmp_path, status=2)
+    assert done.stderr.startswith("--traces must name a folder with philly/ or helios/")
+
+
+def _write_gzip(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir()
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join(lines) + "\n")

@@ -1,0 +1,124 @@
+"""The highest demand of the next hour, forecast from the demand of the past. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+AHEAD_TICKS = 6
+"""How far is looked ahead."""
+
+DAY_TICKS = 144
+WEEK_TICKS = 7 * DAY_TICKS
+
+KEPT_TICKS = 2 * WEEK_TICKS
+"""What is older is forgotten, day by day."""
+
+LEARNING_TICKS = 2 * DAY_TICKS
+"""Before there is so much of the past nothing is forecast."""
+
+QUANTILE = 0.5
+"""Demand comes out below the forecast that often: the buffer is there for what is above."""
+
+WINDOWS = (3, 6, 18, 36, DAY_TICKS)
+"""Ticks of the past over which features are taken."""
+
+TREES = 60
+
+Array = NDArray[np.float64]
+
+
+def expected_peak(peaks: Sequence[int]) -> float:
+    """The highest demand to expect in the next ``AHEAD_TICKS`` ticks.
+
+    With LightGBM (extra ``[qssf]``) it is a quantile of gradient boosted trees; they are fitted
+    anew when the past is a day longer. Without it, it is a seasonal mean: the last peak and what
+    demand rose by, on average, at this time of the days before.
+
+    Args:
+        peaks: the highest demand of each tick, oldest first; the last one is over. What comes
+            after it is nowhere looked at, neither in a feature nor in what the trees learn from.
+
+    Returns:
+        In the unit of ``peaks``; the last peak while too little is known.
+    """
+    past = np.asarray(peaks, dtype=float)
+    if len(past) < LEARNING_TICKS:
+        return float(past[-1]) if len(past) else 0.0
+    # The past begins with a day, and so does what is learned from: a time of day is a place in it.
+    model = _fitted(tuple(peaks[: len(peaks) - len(peaks) % DAY_TICKS]))
+    if model is None:
+        return float(past[-1]) + seasonal_rise(past)
+    now = features(past, np.array([len(past) - 1]))
+    return float(past[-1] + max(0.0, model.predict(now)[0]))
+
+
+def remembered(peaks: Sequence[int], peak: int) -> tuple[int, ...]:
+    """The past with one more tick; of what is too old a whole day is forgotten at once."""
+    known = (*peaks, peak)
+    return known[DAY_TICKS:] if len(known) >= KEPT_TICKS + DAY_TICKS else known
+
+
+def features(past: Array, at: NDArray[np.int64]) -> Array:
+    """What is known at the ends of ticks: one row for each of ``at``.
+
+    A row about tick ``i`` reads ``past[:i + 1]``. Where the past is too short it is NaN.
+
+    Args:
+        past: the highest demand of each tick.
+        at: ticks, as indices into ``past``.
+    """
+    here = past[at]
+    columns = [here, at % DAY_TICKS]
+    for width in WINDOWS:
+        window = _before(past, at, width)
+        columns += [window.max(axis=1) - here, window.mean(axis=1) - here, here - window[:, 0]]
+    for lag in (DAY_TICKS, WEEK_TICKS):
+        # What came after this time of an earlier day is past by now, for it is shorter than a day.
+        later = _before(past, at - lag + AHEAD_TICKS, AHEAD_TICKS)
+        columns += [_before(past, at - lag, 1)[:, 0] - here, later.max(axis=1) - here]
+    return np.column_stack(columns)
+
+
+def seasonal_rise(past: Array) -> float:
+    """By how much demand rose to the peak of the ticks ahead, on average of the days before."""
+    rises = [
+        max(0.0, past[i + 1 : i + 1 + AHEAD_TICKS].max() - past[i])
+        for i in range(len(past) - 1 - DAY_TICKS, -1, -DAY_TICKS)
+    ]
+    return max(0.0, float(np.mean(rises)))
+
+
+def _before(past: Array, at: NDArray[np.int64], width: int) -> Array:
+    """The ``width`` ticks up to each of ``at``, that one included; NaN before the first."""
+    places = at[:, None] - np.arange(width - 1, -1, -1)
+    return np.where(places < 0, np.nan, past[np.maximum(places, 0)])
+
+
+@lru_cache(maxsize=4)
+def _fitted(peaks: tuple[int, ...]) -> Any:
+    """Trees that have learned from the past, None without LightGBM."""
+    try:
+        import lightgbm
+    except ImportError:
+        return None
+    past = np.asarray(peaks, dtype=float)
+    # What a row has to foretell must be past too.
+    at = np.arange(len(past) - AHEAD_TICKS)
+    ahead = np.lib.stride_tricks.sliding_window_view(past[1:], AHEAD_TICKS).max(axis=1)
+    rises = np.maximum(0.0, ahead - past[at])
+    settings = {
+        "objective": "quantile",
+        "alpha": QUANTILE,
+        "num_leaves": 15,
+        "min_data_in_leaf": 20,
+        "deterministic": True,
+        "seed": 0,
+        "num_threads": 1,
+        "verbose": -1,
+    }
+    return lightgbm.train(settings, lightgbm.Dataset(features(past, at), rises), TREES)
