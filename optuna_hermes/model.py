@@ -184,6 +184,9 @@ class Device:
         memory_free_bytes: what is free of it now, None if unknown.
         problem: why it is not healthy, or why nobody may have it now, in words; empty if all is
             well.
+        powered: False while it is powered down, or on its way down or up; then it is not free.
+        power_watts: its rated power, None if unknown.
+        energy_joules: what it has taken since some moment of the past, None if nothing counts it.
     """
 
     id: str
@@ -196,6 +199,9 @@ class Device:
     memory_bytes: int | None = None
     memory_free_bytes: int | None = None
     problem: str = ""
+    powered: bool = True
+    power_watts: float | None = None
+    energy_joules: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,9 +273,13 @@ class Decision:
     Args:
         assignments: no device twice, no run twice.
         pruned: suspended runs that shall never go on. The broker kills nothing and refuses it.
+        powered_down: ids of all devices that need no power: empty ones, and those that are down
+            already. Whatever is not named is woken. Nothing is done about it where no command
+            powers devices up and down.
         memory: JSON to be given back with the next snapshot.
     """
 
     assignments: tuple[Assignment, ...] = ()
     pruned: tuple[int, ...] = ()
+    powered_down: tuple[str, ...] = ()
     memory: Any = None

@@ -208,6 +208,10 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
     free = {device.id for device in snapshot.devices if device.free}
     runs = Counter(a.run for a in decision.assignments if a.run is not None)
     devices = Counter(id_ for a in decision.assignments for id_ in a.devices)
+    idle = {device.id for device in snapshot.devices if device.free or not device.powered}
+    down = [id_ for id_ in decision.powered_down if id_ not in idle or id_ in devices]
+    if down:
+        raise ValueError(f"a policy powers down idle devices but got {', '.join(down)}")
     wrong = [
         *(f"run {run}" for run, n in runs.items() if n > 1 or run not in waiting),
         *(f"device {id_}" for id_, n in devices.items() if n > 1 or id_ not in free),

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from optuna_hermes.policies import ENERGY
+
 
 def anywhere(policy: str) -> str:
-    """A policy's name as any process of this host understands it.
+    """A policy's name as any process of this host understands it, ``energy:`` before it included.
 
     A file, and a module that is one, become an absolute path: a broker runs that anew for each
     call, and two modules of one name in different folders do not meet. A module of a package
@@ -18,6 +20,8 @@ def anywhere(policy: str) -> str:
     Args:
         policy: a name of ``POLICIES``, ``FILE.py:CLASS`` or ``module:CLASS``.
     """
+    if policy.startswith(ENERGY):
+        return ENERGY + anywhere(policy.removeprefix(ENERGY))
     place, colon, name = policy.rpartition(":")
     if not colon:
         return policy

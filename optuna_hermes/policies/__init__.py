@@ -8,6 +8,7 @@ from optuna_hermes.errors import UnknownPolicyError
 from optuna_hermes.policies._asha import Asha
 from optuna_hermes.policies._base import Policy, opened, place, unopened, with_openings
 from optuna_hermes.policies._custom import load_policy
+from optuna_hermes.policies._energy import ENERGY, Energy
 from optuna_hermes.policies._fifo import Fifo
 from optuna_hermes.policies._freeze_thaw import FreezeThaw
 from optuna_hermes.policies._hermes import Hermes
@@ -18,8 +19,10 @@ from optuna_hermes.policies._round_robin import RoundRobin
 from optuna_hermes.policies._slaq import Slaq
 
 __all__ = [
+    "ENERGY",
     "POLICIES",
     "Asha",
+    "Energy",
     "Fifo",
     "FreezeThaw",
     "Hermes",
@@ -54,7 +57,8 @@ def make_policy(name: str) -> Policy:
 
     Args:
         name: a key of ``POLICIES``, or ``FILE.py:CLASS`` or ``module:CLASS`` for one's own
-            subclass of ``Policy``.
+            subclass of ``Policy``; with ``energy:`` before it, devices that it leaves idle may
+            be powered down.
 
     Raises:
         UnknownPolicyError: there is no such policy.
@@ -62,9 +66,12 @@ def make_policy(name: str) -> Policy:
     """
     if name in POLICIES:
         return POLICIES[name]()
+    if name.startswith(ENERGY):
+        return Energy(make_policy(name.removeprefix(ENERGY)))
     if ":" in name:
         return load_policy(name)
     names = ", ".join(POLICIES)
     raise UnknownPolicyError(
-        f"A policy must be one of {names}, or FILE.py:CLASS or module:CLASS, but got {name!r}."
+        f"A policy must be one of {names}, or FILE.py:CLASS or module:CLASS, or one of these after "
+        f"{ENERGY}, but got {name!r}."
     )

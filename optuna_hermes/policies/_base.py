@@ -42,7 +42,7 @@ class Policy(ABC):
 def free_devices(snapshot: Snapshot) -> list[Device]:
     """The devices a policy may assign now, in the order of their ids on their hosts."""
     free = [device for device in snapshot.devices if device.free and device.healthy]
-    return sorted(free, key=_place_of) if len(free) > 1 else free
+    return sorted(free, key=place_of) if len(free) > 1 else free
 
 
 def unopened(snapshot: Snapshot) -> list[RunView | None]:
@@ -195,7 +195,7 @@ def _seats(runs: Sequence[RunView | None], free: Sequence[str]) -> dict[str, int
     return seats
 
 
-def _place_of(device: Device) -> tuple[str, int, str]:
+def place_of(device: Device) -> tuple[str, int, str]:
     return device.host, len(device.id), device.id
 
 

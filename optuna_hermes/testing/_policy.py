@@ -111,11 +111,8 @@ PATIENCE_SECONDS = 5.0
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """Snapshots that a broker could hand to a policy."""
-    devices = [
-        Device(id=f"cpu:{index}", free=draw(_flags), healthy=draw(_small) > 0)
-        for index in range(draw(_small))
-    ]
-    busy = [device.id for device in devices if not device.free]
+    devices = [_device(draw, index) for index in range(draw(_small))]
+    busy = [device.id for device in devices if device.powered and not device.free]
     runs = [_run(draw, number, busy) for number in range(draw(_small))]
     finished = [
         RunView(number=100 + index, state="done" if index else "failed", curve=curve)
@@ -130,6 +127,16 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         runs=tuple(runs),
         finished=tuple(finished),
         unstarted=Unstarted(count=count, fixed=fixed),
+    )
+
+
+def _device(draw: st.DrawFn, index: int) -> Device:
+    powered = draw(_small) > 0
+    return Device(
+        id=f"cpu:{index}",
+        free=powered and draw(_flags),
+        healthy=draw(_small) > 0,
+        powered=powered,
     )
 
 
@@ -279,6 +286,18 @@ class PolicyContract:
         assert len(pruned) == len(decision.pruned) * self.prunes
         assert pruned.isdisjoint(each.run for each in decision.assignments)
         assert {run.number for run in _candidates(snapshot)}.issuperset(pruned)
+
+    @_inherited
+    @given(snapshot=_snapshots)
+    def test_only_idle_devices_are_powered_down(self, snapshot: Snapshot) -> None:
+        """No run is on a device that is powered down, or suspended on it, or sent to it."""
+        decision = self.policy.decide(snapshot)
+        down = set(decision.powered_down)
+        assert len(down) == len(decision.powered_down)
+        idle = {device.id for device in snapshot.devices if device.free or not device.powered}
+        assert idle.issuperset(down)
+        assert down.isdisjoint(run.device for run in snapshot.runs)
+        assert down.isdisjoint(id_ for each in decision.assignments for id_ in each.devices)
 
     @_inherited
     @given(snapshot=_snapshots)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from optuna_hermes.policies import (
     POLICIES,
     Asha,
+    Energy,
     Fifo,
     FreezeThaw,
     Hermes,
@@ -23,6 +24,10 @@ class TestHermes(PolicyContract):
 
 class TestHermesSlope(PolicyContract):
     policy = HermesSlope()
+
+
+class TestEnergy(PolicyContract):
+    policy = Energy(Fifo())
 
 
 class TestFifo(PolicyContract):

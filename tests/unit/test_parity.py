@@ -285,7 +285,7 @@ def told(run: RunView) -> object:
 
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("n_devices", [1, 3])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, "energy:hermes"])
 def test_the_broker_does_what_the_simulator_does(policy: str, n_devices: int, fixed: bool) -> None:
     """On curves that cross, diverge and end early, every unit is trained when and where it was."""
     for seed in range(3):

@@ -1,0 +1,119 @@
+"""Energy: devices that another policy leaves idle are powered down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from optuna_hermes.model import Decision, Device, Snapshot
+from optuna_hermes.policies._base import Policy, place_of
+from optuna_hermes.policies._energy_forecast import LEARNING_TICKS, seasonal_rise
+from optuna_hermes.policies._energy_memory import Demand, recall
+from optuna_hermes.policies._energy_rules import TICK_SECONDS, Rules
+
+ENERGY = "energy:"
+"""Before the name of a policy: the same policy, and idle devices are powered down."""
+
+
+class Energy(Policy):
+    """Decides as another policy does, and says which devices need no power.
+
+    Hu et al. (Helios), SC 2021, call it cluster energy saving: demand is forecast, and nodes that
+    it does not take, nor a buffer, are powered down. See ``Rules.wanted`` for what is this
+    project's own. Here a node is a device, and demand is mostly known: it is what the study's runs
+    and the trials that may still be created could use at once. Where it has only ever fallen it is
+    that of a study with so many trials, and nothing is expected beyond it. Where it has risen, as
+    it does when trials come from elsewhere, what was wanted within the last hours stays powered,
+    and what is expected by the time of day: a seasonal mean, since fitting trees takes longer than
+    a decision may, and gained nothing on the traces that were replayed.
+
+    A device keeps its power while a run is on it, or suspended on it, or is about to be, and while
+    it is somebody else's.
+
+    Args:
+        inner: the policy that assigns devices.
+        rules: how careful it is.
+    """
+
+    def __init__(self, inner: Policy, rules: Rules | None = None) -> None:
+        self.inner = inner
+        self.rules = rules or Rules()
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Assign as the other policy does, and power down what is left beyond the buffer."""
+        known, remembered = _split(snapshot.memory)
+        decision = self.inner.decide(replace(snapshot, memory=known))
+        healthy = [device for device in snapshot.devices if device.healthy]
+        if not healthy:
+            return replace(decision, memory=_join(decision.memory, remembered))
+        level = min(_wanted(snapshot), len(healthy))
+        host = min(device.host for device in healthy)
+        demand = recall(remembered, host=host, level=level, now=snapshot.now)
+        down, demand = self._power(snapshot, decision, demand)
+        memory = _join(decision.memory, demand.as_json())
+        return replace(decision, powered_down=down, memory=memory)
+
+    def _power(
+        self, snapshot: Snapshot, decision: Decision, demand: Demand
+    ) -> tuple[tuple[str, ...], Demand]:
+        """The devices that need no power; demand, and what is locked from now on."""
+        ours, needed = _ours(snapshot, decision)
+        n_powered = sum(device.powered for device in ours)
+        is_known = not demand.has_risen
+        wanted = self.rules.wanted(
+            n_nodes=len(ours),
+            powered=n_powered,
+            demand=min(demand.level, len(ours)),
+            recent=demand.level if is_known else demand.recent(self.rules.look_back_ticks),
+            expected=demand.level if is_known else _expected(demand),
+            may_fall=snapshot.now >= demand.locked_until,
+        )
+        if wanted > n_powered:
+            locked_until = snapshot.now + self.rules.keep_ticks * TICK_SECONDS
+            demand = replace(demand, locked_until=locked_until)
+        # Those that have to stay first, then those that have power: what is last goes.
+        ranked = sorted(
+            ours, key=lambda each: (each.id not in needed, not each.powered, *place_of(each))
+        )
+        down = [device.id for device in ranked[wanted:] if device.id not in needed]
+        return tuple(sorted(down)), demand
+
+
+def _wanted(snapshot: Snapshot) -> int:
+    """How many devices the study could use at once, if there were enough of them."""
+    if snapshot.unstarted.count is None:
+        return len(snapshot.devices)
+    return snapshot.unstarted.count + sum(run.device_range[1] for run in snapshot.runs)
+
+
+def _ours(snapshot: Snapshot, decision: Decision) -> tuple[list[Device], frozenset[str]]:
+    """The healthy devices that nobody else has, and which of them have to keep their power."""
+    sat_on = {run.device for run in snapshot.runs if run.device is not None}
+    given = {id_ for each in decision.assignments for id_ in each.devices}
+    ours = [
+        device
+        for device in snapshot.devices
+        if device.healthy and (device.free or not device.powered or device.id in sat_on)
+    ]
+    return ours, frozenset(sat_on | given)
+
+
+def _expected(demand: Demand) -> float:
+    """The highest demand of the next hour, by the time of day."""
+    if len(demand.peaks) < LEARNING_TICKS:
+        return float(demand.level)
+    return demand.level + seasonal_rise(np.asarray(demand.peaks, dtype=float))
+
+
+def _split(memory: Any) -> tuple[Any, Any]:
+    """The other policy's memory, and this one's."""
+    if isinstance(memory, Mapping) and memory.keys() == {"inner", "demand"}:
+        return memory["inner"], memory["demand"]
+    return memory, None
+
+
+def _join(inner: Any, demand: Any) -> dict[str, Any]:
+    return {"inner": inner, "demand": demand}
