@@ -226,6 +226,7 @@ def known_run(book: Book, known: RunRecord, event: StudyRead | Refreshed, now: f
         slices=known.slices,
         suspensions=known.suspensions,
         device_seconds=known.device_seconds,
+        energy_joules=known.energy_joules,
         host=known.host if known.slices else None,
         checkpoints=saved[-KEPT_CHECKPOINTS:],
         owner=known.owner,

@@ -64,6 +64,7 @@ class Run:
     slices: int = 0
     suspensions: int = 0
     device_seconds: float = 0.0
+    energy_joules: float | None = None
     host: str | None = None
     need_bytes: int | None = None
     held_bytes: int | None = None
@@ -138,6 +139,7 @@ class Lease:
             said so; this one's holder looks for that trial before it creates another.
         refused: its holder has found a trial that it may not have.
         claimed: the row of its run, which was nobody's before; None if it was this broker's.
+        energy_joules: what its device's counter said when it was granted, None if it has none.
     """
 
     epoch: int
@@ -160,6 +162,7 @@ class Lease:
     lost: tuple[int, ...] = ()
     refused: bool = False
     claimed: RunRecord | None = field(default=None, repr=False)
+    energy_joules: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -410,6 +413,7 @@ class Book:
             slices=run.slices,
             suspensions=run.suspensions,
             device_seconds=run.device_seconds,
+            energy_joules=run.energy_joules,
             submitted=run.submitted + self.wall_offset,
             updated=now + self.wall_offset,
         )

@@ -218,6 +218,7 @@ class Dispatcher:
             before=run.epoch if run else 0,
             lost=study.lost.pop() if run is None and study.lost else (),
             claimed=claimed,
+            energy_joules=slot.device.energy_joules,
         )
         if slot.empty_since is not None:
             study.overhead_seconds += now - slot.empty_since

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from optuna_hermes.broker import _energy as energy
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
 from optuna_hermes.broker._events import Command, EndLease, Withdraw, WritesFailed
@@ -25,6 +26,7 @@ class Ends:
         run = self._book.run_of(lease)
         if run is not None:
             run.device_seconds += held
+            energy.add(run, energy.taken_joules(slot, lease, now))
         slot.lease = None
         slot.empty_since = now if slot.next else None
         ended = now + self._book.wall_offset

@@ -17,6 +17,7 @@ class Holder:
         number: of the run; None for a new trial that has not begun.
         epoch: of its last lease.
         device: which it holds, None if it is parked.
+        energy_joules: what that device's counter said when it was granted, None if it has none.
     """
 
     pid: int
@@ -26,6 +27,7 @@ class Holder:
     number: int | None
     epoch: int
     device: str | None
+    energy_joules: float | None = None
 
 
 @dataclass(kw_only=True)

@@ -116,7 +116,17 @@ class NvmlDevices:
         except self._nvml.NVMLError as error:
             return self._unread(device, error)
         self._answers(uuid)
-        device = replace(device, memory_bytes=total, memory_free_bytes=free)
+        device = replace(
+            device,
+            memory_bytes=total,
+            memory_free_bytes=free,
+            power_watts=_in_thousands(
+                self._nvml, self._nvml.nvmlDeviceGetEnforcedPowerLimit, handle
+            ),
+            energy_joules=_in_thousands(
+                self._nvml, self._nvml.nvmlDeviceGetTotalEnergyConsumption, handle
+            ),
+        )
         fault = self._health[uuid].fault
         if fault:
             return replace(device, healthy=False, problem=fault)
@@ -291,6 +301,17 @@ def _holders(nvml: Any, handle: Any) -> dict[int, int | None] | None:
 def _drawing(nvml: Any, handle: Any) -> list[Any]:
     """The processes that draw on a device: a desktop, which is in nobody's way."""
     return _known(nvml, partial(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle)) or []
+
+
+def _in_thousands(nvml: Any, read: Callable[[Any], int], handle: Any) -> float | None:
+    """What a device counts in thousandths, None where it does not: that is no trouble.
+
+    MIG slices have neither a counter nor a limit of their own.
+    """
+    try:
+        return read(handle) / 1000
+    except nvml.NVMLError:
+        return None
 
 
 def _known(nvml: Any, read: Callable[[], T]) -> T | None:

@@ -116,10 +116,11 @@ class Recovery:
         """
         lease = study.orphans.pop(message.epoch, None)
         pid = self._book.clients[connection].pid
-        known = False
+        known, counted = False, None
         for awaited, each in self._of(pid).items():
             if _is_about(message, each.holder):
                 known = True
+                counted = each.holder.energy_joules if _is_now(message, each.holder) else None
                 self._settle(awaited, each, now, out)
         run = None if message.number is None else study.runs.get(message.number)
         if run is not None and lease is None and _is_on_disk(run, message):
@@ -138,7 +139,7 @@ class Recovery:
                 save(self._book, run, now, out)  # with the units it had not told of
             return problem
         if lease is not None:
-            self._adopt(study, lease, connection, message, now, out)
+            self._adopt(study, lease, connection, message, counted, now, out)
         else:
             assert run is not None
             _adopt_parked(run, connection, message, now)
@@ -187,6 +188,7 @@ class Recovery:
         record: LeaseRecord,
         connection: int,
         message: Resume,
+        counted: float | None,
         now: float,
         out: list[Command],
     ) -> None:
@@ -205,6 +207,7 @@ class Recovery:
             training=message.training,
             adopted=True,
             reported=bool(message.reports),
+            energy_joules=counted,
         )
         self._book.slots[message.device].lease = lease
         if lease.number is None and study.unstarted is not None:
@@ -287,6 +290,7 @@ def holders(book: Book) -> tuple[Holder, ...]:
                     number=number,
                     epoch=epoch,
                     device=leases[epoch].device if epoch in leases else None,
+                    energy_joules=leases[epoch].energy_joules if epoch in leases else None,
                 )
             )
     return tuple(found)
@@ -299,6 +303,11 @@ def _is_about(message: Resume, holder: Holder) -> bool:
     """
     same = (holder.study, holder.number) == (message.study.key, message.number)
     return holder.epoch == message.epoch or (same and message.number is not None)
+
+
+def _is_now(message: Resume, holder: Holder) -> bool:
+    """Whether a process speaks of the lease that it was waited for with."""
+    return holder.epoch == message.epoch
 
 
 def _is_on_disk(run: Run, message: Resume) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from optuna_hermes.broker import _energy as energy
 from optuna_hermes.broker._book import Book, Run, Slot, Study
 
 MAX_LISTED = 5_000
@@ -81,6 +82,7 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "workers": {"alive": len(study.workers), "idle": len(study.idle)},
         "counts": _counts(study),
         "device_seconds": held + sum(run.device_seconds for run in study.runs.values()),
+        "watt_hours": energy.watt_hours(_joules(study, book, now)),
         "held_seconds": held,
         "spent_seconds": held + study.spent_seconds,
         "overhead_seconds": study.overhead_seconds,
@@ -90,6 +92,16 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
     if runs:
         shown["runs"] = [_run(run, study) for run in _listed(study)]
     return shown
+
+
+def _joules(study: Study, book: Book, now: float) -> float | None:
+    """What all runs took, those that train now included; None if nothing of it is known."""
+    known = [run.energy_joules for run in study.runs.values()]
+    for slot in book.slots.values():
+        if slot.lease and slot.lease.study == study.spec.key:
+            known.append(energy.taken_joules(slot, slot.lease, now))
+    found = [joules for joules in known if joules is not None]
+    return sum(found) if found else None
 
 
 def _listed(study: Study) -> list[Run]:
@@ -160,4 +172,5 @@ def _run(run: Run, study: Study) -> dict[str, Any]:
         "slices": run.slices,
         "suspensions": run.suspensions,
         "device_seconds": run.device_seconds,
+        "watt_hours": energy.watt_hours(run.energy_joules),
     }

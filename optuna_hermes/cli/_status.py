@@ -83,11 +83,13 @@ def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> 
         hosts = live_hosts(ledger)
         runs = _runs(facts, ledger, broker, hosts)
     finite = [run for run in runs if run["value"] is not None and math.isfinite(run["value"])]
+    known = [run["watt_hours"] for run in runs if run["watt_hours"] is not None]
     best = min(finite, key=lambda run: facts.sign * run["value"], default=None)
     return {
         "name": name,
         "counts": dict(Counter(run["state"] for run in runs)),
         "device_seconds": sum(run["device_seconds"] for run in runs),
+        "watt_hours": sum(known) if known else None,
         "best": best and {"trial": best["trial"], "value": best["value"]},
         "hosts": [
             {"host": host.name, "devices": len(host.devices), "load": host.load} for host in hosts
@@ -164,4 +166,5 @@ def _run(run: RunRecord, *, state: str, value: float | None) -> dict[str, Any]:
         "slices": run.slices,
         "suspensions": run.suspensions,
         "device_seconds": run.device_seconds,
+        "watt_hours": run.watt_hours,
     }

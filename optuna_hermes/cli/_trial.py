@@ -64,6 +64,7 @@ def _document(
         "slices": run.slices,
         "suspensions": run.suspensions,
         "device_seconds": run.device_seconds,
+        "watt_hours": run.watt_hours,
         "submitted": run.submitted,
         "updated": run.updated,
         "checkpoints": [

@@ -31,7 +31,12 @@ def _owners_and_hosts(connection: Connection) -> None:
         _add(connection, column)
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_owners_and_hosts,)
+def _energy(connection: Connection) -> None:
+    """Version 3: what runs took of their devices' energy."""
+    _add(connection, RUNS.c.energy_joules)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_owners_and_hosts, _energy)
 
 SCHEMA_VERSION = 1 + len(STEPS)
 """The version of the tables; a ledger of a later version is refused, not guessed at."""

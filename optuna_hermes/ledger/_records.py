@@ -24,6 +24,7 @@ class RunRecord:
         slices: leases it has had.
         suspensions: how often it gave up a device and was not finished.
         device_seconds: device time it has had.
+        energy_joules: what its devices took in that time, None if nobody could tell.
         submitted: wall clock seconds (Unix time) of its admission.
         updated: wall clock seconds of the last change.
     """
@@ -39,8 +40,14 @@ class RunRecord:
     slices: int = 0
     suspensions: int = 0
     device_seconds: float = 0.0
+    energy_joules: float | None = None
     submitted: float = 0.0
     updated: float = 0.0
+
+    @property
+    def watt_hours(self) -> float | None:
+        """``energy_joules`` for people."""
+        return None if self.energy_joules is None else self.energy_joules / 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

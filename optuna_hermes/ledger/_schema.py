@@ -45,6 +45,7 @@ RUNS = Table(
     Column("slices", _Integer, nullable=False),
     Column("suspensions", _Integer, nullable=False),
     Column("device_seconds", Double, nullable=False),
+    Column("energy_joules", Double),
     Column("submitted", Double, nullable=False),
     Column("updated", Double, nullable=False),
 )

@@ -97,6 +97,8 @@ def _served(entry: dict[str, Any]) -> Table:
     if best is not None:
         table.add_row("best until now", f"{words.number(best['value'])} (trial {best['trial']})")
     table.add_row("device time", words.duration(entry["device_seconds"]))
+    if entry["watt_hours"] is not None:
+        table.add_row("energy", words.energy(entry["watt_hours"]))
     table.add_row("driver", str(entry["driver_pid"] or "none: nobody opens new trials"))
     if entry["away_seconds"] is not None:
         away = words.duration(entry["away_seconds"])
@@ -130,6 +132,8 @@ def _summary(study: dict[str, Any]) -> Table:
     if best is not None:
         table.add_row("best until now", f"{words.number(best['value'])} (trial {best['trial']})")
     table.add_row("device time", words.duration(study["device_seconds"]))
+    if study["watt_hours"] is not None:
+        table.add_row("energy", words.energy(study["watt_hours"]))
     table.add_row("one trial", "optuna-hermes status TRIAL tells its story, --json lists all")
     return table
 
@@ -137,8 +141,9 @@ def _summary(study: dict[str, Any]) -> Table:
 def _ledger(study: dict[str, Any]) -> Table:
     if len(study["runs"]) > NAMED:
         return _summary(study)
-    columns = ("trial", "state", "value", "units", "slices", "suspensions", "device time")
-    table = _table(*columns)
+    columns = ["trial", "state", "value", "units", "slices", "suspensions", "device time"]
+    is_counted = study["watt_hours"] is not None
+    table = _table(*columns, *["energy"] * is_counted)
     for run in study["runs"]:
         table.add_row(
             str(run["trial"]),
@@ -148,6 +153,8 @@ def _ledger(study: dict[str, Any]) -> Table:
             str(run["slices"]),
             str(run["suspensions"]),
             words.duration(run["device_seconds"]),
+            *[words.energy(run["watt_hours"]) if run["watt_hours"] is not None else "-"]
+            * is_counted,
         )
     return table
 

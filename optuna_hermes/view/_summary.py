@@ -43,12 +43,17 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str]]:
             f"{words.duration(document['device_seconds'])} on {', '.join(document['devices'])}, "
             f"in {words.duration(document['elapsed_seconds'])}",
         ),
+        *_energy(document["watt_hours"]),
         (
             "switching",
             f"{words.plural(document['switches'], 'switch', 'switches')}, "
             f"{100 * overhead:.1f} % of device time",
         ),
     ]
+
+
+def _energy(watt_hours: float | None) -> list[tuple[str, str]]:
+    return [] if watt_hours is None else [("energy", words.energy(watt_hours))]
 
 
 def _best(best: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -60,6 +60,8 @@ def _facts(document: Mapping[str, Any]) -> Table:
         table.add_row("curve", bars)
     trained = words.plural(document["units_trained"], "unit")
     table.add_row("trained", f"{trained}, {words.duration(document['device_seconds'])} of a device")
+    if document["watt_hours"] is not None:
+        table.add_row("energy", words.energy(document["watt_hours"]))
     slices = words.plural(document["slices"], "slice")
     table.add_row("slices", f"{slices}, suspended {words.plural(document['suspensions'], 'time')}")
     table.add_row("checkpoints", _checkpoints(document["checkpoints"]))

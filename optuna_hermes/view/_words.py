@@ -48,6 +48,18 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes / 1024:.1f} GiB"
 
 
+def energy(watt_hours: float) -> str:
+    """Watt-hours, in the unit they are read best in.
+
+    Example:
+        >>> energy(0.42), energy(75), energy(7384)
+        ('0.420 Wh', '75.0 Wh', '7.38 kWh')
+    """
+    unit = "Wh" if watt_hours < 1000 else "kWh"
+    shown = watt_hours if watt_hours < 1000 else watt_hours / 1000
+    return f"{shown:#.3g} {unit}"
+
+
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """A count with its noun.
 

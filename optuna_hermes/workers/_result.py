@@ -20,6 +20,7 @@ class TrialResult:
     A trial of a plain ``study.optimize`` beside this call may be PARKED or RUNNING.
 
     ``units`` counts the units trained, those that were trained twice after a crash included.
+    ``watt_hours`` is what its devices took, None where nothing counts that.
     """
 
     number: int
@@ -29,6 +30,7 @@ class TrialResult:
     suspensions: int
     device_seconds: float
     units: int
+    watt_hours: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,12 @@ class OptimizeResult:
     problem: str | None = None
 
     @property
+    def watt_hours(self) -> float | None:
+        """What devices took for all trials, as far as that is known; None if nothing of it is."""
+        known = [trial.watt_hours for trial in self.trials if trial.watt_hours is not None]
+        return sum(known) if known else None
+
+    @property
     def unfinished(self) -> int:
         """How many trials are suspended, for a later call to carry on."""
         return sum(1 for t in self.trials if t.state in ("PARKED", "STORED", "PENDING"))
@@ -76,6 +84,7 @@ class OptimizeResult:
             "devices": list(self.devices),
             "elapsed_seconds": self.elapsed_seconds,
             "device_seconds": self.device_seconds,
+            "watt_hours": self.watt_hours,
             "switches": self.switches,
             "overhead_fraction": self.overhead_fraction,
             "best": self.best,
@@ -88,6 +97,7 @@ class OptimizeResult:
                     "suspensions": trial.suspensions,
                     "device_seconds": trial.device_seconds,
                     "units": trial.units,
+                    "watt_hours": trial.watt_hours,
                 }
                 for trial in self.trials
             ],
@@ -112,6 +122,7 @@ def _trial(trial: optuna.trial.FrozenTrial, run: RunRecord | None, stored: bool)
         suspensions=run.suspensions if run else 0,
         device_seconds=run.device_seconds if run else 0.0,
         units=run.units if run else len(trial.intermediate_values),
+        watt_hours=run.watt_hours if run else None,
     )
 
 

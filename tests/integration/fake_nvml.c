@@ -163,3 +163,16 @@ int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device *d, device **out) {
     *out = &gpus[d->parent];
     return OK;
 }
+
+/* What it takes: energy=N millijoules since it was made, with a limit of watts=N thousandths. */
+int nvmlDeviceGetTotalEnergyConsumption(device *d, unsigned long long *millijoules) {
+    if (!has("energy=") || !second(d)) return NOT_SUPPORTED;
+    *millijoules = number("energy=", 0);
+    return OK;
+}
+int nvmlDeviceGetEnforcedPowerLimit(device *d, unsigned *milliwatts) {
+    if (d->parent >= 0) return INVALID;
+    if (!has("watts=")) return NO_FUNCTION;
+    *milliwatts = number("watts=", 0);
+    return OK;
+}

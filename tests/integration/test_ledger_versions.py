@@ -185,7 +185,9 @@ def assert_all_is_there(ledger: Ledger) -> None:
 
 def assert_it_works(ledger: Ledger) -> None:
     """What today's version keeps more than version 1 can be written."""
-    owned = RunRecord(study="new", number=0, trial_id=1, state="running", owner="x")
+    owned = RunRecord(
+        study="new", number=0, trial_id=1, state="running", owner="x", energy_joules=2.5
+    )
     ledger.save_run(owned)
     granted = LeaseRecord(
         study="new", epoch=10, number=0, devices=("a/cpu:0",), host="a", started=1.5, owner="x"
@@ -282,7 +284,7 @@ def test_a_later_version_is_refused_and_left_alone(url: str) -> None:
     with connected(url) as connection:
         connection.execute(text(f"UPDATE hermes_schema SET schema_version = {SCHEMA_VERSION + 1}"))
         connection.execute(text("DROP TABLE hermes_events"))
-    with pytest.raises(LedgerError, match=r"at most 2 but got 3 at .*\. Upgrade optuna-hermes, or"):
+    with pytest.raises(LedgerError, match=r"at most 3 but got 4 at .*\. Upgrade optuna-hermes, or"):
         open_ledger(url)
     with connected(url) as connection:
         assert not sqlalchemy.inspect(connection).has_table("hermes_events")

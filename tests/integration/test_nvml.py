@@ -89,6 +89,9 @@ def gpu(uuid: str, **fields: Any) -> dict[str, Any]:
         "memory_bytes": 80 * GIB,
         "memory_free_bytes": 79 * GIB,
         "problem": "",
+        "powered": True,
+        "power_watts": None,
+        "energy_joules": None,
     }
     return device | fields
 
@@ -97,6 +100,16 @@ def test_auto_is_every_gpu(nvml_library: Path) -> None:
     """``auto`` names all GPUs by UUID, and polls find them healthy, free and with their memory."""
     assert on_host(nvml_library, "", "ids('auto')") == ["GPU-aaaa", "GPU-bbbb"]
     assert on_host(nvml_library, "", "poll('auto')") == [gpu("GPU-aaaa"), gpu("GPU-bbbb")]
+
+
+def test_energy_is_counted_where_it_can_be(nvml_library: Path) -> None:
+    """A GPU tells what it took and may take; one without a counter, or a slice, is no trouble."""
+    traits = "energy=123456 watts=700000"
+    first, second = on_host(nvml_library, traits, "poll('auto')")
+    assert first == gpu("GPU-aaaa", power_watts=700.0)
+    assert second == gpu("GPU-bbbb", power_watts=700.0, energy_joules=123.456)
+    (mig,) = on_host(nvml_library, f"mig {traits}", "poll('MIG-cccc')")
+    assert (mig["healthy"], mig["power_watts"], mig["energy_joules"]) == (True, None, None)
 
 
 def test_a_mixed_list_keeps_its_order(nvml_library: Path) -> None:

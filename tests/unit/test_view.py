@@ -31,6 +31,7 @@ STUDY: dict[str, Any] = {
     "unstarted": 3,
     "counts": {"pending": 0, "running": 2, "parked": 3, "stored": 1, "done": 4, "failed": 0},
     "device_seconds": 12.34,
+    "watt_hours": None,
     "overhead_seconds": 0.1,
     "switches": 9,
     "best": {"trial": 7, "value": 0.08125},
@@ -256,20 +257,20 @@ def test_status_says_why_a_device_is_idle() -> None:
 
 def ledger_run(number: int, state: str = "stored") -> dict[str, Any]:
     run = {"trial": number, "state": state, "value": None, "units": 3, "slices": 2}
-    return run | {"suspensions": 1, "device_seconds": 75.0}
+    return run | {"suspensions": 1, "device_seconds": 75.0, "watt_hours": None}
 
 
 def test_status_of_very_many_trials_is_a_summary() -> None:
     """10,000 trials are counted by state: neither lines nor numbers for each of them."""
     runs = [ledger_run(n, "stored" if n % 2 else "done") for n in range(10_000)]
     study = {"name": "big", "runs": runs, "counts": {"stored": 5000, "done": 5000}}
-    study |= {"best": {"trial": 7, "value": 0.5}, "device_seconds": 7200.0}
+    study |= {"best": {"trial": 7, "value": 0.5}, "device_seconds": 7200.0, "watt_hours": 1234.5}
     entry = {**STUDY, "runs": runs, "counts": {**STUDY["counts"], "stored": 5000, "done": 5000}}
     broker = {**BROKER, "studies": [entry]}
     text = rendered(view.status_view({"broker": broker, "study": study}))
     assert len(text.splitlines()) < 40
     assert text.count("5000 trials") == 4
-    for words in ("0.5 (trial 7)", "2:00 h", "status TRIAL"):
+    for words in ("0.5 (trial 7)", "2:00 h", "1.23 kWh", "status TRIAL"):
         assert words in text
 
 
@@ -298,7 +299,11 @@ def test_a_database_that_is_away_is_shown(problem: str | None, words: str) -> No
 def test_status_without_a_broker_still_shows_a_ledger() -> None:
     """A study that has ended is shown from its ledger."""
     run = ledger_run(5)
-    text = rendered(view.status_view({"broker": None, "study": {"name": "old", "runs": [run]}}))
+    text = rendered(
+        view.status_view(
+            {"broker": None, "study": {"name": "old", "runs": [run], "watt_hours": None}}
+        )
+    )
     assert "No broker runs on this host" in text
     assert "1:15 min" in text
 
@@ -310,6 +315,7 @@ def result(*trials: tuple[str, int]) -> dict[str, Any]:
         "devices": ["cpu:0", "cpu:1"],
         "elapsed_seconds": 30.0,
         "device_seconds": 55.0,
+        "watt_hours": None,
         "switches": 1,
         "overhead_fraction": 0.0123,
         "best": {"number": 3, "value": 0.5, "params": {"lr": 0.00123456, "kind": "[red]"}},
@@ -348,3 +354,16 @@ def test_the_summary_of_a_study_without_a_finished_trial() -> None:
 def test_what_became_of_suspended_trials(trials: list[tuple[str, int]], ending: str) -> None:
     """The words match what became of them."""
     assert view.suspensions(result(*trials)["trials"]) == ending
+
+
+def test_energy_is_shown_where_it_is_known() -> None:
+    """Watt-hours have a line and a column of their own; nobody sees figures that nobody has."""
+    runs = [ledger_run(0) | {"watt_hours": 0.25}, ledger_run(1)]
+    study = {"name": "s", "runs": runs, "counts": {"stored": 2}, "best": None}
+    study |= {"device_seconds": 150.0, "watt_hours": 0.25}
+    broker = {**BROKER, "studies": [{**STUDY, "watt_hours": 3.5}]}
+    text = rendered(view.status_view({"broker": broker, "study": study}))
+    for words in ("energy", "3.50 Wh", "0.250 Wh"):
+        assert words in text
+    study |= {"watt_hours": None}
+    assert "energy" not in rendered(view.status_view({"broker": BROKER, "study": study}))
