@@ -78,6 +78,7 @@ class Elastic:
         noise_scale: samples a step from which on more of them hardly help (McCandlish et al.,
             2018): a step of ``b`` does as much for the training as ``1 / (noise_scale + b)`` of
             its samples, up to a factor; None if it is not measured.
+        unit_samples: how many samples a unit is, at the least batch size; None if unknown.
         speeds: what was measured of this run so far, no two alike but in their seconds.
     """
 
@@ -86,6 +87,7 @@ class Elastic:
     devices: tuple[int, int] = (1, 1)
     device_batch_size: int | None = None
     noise_scale: float | None = None
+    unit_samples: float | None = None
     speeds: tuple[Speed, ...] = ()
 
     def __post_init__(self) -> None:
@@ -130,6 +132,7 @@ class RunView:
         waiting_since: when it last stopped running (or was admitted), None while it runs.
         tier: where its state is, None if it never ran or is running.
         device: the device it runs on or sits on, if any.
+        devices: all of them, if there are several.
         bound_to: devices it can resume on without moving; empty means any.
         switch_cost_seconds: expected cost of bringing it onto a device.
         devices_wanted: how many devices it trains on at once.
@@ -149,6 +152,7 @@ class RunView:
     waiting_since: float | None = None
     tier: TierName | None = None
     device: str | None = None
+    devices: tuple[str, ...] = ()
     bound_to: tuple[str, ...] = ()
     switch_cost_seconds: float = 0.0
     devices_wanted: int = 1
@@ -157,6 +161,11 @@ class RunView:
     params: Mapping[str, Any] = field(default_factory=dict)
     elastic: Elastic | None = None
     needs: Resources = Resources()
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        """The devices it runs on or sits on."""
+        return self.devices or (() if self.device is None else (self.device,))
 
     @property
     def device_range(self) -> tuple[int, int]:

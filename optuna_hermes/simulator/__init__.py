@@ -2,7 +2,18 @@
 
 from optuna_hermes.simulator._cluster import Cluster
 from optuna_hermes.simulator._costs import SwitchCosts
-from optuna_hermes.simulator._jobs import FixedWork, Job, JobRecord, JobTrace, Placement, Work
+from optuna_hermes.simulator._elastic import Application, Validation
+from optuna_hermes.simulator._elastic_times import Measured, StepTime, StepTimes
+from optuna_hermes.simulator._elastic_work import ElasticWork
+from optuna_hermes.simulator._jobs import (
+    FixedWork,
+    Job,
+    JobRecord,
+    JobTrace,
+    Placement,
+    SoFar,
+    Work,
+)
 from optuna_hermes.simulator._jobs_cluster import JobCluster
 from optuna_hermes.simulator._jobs_estimates import Clairvoyant, Estimator, alone_seconds
 from optuna_hermes.simulator._jobs_metrics import JobMetrics, measure_jobs
@@ -20,9 +31,11 @@ from optuna_hermes.simulator.rivals import RIVALS, arrange, make_rival
 
 __all__ = [
     "RIVALS",
+    "Application",
     "Clairvoyant",
     "Cluster",
     "CurveSet",
+    "ElasticWork",
     "Estimator",
     "Failure",
     "FixedList",
@@ -32,15 +45,20 @@ __all__ = [
     "JobMetrics",
     "JobRecord",
     "JobTrace",
+    "Measured",
     "Metrics",
     "NodeSeries",
     "NodeUse",
     "Placement",
     "Recording",
     "Slice",
+    "SoFar",
     "Source",
+    "StepTime",
+    "StepTimes",
     "SwitchCosts",
     "Trace",
+    "Validation",
     "Work",
     "alone_seconds",
     "arrange",

@@ -14,6 +14,23 @@ Placement = tuple[int, ...]
 """How many devices of each host a job has, the most first: (8, 8, 4)."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoFar:
+    """What a job has done, as far as a policy may know.
+
+    Args:
+        done: progress.
+        batch_size: what it trained with last, None if that is its own.
+        trained: where it has trained, and with what batch size.
+        stretches: device seconds that it had had when each stretch of one speed was over.
+    """
+
+    done: float = 0.0
+    batch_size: int | None = None
+    trained: frozenset[tuple[Placement, int | None]] = frozenset()
+    stretches: tuple[float, ...] = ()
+
+
 class Work(ABC):
     """How much a job has to do, and how fast it does it."""
 
@@ -35,12 +52,11 @@ class Work(ABC):
             Progress a second, above 0, and the progress up to which that holds, above ``done``.
         """
 
-    def shown(self, done: float, batch_size: int | None) -> Mapping[str, Any]:
+    def shown(self, so_far: SoFar) -> Mapping[str, Any]:
         """What a policy sees of it: fields of its ``RunView`` that are its own to fill.
 
         Args:
-            done: progress so far.
-            batch_size: what it trained with last, None if it has not begun.
+            so_far: what the job has done.
         """
         return {}
 

@@ -10,7 +10,7 @@ from typing import Any
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, RunView, Snapshot
 from optuna_hermes.policies import Policy
-from optuna_hermes.simulator._jobs import Job, JobRecord, JobTrace
+from optuna_hermes.simulator._jobs import Job, JobRecord, JobTrace, SoFar
 from optuna_hermes.simulator._jobs_estimates import Estimator
 from optuna_hermes.simulator._jobs_group import Hosts, Progress
 from optuna_hermes.simulator._jobs_line import Line
@@ -33,7 +33,8 @@ class JobCluster:
         jobs: in any order.
         groups: the devices of each host of each group.
         slice_seconds: None for jobs that are never interrupted.
-        restart_seconds: what it costs a job to go on on other devices, or after a pause.
+        restart_seconds: what it costs a job to go on on other devices, or after a pause; another
+            batch size on the same devices costs nothing.
         estimator: says what a job is expected to take, which the policy is shown.
         seed: for policies that draw random numbers.
 
@@ -178,7 +179,7 @@ class _Group:
             devices_wanted=job.devices,
             expected_seconds=expected_seconds,
             params=job.params,
-            **job.work.shown(0.0, None),
+            **job.work.shown(SoFar()),
         )
         self._live[job.number] = Progress(job=job, view=view)
         self._line.add(view)
@@ -187,6 +188,7 @@ class _Group:
         """A job is as far as its speed was known; None if it is not over."""
         progress.advance(now)
         progress.done = progress.until  # exactly there, whatever rounding says
+        progress.stretches.append(progress.device_seconds)
         if progress.done < progress.job.work.total:
             self._go_on(progress, now)
             return None
@@ -196,8 +198,9 @@ class _Group:
             progress.view,
             state="done",
             device=None,
+            devices=(),
             attained_seconds=progress.device_seconds,
-            **progress.job.work.shown(progress.done, progress.batch_size),
+            **progress.job.work.shown(progress.so_far),
         )
         self._over.append(view)
         assert progress.started is not None, "a job that ends has begun"
@@ -224,7 +227,7 @@ class _Group:
                 tier="resident",
                 attained_seconds=progress.device_seconds,
                 waiting_since=now,
-                **progress.job.work.shown(progress.done, progress.batch_size),
+                **progress.job.work.shown(progress.so_far),
             )
             self._line.add(progress.view)
 
@@ -276,12 +279,13 @@ class _Group:
             )
         self.hosts.take(assignment.devices)
         progress = self._live[assignment.run]
-        was = (progress.hosts, progress.batch_size)
+        was = progress.hosts
         stayed = self._line.remove(assignment.run).waiting_since == now
         progress.devices = assignment.devices
         progress.hosts = self.hosts.where(assignment.devices)
         progress.batch_size = assignment.batch_size or progress.batch_size
-        moved = not stayed or was != (progress.hosts, progress.batch_size)
+        # Another batch size is no restart: the loader is rebuilt where the run is.
+        moved = not stayed or was != progress.hosts
         if progress.started is None:
             progress.started, moved = now, False
         progress.restarts += moved
@@ -291,6 +295,7 @@ class _Group:
             progress.view,
             state="running",
             device=assignment.devices[0],
+            devices=assignment.devices,
             tier=None,
             waiting_since=None,
             switch_cost_seconds=0.0,
@@ -315,6 +320,7 @@ class _Group:
                     progress.view,
                     tier="host",
                     device=None,
+                    devices=(),
                     switch_cost_seconds=self._restart_seconds,
                 )
                 self._line.add(progress.view)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Device, RunView
-from optuna_hermes.simulator._jobs import Job, Placement
+from optuna_hermes.simulator._jobs import Job, Placement, SoFar
 
 
 @dataclass(kw_only=True)
@@ -25,6 +25,8 @@ class Progress:
         devices: what it has.
         hosts: where it was last, host by host.
         batch_size: what it trained with last.
+        trained: where it has trained, and with what batch size.
+        stretches: device seconds when each stretch of one speed was over.
         lease: counts how often it was given devices or went on at another speed: an event of an
             earlier count is void.
     """
@@ -39,6 +41,8 @@ class Progress:
     devices: tuple[str, ...] = ()
     hosts: tuple[tuple[str, int], ...] = ()
     batch_size: int | None = None
+    trained: set[tuple[Placement, int | None]] = field(default_factory=set)
+    stretches: list[float] = field(default_factory=list)
     lease: int = 0
     started: float | None = None
     run_seconds: float = 0.0
@@ -50,9 +54,21 @@ class Progress:
         """How many devices of each host it has, the most first."""
         return tuple(sorted((count for _, count in self.hosts), reverse=True))
 
+    @property
+    def so_far(self) -> SoFar:
+        """What it has done, as a policy may know it."""
+        return SoFar(
+            done=self.done,
+            batch_size=self.batch_size,
+            trained=frozenset(self.trained),
+            stretches=tuple(self.stretches),
+        )
+
     def advance(self, now: float) -> None:
         """What it has done until now."""
         seconds = now - self.since
+        if now > max(self.since, self.begins):
+            self.trained.add((self.placement, self.batch_size))
         self.run_seconds += seconds
         self.device_seconds += seconds * len(self.devices)
         self.done += self.rate * max(0.0, now - max(self.since, self.begins))

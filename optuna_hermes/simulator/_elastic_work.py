@@ -1,0 +1,88 @@
+"""Jobs whose devices and batch size may change, as the simulator of jobs runs them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from optuna_hermes.model import Curve, Elastic, Speed
+from optuna_hermes.simulator._elastic import Application
+from optuna_hermes.simulator._elastic_times import Shape
+from optuna_hermes.simulator._jobs import Placement, SoFar, Work
+
+HOST_DEVICES = 4
+"""Devices of each host that was measured; a larger host is taken for several of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticWork(Work):
+    """A training of an application, from its first epoch to its last.
+
+    Args:
+        application: what it trains.
+        batch_size: its own, samples a step over all devices.
+        most_devices: how many it can be given; None for a job that takes what it wants, with its
+            own batch size, and shows nothing of itself.
+        told: whether it says how many epochs are left.
+    """
+
+    application: Application
+    batch_size: int
+    most_devices: int | None = None
+    told: bool = True
+
+    @property
+    def total(self) -> float:
+        """In steps of the application's smallest batch size."""
+        return self.application.ends[-1]
+
+    def speed(self, done: float, devices: Placement, batch_size: int | None) -> tuple[float, float]:
+        """Its speed until the epoch ends.
+
+        Raises:
+            ValueError: that was not measured.
+        """
+        epoch = self.application.epoch(done)
+        batch = self.batch_size if batch_size is None else batch_size
+        return self.application.speed(epoch, shape_of(devices), batch), self.application.ends[epoch]
+
+    def shown(self, so_far: SoFar) -> Mapping[str, Any]:
+        """Its epochs, and how far it may be stretched."""
+        if self.most_devices is None:
+            return {}
+        n_epochs = bisect_right(self.application.ends, so_far.done)
+        batch = self.batch_size if so_far.batch_size is None else so_far.batch_size
+        seconds = so_far.stretches[:n_epochs]
+        values = tuple(self.application.loss(epoch, batch) for epoch in range(len(seconds)))
+        steps = tuple(range(1, len(seconds) + 1))
+        return {
+            "curve": Curve(steps=steps, values=values, device_seconds=seconds),
+            "units_left": len(self.application.ends) - n_epochs if self.told else None,
+            "elastic": Elastic(
+                batch_size=batch,
+                batch_sizes=self.application.batch_sizes,
+                devices=(1, self.most_devices),
+                device_batch_size=self.application.times.largest(),
+                noise_scale=self.application.noise_scale(so_far.done, batch),
+                unit_samples=self.application.unit_samples,
+                speeds=tuple(self._speed(*each) for each in sorted(so_far.trained, key=str)),
+            ),
+        }
+
+    def _speed(self, devices: Placement, batch_size: int | None) -> Speed:
+        shape = shape_of(devices)
+        planned = self.application.plan(shape, batch_size or self.batch_size)
+        assert planned is not None, "it has trained there"
+        samples, seconds = planned
+        return Speed(devices=sum(shape), hosts=len(shape), batch_size=samples, step_seconds=seconds)
+
+
+def shape_of(devices: Placement) -> Shape:
+    """Devices of each host, ascending, a host of more than was measured counting as several."""
+    shape: list[int] = []
+    for count in devices:
+        shape += [HOST_DEVICES] * (count // HOST_DEVICES)
+        shape += [count % HOST_DEVICES] * (count % HOST_DEVICES > 0)
+    return tuple(sorted(shape))
