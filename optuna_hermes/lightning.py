@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -29,6 +30,9 @@ from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge
 from optuna_hermes.suspend._tree import frozen
+
+if TYPE_CHECKING:
+    from optuna_hermes._lightning._elastic import ElasticBatch
 
 _KEY = "optuna_hermes"
 _BEAT_SECONDS = 1.0
@@ -54,9 +58,17 @@ class HermesCallback(Callback):
         trial: the ``optuna.Trial`` of this run.
         monitor: name of a logged metric. If validation logs it, every validation is one unit of
             the run; otherwise every epoch of training is.
+        elastic_batch: the smallest and the largest number of samples in a batch, between which a
+            policy may change it from one slice to the next; None for the loader's own. The rest
+            of an epoch then comes in batches of another size. A batch size that is a parameter of
+            the trial never changes.
+        batch_scaling: what follows a change. ``linear`` and ``sqrt``: learning rates, by the
+            quotient of the sizes or its root. ``accumulate``: the number of batches in a step, so
+            that a step takes as many samples as before.
 
     Raises:
         MonitorError: in training, when the metric was not logged.
+        InvalidInputError: elastic limits that are none; in training, batches that cannot change.
 
     Example:
         .. code-block:: python
@@ -68,7 +80,15 @@ class HermesCallback(Callback):
                 return hermes.value
     """
 
-    def __init__(self, trial: Any, monitor: str, *, _session: Session | None = None) -> None:
+    def __init__(
+        self,
+        trial: Any,
+        monitor: str,
+        *,
+        elastic_batch: tuple[int, int] | None = None,
+        batch_scaling: Literal["linear", "sqrt", "accumulate"] = "linear",
+        _session: Session | None = None,
+    ) -> None:
         self.value: float | None = None
         """The last value of the monitored metric."""
         self._trial = trial
@@ -95,6 +115,11 @@ class HermesCallback(Callback):
         self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
+        self._elastic: ElasticBatch | None = None
+        if elastic_batch is not None:
+            from optuna_hermes._lightning._elastic import ElasticBatch  # most runs need none of it
+
+            self._elastic = ElasticBatch(elastic_batch, batch_scaling, self._run)
 
     # -- Lightning's hooks ---------------------------------------------------------------------
 
@@ -110,7 +135,7 @@ class HermesCallback(Callback):
         if trainer.world_size > 1 and self._rank is None:
             raise private.refused_strategy(trainer.strategy)
         self._trainer = trainer
-        self._wiring = private.Wiring(trainer)
+        self._wiring = private.Wiring(trainer, *self._replays(trainer))
         self._resume()
         if session.checkpoint_dir is not None:
             private.own_root(trainer, session.checkpoint_dir)
@@ -128,15 +153,24 @@ class HermesCallback(Callback):
         inexact = private.why_not_exact(trainer)
         if self._stores and inexact is not None and trainer.is_global_zero:
             log.warning("The run of %s may differ in the last bits: %s.", self._run, inexact)
+        if self._elastic is not None:
+            self._begin_elastic(self._elastic, trainer, wiring)
         self._begun = False
         self._busy = True
         if self._restored is not None:
             wiring.skip_finished_validation()
         wiring.between_batches(self._between_batches)
 
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """Measure how fast batches of this size are, if they may be given another one."""
+        if self._elastic is not None:
+            self._elastic.batch_ended()
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the time of a validation."""
         self._validating_since = time.monotonic()
+        if self._elastic is not None:
+            self._elastic.interrupted()
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """A long validation is progress too, and can be interrupted."""
@@ -165,6 +199,8 @@ class HermesCallback(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The epoch before this one is through."""
         self._end_epoch(trainer, last=False)
+        if self._elastic is not None:
+            self._elastic.begin_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The last epoch is through."""
@@ -244,6 +280,8 @@ class HermesCallback(Callback):
             self._rank.pass_point()
         if self._busy or session.must_yield:  # type: ignore[union-attr]  # there is one here
             self._attend()
+        if self._elastic is not None:
+            self._follow(self._elastic, session)  # type: ignore[arg-type]
         if time.monotonic() >= self._next_beat:
             self._beat(session)  # type: ignore[arg-type]
 
@@ -254,7 +292,7 @@ class HermesCallback(Callback):
         if not self._begun:
             self._begun = True
             self._restore(trainer)
-            session.training(stores=self._stores)
+            self._trains(session)
         saver = self._saver
         if saver is not None:
             saver.finish(wait=False)
@@ -270,11 +308,17 @@ class HermesCallback(Callback):
 
     def _park(self, trainer: Trainer, session: Session, *, stores: bool) -> None:
         self._warn_of_random_workers()
+        if self._elastic is not None:
+            self._elastic.interrupted()
         with private.parked(trainer) as leave_out_wait, kept_rng() as rng:
             session.park(_Point(self, trainer, rng, leave_out_wait, stores=stores))
         if self._saver is not None and self._saver.behind:
             self._busy = self._unsaved = True
+        self._trains(session)
+
+    def _trains(self, session: Session) -> None:
         session.training(stores=self._stores)
+        self._tell_sizes(session)
 
     def _beat(self, session: Session) -> None:
         now = time.monotonic()
@@ -285,6 +329,7 @@ class HermesCallback(Callback):
         self._next_beat = now + _BEAT_SECONDS
         self._warn_of_random_workers()
         session.beat(private.batches_done(trainer), self._gauge.read(private.roots(trainer)))
+        self._tell_sizes(session)
 
     def _warn_of_random_workers(self) -> None:
         if self._warned or not self._stores or self._wiring is None:
@@ -293,6 +338,32 @@ class HermesCallback(Callback):
         if warning is not None:
             self._warned = True
             log.warning("%s", warning)
+
+    # -- another batch size --------------------------------------------------------------------
+
+    def _replays(self, trainer: Trainer) -> tuple[Callable[..., Any], ...]:
+        """What the wiring hangs into loaders, if that is not what it always does."""
+        if self._elastic is None:
+            return ()
+        return (functools.partial(self._elastic.replay, trainer),)
+
+    def _begin_elastic(
+        self, elastic: ElasticBatch, trainer: Trainer, wiring: private.Wiring
+    ) -> None:
+        if self._fits > 1:
+            raise elastic.refused("the objective calls fit more than once")
+        elastic.begin(trainer, wiring, getattr(self._trial, "params", {}))
+
+    def _follow(self, elastic: ElasticBatch, session: Session) -> None:
+        if elastic.follow(session.batch_size):
+            self._tell_sizes(session)
+
+    def _tell_sizes(self, session: Session) -> None:
+        if self._elastic is None:
+            return
+        sizes = self._elastic.sizes(by_validation=self._by_validation)
+        if sizes is not None:
+            session.stretches(sizes)
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -357,6 +428,8 @@ class HermesCallback(Callback):
         """Listen to the processes of this run, which are started within."""
         self._take_session()
         session = self._session
+        if session is not None and self._elastic is not None:
+            raise self._elastic.refused("it trains in several processes")
         self._saver = None if session is None else Saver(session, self._run)
         ranks = Ranks(
             count,

@@ -92,6 +92,17 @@ def restore_around(trainer: Trainer, state: dict[str, Any]) -> None:
         _show_epoch(bar, trainer)
 
 
+def show_length(trainer: Trainer) -> None:
+    """Let the progress bar know how many batches the epoch has by now."""
+    bar = trainer.progress_bar_callback
+    if isinstance(bar, TQDMProgressBar):
+        _show_epoch(bar, trainer)
+    elif isinstance(bar, RichProgressBar) and bar.progress is not None:
+        task_id = bar.train_progress_bar_id
+        if task_id is not None:
+            bar.progress.update(task_id, total=float(bar.total_train_batches))
+
+
 def ended(trainer: Trainer) -> bool:
     """Whether the process got SIGTERM; Lightning listens to it in the main thread only."""
     return trainer.received_sigterm

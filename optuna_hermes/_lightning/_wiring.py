@@ -27,10 +27,12 @@ class Wiring:
 
     Args:
         trainer: its ``fit`` is in the ``setup`` hook.
+        replay: makes what is hung into a loader, see ``Replay``.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, replay: Callable[..., Replay] = Replay) -> None:
         self._trainer = trainer
+        self._replay = replay
         self._replays: list[tuple[Any, Replay]] = []
         self._watches: list[tuple[Any, RandomWatch]] = []
         self._overridden: list[tuple[object, str]] = []
@@ -54,6 +56,11 @@ class Wiring:
         """Call a function before each fetch of a batch, from ``on_train_start`` on."""
         epoch_loop = self._trainer.fit_loop.epoch_loop
         self._override(epoch_loop, "_on_before_fetch", _in_turn, call, epoch_loop._on_before_fetch)
+
+    def update_schedulers(self, call: Callable[..., None]) -> None:
+        """Call a function in the place of ``update_lr_schedulers``, which is its first argument."""
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        self._override(epoch_loop, "update_lr_schedulers", call, epoch_loop.update_lr_schedulers)
 
     def remove(self) -> None:
         """Leave the trainer and its loaders as they were."""
@@ -101,7 +108,7 @@ class Wiring:
         known = {id(loader) for loader, _ in self._replays}
         for loader in combined.flattened if combined is not None else []:
             if id(loader) not in known and Replay.fits(loader) and not _stateful(loader):
-                replay = Replay(loader, lambda: int(progress.current.ready))
+                replay = self._replay(loader, lambda: int(progress.current.ready))
                 self._replays.append((loader, replay))
             if RandomWatch.fits(loader) and all(loader is not known for known, _ in self._watches):
                 self._watches.append((loader, RandomWatch(loader)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optuna_hermes.broker._holder import Awaited
-from optuna_hermes.broker._protocol import Params, SavedCheckpoint, StudySpec
+from optuna_hermes.broker._protocol import BatchSizes, Params, SavedCheckpoint, StudySpec
 from optuna_hermes.ledger._base import EventRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Curve, Device, RunState, RunView, TierName, Unstarted
 from optuna_hermes.policies import Policy
@@ -39,6 +39,7 @@ class Run:
         silence: the longest time between two signs of life while it trained, None at first.
         units_left: units until its end after its last report, None if unknown.
         params: its hyper-parameters, empty if unknown.
+        sizes: of its batches, None if they do not change, or nobody has said so yet.
         seen: how a policy saw it last, behind all that made it look so.
         awaited: a process that has not come back yet may have it.
         owner: the broker it belongs to in the ledger, where several hosts share the study.
@@ -74,6 +75,7 @@ class Run:
     silence: float | None = None
     units_left: int | None = None
     params: Params = field(default_factory=dict)
+    sizes: BatchSizes | None = None
     seen: tuple[Any, RunView] | None = field(default=None, repr=False, compare=False)
     awaited: bool = False
     owner: str | None = None
@@ -172,6 +174,7 @@ class Want:
     study: str
     number: int | None
     slice_seconds: float | None
+    batch_size: int | None = None
 
 
 @dataclass(kw_only=True)

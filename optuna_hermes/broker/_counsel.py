@@ -9,7 +9,8 @@ from functools import partial
 
 from optuna_hermes.broker._book import Book, Run, Slot, Study, Want
 from optuna_hermes.broker._order import wanted_first
-from optuna_hermes.model import Decision, RunState, RunView, Snapshot, Unstarted
+from optuna_hermes.broker._protocol import BatchSizes
+from optuna_hermes.model import Decision, Elastic, RunState, RunView, Snapshot, Speed, Unstarted
 
 
 class Counsel:
@@ -140,6 +141,7 @@ def _view(
         run.device,
         run.units_left,
         run.params,
+        run.sizes,
         cost,
         bound,
         reserved,
@@ -179,6 +181,19 @@ def _new_view(
         switch_cost_seconds=0.0 if up_for_decision else cost,
         units_left=0 if state == "done" else run.units_left,
         params=run.params,
+        elastic=None if run.sizes is None else _elastic(run.sizes),
+    )
+
+
+def _elastic(sizes: BatchSizes) -> Elastic:
+    return Elastic(
+        batch_size=sizes.now,
+        batch_sizes=(sizes.least, sizes.most),
+        speeds=tuple(
+            Speed(devices=1, batch_size=size, step_seconds=seconds)
+            for size, seconds in sorted(sizes.seconds.items())
+            if seconds > 0
+        ),
     )
 
 
@@ -221,6 +236,19 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
             "a policy assigns waiting runs and free devices, each once at most, but got "
             + ", ".join(wrong)
         )
+    _check_sizes(decision, snapshot)
+
+
+def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
+    elastic = {run.number: run.elastic for run in snapshot.runs}
+    for each in decision.assignments:
+        known = None if each.run is None else elastic[each.run]
+        limits = (0, -1) if known is None else known.batch_sizes
+        if each.batch_size is not None and not limits[0] <= each.batch_size <= limits[1]:
+            raise ValueError(
+                "a policy assigns batch sizes to elastic runs, within their limits, but got "
+                f"{each.batch_size} for run {each.run}"
+            )
 
 
 def _at_most(unstarted: Unstarted, seats: int) -> Unstarted:

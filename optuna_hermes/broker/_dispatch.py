@@ -8,7 +8,7 @@ from optuna_hermes.broker._counsel import Counsel, wants_process
 from optuna_hermes.broker._events import Command, SaveMemory, Send
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._prefetch import worker_for
-from optuna_hermes.broker._protocol import Grant, Yield
+from optuna_hermes.broker._protocol import Grant, Resize, Yield
 from optuna_hermes.broker._rows import claim, save
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import Assignment, TierName
@@ -120,6 +120,7 @@ class Dispatcher:
             lease = slot.lease
             if lease and lease.study == study.spec.key and lease.number == assignment.run:
                 self._renew(study, lease, assignment.slice_seconds, now)
+                _resize(study, lease, assignment.batch_size, out)
                 del by_id[slot.device.id]
             else:
                 self._reserve(study, slot, assignment)
@@ -136,7 +137,10 @@ class Dispatcher:
         if assignment.run is None and study.unstarted is not None:
             study.unstarted -= 1
         slot.next = Want(
-            study=study.spec.key, number=assignment.run, slice_seconds=assignment.slice_seconds
+            study=study.spec.key,
+            number=assignment.run,
+            slice_seconds=assignment.slice_seconds,
+            batch_size=assignment.batch_size,
         )
 
     def _slice(self, study: Study, tier: TierName | None, wish: float | None) -> float:
@@ -189,7 +193,8 @@ class Dispatcher:
         alone = self._memory.grants_alone(slot)
         slot.next = None
         lease = self._lease(study, slot, run, connection, want.slice_seconds, now, out)
-        out.append(Send(connection=connection, message=_grant_message(lease, run, alone)))
+        grant = _grant_message(lease, run, alone, want.batch_size)
+        out.append(Send(connection=connection, message=grant))
 
     def _lease(
         self,
@@ -246,7 +251,15 @@ class Dispatcher:
         return lease
 
 
-def _grant_message(lease: Lease, run: Run | None, alone: bool) -> Grant:
+def _resize(study: Study, lease: Lease, batch_size: int | None, out: list[Command]) -> None:
+    """Let a run that keeps its device have another batch size, if it is another one."""
+    sizes = study.runs[lease.number].sizes if lease.number is not None else None
+    if batch_size is not None and sizes is not None and sizes.now != batch_size:
+        message = Resize(epoch=lease.epoch, batch_size=batch_size)
+        out.append(Send(connection=lease.connection, message=message))
+
+
+def _grant_message(lease: Lease, run: Run | None, alone: bool, batch_size: int | None) -> Grant:
     return Grant(
         epoch=lease.epoch,
         devices=(lease.device,),
@@ -256,6 +269,7 @@ def _grant_message(lease: Lease, run: Run | None, alone: bool) -> Grant:
         checkpoints=tuple(reversed(run.checkpoints)) if run else (),
         device_seconds=run.device_seconds if run else 0.0,
         lost=lease.lost,
+        batch_size=batch_size,
     )
 
 

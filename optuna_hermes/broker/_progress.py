@@ -111,6 +111,18 @@ def add_report(
     )
 
 
+def stretches(
+    book: Book, run: Run, message: wire.Stretches, now: float, out: list[Command]
+) -> None:
+    """The sizes of its batches, and maybe another one than before."""
+    sizes = message.sizes
+    if not sizes.valid:
+        return
+    if run.sizes is not None and run.sizes.now != sizes.now:
+        out.append(story.resized(book, run, run.sizes.now, sizes.now, now))
+    run.sizes = sizes
+
+
 def saved(
     book: Book, connection: int, run: Run, message: wire.Saved, now: float, out: list[Command]
 ) -> None:

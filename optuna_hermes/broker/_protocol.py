@@ -13,15 +13,20 @@ import msgspec
 from optuna_hermes.errors import ProtocolError
 from optuna_hermes.model import TierName
 
-VERSION = 5
+VERSION = 6
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 HEADER_BYTES = 4
+MOST_SIZES = 64
+"""So many batch sizes a run says the speed of."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """A number that fits into any database and any JSON, also when some of them are added up."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """A length of time: a number, and not an endless one."""
+
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+"""How many samples a batch has."""
 
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 """A study's key, as long as the ledger's columns at most."""
@@ -67,6 +72,29 @@ class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     units: Count
     size_bytes: Count
     sha256: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class BatchSizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The sizes that the batches of a run may have, and the one that they have.
+
+    Args:
+        now: samples in its next batch.
+        least: the smallest size.
+        most: the largest size.
+        seconds: what a batch took, by the sizes that were measured.
+        unit_samples: samples in a unit, None if unknown.
+    """
+
+    now: Size
+    least: Size
+    most: Size
+    seconds: Annotated[dict[Size, Seconds], msgspec.Meta(max_length=MOST_SIZES)] = {}
+    unit_samples: Size | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether they are in order."""
+        return self.least <= self.now <= self.most
 
 
 # -- from a client -----------------------------------------------------------------------------
@@ -186,6 +214,13 @@ class Beat(_Message, frozen=True, kw_only=True):
     memory_bytes: Count | None = None
 
 
+class Stretches(_Message, frozen=True, kw_only=True):
+    """The size of the run's batches may change: at first, after each change, and with each beat."""
+
+    epoch: Count
+    sizes: BatchSizes
+
+
 class Saved(_Message, frozen=True, kw_only=True):
     """A checkpoint is safe; the run goes on."""
 
@@ -236,6 +271,7 @@ class Resume(_Message, frozen=True, kw_only=True):
         reports: the last ones, oldest first.
         checkpoints: those that nobody has said to be in the ledger, oldest first.
         parked: how it has stopped, None while it has the device.
+        sizes: of its batches, None if they do not change.
     """
 
     study: StudySpec
@@ -253,6 +289,7 @@ class Resume(_Message, frozen=True, kw_only=True):
     reports: tuple[Report, ...] = ()
     checkpoints: tuple[SavedCheckpoint, ...] = ()
     parked: Parked | None = None
+    sizes: BatchSizes | None = None
 
 
 class Ended(_Message, frozen=True, kw_only=True):
@@ -317,6 +354,7 @@ class Grant(_Message, frozen=True, kw_only=True):
     ``device_seconds`` is what the run has had until now. ``alone`` says that nobody else of this
     broker's holds memory of the devices. ``lost`` are the epochs of leases for one new trial
     whose processes died: the trial that one of them has created, if there is one, is this lease's.
+    ``batch_size`` is what its batches shall have from now on, None as they are.
     """
 
     epoch: int
@@ -327,6 +365,14 @@ class Grant(_Message, frozen=True, kw_only=True):
     checkpoints: tuple[SavedCheckpoint, ...] = ()
     device_seconds: float = 0.0
     lost: tuple[int, ...] = ()
+    batch_size: int | None = None
+
+
+class Resize(_Message, frozen=True, kw_only=True):
+    """The run keeps its device; its batches shall have another size from the next clean point."""
+
+    epoch: int
+    batch_size: int
 
 
 class Yield(_Message, frozen=True, kw_only=True):
@@ -395,6 +441,7 @@ FromClient = (
     | Training
     | Report
     | Beat
+    | Stretches
     | Saved
     | Parked
     | Ended
@@ -404,7 +451,18 @@ FromClient = (
     | Quit
 )
 FromBroker = (
-    Welcome | Refused | Grant | Yield | Evict | Recall | Prepare | Kept | Noted | Dismiss | Status
+    Welcome
+    | Refused
+    | Grant
+    | Resize
+    | Yield
+    | Evict
+    | Recall
+    | Prepare
+    | Kept
+    | Noted
+    | Dismiss
+    | Status
 )
 
 _OTHER_VERSION = "the other end is of another version, or no part of optuna-hermes: end it"

@@ -147,6 +147,7 @@ class Recovery:
             run = study.runs[message.number]
             run.units_left, run.params = message.units_left, message.params or run.params
             run.needs(message.need_bytes)
+            run.sizes = message.sizes if message.sizes and message.sizes.valid else None
             self._hear(run, message, now, out)
             out.append(story.resumed(self._book, run, now))
             out.extend(_kept(connection, message))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from optuna_hermes.broker._protocol import (
+    BatchSizes,
     Ended,
     Grant,
     Params,
@@ -51,6 +52,7 @@ class Said:
     checkpoints: dict[str, SavedCheckpoint] = field(default_factory=dict)
     parked: Parked | None = None
     end: Ended | Released | None = None
+    sizes: BatchSizes | None = None
 
     def granted(self, grant: Grant, now: float) -> Said:
         """The next lease; what was said before it is in the ledger, but for checkpoints."""
@@ -88,4 +90,5 @@ class Said:
             ),
             checkpoints=tuple(self.checkpoints.values()),
             parked=self.parked,
+            sizes=self.sizes,
         )

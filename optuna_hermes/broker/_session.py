@@ -20,7 +20,7 @@ from optuna_hermes.broker._unheard import unheard
 from optuna_hermes.broker._unkept import find, forget, keep
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
 from optuna_hermes.model import RunState, TierName
-from optuna_hermes.suspend._base import Held, State, StoredState
+from optuna_hermes.suspend._base import BatchSizes, Held, State, StoredState
 from optuna_hermes.suspend._disk import read_ahead
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class RunSession:
         self.asked: TierName = "resident"
         self.managed = False
         self.checkpoint_dir = checkpoint_dir
+        self.batch_size: int | None = None
         self.checkpoints: tuple[StoredState, ...] = ()
         self.devices: tuple[str, ...] = ()
         self.alone = True
@@ -170,6 +171,20 @@ class RunSession:
                 said = self._said
                 said.training, said.stores, said.params = True, stores, params or said.params
                 self._line.send(wire.Training(epoch=said.epoch, stores=stores, params=params))
+
+    def stretches(self, sizes: BatchSizes) -> None:
+        """See ``suspend.Session``."""
+        known = [*sizes.seconds.items()][-wire.MOST_SIZES :]
+        wired = wire.BatchSizes(
+            now=sizes.now,
+            least=sizes.least,
+            most=sizes.most,
+            seconds=dict(known),
+            unit_samples=sizes.unit_samples,
+        )
+        with self._line.lock:
+            self._said.sizes = wired
+            self._line.send(wire.Stretches(epoch=self._said.epoch, sizes=wired))
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
@@ -382,6 +397,9 @@ class RunSession:
             elif isinstance(message, wire.Yield):
                 self.asked = self._said.asked = message.tier
                 self.must_yield = True
+            elif isinstance(message, wire.Resize):
+                if message.epoch == self._said.epoch:
+                    self.batch_size = message.batch_size
             elif isinstance(message, wire.Noted):
                 self._noted_end = True
             elif isinstance(message, wire.Kept):
@@ -402,6 +420,8 @@ class RunSession:
         self._said = self._said.granted(grant, now)
         self._had_seconds, self._granted_at = grant.device_seconds, now
         self._trained = False
+        if grant.batch_size is not None:
+            self.batch_size = grant.batch_size
 
     def _kept(self, message: wire.Kept) -> None:
         saved = self._said.checkpoints.pop(message.path, None)

@@ -240,6 +240,8 @@ class State:
             progress.report(self.book, lease, run, message, now, out)
         elif isinstance(message, wire.Beat):
             run.needs(message.memory_bytes)
+        elif isinstance(message, wire.Stretches):
+            progress.stretches(self.book, run, message, now, out)
         elif isinstance(message, wire.Ended):
             self._ended(slot, run, message, now, out)
         elif isinstance(message, wire.Released):
@@ -498,7 +500,8 @@ class State:
 
 def _changes_no_plan(event: Event) -> bool:
     """Whether nothing is due earlier because of it: most messages by far are of this kind."""
-    return isinstance(event, Received) and isinstance(event.message, wire.Beat | wire.Report)
+    kinds = wire.Beat | wire.Report | wire.Stretches
+    return isinstance(event, Received) and isinstance(event.message, kinds)
 
 
 def _came_not_back(lease: Lease) -> bool:

@@ -7,7 +7,7 @@ from optuna_hermes.broker._protocol import Ended, Report
 from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import TierName
 
-ROUTINE = frozenset({"granted", "suspended", "evicted", "moved"})
+ROUTINE = frozenset({"granted", "suspended", "evicted", "moved", "batch size"})
 """What happens in every slice: of interest in a trial's story, not in a log."""
 
 _ORDER: tuple[TierName, ...] = ("resident", "host", "disk")
@@ -42,6 +42,12 @@ def suspended(book: Book, run: Run, tier: TierName, now: float) -> EventRecord:
     """A run has given its device back."""
     detail = {"tier": tier, "device": run.device, "units": run.curve.units}
     return book.event(run.study, run.number, "suspended", detail, now)
+
+
+def resized(book: Book, run: Run, before: int, size: int, now: float) -> EventRecord:
+    """The batches of a run have another size from here on."""
+    detail = {"from": before, "to": size, "device": run.device, "units": run.curve.units}
+    return book.event(run.study, run.number, "batch size", detail, now)
 
 
 def moved(book: Book, run: Run, tier: TierName, now: float) -> list[EventRecord]:

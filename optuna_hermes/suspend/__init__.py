@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from optuna_hermes.suspend._base import Held, Session, State, StoredState, Tier
+from optuna_hermes.suspend._base import BatchSizes, Held, Session, State, StoredState, Tier
 from optuna_hermes.suspend._disk import read, write
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 
 __all__ = [
+    "BatchSizes",
     "Held",
     "Session",
     "State",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,25 @@ class StoredState:
     units: int
     size_bytes: int
     sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSizes:
+    """The sizes that the batches of a run may have, and the one that they have.
+
+    Args:
+        now: samples in its next batch.
+        least: the smallest size.
+        most: the largest size.
+        seconds: what a batch took, by the sizes that were measured.
+        unit_samples: samples in a unit, None if unknown.
+    """
+
+    now: int
+    least: int
+    most: int
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    unit_samples: int | None = None
 
 
 class State(Protocol):
@@ -117,6 +136,12 @@ class Session(Protocol):
     checkpoint_dir: Path | None
     """Folder for this run's checkpoints; None if the run cannot leave its process."""
 
+    batch_size: int | None
+    """How many samples its batches are to have from the next clean point on, None as they are.
+
+    Only a run that has called ``stretches`` is ever asked for another size.
+    """
+
     checkpoints: tuple[StoredState, ...]
     """What the ledger knows of, newest first: where a run goes on from when its process is lost.
 
@@ -126,6 +151,12 @@ class Session(Protocol):
 
     def training(self, *, stores: bool) -> None:
         """The first batch since the grant begins; ``stores`` says whether the run can be stored."""
+
+    def stretches(self, sizes: BatchSizes) -> None:
+        """Say that the size of the batches may change, and what it is.
+
+        That is said after each ``training``, after each change, and from time to time.
+        """
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """Say the value (lower is better) after ``unit`` units, counted from 1.

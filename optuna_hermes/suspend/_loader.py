@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 
 GENERATORS = (torch.Generator, np.random.Generator, random.Random)
@@ -83,6 +84,8 @@ class Replay:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is."""
+        if self._resume is not None:  # the iterator that goes on from there was asked for nothing
+            return self._resume
         begin = self._begin
         generators = self._generator_states() if begin is None else begin["generators"]
         return {
@@ -92,7 +95,16 @@ class Replay:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there with the next iterator that is made."""
+        """Go on from there with the next iterator that is made.
+
+        Raises:
+            CheckpointError: the size of its batches was elastic.
+        """
+        if "size" in state:
+            raise CheckpointError(
+                "A run that was trained with elastic_batch must go on with it, but HermesCallback "
+                "was given none: give it as before."
+            )
         self._resume = state
 
     def __iter__(self) -> Iterator[Any]:
@@ -111,16 +123,23 @@ class Replay:
             self._set_generators(resume["generators"])
         if resume is None or resume["rng"] is None:
             self._begin = {"rng": rng_state(), "generators": self._generator_states()}
-            yield from self._sampler
+            yield from self._batches(self._items())
             return
         self._begin = {"rng": resume["rng"], "generators": resume["generators"]}
         with kept_rng():
             set_rng_state(resume["rng"])
-            batches = iter(self._sampler)
+            items = self._items()
             # At least one is drawn here, so that the epoch's order comes from its own state.
-            head = list(itertools.islice(batches, max(1, resume["skip"])))
-        yield from head[resume["skip"] :]
-        yield from batches
+            head = list(itertools.islice(items, max(1, resume["skip"])))
+        yield from self._batches(itertools.chain(head[resume["skip"] :], items))
+
+    def _items(self) -> Iterator[Any]:
+        """What is skipped, one by one: here lists of indices."""
+        return iter(self._sampler)
+
+    def _batches(self, items: Iterator[Any]) -> Iterator[Any]:
+        """What the loader is given of them."""
+        return items
 
     def _hang(self, sampler: Any) -> None:
         # Past DataLoader.__setattr__, which forbids it since a running iterator would not notice.

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend._base import StoredState
+from optuna_hermes.suspend._base import BatchSizes, StoredState
 from optuna_hermes.suspend._tree import frozen
 
 YIELD, STOP = 0, 1
@@ -93,6 +93,7 @@ class Rank:
         self.must_yield = False
         self.asked: TierName = "disk"
         """Nobody waits in the midst of a validation: that could not be agreed on."""
+        self.batch_size: int | None = None
         self.checkpoint_dir = seats.checkpoint_dir
         self.checkpoints: tuple[StoredState, ...] = ()
         """None: they are read by the process that starts the ranks."""
@@ -111,6 +112,9 @@ class Rank:
     def training(self, *, stores: bool) -> None:
         """See ``Session``."""
         self._tell("training", {"stores": stores})
+
+    def stretches(self, sizes: BatchSizes) -> None:
+        """The batch size of a run in several processes does not change."""
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """Said with ``reported``."""

@@ -71,6 +71,12 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
             params=params,
         ),
         wire.Beat(epoch=epoch, batches=0, memory_bytes=2**53),
+        wire.Stretches(
+            epoch=epoch,
+            sizes=wire.BatchSizes(
+                now=random.choice([1, 2**53]), least=8, most=4, seconds={1: 0.0, 2**53: 1e9}
+            ),
+        ),
         wire.Saved(epoch=epoch, checkpoint=checkpoint),
         wire.Parked(
             epoch=epoch,

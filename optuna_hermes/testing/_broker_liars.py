@@ -74,6 +74,9 @@ def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
         wire.Training(epoch=epoch, stores=random.random() < 0.5),
         wire.Report(epoch=epoch, unit=random.randint(1, 9), step=0, value=random.random()),
         wire.Beat(epoch=epoch, batches=0, memory_bytes=taken),
+        wire.Stretches(
+            epoch=epoch, sizes=wire.BatchSizes(now=random.randint(1, 9), least=2, most=8)
+        ),
         wire.Parked(
             epoch=epoch,
             tier=tier,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend import State, StoredState
+from optuna_hermes.suspend import BatchSizes, State, StoredState
 
 if TYPE_CHECKING:
     from optuna_hermes.suspend._parking import Parking
@@ -23,6 +23,8 @@ class FakeSession:
         checkpoints: see ``Session``.
         while_parked: called when the run waits in this process, as if others trained meanwhile.
         evicts: the tiers that a run goes to from the first one, after ``while_parked``.
+        batch_sizes: by number of batches since this session began, which size the next ones shall
+            have; where the run yields too it learns of it when it goes on.
     """
 
     def __init__(
@@ -33,8 +35,12 @@ class FakeSession:
         checkpoints: tuple[StoredState, ...] = (),
         while_parked: Callable[[], None] = lambda: None,
         evicts: tuple[TierName, ...] = (),
+        batch_sizes: Mapping[int, int] | None = None,
     ) -> None:
         self.must_yield = False
+        self.sizes = dict(batch_sizes or {})
+        self.batch_size = self._next_size = self.sizes.pop(0, None)
+        self.stretched: list[BatchSizes] = []
         self.checkpoint_dir = checkpoint_dir
         self.checkpoints = checkpoints
         self.trainings: list[bool] = []
@@ -54,22 +60,34 @@ class FakeSession:
         """Say that a batch is trained: the test's own loop calls it."""
         self._batches += 1
         asked = self.script.pop(self._batches, None)
+        self._next_size = self.sizes.pop(self._batches, self._next_size)
         if asked is not None:
             self.asked = asked
             self.must_yield = True
+        elif not self.must_yield:
+            self.batch_size = self._next_size
 
-    def again(self, yields: Mapping[int, TierName] | None = None) -> FakeSession:
+    def again(
+        self,
+        yields: Mapping[int, TierName] | None = None,
+        batch_sizes: Mapping[int, int] | None = None,
+    ) -> FakeSession:
         """The session of the next process of this run, which finds what this one has stored."""
         return FakeSession(
             yields,
             checkpoint_dir=self.checkpoint_dir,
             checkpoints=self.checkpoints,
             while_parked=self._while_parked,
+            batch_sizes=batch_sizes,
         )
 
     def training(self, *, stores: bool) -> None:
         """See ``suspend.Session``."""
         self.trainings.append(stores)
+
+    def stretches(self, sizes: BatchSizes) -> None:
+        """See ``suspend.Session``."""
+        self.stretched.append(sizes)
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
@@ -98,6 +116,7 @@ class FakeSession:
             self._put(state, tier)
         assert self._parking is not None
         self._parking.back()
+        self.batch_size = self._next_size
 
     def _put(self, state: State, tier: TierName) -> None:
         from optuna_hermes.suspend._parking import Parking  # it needs torch

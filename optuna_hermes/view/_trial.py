@@ -137,6 +137,7 @@ def say(kind: str, detail: Mapping[str, Any]) -> str:
 
 _WORDS = {
     "granted": "granted {device}, before {before}",
+    "batch size": "batch size {to}, before {from}",
     "suspended": "suspended after unit {units}: {tier}",
     "evicted": "evicted: {tier}, before {before}",
     "moved": "brought back: {tier}, before {before}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import lightning as L  # noqa: N812
 import optuna
@@ -41,11 +42,13 @@ class Net(L.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
-def train(trial: optuna.Trial, monitor: str = "val_loss", times: int = 1) -> float | None:
+def train(
+    trial: optuna.Trial, monitor: str = "val_loss", times: int = 1, **options: Any
+) -> float | None:
     """Train for ``EPOCHS``; in each the data are gone through so many ``times``."""
     inputs, labels = load_iris(return_X_y=True)
     data = TensorDataset(torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels))
-    hermes = HermesCallback(trial, monitor=monitor)
+    hermes = HermesCallback(trial, monitor=monitor, **options)
     trainer = L.Trainer(
         max_epochs=EPOCHS,
         callbacks=[hermes],
@@ -106,3 +109,8 @@ def only_reports(trial: optuna.Trial) -> float:
         if trial.should_prune():
             raise optuna.TrialPruned
     return x * x
+
+
+def elastic(trial: optuna.Trial) -> float | None:
+    """As ``objective``, with batches of 4 that may have 2 to 32 samples."""
+    return train(trial, elastic_batch=(2, 32))

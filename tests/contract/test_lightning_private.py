@@ -429,3 +429,45 @@ def test_checkpoint_folder_is_public_state() -> None:
     assert 'state_dict["dirpath"]' in inspect.getsource(ModelCheckpoint.load_state_dict) or (
         'state_dict.get("dirpath"' in inspect.getsource(ModelCheckpoint.load_state_dict)
     )
+
+
+def test_an_epoch_gets_another_length() -> None:
+    """A loader that is taken anew in the hook before a fetch counts, and so does its length."""
+    seen: list[tuple[bool, float]] = []
+
+    def shorten(trainer: Trainer) -> None:
+        loop = trainer.fit_loop
+        fetcher, combined = loop._data_fetcher, loop._combined_loader
+        assert fetcher is not None
+        assert combined is not None
+        fetch = loop.epoch_loop._on_before_fetch
+
+        def before_fetch() -> None:
+            if loop.epoch_loop.batch_progress.current.ready == 2:
+                combined.limits = None
+                combined.reset()
+                combined.flattened = [DataLoader(combined.flattened[0].dataset, batch_size=2)]
+                iter(fetcher)
+                fetcher.fetched += 2
+                loop.max_batches = trainer.val_check_batch = 3
+            fetch()
+
+        vars(loop.epoch_loop)["_on_before_fetch"] = before_fetch
+
+    def look(trainer: Trainer) -> None:
+        seen.append((trainer.is_last_batch, trainer.num_training_batches))
+
+    trainer = fit(At("on_train_start", shorten), At("on_train_batch_end", look), max_epochs=1)
+    assert seen == [(False, 6), (False, 6), (True, 3)]
+    assert trainer.fit_loop.epoch_loop.val_loop._has_run
+
+
+def test_schedulers_are_stepped_by_a_function_of_the_loop() -> None:
+    """It is called once after each batch with an interval, by these names."""
+    parameters = inspect.signature(_TrainingEpochLoop.update_lr_schedulers).parameters
+    assert list(parameters) == ["self", "interval", "update_plateau_schedulers"]
+    source = inspect.getsource(_TrainingEpochLoop.advance)
+    assert source.count('self.update_lr_schedulers("step", update_plateau_schedulers=False)') == 1
+    assert "self.batch_progress.increment_ready()" in source.split("update_lr_schedulers")[0]
+    counted = inspect.getsource(_TrainingEpochLoop._accumulated_batches_reached)
+    assert "current.ready % self.trainer.accumulate_grad_batches == 0" in counted

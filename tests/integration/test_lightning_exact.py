@@ -414,6 +414,18 @@ def test_disk(name: str, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) <= 3, "the newest, and the two the ledger knew then"
 
 
+@pytest.mark.parametrize("name", ["shuffled", "workers"])
+def test_disk_before_anything_is_trained(name: str, tmp_path: Path) -> None:
+    """A run that comes back and must leave at once is where it was."""
+    trace = Trace()
+    session = FakeSession({27: "disk"}, checkpoint_dir=tmp_path)
+    session = suspended(session, trace, **options_of(name))
+    session.must_yield, session.asked = True, "disk"
+    session = suspended(session, trace, seed=2, **options_of(name))
+    train(session, trace, seed=3, **options_of(name))
+    assert trace.seen() == expected(name).seen()
+
+
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("tier", ["resident", "host"])
 def test_in_memory(tier: TierName, name: str, tmp_path: Path) -> None:

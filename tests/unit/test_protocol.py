@@ -52,6 +52,14 @@ parkings = st.builds(
     stores=st.booleans(),
     moves=st.booleans(),
 )
+sizes = st.builds(
+    wire.BatchSizes,
+    now=st.integers(1, 2**40),
+    least=st.integers(1, 2**40),
+    most=st.integers(1, 2**40),
+    seconds=st.dictionaries(st.integers(1, 2**40), seconds, max_size=wire.MOST_SIZES),
+    unit_samples=st.none() | st.integers(1, 2**40),
+)
 from_client = st.one_of(
     st.builds(wire.Hello, version=numbers, role=st.text()),
     st.builds(
@@ -73,6 +81,7 @@ from_client = st.one_of(
     st.builds(wire.Training, epoch=numbers, stores=st.booleans(), params=params),
     reports,
     st.builds(wire.Beat, epoch=numbers, batches=numbers, memory_bytes=st.none() | numbers),
+    st.builds(wire.Stretches, epoch=numbers, sizes=sizes),
     parkings,
     st.builds(
         wire.Resume,
@@ -91,6 +100,7 @@ from_client = st.one_of(
         reports=st.tuples(reports),
         checkpoints=st.tuples(checkpoints, checkpoints),
         parked=st.none() | parkings,
+        sizes=st.none() | sizes,
     ),
     st.builds(wire.Released, epoch=numbers, reason=st.text(), outgrown=st.booleans()),
     st.builds(wire.Ended, epoch=numbers, state=st.sampled_from(["done", "failed"])),
@@ -104,7 +114,9 @@ from_broker = st.one_of(
         alone=st.booleans(),
         number=st.none() | numbers,
         checkpoints=st.tuples(checkpoints),
+        batch_size=st.none() | numbers,
     ),
+    st.builds(wire.Resize, epoch=numbers, batch_size=numbers),
     st.builds(wire.Yield, epoch=numbers, tier=tiers),
     st.builds(wire.Evict, epoch=numbers, tier=tiers),
     st.builds(wire.Recall, epoch=numbers),

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from optuna_hermes.broker import RunSession, _line, _session, _unkept
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.errors import BrokerError
-from optuna_hermes.suspend import StoredState
+from optuna_hermes.suspend import BatchSizes, StoredState
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
 READY = wire.Ready(study="s")
@@ -198,6 +199,34 @@ def test_a_yield_of_the_dead_broker_is_still_obeyed(
     after = lose(brokers, wait_for)
     assert after.of(wire.Resume)[0].asked == "host"
     assert session.must_yield
+
+
+def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """One for another lease does not count; the next broker hears which one the run has."""
+    session = connect()
+    assert session.batch_size is None
+    training(brokers, session)
+    brokers.last.say(wire.Resize(epoch=6, batch_size=5))
+    brokers.last.say(wire.Resize(epoch=7, batch_size=16))
+    wait_for(lambda: session.batch_size)
+    assert session.batch_size == 16
+    seconds = {size: 0.1 for size in range(1, 100)}
+    session.stretches(BatchSizes(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
+    (told,) = brokers.last.of(wire.Stretches)
+    assert (told.epoch, told.sizes.now, told.sizes.unit_samples) == (7, 16, 90)
+    assert set(told.sizes.seconds) == set(range(36, 100)), "those that were measured last"
+    first = brokers.last
+    thread = threading.Thread(target=session.park, args=(None,))
+    thread.start()
+    wait_for(lambda: first.of(wire.Parked))
+    after = lose(brokers, wait_for)
+    assert after.of(wire.Resume)[0].sizes == told.sizes
+    after.say(msgspec.structs.replace(grant(9, 3), batch_size=8))
+    thread.join(10)
+    assert not thread.is_alive()
+    assert session.batch_size == 8
 
 
 def test_a_parked_run_waits_on_and_goes_on_by_a_lease_of_the_next_broker(

@@ -1,0 +1,292 @@
+"""A training whose batch size changes between two batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch.utils.data import DataLoader
+
+from optuna_hermes._lightning._around import show_length
+from optuna_hermes._lightning._pace import Pace
+from optuna_hermes._lightning._rates import scale_rates
+from optuna_hermes._lightning._wiring import Wiring, clean
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.suspend import BatchSizes, kept_rng
+from optuna_hermes.suspend._elastic import ElasticReplay, why_not_regrouped
+from optuna_hermes.suspend._loader import Replay
+
+Scaling = Literal["linear", "sqrt", "accumulate"]
+
+
+class ElasticBatch:
+    """Changes the size of a run's batches, and what has to follow it.
+
+    Args:
+        limits: the smallest and the largest size.
+        scaling: what follows: learning rates, or how many batches make a step.
+        run: whose it is, as a message names it.
+
+    Raises:
+        InvalidInputError: the limits or the scaling are none.
+    """
+
+    def __init__(self, limits: tuple[int, int], scaling: str, run: str) -> None:
+        if [type(each) for each in limits] != [int, int] or not 1 <= limits[0] <= limits[1]:
+            raise InvalidInputError(
+                "elastic_batch must be two whole numbers of 1 or more, the smallest batch size and "
+                f"the largest, but is {limits!r}."
+            )
+        if scaling not in get_args(Scaling):
+            raise InvalidInputError(
+                f"batch_scaling must be one of {', '.join(get_args(Scaling))} but is {scaling!r}."
+            )
+        self._limits = limits
+        self._scaling = scaling
+        self._run = run
+        self._replay: ElasticReplay | None = None
+        self._trainer: Trainer | None = None
+        self._pace: Pace | None = None
+        self._windows = 1
+        self._fixed = False
+        self._wish: int | None = None
+        self._seconds: dict[int, tuple[int, float]] = {}
+        self._last_end: float | None = None
+
+    def refused(self, reason: str) -> InvalidInputError:
+        """The error of a run whose batches cannot change their size."""
+        return InvalidInputError(
+            f"HermesCallback(elastic_batch={self._limits}) needs batches of any size, but "
+            f"those of {self._run} cannot change: {reason}. Mend that, or leave elastic_batch out."
+        )
+
+    # -- around a fit --------------------------------------------------------------------------
+
+    def replay(
+        self, trainer: Trainer, loader: DataLoader[Any], trained: Callable[[], int]
+    ) -> Replay:
+        """What is hung into a training loader: it may be made anew in the course of a ``fit``."""
+        if why_not_regrouped(loader) is not None:
+            return Replay(loader, trained)
+        combined = trainer.fit_loop._combined_loader
+        assert combined is not None
+        limit = math.inf if combined.limits is None else combined.limits[0]
+        size = int(loader.batch_size or 1)
+        samples = None if limit >= len(loader) else int(limit) * size
+        combined.limits = None  # they are batches; an epoch has as many samples, whatever happens
+        before, self._replay = self._replay, ElasticReplay(loader, trained, samples)
+        if before is not None:
+            self._replay.begin_with(before.size)
+        return self._replay
+
+    def begin(self, trainer: Trainer, wiring: Wiring, params: Mapping[str, Any]) -> None:
+        """See what can be done; for ``on_train_start``.
+
+        Args:
+            trainer: of the run.
+            wiring: what hangs in it.
+            params: of the trial: a batch size that is among them stays as it is.
+
+        Raises:
+            InvalidInputError: its batches cannot change their size.
+        """
+        reason = _why_not(trainer, self._scaling)
+        if reason is not None:
+            raise self.refused(reason)
+        assert self._replay is not None
+        first = self._replay.first_size
+        if not self._limits[0] <= first <= self._limits[1]:
+            raise InvalidInputError(
+                f"The loader's batch_size must lie within elastic_batch={self._limits} but is "
+                f"{first}: let it begin with a size that is allowed."
+            )
+        self._trainer = trainer
+        self._windows = trainer.accumulate_grad_batches
+        self._fixed = _is_searched(first, params)
+        self._last_end = None
+        if self._scaling != "accumulate" and trainer.lightning_module.automatic_optimization:
+            self._pace = Pace(trainer, self._replay)
+            wiring.update_schedulers(self._pace.update)
+
+    def begin_epoch(self) -> None:
+        """All of the next epoch comes in batches of the present size; for its start."""
+        self.interrupted()
+        if self._replay is not None and self._trainer is not None:
+            self._replay.rewind()
+            combined = self._trainer.fit_loop._combined_loader
+            assert combined is not None
+            combined.limits = None  # Lightning may have taken its loader anew
+            self._show_length()
+            if self._pace is not None:
+                self._pace.begin_epoch(self._replay)
+
+    def sizes(self, *, by_validation: bool) -> BatchSizes | None:
+        """What the run may be given, None if its size stays as it is.
+
+        Args:
+            by_validation: whether each validation is a unit, or else each epoch.
+        """
+        trainer = self._trainer
+        if self._fixed or self._replay is None or trainer is None:
+            return None
+        now = self._replay.size  # limits may have been others when it got that
+        epochs = trainer.check_val_every_n_epoch if by_validation else None
+        return BatchSizes(
+            now=now,
+            least=min(self._limits[0], now),
+            most=max(self._most(), now),
+            seconds={size: spent / batches for size, (batches, spent) in self._seconds.items()},
+            unit_samples=self._replay.samples * (epochs or 1),
+        )
+
+    # -- between two batches -------------------------------------------------------------------
+
+    def follow(self, wish: int | None) -> int | None:
+        """Take the size that is wished for, as soon as that can be; right before a fetch.
+
+        Returns:
+            The new size, None if it is as it was.
+        """
+        if wish is None or wish == self._wish:
+            return None
+        replay, trainer = self._replay, self._trainer
+        assert replay is not None
+        assert trainer is not None
+        size = self._nearest(wish)
+        if self._fixed or size == replay.size:
+            self._wish = wish
+            return None
+        if not clean(trainer) or not self._can_begin(size):
+            return None
+        self._wish = wish
+        self._change(replay, trainer, size)
+        return size
+
+    def _can_begin(self, size: int) -> bool:
+        """Whether batches of this size may begin here: later they always may."""
+        replay, trainer = self._replay, self._trainer
+        assert replay is not None
+        assert trainer is not None
+        if self._scaling == "accumulate":  # Lightning counts from the beginning of the epoch
+            batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            if batches % self._batches_a_step(size):
+                return False
+        return replay.batches_of(replay.left, size) > 0
+
+    def _change(self, replay: ElasticReplay, trainer: Trainer, size: int) -> None:
+        before = replay.size
+        loop = trainer.fit_loop
+        fetcher, combined = loop._data_fetcher, loop._combined_loader
+        assert fetcher is not None
+        assert combined is not None
+        with kept_rng():  # an iterator draws a seed for its workers
+            replay.resize(size)
+            combined.reset()
+            iter(fetcher)
+        fetcher.fetched += loop.epoch_loop.batch_progress.current.ready
+        self._show_length()
+        if self._scaling == "accumulate":
+            trainer.accumulate_grad_batches = self._batches_a_step(size)
+        else:
+            factor = size / before if self._scaling == "linear" else math.sqrt(size / before)
+            schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
+            scale_rates(trainer.optimizers, schedulers, factor)
+        show_length(trainer)
+        self._last_end = None
+
+    def _show_length(self) -> None:
+        """The number of batches of the epoch, where Lightning looks for it."""
+        assert self._replay is not None
+        trainer = self._trainer
+        if trainer is not None:
+            trainer.fit_loop.max_batches = trainer.val_check_batch = len(self._replay)
+
+    # -- sizes ---------------------------------------------------------------------------------
+
+    def _most(self) -> int:
+        assert self._replay is not None
+        most = min(self._limits[1], max(self._replay.samples, self._replay.first_size))
+        if self._scaling == "accumulate":
+            most = min(most, self._replay.first_size * self._windows)
+        return most
+
+    def _nearest(self, wish: int) -> int:
+        """The allowed size that is nearest below a wish, or the smallest one."""
+        size = max(self._limits[0], min(self._most(), wish))
+        if self._scaling != "accumulate":
+            return size
+        assert self._replay is not None
+        whole = self._replay.first_size * self._windows
+        fitting = [n for n in range(self._limits[0], self._most() + 1) if whole % n == 0]
+        return max((n for n in fitting if n <= size), default=fitting[0])
+
+    def _batches_a_step(self, size: int) -> int:
+        assert self._replay is not None
+        return self._replay.first_size * self._windows // size
+
+    # -- speed ---------------------------------------------------------------------------------
+
+    def batch_ended(self) -> None:
+        """Take the time of a batch; the first one after an interruption does not count."""
+        now = time.monotonic()
+        if self._last_end is not None and self._replay is not None:
+            batches, seconds = self._seconds.get(self._replay.size, (0, 0.0))
+            spent = seconds + now - self._last_end
+            self._seconds[self._replay.size] = batches + 1, spent
+        self._last_end = now
+
+    def interrupted(self) -> None:
+        """Something other than training comes next."""
+        self._last_end = None
+
+
+def _is_searched(size: int, params: Mapping[str, Any]) -> bool:
+    """Whether a batch size is a parameter of its trial."""
+    return any(
+        "batch" in name.lower() and type(value) is int and value == size
+        for name, value in params.items()
+    )
+
+
+def _why_not(trainer: Trainer, scaling: str) -> str | None:
+    """Why the batch size of a ``fit`` cannot change, None if it can."""
+    loader_reason = _why_not_loader(trainer)
+    if loader_reason is not None:
+        return loader_reason
+    if trainer.max_steps >= 0:
+        return "max_steps counts steps, and would be another number of samples"
+    if trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch is None:
+        return "its validations are not at the ends of epochs"
+    if any(isinstance(each, GradientAccumulationScheduler) for each in _callbacks(trainer)):
+        return "GradientAccumulationScheduler changes its steps too"
+    if not trainer.lightning_module.automatic_optimization:
+        return "it optimizes by hand" if scaling == "accumulate" else None
+    if scaling == "accumulate":
+        own = trainer.strategy.handles_gradient_accumulation
+        return "its strategy accumulates gradients by itself" if own else None
+    paced = [each for each in trainer.lr_scheduler_configs if not each.reduce_on_plateau]
+    if any(each.interval == "step" and each.frequency != 1 for each in paced):
+        return "a scheduler of it steps after every few batches (frequency)"
+    return None
+
+
+def _why_not_loader(trainer: Trainer) -> str | None:
+    combined = trainer.fit_loop._combined_loader
+    if trainer.world_size > 1:
+        return "it trains in several processes"
+    if combined is None or len(combined.flattened) != 1:
+        return "it must have one train loader"
+    if trainer.overfit_batches:  # type: ignore[attr-defined]  # it is set by a connector
+        return "overfit_batches repeats some of its batches"
+    sampler = getattr(combined.flattened[0], "batch_sampler", None)
+    if not isinstance(sampler, ElasticReplay):
+        return why_not_regrouped(combined.flattened[0]) or "its train loader is another one"
+    return None
+
+
+def _callbacks(trainer: Trainer) -> list[Any]:
+    return list(trainer.callbacks)  # type: ignore[attr-defined]  # it is set by a connector

@@ -1,0 +1,163 @@
+"""Another batch size goes from a policy to a run, and the story of the run tells of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.model import Assignment, Decision, Elastic, RunView, Snapshot, Speed
+from optuna_hermes.policies import Policy, RoundRobin
+from optuna_hermes.testing import FakeBroker
+from optuna_hermes.view._trial import say
+
+SIZES = wire.BatchSizes(now=8, least=4, most=32, seconds={8: 0.5, 16: 0.75, 4: 0.0})
+
+
+class Sizing(Policy):
+    """Round robin, with a batch size of its own for every run that may have one."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.seen = Snapshot()
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        self.seen = snapshot
+        order = RoundRobin().decide(snapshot).assignments
+        return Decision(assignments=tuple(self._sized(each) for each in order))
+
+    def _sized(self, each: Assignment) -> Assignment:
+        size = None if each.run is None else self.sizes.get(each.run)
+        return Assignment(run=each.run, devices=each.devices, batch_size=size)
+
+    def run(self, number: int) -> RunView:
+        return next(run for run in self.seen.runs if run.number == number)
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    """One device and a study whose slices last 1 s."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", slice_seconds=1.0, unstarted=2)
+    return broker
+
+
+@pytest.fixture
+def sizing(broker: FakeBroker) -> Sizing:
+    policy = Sizing()
+    broker.state.book.studies["s"].policy = policy
+    return policy
+
+
+def begin(broker: FakeBroker, worker: int, number: int, sizes: Any = SIZES) -> int:
+    epoch: int = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    if sizes is not None:
+        broker.say(worker, wire.Stretches(epoch=epoch, sizes=sizes))
+    return epoch
+
+
+def stretch(broker: FakeBroker, worker: int, epoch: int, now: int) -> None:
+    sizes = wire.BatchSizes(now=now, least=4, most=32)
+    broker.say(worker, wire.Stretches(epoch=epoch, sizes=sizes))
+
+
+def changes(broker: FakeBroker, number: int) -> list[dict[str, Any]]:
+    events = broker.ledger.load_events("s", number)
+    return [event.detail for event in events if event.kind == "batch size"]
+
+
+def alone(broker: FakeBroker) -> int:
+    """The only worker there is: its run keeps the device."""
+    broker.state.book.studies["s"].unstarted = 1
+    return broker.worker()
+
+
+def test_a_policy_sees_what_a_run_may_have(broker: FakeBroker, sizing: Sizing) -> None:
+    """Its limits, its size and its speeds; nothing of one that does not stretch."""
+    begin(broker, alone(broker), 0)
+    broker.advance(1.0)
+    assert sizing.run(0).elastic == Elastic(
+        batch_size=8,
+        batch_sizes=(4, 32),
+        speeds=(
+            Speed(devices=1, batch_size=8, step_seconds=0.5),
+            Speed(devices=1, batch_size=16, step_seconds=0.75),
+        ),
+    )
+
+
+def test_nobody_else_is_elastic(broker: FakeBroker, sizing: Sizing) -> None:
+    """A run that has said nothing of its batches, or nonsense, is as it always was."""
+    worker = alone(broker)
+    epoch = begin(broker, worker, 0, sizes=None)
+    broker.advance(1.0)
+    assert sizing.run(0).elastic is None
+    nonsense = wire.BatchSizes(now=2, least=4, most=32)
+    broker.say(worker, wire.Stretches(epoch=epoch, sizes=nonsense))
+    broker.advance(1.0)
+    assert sizing.run(0).elastic is None
+
+
+def test_a_run_that_keeps_its_device_is_told(broker: FakeBroker, sizing: Sizing) -> None:
+    """At the end of its slice, once; the story tells when it has changed."""
+    worker = alone(broker)
+    epoch = begin(broker, worker, 0)
+    sizing.sizes[0] = 16
+    broker.advance(1.0)
+    assert broker.last(worker, "Resize") == wire.Resize(epoch=epoch, batch_size=16)
+    assert changes(broker, 0) == []
+    stretch(broker, worker, epoch, 16)
+    broker.advance(1.0)
+    assert sum(isinstance(each, wire.Resize) for each in broker.sent(worker)) == 1
+    assert changes(broker, 0) == [{"from": 8, "to": 16, "device": "cpu:0", "units": 0}]
+
+
+def test_a_run_that_comes_back_is_told_with_its_grant(broker: FakeBroker, sizing: Sizing) -> None:
+    """Every run its own size; one that has no wish is left as it is."""
+    first, second = broker.worker(), broker.worker()
+    epoch = begin(broker, first, 0)
+    sizing.sizes = {0: 16}
+    broker.advance(1.0)
+    parked = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True)
+    broker.say(first, parked)
+    assert broker.last(second, "Grant").batch_size is None
+    after = begin(broker, second, 1)
+    broker.advance(1.0)
+    broker.say(second, wire.Parked(epoch=after, tier="resident", suspend_seconds=0.0, stores=True))
+    grant = broker.last(first, "Grant")
+    assert (grant.number, grant.batch_size) == (0, 16)
+    broker.say(first, wire.Training(epoch=grant.epoch, stores=True))
+    stretch(broker, first, grant.epoch, 8)  # as it was suspended
+    stretch(broker, first, grant.epoch, 16)
+    assert [(each["from"], each["to"]) for each in changes(broker, 0)] == [(8, 16)]
+    assert changes(broker, 1) == []
+
+
+@pytest.mark.parametrize("size", [3, 33])
+def test_a_size_beyond_the_limits_ends_the_study(
+    broker: FakeBroker, sizing: Sizing, size: int
+) -> None:
+    """A policy that breaks the contract is named, with what it said."""
+    begin(broker, alone(broker), 0)
+    sizing.sizes[0] = size
+    broker.advance(1.0)
+    assert f"within their limits, but got {size} for run 0" in str(
+        broker.state.book.studies["s"].problem
+    )
+
+
+def test_a_size_for_a_run_that_has_none_ends_the_study(broker: FakeBroker, sizing: Sizing) -> None:
+    """What is not elastic is left alone, by contract."""
+    begin(broker, alone(broker), 0, sizes=None)
+    sizing.sizes[0] = 8
+    broker.advance(1.0)
+    assert "batch sizes to elastic runs" in str(broker.state.book.studies["s"].problem)
+
+
+def test_the_story_in_words() -> None:
+    """``status TRIAL`` says which size came after which."""
+    detail = {"from": 8, "to": 16, "device": "cpu:0", "units": 3}
+    assert say("batch size", detail) == "batch size 16, before 8"
