@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import runpy
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -11,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import pytest
 from optuna.trial import TrialState
+
+from optuna_hermes.suspend._seed import seed_everything, trial_seed
+from optuna_hermes.testing import FakeSession
 
 TINY = Path(__file__).parent / "tiny.py"
 N_TRIALS = 5
@@ -43,27 +49,37 @@ def next_size(elastic):
 """
 
 
-def changes(storage: str) -> dict[int, list[dict[str, Any]]]:
-    """What the ledger tells of each trial."""
-    found: dict[int, list[dict[str, Any]]] = {number: [] for number in range(N_TRIALS)}
-    with contextlib.closing(sqlite3.connect(storage.removeprefix("sqlite:///"))) as database:
-        rows = database.execute(
-            "select number, detail from hermes_events where kind = 'batch size' order by id"
-        )
-        for number, detail in rows:
-            found[number].append(json.loads(detail))
-    return found
-
-
-def test_a_policy_changes_batch_sizes(cli: Cli, storage_url: str, tmp_path: Path) -> None:
-    """Every trial completes, each change is in the ledger, and each begins where the last ended."""
+@pytest.fixture
+def command(storage_url: str, tmp_path: Path) -> list[object]:
     policy = tmp_path / "doubles.py"
     policy.write_text(DOUBLES)
-    done = cli(
+    return [
         *("optimize", f"{TINY}:elastic", "--storage", storage_url, "--study-name", "s"),
         *("--policy", f"{policy}:Doubles", "--devices", "cpu:4", "--n-trials", N_TRIALS),
         *("--seed", 0, "--slice-seconds", 0.05, "--json"),
-    )
+    ]
+
+
+def events(storage: str, kind: str) -> list[tuple[int, dict[str, Any]]]:
+    """What the ledger tells of all trials, oldest first."""
+    with contextlib.closing(sqlite3.connect(storage.removeprefix("sqlite:///"))) as database:
+        rows = database.execute(
+            "select number, detail from hermes_events where kind = ? order by id", (kind,)
+        )
+        return [(number, json.loads(detail)) for number, detail in rows]
+
+
+def changes(storage: str) -> dict[int, list[dict[str, Any]]]:
+    """What the ledger tells of each trial."""
+    found: dict[int, list[dict[str, Any]]] = {number: [] for number in range(N_TRIALS)}
+    for number, detail in events(storage, "batch size"):
+        found[number].append(detail)
+    return found
+
+
+def test_a_policy_changes_batch_sizes(cli: Cli, storage_url: str, command: list[object]) -> None:
+    """Every trial completes, each change is in the ledger, and each begins where the last ended."""
+    done = cli(*command)
     assert done.returncode == 0, done.stderr
     study = optuna.load_study(study_name="s", storage=storage_url)
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * N_TRIALS
@@ -77,3 +93,41 @@ def test_a_policy_changes_batch_sizes(cli: Cli, storage_url: str, tmp_path: Path
     number = max(told, key=lambda number: len(told[number]))
     shown = cli("status", number, "--storage", storage_url, "--study-name", "s")
     assert "batch size 8, before 4" in shown.stdout
+
+
+@pytest.mark.slow
+def test_a_live_trial_is_the_same_to_the_bit_as_one_that_never_stopped(
+    start_cli: Callable[..., Any],
+    cli: Cli,
+    storage_url: str,
+    command: list[object],
+    tmp_path: Path,
+    wait_for: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Suspended in memory and on disk, in many slices: the same batches have the same losses."""
+    running = start_cli(*command)
+    wait_for(lambda: len(list(tmp_path.glob("batches-*"))) == N_TRIALS, 120)
+    running.send(signal.SIGINT)
+    assert running.wait().returncode in (0, 130)
+    done = cli(*command)
+    assert done.returncode == 0, done.stderr
+    assert {detail["tier"] for _, detail in events(storage_url, "suspended")} == {
+        "resident",
+        "disk",
+    }
+    again = tmp_path / "again"
+    again.mkdir()
+    monkeypatch.chdir(again)
+    elastic = runpy.run_path(str(TINY))["elastic"]
+    replayed = optuna.create_study()
+    for trial in optuna.load_study(study_name="s", storage=storage_url).trials:
+        whole = (tmp_path / f"batches-{trial.number}").read_text().splitlines()
+        sizes = [4, *(json.loads(line)[2] for line in whole)]
+        steps = {at: sizes[at + 1] for at in range(len(whole)) if sizes[at + 1] != sizes[at]}
+        replayed.enqueue_trial(trial.params)
+        alone = replayed.ask()
+        seed_everything(trial_seed(0, trial.number))
+        assert elastic(alone, FakeSession(batch_sizes=steps)) == trial.value
+        assert (again / f"batches-{trial.number}").read_text().splitlines() == whole
+        assert steps

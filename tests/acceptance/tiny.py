@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sklearn.datasets import load_iris
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from optuna_hermes.lightning import HermesCallback
+from optuna_hermes.testing import FakeSession
 
 EPOCHS = 12
 
@@ -43,7 +45,11 @@ class Net(L.LightningModule):
 
 
 def train(
-    trial: optuna.Trial, monitor: str = "val_loss", times: int = 1, **options: Any
+    trial: optuna.Trial,
+    monitor: str = "val_loss",
+    times: int = 1,
+    callbacks: tuple[L.Callback, ...] = (),
+    **options: Any,
 ) -> float | None:
     """Train for ``EPOCHS``; in each the data are gone through so many ``times``."""
     inputs, labels = load_iris(return_X_y=True)
@@ -51,7 +57,7 @@ def train(
     hermes = HermesCallback(trial, monitor=monitor, **options)
     trainer = L.Trainer(
         max_epochs=EPOCHS,
-        callbacks=[hermes],
+        callbacks=[hermes, *callbacks],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -111,6 +117,26 @@ def only_reports(trial: optuna.Trial) -> float:
     return x * x
 
 
-def elastic(trial: optuna.Trial) -> float | None:
+class Batches(L.Callback):
+    """Writes a line for every batch that was trained, to the bit."""
+
+    def __init__(self, file: Path, session: FakeSession | None) -> None:
+        self._file = file
+        self._session = session
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, at: int
+    ) -> None:
+        size = trainer.train_dataloader.batch_size  # type: ignore[union-attr]
+        line = [trainer.current_epoch, at, size, float(outputs["loss"]).hex()]
+        with self._file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if self._session is not None:
+            self._session.tick()
+
+
+def elastic(trial: optuna.Trial, session: FakeSession | None = None) -> float | None:
     """As ``objective``, with batches of 4 that may have 2 to 32 samples."""
-    return train(trial, elastic_batch=(2, 32))
+    torch.set_num_threads(1)
+    batches = Batches(Path(f"batches-{trial.number}"), session)
+    return train(trial, callbacks=(batches,), elastic_batch=(2, 32), _session=session)

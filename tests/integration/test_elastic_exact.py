@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -369,6 +370,15 @@ def test_a_searched_size_stays() -> None:
     assert session.stretched == []
     other = train(FakeSession(batch_sizes=SIZES), params={"batch_size": 17, "width": FIRST})
     assert {len(batch) for batch in samples(other, 0)} > {FIRST, 16}
+
+
+def test_who_does_not_ask_for_it_has_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the option its modules are not imported, and the loader keeps its own sampler."""
+    monkeypatch.setitem(sys.modules, "optuna_hermes._lightning._elastic", None)
+    seen = train(FakeSession(batch_sizes=SIZES), elastic=None)
+    assert {len(batch) for batch in samples(seen, 0)[:-1]} == {FIRST}
+    with pytest.raises(ImportError):
+        train(FakeSession())
 
 
 def test_without_a_session_nothing_happens() -> None:
