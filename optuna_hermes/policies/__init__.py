@@ -14,6 +14,7 @@ from optuna_hermes.policies._freeze_thaw import FreezeThaw
 from optuna_hermes.policies._hermes import Hermes
 from optuna_hermes.policies._hermes_slope import HermesSlope
 from optuna_hermes.policies._las import LeastAttainedService
+from optuna_hermes.policies._qssf import Qssf, QssfNonPreemptive
 from optuna_hermes.policies._ranked import Ranked
 from optuna_hermes.policies._round_robin import RoundRobin
 from optuna_hermes.policies._slaq import Slaq
@@ -29,6 +30,8 @@ __all__ = [
     "HermesSlope",
     "LeastAttainedService",
     "Policy",
+    "Qssf",
+    "QssfNonPreemptive",
     "Ranked",
     "RoundRobin",
     "Slaq",
@@ -48,6 +51,7 @@ POLICIES: Mapping[str, type[Policy]] = {
     "las": LeastAttainedService,
     "asha": Asha,
     "freeze-thaw": FreezeThaw,
+    "qssf": Qssf,
 }
 """Every policy by the name that users give it; the first is the default."""
 

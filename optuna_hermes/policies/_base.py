@@ -50,10 +50,12 @@ def unopened(snapshot: Snapshot) -> list[RunView | None]:
 
     There are never more new trials than free devices: nobody could take them.
     """
-    bound = sum(device.free and device.healthy for device in snapshot.devices)
+    pending = _waiting(snapshot, ("pending",))
     count = snapshot.unstarted.count
-    new = bound if count is None else max(0, min(count, bound))
-    return [*_waiting(snapshot, ("pending",)), *[None] * new]
+    if count == 0:
+        return [*pending]
+    bound = sum(device.free and device.healthy for device in snapshot.devices)
+    return [*pending, *[None] * (bound if count is None else max(0, min(count, bound)))]
 
 
 def opened(snapshot: Snapshot) -> list[RunView]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 
 from optuna_hermes.model import Assignment, Device, RunView, Snapshot
 
@@ -44,19 +48,15 @@ def place_on_hosts(
 
 
 class _Hosts:
-    """What is free where."""
+    """What is free where. Worked out when it is asked for: there are clusters of many hosts."""
 
     def __init__(self, snapshot: Snapshot, free: Sequence[Device]) -> None:
         self._snapshot = snapshot
-        self._host_of = {device.id: device.host for device in free}
-        self._sizes: dict[str, int] = {}
-        for device in snapshot.devices:
-            if device.healthy:
-                self._sizes[device.host] = self._sizes.get(device.host, 0) + 1
-        self._largest = max(self._sizes.values(), default=0)
-        self._free: dict[str, list[str]] = {}
-        for device in free:
-            self._free.setdefault(device.host, []).append(device.id)
+        self._devices = free
+        self._free = {
+            host: [device.id for device in devices]
+            for host, devices in groupby(free, key=attrgetter("host"))
+        }
         self.n_free = len(free)
 
     def take(self, run: RunView | None) -> tuple[str, ...]:
@@ -65,23 +65,32 @@ class _Hosts:
         if wanted > self.n_free:
             return ()
         free = self._usable(run)
-        hosts = [] if wanted <= self._largest else self._whole(wanted, free)
+        hosts = self._whole(wanted, free)
         rest = wanted - sum(len(free[host]) for host in hosts)
         if rest:
             host = self._best(rest, {h: ids for h, ids in free.items() if h not in hosts}, run)
             if host is None:
                 return ()
             hosts.append(host)
-        devices = [id_ for host in hosts for id_ in free[host]]
-        if run is not None and run.device in devices:
-            devices.remove(run.device)
-            devices.insert(0, run.device)
-        return self._remove(devices[:wanted])
+        ids = [id_ for host in hosts for id_ in free[host]]
+        if run is not None and run.device in ids:
+            ids.remove(run.device)
+            ids.insert(0, run.device)
+        return self._remove(ids[:wanted], hosts)
 
     def can_ever_hold(self, run: RunView | None) -> bool:
         """Whether a run would find its devices if all were free."""
         everything = [device for device in self._snapshot.devices if device.healthy]
+        everything.sort(key=attrgetter("host"))
         return bool(_Hosts(self._snapshot, everything).take(run))
+
+    @cached_property
+    def _sizes(self) -> Counter[str]:
+        return Counter(device.host for device in self._snapshot.devices if device.healthy)
+
+    @cached_property
+    def _host_of(self) -> dict[str, str]:
+        return {device.id: device.host for device in self._devices}
 
     def _usable(self, run: RunView | None) -> dict[str, list[str]]:
         if run is None or not run.bound_to:
@@ -90,7 +99,10 @@ class _Hosts:
         return {host: ids for host, ids in bound.items() if ids}
 
     def _whole(self, wanted: int, free: dict[str, list[str]]) -> list[str]:
+        """Empty hosts for a run that is too large for one."""
         hosts: list[str] = []
+        if wanted == 1 or wanted <= max(self._sizes.values()):
+            return hosts
         for host, ids in free.items():
             if len(ids) == self._sizes[host] <= wanted:
                 hosts.append(host)
@@ -104,11 +116,11 @@ class _Hosts:
         fitting = [host for host, ids in free.items() if len(ids) >= rest]
         return min(fitting, key=lambda host: len(free[host]), default=None)
 
-    def _remove(self, devices: Sequence[str]) -> tuple[str, ...]:
-        for id_ in devices:
-            host = self._host_of[id_]
-            self._free[host].remove(id_)
+    def _remove(self, ids: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
+        gone = set(ids)
+        for host in hosts:
+            self._free[host] = [id_ for id_ in self._free[host] if id_ not in gone]
             if not self._free[host]:
                 del self._free[host]
-        self.n_free -= len(devices)
-        return tuple(devices)
+        self.n_free -= len(gone)
+        return tuple(ids)

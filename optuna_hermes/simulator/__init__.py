@@ -15,7 +15,13 @@ from optuna_hermes.simulator._jobs import (
     Work,
 )
 from optuna_hermes.simulator._jobs_cluster import JobCluster
-from optuna_hermes.simulator._jobs_estimates import Clairvoyant, Estimator, alone_seconds
+from optuna_hermes.simulator._jobs_estimates import (
+    Clairvoyant,
+    Estimator,
+    Noisy,
+    alone_seconds,
+)
+from optuna_hermes.simulator._jobs_learned import Learned
 from optuna_hermes.simulator._jobs_metrics import JobMetrics, measure_jobs
 from optuna_hermes.simulator._metrics import Metrics, measure
 from optuna_hermes.simulator._nodes import (
@@ -27,7 +33,7 @@ from optuna_hermes.simulator._nodes import (
 from optuna_hermes.simulator._nodes_bound import clairvoyant_nodes
 from optuna_hermes.simulator._trace import Failure, Slice, Trace
 from optuna_hermes.simulator._workload import CurveSet, FixedList, Recording, Source
-from optuna_hermes.simulator.rivals import RIVALS, arrange, make_rival
+from optuna_hermes.simulator.rivals import RIVALS, ShortestRemaining, arrange, make_rival
 
 __all__ = [
     "RIVALS",
@@ -45,12 +51,15 @@ __all__ = [
     "JobMetrics",
     "JobRecord",
     "JobTrace",
+    "Learned",
     "Measured",
     "Metrics",
     "NodeSeries",
     "NodeUse",
+    "Noisy",
     "Placement",
     "Recording",
+    "ShortestRemaining",
     "Slice",
     "SoFar",
     "Source",

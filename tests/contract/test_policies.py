@@ -11,6 +11,7 @@ from optuna_hermes.policies import (
     Hermes,
     HermesSlope,
     LeastAttainedService,
+    Qssf,
     RoundRobin,
     Slaq,
 )
@@ -63,6 +64,10 @@ class TestFreezeThaw(PolicyContract):
 
 class TestFreezeThawByExpectedImprovement(PolicyContract):
     policy = FreezeThaw("expected-improvement")
+
+
+class TestQssf(PolicyContract):
+    policy = Qssf()
 
 
 def test_no_policy_is_left_out() -> None:

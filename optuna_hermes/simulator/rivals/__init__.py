@@ -16,6 +16,7 @@ from optuna_hermes.simulator.rivals._asha_stop import AshaStop
 from optuna_hermes.simulator.rivals._hyperband_stop import HyperbandStop
 from optuna_hermes.simulator.rivals._median_stop import MedianStop
 from optuna_hermes.simulator.rivals._oracle import Oracle, OracleBreadth
+from optuna_hermes.simulator.rivals._shortest import ShortestRemaining
 
 __all__ = [
     "RIVALS",
@@ -24,6 +25,7 @@ __all__ = [
     "MedianStop",
     "Oracle",
     "OracleBreadth",
+    "ShortestRemaining",
     "arrange",
     "make_rival",
 ]

@@ -1,0 +1,137 @@
+"""What a run takes in all, from what runs with like parameters took. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from optuna_hermes.model import RunView
+from optuna_hermes.policies._trees import Numbers, fit_trees
+
+NEAREST = 5
+"""Runs that a rolling estimate is the mean of."""
+
+ROLLING = 0.1
+"""Weight of the rolling estimate; the rest is that of the trees."""
+
+
+class Service:
+    """Device seconds that runs take, learned from those that were trained to their end.
+
+    The estimate is ``0.1 * rolling + 0.9 * trees``, both geometric means at heart, for times
+    differ by factors. The rolling estimate is that of the nearest runs by their parameters; the
+    trees see the parameters and the devices. Without LightGBM there is the rolling estimate only.
+
+    Args:
+        finished: one at least, each with some time; their order means nothing.
+    """
+
+    def __init__(self, finished: Sequence[RunView]) -> None:
+        known = sorted(finished, key=lambda run: run.number)
+        self._columns = _Columns([_params(run) for run in known])
+        self._logs = np.log([run.attained_seconds for run in known])
+        self._trees = fit_trees(
+            self._columns.known, self._logs, categories=self._columns.categories
+        )
+        # Parameters are immutable and known by identity: each is predicted once.
+        self._seen: dict[tuple[int, int], tuple[Mapping[str, Any], float]] = {}
+        self.typical = median(self.of(known))
+
+    def of(self, runs: Sequence[RunView]) -> list[float]:
+        """Of each of some runs, in all."""
+        keys = [(id(run.params), run.devices_wanted) for run in runs]
+        new = {key: run for key, run in zip(keys, runs, strict=True) if key not in self._seen}
+        for key, seconds in zip(new, self._predict([*new.values()]), strict=True):
+            self._seen[key] = (new[key].params, seconds)
+        return [self._seen[key][1] for key in keys]
+
+    def _predict(self, runs: Sequence[RunView]) -> list[float]:
+        if not runs:
+            return []
+        rows = self._columns.rows([_params(run) for run in runs])
+        seconds = np.exp([self._logs[self._columns.nearest(row)].mean() for row in rows])
+        if self._trees is not None:
+            seconds = ROLLING * seconds + (1 - ROLLING) * np.exp(self._trees(rows))
+        return [float(each) for each in seconds]
+
+
+def _params(run: RunView) -> dict[str, Any]:
+    return {**run.params, _DEVICES: run.devices_wanted}
+
+
+_DEVICES = "\0devices"
+"""No parameter has this name."""
+
+
+class _Columns:
+    """Parameters as numbers: choices as codes, numbers as they are, in logarithms if they span far.
+
+    Args:
+        known: parameters of finished runs.
+    """
+
+    def __init__(self, known: Sequence[Mapping[str, Any]]) -> None:
+        self._names = sorted({name for params in known for name in params})
+        self._codes: list[dict[str, int] | None] = []
+        self._logs: list[bool] = []
+        for name in self._names:
+            values = [params[name] for params in known if name in params]
+            numbers = [value for value in values if _is_number(value)]
+            codes = {text: code for code, text in enumerate(sorted({repr(v) for v in values}))}
+            self._codes.append(None if len(numbers) == len(values) else codes)
+            low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+            self._logs.append(low > 0 and high / low > _FAR)
+        self.known = self.rows(known)
+        finite = np.isfinite(self.known)
+        high = np.where(finite, self.known, -np.inf).max(axis=0)
+        low = np.where(finite, self.known, np.inf).min(axis=0)
+        self._spans = np.where(high > low, high - low, 1.0)
+
+    @property
+    def categories(self) -> list[int]:
+        """The columns that hold codes."""
+        return [column for column, codes in enumerate(self._codes) if codes is not None]
+
+    def rows(self, wanted: Sequence[Mapping[str, Any]]) -> Numbers:
+        """Parameters as rows; NaN where one is missing, or is a choice that nobody has made."""
+        rows = np.full((len(wanted), len(self._names)), np.nan)
+        for row, params in enumerate(wanted):
+            for column, name in enumerate(self._names):
+                if name in params:
+                    rows[row, column] = self._number(column, params[name])
+        return rows
+
+    def nearest(self, row: Numbers) -> Sequence[int]:
+        """The known runs nearest to one: of those as near as the last, all."""
+        gaps = np.abs(self.known - row) / self._spans
+        for column in self.categories:
+            gaps[:, column] = gaps[:, column] != 0
+        missing = np.isnan(self.known) != np.isnan(row)
+        gaps = np.where(missing, 1.0, np.where(np.isnan(gaps), 0.0, gaps))
+        far = gaps.sum(axis=1)
+        reach = np.partition(far, min(NEAREST, len(far)) - 1)[min(NEAREST, len(far)) - 1]
+        return [int(index) for index in np.flatnonzero(far <= reach)]
+
+    def _number(self, column: int, value: Any) -> float:
+        codes = self._codes[column]
+        if codes is not None:
+            return codes.get(repr(value), math.nan)
+        if not _is_number(value):
+            return math.nan
+        if self._logs[column]:
+            return math.log(value) if value > 0 else math.nan
+        return float(value)
+
+
+_FAR = 100.0
+"""Positive numbers that span a larger factor are compared by their logarithms."""
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)

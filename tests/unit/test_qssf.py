@@ -1,0 +1,271 @@
+"""Quasi-shortest service first: what is learned about trials and jobs, and what comes of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optuna_hermes.model import Device, RunView, Snapshot, Unstarted
+from optuna_hermes.policies import Fifo, Qssf, QssfNonPreemptive
+from optuna_hermes.policies._similar import Service
+from optuna_hermes.simulator import (
+    Clairvoyant,
+    Estimator,
+    FixedWork,
+    Job,
+    JobCluster,
+    JobRecord,
+    Learned,
+    Noisy,
+    ShortestRemaining,
+    measure_jobs,
+)
+
+ONE = (Device(id="cpu:0", free=True),)
+
+
+def done(number: int, seconds: float, **params: object) -> RunView:
+    return RunView(number=number, state="done", attained_seconds=seconds, params=params)
+
+
+def parked(number: int, attained: float, **params: object) -> RunView:
+    return RunView(
+        number=number,
+        state="parked",
+        attained_seconds=attained,
+        waiting_since=0.0,
+        params=params,
+    )
+
+
+def chosen(policy: Qssf, snapshot: Snapshot) -> list[int | None]:
+    return [each.run for each in policy.decide(snapshot).assignments]
+
+
+LAYERS = [done(n, 100.0 * (1 + n % 4), layers=1 + n % 4) for n in range(40)]
+"""A trial takes 100 s for each of its layers."""
+
+
+@pytest.fixture(params=[True, False], ids=["lightgbm", "without"])
+def lightgbm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With LightGBM, and where it is not installed."""
+    if not request.param:
+        monkeypatch.setitem(sys.modules, "lightgbm", None)
+    return bool(request.param)
+
+
+def test_what_a_trial_takes_is_learned(lightgbm: bool) -> None:
+    """Parameters say what a trial takes, with trees and without."""
+    service = Service(LAYERS)
+    for layers in (1, 2, 3, 4):
+        (seconds,) = service.of([parked(99, 0.0, layers=layers)])
+        assert seconds == pytest.approx(100 * layers, rel=0.15)
+    assert 200 <= service.typical <= 300
+
+
+def test_the_nearest_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rolling estimate is the geometric mean of the five nearest, and of those as near."""
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    finished = [done(n, 2.0**n, x=float(n)) for n in range(8)]
+    assert Service(finished).of([parked(9, 0.0, x=0.0)]) == [pytest.approx(4.0)]
+    assert Service(finished).of([parked(9, 0.0, x=7.0)]) == [pytest.approx(32.0)]
+    wide = [done(n, 2.0**n, lr=10.0**-n) for n in range(8)]
+    assert Service(wide).of([parked(9, 0.0, lr=1e-7)]) == [pytest.approx(32.0)], "in logarithms"
+    kinds = [done(n, 10.0 if n % 2 else 90.0, kind="b" if n % 2 else "a") for n in range(20)]
+    assert Service(kinds).of([parked(9, 0.0, kind="b")]) == [pytest.approx(10.0)]
+
+
+def test_what_has_least_left_goes_first(lightgbm: bool) -> None:
+    """A long trial that is nearly done goes before a short one that has just begun."""
+    runs = (parked(50, 380.0, layers=4), parked(51, 10.0, layers=1), parked(52, 10.0, layers=3))
+    for left in ([50, 51, 52], [51, 52], [52]):
+        snapshot = Snapshot(
+            devices=ONE, runs=tuple(r for r in runs if r.number in left), finished=tuple(LAYERS)
+        )
+        assert chosen(Qssf(), snapshot) == left[:1]
+
+
+def test_a_trial_that_overran_is_expected_to_take_as_long_again() -> None:
+    """After 300 s instead of 100 another 300 are expected, not nothing."""
+    runs = (parked(50, 300.0, layers=1), parked(51, 50.0, layers=3))
+    snapshot = Snapshot(devices=ONE, runs=runs, finished=tuple(LAYERS))
+    assert chosen(Qssf(), snapshot) == [51]
+
+
+def test_before_five_are_finished_the_least_attained_goes_first() -> None:
+    """With four finished trials nothing is predicted, with five it is."""
+    runs = (parked(50, 30.0, layers=1), parked(51, 20.0, layers=4))
+    for n, expected in ((4, 51), (5, 50)):
+        assert chosen(Qssf(), Snapshot(devices=ONE, runs=runs, finished=tuple(LAYERS[:n]))) == [
+            expected
+        ]
+
+
+def test_a_new_trial_is_a_typical_one() -> None:
+    """It is opened when what waits is expected to take longer; at first only if nothing waits."""
+    short, long = parked(50, 10.0, layers=1), parked(51, 10.0, layers=4)
+    some = Unstarted(count=None)
+    for run, finished, expected in (
+        (short, LAYERS, 50),
+        (long, LAYERS, None),
+        (long, LAYERS[:4], 51),
+    ):
+        snapshot = Snapshot(devices=ONE, runs=(run,), finished=tuple(finished), unstarted=some)
+        assert chosen(Qssf(), snapshot) == [expected]
+    fixed = Snapshot(devices=ONE, runs=(long,), unstarted=Unstarted(count=3, fixed=True))
+    assert chosen(Qssf(), fixed) == [None], "a list is opened first"
+
+
+def test_who_has_begun_may_go_on_to_the_end() -> None:
+    """As its authors run it, a short job waits for a long one that has begun."""
+    long = parked(0, 1.0)
+    short = RunView(number=1, state="pending", submitted=5.0, expected_seconds=2.0)
+    runs = (long, short)
+    snapshot = Snapshot(devices=ONE, runs=runs, finished=tuple(LAYERS))
+    assert chosen(Qssf(), snapshot) == [1]
+    assert chosen(QssfNonPreemptive(), snapshot) == [0]
+
+
+def job(number: int, at: float, seconds: float, devices: int = 1) -> Job:
+    return Job(number=number, submitted=at, work=FixedWork(seconds), devices=devices, group="g")
+
+
+def test_times_devices() -> None:
+    """A wide job goes after a longer one that takes less device time."""
+    jobs = [job(0, 0, 10, devices=2), job(1, 1, 5, devices=2), job(2, 1, 6)]
+    options = {"groups": {"g": [2]}, "estimator": Clairvoyant()}
+    order = [r.job.number for r in JobCluster(Qssf(backfill=False), jobs, **options).run().records]
+    assert order == [0, 2, 1]
+    trace = JobCluster(ShortestRemaining(backfill=False), jobs, **options).run()
+    assert [record.job.number for record in trace.records] == [0, 1, 2], "by time alone"
+
+
+def test_the_oracle_interrupts_where_it_may() -> None:
+    """With slices the shortest remaining time goes first, and the mean is the least there is."""
+    jobs = [job(0, 0, 10), job(1, 1, 2)]
+    options = {"groups": {"g": [1]}, "estimator": Clairvoyant()}
+    alone = JobCluster(ShortestRemaining(), jobs, **options).run()
+    assert [record.finished for record in alone.records] == [10, 12]
+    sliced = JobCluster(ShortestRemaining(), jobs, slice_seconds=1, **options).run()
+    assert [(r.job.number, r.finished) for r in sliced.records] == [(1, 4), (0, 12)]
+
+
+KINDS = [
+    job(n, 60.0 * n, (30.0 if n % 3 else 3000.0) * (1 + n % 7 / 20), devices=1 if n % 3 else 2)
+    for n in range(250)
+]
+"""Long jobs want two devices, short ones one."""
+
+
+def test_shortest_first_from_what_was_learned(lightgbm: bool) -> None:
+    """On a trace whose jobs are of two kinds the learned order is nearly the oracle's."""
+    options = {"groups": {"g": [4]}}
+    fifo, learned, oracle = (
+        measure_jobs(JobCluster(policy, KINDS, estimator=estimator, **options).run())
+        for policy, estimator in (
+            (Fifo(backfill=False), None),
+            (Qssf(backfill=False), Learned()),
+            (Qssf(backfill=False), Clairvoyant()),
+        )
+    )
+    assert learned.mean_queueing_seconds < 0.7 * fifo.mean_queueing_seconds
+    assert learned.mean_completion_seconds < 1.1 * oracle.mean_completion_seconds
+
+
+class Told(Estimator):
+    """Remembers what an estimator says."""
+
+    def __init__(self, inner: Estimator) -> None:
+        self.inner = inner
+        self.said: dict[int, float | None] = {}
+
+    def submitted(self, job: Job) -> float | None:
+        self.said[job.number] = self.inner.submitted(job)
+        return self.said[job.number]
+
+    def finished(self, record: JobRecord) -> None:
+        self.inner.finished(record)
+
+
+def estimates(jobs: Sequence[Job]) -> dict[int, float | None]:
+    told = Told(Learned())
+    JobCluster(Fifo(), jobs, groups={"g": [1000]}, estimator=told).run()
+    return told.said
+
+
+@pytest.mark.parametrize("now", [600.0, 9_000.0, 15_000.0])
+def test_the_future_changes_no_estimate(now: float) -> None:
+    """What is not over, and what has not come, can be changed: estimates up to now are the same."""
+
+    def changed(each: Job) -> Job:
+        over = each.submitted + each.work.total
+        return each if over <= now else job(each.number, each.submitted, 7 * each.work.total)
+
+    past = [each for each in KINDS if each.submitted <= now]
+    other = [changed(each) for each in past]
+    after = [job(1000 + n, now + 1 + n, 5.0) for n in range(50)]
+    # A job's own devices are known when it comes.
+    other = [
+        Job(number=a.number, submitted=a.submitted, work=b.work, devices=a.devices, group="g")
+        for a, b in zip(past, other, strict=True)
+    ]
+    assert [each.work for each in past] != [each.work for each in other]
+    real, made_up = estimates(KINDS), estimates([*other, *after])
+    assert {n: real[n] for n in range(len(past))} == {n: made_up[n] for n in range(len(past))}
+
+
+def test_what_was_read_is_what_was_over_by_then() -> None:
+    """History that ends later than the present teaches nothing."""
+    now = KINDS[200].submitted
+    for known in (KINDS[:200], [j for j in KINDS[:200] if j.submitted + j.work.total <= now]):
+        learned = Learned(trees=False)
+        learned.read(known, now)
+        assert len(learned._known) == len(
+            [j for j in KINDS[:200] if j.submitted + j.work.total <= now]
+        )
+
+
+def test_estimates_are_the_same_twice() -> None:
+    """The same jobs in the same order lead to the same trees."""
+    assert estimates(KINDS) == estimates(KINDS)
+
+
+def test_the_errors_are_those_of_the_authors_replay() -> None:
+    """A tenth is within 10 %, half within 50 %, 70 % within 100 % and 90 % within ten times."""
+    noisy = Noisy(seed=3)
+    ratios = np.array([noisy.submitted(job(n, 0, 1000.0)) / 1000.0 for n in range(5_000)])
+    errors = np.abs(ratios - 1)
+    for share, bound in ((0.1, 0.1), (0.5, 0.5), (1.0, 100.0)):
+        assert np.mean(errors <= bound) == pytest.approx(share, abs=0.02) or share == 1.0
+    # Half of the larger errors are downwards, where they end at nothing.
+    assert np.mean(ratios <= 2.0) == pytest.approx(0.7 + 0.15, abs=0.02)
+    assert np.mean(ratios <= 11.0) == pytest.approx(0.9 + 0.05, abs=0.02)
+    assert ratios.min() > 0
+    assert noisy.submitted(job(5, 0, 10.0)) == Noisy(seed=3).submitted(job(5, 9, 10.0))
+    assert noisy.submitted(job(5, 0, 10.0)) != Noisy(seed=4).submitted(job(5, 0, 10.0))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seconds=st.lists(st.floats(0.1, 1e6), min_size=5, max_size=12),
+    params=st.lists(
+        st.dictionaries(
+            st.sampled_from(["a", "b", "c"]),
+            st.one_of(
+                st.floats(), st.integers(-3, 3), st.booleans(), st.sampled_from("xyz"), st.none()
+            ),
+        ),
+        min_size=12,
+        max_size=12,
+    ),
+)
+def test_any_parameters_will_do(seconds: list[float], params: list[dict[str, object]]) -> None:
+    """Whatever trials were made of, an estimate lies within what trials took."""
+    finished = [done(n, s, **params[n]) for n, s in enumerate(seconds)]
+    for (estimate,) in (Service(finished).of([parked(99, 0.0, **each)]) for each in params):
+        assert min(seconds) * 0.99 <= estimate <= max(seconds) * 1.01
