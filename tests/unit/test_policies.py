@@ -365,5 +365,5 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         make_policy("lifo")
     assert str(caught.value) == (
         f"A policy must be one of {', '.join(POLICIES)}, or FILE.py:CLASS or module:CLASS, "
-        "but got 'lifo'."
+        "or one of these after energy:, but got 'lifo'."
     )
