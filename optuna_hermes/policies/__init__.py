@@ -15,6 +15,7 @@ from optuna_hermes.policies._hermes import Hermes
 from optuna_hermes.policies._hermes_slope import HermesSlope
 from optuna_hermes.policies._las import LeastAttainedService
 from optuna_hermes.policies._qssf import Qssf, QssfNonPreemptive
+from optuna_hermes.policies._ones import Ones
 from optuna_hermes.policies._ranked import Ranked
 from optuna_hermes.policies._round_robin import RoundRobin
 from optuna_hermes.policies._slaq import Slaq
@@ -29,6 +30,7 @@ __all__ = [
     "Hermes",
     "HermesSlope",
     "LeastAttainedService",
+    "Ones",
     "Policy",
     "Qssf",
     "QssfNonPreemptive",
@@ -52,6 +54,7 @@ POLICIES: Mapping[str, type[Policy]] = {
     "asha": Asha,
     "freeze-thaw": FreezeThaw,
     "qssf": Qssf,
+    "ones": Ones,
 }
 """Every policy by the name that users give it; the first is the default."""
 

@@ -12,6 +12,7 @@ from optuna_hermes.policies import (
     HermesSlope,
     LeastAttainedService,
     Qssf,
+    Ones,
     RoundRobin,
     Slaq,
 )
@@ -68,6 +69,8 @@ class TestFreezeThawByExpectedImprovement(PolicyContract):
 
 class TestQssf(PolicyContract):
     policy = Qssf()
+class TestOnes(PolicyContract):
+    policy = Ones()
 
 
 def test_no_policy_is_left_out() -> None:

@@ -1,0 +1,248 @@
+"""The runs that could have devices, and how long each would take on how many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+import numpy as np
+
+from optuna_hermes.model import Elastic, RunView, Snapshot
+from optuna_hermes.policies._base import free_devices, opened, unopened
+from optuna_hermes.policies._stretch import (
+    HUGE,
+    Array,
+    batch_choices,
+    fit_steps,
+    most_devices,
+    pooled,
+    unit_seconds,
+)
+
+LEAST_UNITS = 0.5
+"""A run that is not over has at least so much to do, whatever was expected of it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contender:
+    """A run that could have devices.
+
+    Args:
+        run: as it is seen, None for a trial that is not created yet.
+        place: among trials that are not created yet, otherwise 0.
+        batch_sizes: that it could be given, None for the one it has.
+        seconds: until it ends [batch size, devices, several hosts]; infinite where it cannot be
+            trained so, 0 on no device.
+        wanted: devices that it was submitted with.
+        diverged: its last value is no number.
+    """
+
+    run: RunView | None
+    place: int
+    batch_sizes: tuple[int | None, ...]
+    seconds: Array
+    wanted: int
+    diverged: bool
+
+    @property
+    def number(self) -> int | None:
+        """The run's, None if it does not exist yet."""
+        return None if self.run is None else self.run.number
+
+    @property
+    def switch_seconds(self) -> float:
+        """What it costs to bring it onto other devices."""
+        return 0.0 if self.run is None else self.run.switch_cost_seconds
+
+    @property
+    def key(self) -> tuple[bool, float, bool, int, int]:
+        """Smallest remaining utilisation first; of equal ones those that exist, by number."""
+        number = 0 if self.run is None else self.run.number
+        return self.diverged, self.use, self.run is None, number, self.place
+
+    @property
+    def use(self) -> float:
+        """Device seconds until its end, on the devices where that is least."""
+        counts = np.arange(self.seconds.shape[1])[None, 1:, None]
+        return float((self.seconds[:, 1:] * counts).min())
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of devices that it can be trained on, ascending."""
+        trains = np.isfinite(self.seconds[..., 0]).any(axis=0)
+        return tuple(np.flatnonzero(trains)[1:].tolist())
+
+
+def contenders(snapshot: Snapshot, most: int) -> list[Contender]:
+    """The runs that could have the free devices, the one with the least left to do first.
+
+    What is left of a run: its units left, if it says so. Otherwise its progress is sampled, as
+    ONES does: ``rho ~ Beta(units + 2, expected + 1)``, and ``(units + 1) * (1 / rho - 1)`` units
+    are left, ``expected`` on average. Expected is what runs with the same parameters took in all,
+    or else what those took that are over, or else what others say, less what the run has had; a
+    run of which nothing is known has half of its life before it. Chance depends on the snapshot's
+    seed, the run's number and its units: it lasts until the run reports.
+
+    Seconds of a unit come from the speeds that were measured, of the run and of those with the same
+    parameters, through ``fit_steps``. A run without speeds is as fast as its units were; a new one
+    as a typical one; more devices than it has are taken to be as good as they can be. Of the
+    time to its end one unit is with the gradient noise of now, and the others with that of later.
+
+    Args:
+        snapshot: how things are.
+        most: how many are looked at closely; those that seem to have least left to do.
+    """
+    view = _Landscape(snapshot)
+    runs: list[tuple[RunView | None, int]] = [(run, 0) for run in opened(snapshot)]
+    runs += [(run, place) for place, run in enumerate(unopened(snapshot))]
+    rough = [
+        (view.roughly(run), run is None, place if run is None else run.number)
+        for run, place in runs
+    ]
+    order = sorted(range(len(runs)), key=rough.__getitem__)[:most]
+    found = [view.contender(*runs[index]) for index in order]
+    return sorted((each for each in found if each is not None), key=lambda each: each.key)
+
+
+class _Landscape:
+    """What the runs of a snapshot tell of each other."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._free = free_devices(snapshot)
+        self._kin: dict[str, list[RunView]] = {}
+        for run in (*snapshot.runs, *snapshot.finished):
+            if run.params and _has_told(run):
+                self._kin.setdefault(_kind(run.params), []).append(run)
+        seconds = _seconds_a_unit([*snapshot.runs, *snapshot.finished])
+        self._typical_seconds = median(seconds) if seconds else 1.0
+        done = [run.curve.units for run in snapshot.finished if run.state == "done"]
+        told = [
+            run.curve.units + run.units_left
+            for run in snapshot.runs
+            if run.units_left is not None and _has_told(run)
+        ]
+        self._typical_units = fmean(done or told) if done or told else None
+
+    def roughly(self, run: RunView | None) -> float:
+        """Device seconds that seem to be left of a run; a diverged one has more than any."""
+        if run is None:
+            return self._units(run, ()) * self._typical_seconds
+        own = _seconds_a_unit([run])
+        left = self._units(run, self._kin_of(run)) * (own[0] if own else self._typical_seconds)
+        return math.inf if _diverged(run) else left
+
+    def contender(self, run: RunView | None, place: int) -> Contender | None:
+        """A run as a contender, None if it cannot have any of the devices."""
+        if run is None:
+            seconds = self._plain(self._typical_seconds, 1, 1, 1) * self._units(None, ())
+            return Contender(
+                run=None,
+                place=place,
+                batch_sizes=(None,),
+                seconds=seconds,
+                wanted=1,
+                diverged=False,
+            )
+        least, most = run.device_range
+        bound = run.bound_to
+        most = min(most, sum(not bound or each.id in bound for each in self._free))
+        if least > most:
+            return None
+        kin = self._kin_of(run)
+        batch_sizes, seconds = self._seconds(run, kin, least, most)
+        return Contender(
+            run=run,
+            place=0,
+            batch_sizes=batch_sizes,
+            seconds=np.minimum(seconds, np.where(np.isfinite(seconds), HUGE, np.inf)),
+            wanted=min(max(run.devices_wanted, least), most),
+            diverged=_diverged(run),
+        )
+
+    def _seconds(
+        self, run: RunView, kin: Sequence[RunView], least: int, most: int
+    ) -> tuple[tuple[int | None, ...], Array]:
+        """Batch sizes, and seconds to the end with each."""
+        units = self._units(run, kin)
+        own = _seconds_a_unit([run]) or _seconds_a_unit(r for r in kin if r.state == "done")
+        unit = fmean(own) if own else self._typical_seconds
+        if run.elastic is None:
+            return (None,), self._plain(unit, run.devices_wanted, least, most) * units
+        elastic = _with_speeds(run.elastic, kin)
+        most = min(most, max(most_devices(elastic, run.devices_wanted), least))
+        model = fit_steps(elastic.speeds, elastic.device_batch_size)
+        if model is None:
+            return (None,), self._plain(unit, run.devices_wanted, least, most) * units
+        choices = batch_choices(elastic)
+        batches = np.array(choices, dtype=float)
+        counts = np.maximum(np.arange(len(self._free) + 1.0), 1.0)
+        seconds = unit_seconds(elastic, model, batches, counts)
+        later = unit_seconds(elastic, model, batches, counts, later=True).min(axis=0)
+        if elastic.unit_samples is None:
+            # Only ratios are known: a unit on the devices that it wants is as long as its units.
+            wanted = min(max(run.devices_wanted, least), most)
+            scale = unit / wanted / seconds[choices.index(elastic.batch_size), wanted, 0]
+            seconds, later = seconds * scale, later * scale
+        seconds = seconds * min(units, 1.0) + later * max(units - 1.0, 0.0)
+        # A device takes a sample at least.
+        seconds[batches[:, None] < counts[None, :]] = np.inf
+        return tuple(choices), _within(seconds, least, most)
+
+    def _plain(self, device_seconds: float, wanted: int, least: int, most: int) -> Array:
+        """A unit of so many device seconds, with one batch size; all devices are of use."""
+        counts = np.maximum(np.arange(len(self._free) + 1.0), 1.0)
+        seconds = np.repeat((device_seconds / counts)[None, :, None], 2, axis=2)
+        return _within(seconds, least, most)
+
+    def _kin_of(self, run: RunView) -> Sequence[RunView]:
+        return self._kin.get(_kind(run.params), (run,)) if run.params else (run,)
+
+    def _units(self, run: RunView | None, kin: Sequence[RunView]) -> float:
+        """Units that are left of a run, drawn where it does not say."""
+        if run is not None and run.units_left is not None:
+            return max(float(run.units_left), LEAST_UNITS)
+        units = 0 if run is None else run.curve.units
+        ended = [each.curve.units for each in kin if each.state == "done"]
+        total = fmean(ended) if ended else self._typical_units
+        expected = max(units, 1.0) if total is None else total - units
+        if expected <= 0:
+            expected = max(units, 1.0)
+        number = -1 if run is None else run.number
+        rng = np.random.default_rng([abs(self._snapshot.seed), number + 1, units])
+        rho = rng.beta(units + 2.0, expected + 1.0)
+        return max((units + 1.0) * (1.0 / max(rho, 1 / HUGE) - 1.0), LEAST_UNITS)
+
+
+def _within(seconds: Array, least: int, most: int) -> Array:
+    seconds[:, :least] = np.inf
+    seconds[:, most + 1 :] = np.inf
+    seconds[:, 0] = 0.0
+    return seconds
+
+
+def _with_speeds(elastic: Elastic, kin: Iterable[RunView]) -> Elastic:
+    """With what was measured of runs with the same parameters."""
+    others = [each.elastic.speeds for each in kin if each.elastic is not None]
+    return replace(elastic, speeds=pooled(speed for speeds in others for speed in speeds))
+
+
+def _seconds_a_unit(runs: Iterable[RunView]) -> list[float]:
+    """Device seconds a unit of each run that has reported, on average over its life."""
+    means = (run.curve.device_seconds[-1] / run.curve.units for run in runs if run.curve.units)
+    return [seconds for seconds in means if 0 < seconds < HUGE]
+
+
+def _has_told(run: RunView) -> bool:
+    """Whether a broker knows more of it than that it is there: it has reported, or was measured."""
+    return run.curve.units > 0 or (run.elastic is not None and bool(run.elastic.speeds))
+
+
+def _diverged(run: RunView) -> bool:
+    return run.curve.units > 0 and not math.isfinite(run.curve.values[-1])
+
+
+def _kind(params: Mapping[str, object]) -> str:
+    return repr(sorted(params.items()))

@@ -1,0 +1,196 @@
+"""ONES: schedules evolve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Assignment, Decision, Device, Snapshot
+from optuna_hermes.policies._base import Policy, free_devices, holders, opened, place, unopened
+from optuna_hermes.policies._contenders import Contender, contenders
+from optuna_hermes.policies._ones_evolution import Evolution, Schedules
+from optuna_hermes.policies._ones_field import Field, Ints
+
+KEPT = 4
+"""Schedules that the next decision begins with."""
+
+MOST_CONTENDERS = 64
+"""So many runs compete at least, and three for each device: the others have too much left to do."""
+
+DIVERGED = 1e-6
+"""What a run is worth whose last value is no number: it trains where nobody else can."""
+
+
+class Ones(Policy):
+    """Evolves who has which devices, and with what batch size, towards short completion times.
+
+    Bian et al., "Online Evolutionary Batch Size Orchestration for Scheduling Deep Learning
+    Workloads in GPU Clusters" (ONES), SC 2021, in style: its text was not at hand. A schedule says
+    for each device which run has it, and with what batch size. Schedules are refreshed (what is
+    over goes, idle devices are given out), crossed over device by device, mutated (a run loses its
+    devices, or changes its batch size), and reordered so that a run's devices are side by side;
+    the best survive. Progress that a run does not tell is sampled from a Beta distribution, as in
+    Thompson sampling, and the smallest remaining utilisation goes first.
+
+    This project's own: idle devices go where they win most, give or take some chance; all devices
+    of a run share its batch evenly, so a batch size is kept once for a run; a schedule is worth
+    the rate at which it brings down the remaining utilisation of all, those with less of it
+    weighing more (``Field.weight``), and a run that changes devices loses what that costs, or
+    ``gate`` of its time; how fast runs are elsewhere is fitted to what was measured
+    (``contenders``); a run is tried on twice the devices and twice the batch it was measured with.
+    Runs that are not elastic keep their batch size and their number of devices. The best schedules
+    ride in the memory. A run whose last value is NaN or infinite goes last.
+
+    A decision looks at ``population * (generations + 1)`` schedules, however long that takes: a
+    limit in seconds would be a clock. See docs/design/0018 for what that is on 64 devices.
+
+    Args:
+        population: schedules that survive a generation.
+        generations: of a decision.
+        gate: share of its time to the end that a run must win by a change of devices.
+
+    Raises:
+        InvalidInputError: an argument is out of its range.
+    """
+
+    def __init__(self, population: int = 16, generations: int = 4, gate: float = 0.1) -> None:
+        if population < 1 or generations < 0:
+            raise InvalidInputError(
+                "There must be a schedule at least, and no negative number of generations, but "
+                f"got population={population} and generations={generations}."
+            )
+        if not 0 <= gate < 1:
+            raise InvalidInputError(f"gate must be 0 or more, and below 1, but got {gate}.")
+        self.population = population
+        self.generations = generations
+        self.gate = gate
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Evolve the schedules of last time, and take the best."""
+        devices = free_devices(snapshot)
+        if not devices:
+            return Decision(memory=snapshot.memory)
+        found = contenders(snapshot, max(MOST_CONTENDERS, 3 * len(devices)))
+        if not found:
+            return Decision(memory=snapshot.memory)
+        field = self._field(snapshot, found, devices)
+        units = sum(run.curve.units for run in snapshot.runs)
+        rng = np.random.default_rng([abs(snapshot.seed), len(found), len(snapshot.finished), units])
+        seeds = _seeds(field, found, devices, snapshot.memory)
+        best = Evolution(field, rng).best(
+            seeds, population=self.population, generations=self.generations
+        )
+        return Decision(
+            assignments=_assignments(snapshot, found, devices, best),
+            memory={"plans": [_plan(found, devices, row) for row in best.owner[:KEPT].tolist()]},
+        )
+
+    def _field(
+        self, snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device]
+    ) -> Field:
+        n_levels = max(len(each.batch_sizes) for each in found)
+        seconds = np.full((len(found), n_levels, len(devices) + 1, 2), np.inf)
+        for index, each in enumerate(found):
+            seconds[index, : len(each.batch_sizes)] = each.seconds
+            seconds[index, :, 0] = 0.0
+        hosts = sorted({device.host for device in devices})
+        return Field(
+            seconds=seconds,
+            wanted=np.array([each.wanted for each in found]),
+            value=np.array([DIVERGED if each.diverged else 1.0 for each in found]),
+            switch_seconds=np.array([each.switch_seconds for each in found]),
+            gate=self.gate,
+            owner=_owner(snapshot, found, devices),
+            host=np.array([hosts.index(device.host) for device in devices]),
+        )
+
+
+def _owner(snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device]) -> Ints:
+    """Which contender sits on a device: its slice has just ended there, and all it had is free."""
+    place_of = {device.id: index for index, device in enumerate(devices)}
+    holding = holders(snapshot)
+    owner = np.full(len(devices), -1, dtype=np.int64)
+    for index, each in enumerate(found):
+        if each.run is not None and each.run.number in holding:
+            seats = each.run.seats
+            if all(id_ in place_of for id_ in seats):
+                owner[[place_of[id_] for id_ in seats]] = index
+    return owner
+
+
+def _seeds(
+    field: Field, found: Sequence[Contender], devices: Sequence[Device], memory: Any
+) -> Schedules:
+    """Nobody has a device; all is as it is; and what was best last time, as far as it is there."""
+    nobody = np.full(field.n_devices, -1, dtype=np.int64)
+    rows = [nobody, field.owner]
+    place_of = {device.id: index for index, device in enumerate(devices)}
+    numbers = {str(each.run.number): index for index, each in enumerate(found) if each.run}
+    for plan in _plans(memory):
+        row = nobody.copy()
+        for id_, number in plan.items():
+            if id_ in place_of:
+                row[place_of[id_]] = numbers.get(str(number), -1)
+        rows.append(row)
+    level = np.zeros((len(rows), field.n_runs), dtype=np.int64)
+    return Schedules(owner=np.stack(rows), level=level)
+
+
+def _plans(memory: Any) -> list[dict[str, Any]]:
+    """Those of the memory; none if it is another policy's."""
+    plans = memory.get("plans") if isinstance(memory, dict) else None
+    return [plan for plan in plans if isinstance(plan, dict)] if isinstance(plans, list) else []
+
+
+def _plan(
+    found: Sequence[Contender], devices: Sequence[Device], owner: Sequence[int]
+) -> dict[str, int]:
+    """A schedule as JSON: the run of each device."""
+    runs = {
+        device.id: found[index].run
+        for device, index in zip(devices, owner, strict=True)
+        if index >= 0
+    }
+    return {id_: run.number for id_, run in runs.items() if run is not None}
+
+
+def _assignments(
+    snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device], best: Schedules
+) -> tuple[Assignment, ...]:
+    """The best schedule, and what it leaves idle to whom it fits."""
+    given: dict[int, list[str]] = {}
+    for device, index in zip(devices, best.owner[0].tolist(), strict=True):
+        if index >= 0:
+            given.setdefault(index, []).append(device.id)
+    level = best.level[0].tolist()
+    batches = {found[index].number: found[index].batch_sizes[level[index]] for index in given}
+    chosen = _seated(snapshot, {found[index]: tuple(ids) for index, ids in sorted(given.items())})
+    chosen += _leftovers(snapshot, chosen)
+    return tuple(replace(each, batch_size=batches.get(each.run)) for each in chosen)
+
+
+def _seated(
+    snapshot: Snapshot, given: Mapping[Contender, tuple[str, ...]]
+) -> tuple[Assignment, ...]:
+    """These devices, or others, as many, where a run is bound to some it has not got."""
+    bound = [(set(each.run.bound_to), ids) for each, ids in given.items() if each.run]
+    if all(not ours or ours.issuperset(ids) for ours, ids in bound):
+        return tuple(Assignment(run=each.number, devices=ids) for each, ids in given.items())
+    wanted = [each.run and replace(each.run, devices_wanted=len(i)) for each, i in given.items()]
+    return place(snapshot, wanted)
+
+
+def _leftovers(snapshot: Snapshot, chosen: Sequence[Assignment]) -> tuple[Assignment, ...]:
+    """Devices that no schedule had a use for, in the order of arrival."""
+    taken = {id_ for each in chosen for id_ in each.devices}
+    devices = tuple(replace(d, free=d.free and d.id not in taken) for d in snapshot.devices)
+    served = {each.run for each in chosen}
+    new = sum(each.run is None for each in chosen)
+    waiting = [*opened(snapshot), *unopened(snapshot)]
+    order = [run for run in waiting if run is not None and run.number not in served]
+    more = [None] * (sum(run is None for run in waiting) - new)
+    return place(replace(snapshot, devices=devices), [*order, *more])
