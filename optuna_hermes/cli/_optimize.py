@@ -56,7 +56,7 @@ def optimize(
         typer.Option(
             metavar="NAME",
             help="Who trains next: hermes, fifo, round-robin, slaq, las, asha, hermes-slope, "
-            "freeze-thaw, qssf; module:CLASS or FILE.py:CLASS is one of your own.",
+            "freeze-thaw, qssf, ones; module:CLASS or FILE.py:CLASS is one of your own.",
         ),
     ] = "hermes",
     slice_seconds: Annotated[

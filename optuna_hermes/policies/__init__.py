@@ -14,8 +14,8 @@ from optuna_hermes.policies._freeze_thaw import FreezeThaw
 from optuna_hermes.policies._hermes import Hermes
 from optuna_hermes.policies._hermes_slope import HermesSlope
 from optuna_hermes.policies._las import LeastAttainedService
-from optuna_hermes.policies._qssf import Qssf, QssfNonPreemptive
 from optuna_hermes.policies._ones import Ones
+from optuna_hermes.policies._qssf import Qssf, QssfNonPreemptive
 from optuna_hermes.policies._ranked import Ranked
 from optuna_hermes.policies._round_robin import RoundRobin
 from optuna_hermes.policies._slaq import Slaq

@@ -105,7 +105,10 @@ class Evolution:
         return kept
 
     def _fill(self, counts: Ints, chance: float) -> Ints:
-        """Idle devices go, some at a time, where they win most, give or take some chance."""
+        """Idle devices go, some at a time, where they win most, give or take some chance.
+
+        A run is not given devices that make it slower, or less faster than a change is worth.
+        """
         field = self._field
         rows, runs = np.arange(len(counts)), np.arange(field.n_runs)
         luck = 1.0 + chance * self._rng.random((*counts.shape, 1))
@@ -117,10 +120,9 @@ class Evolution:
             fits &= (then >= field.least[:, None]) & (then <= field.most[:, None])
             rates = field.rates[runs[None, :, None], np.where(fits, then, 0)]
             gain = (rates - field.rates[runs, counts][..., None]) / np.maximum(steps, 1)
-            gain = np.where(gain > 0, gain * luck, gain / luck)
-            gain = np.where(fits, gain, -np.inf).reshape(len(rows), -1)
+            gain = np.where(fits, gain * luck, 0.0).reshape(len(rows), -1)
             best = gain.argmax(axis=1)
-            found = np.isfinite(gain[rows, best])
+            found = gain[rows, best] > 0
             if not found.any():
                 break
             run, step = np.divmod(best, steps.shape[2])

@@ -11,8 +11,8 @@ from optuna_hermes.policies import (
     Hermes,
     HermesSlope,
     LeastAttainedService,
-    Qssf,
     Ones,
+    Qssf,
     RoundRobin,
     Slaq,
 )
@@ -69,6 +69,8 @@ class TestFreezeThawByExpectedImprovement(PolicyContract):
 
 class TestQssf(PolicyContract):
     policy = Qssf()
+
+
 class TestOnes(PolicyContract):
     policy = Ones()
 

@@ -1,0 +1,358 @@
+"""What evolves is what its score says, within limits, and repeatable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Assignment, Curve, Device, Elastic, RunView, Snapshot, Speed
+from optuna_hermes.policies import LeastAttainedService, Ones, Policy
+from optuna_hermes.policies._contenders import contenders
+from optuna_hermes.policies._ones_evolution import Evolution, Schedules
+from optuna_hermes.policies._ones_field import Field
+from optuna_hermes.policies._stretch import fit_steps, worth_of_samples
+from optuna_hermes.simulator import (
+    Application,
+    ElasticWork,
+    Job,
+    JobCluster,
+    Measured,
+    StepTime,
+    StepTimes,
+    Validation,
+    measure_jobs,
+)
+
+
+def run(
+    number: int, units: int, left: int | None, seconds: float = 1.0, **fields: object
+) -> RunView:
+    """A parked run that has had so many units."""
+    steps = tuple(range(1, units + 1))
+    curve = Curve(
+        steps=steps,
+        values=tuple(1.0 / step for step in steps),
+        device_seconds=tuple(seconds * step for step in steps),
+    )
+    view = RunView(
+        number=number, state="parked" if units else "pending", curve=curve, units_left=left
+    )
+    return replace(view, **fields)  # type: ignore[arg-type]
+
+
+def speeds(a: float, b: float, d: float, *where: tuple[int, int]) -> tuple[Speed, ...]:
+    """Measurements that obey ``a M / w + b + d (w - 1)``."""
+    return tuple(
+        Speed(devices=w, batch_size=m, step_seconds=a * m / w + b + d * (w - 1)) for w, m in where
+    )
+
+
+def elastic(*measured: Speed, noise: float | None = 1e6, most: int = 4) -> Elastic:
+    return Elastic(
+        batch_size=16,
+        batch_sizes=(16, 1024),
+        devices=(1, most),
+        noise_scale=noise,
+        unit_samples=1e4,
+        speeds=measured,
+    )
+
+
+def cluster(n_devices: int, per_host: int = 4) -> tuple[Device, ...]:
+    return tuple(
+        Device(id=f"{i // per_host}:{i % per_host}", host=str(i // per_host), free=True)
+        for i in range(n_devices)
+    )
+
+
+def given_out(snapshot: Snapshot, policy: Policy | None = None) -> dict[int | None, Assignment]:
+    decision = (policy or Ones()).decide(snapshot)
+    return {each.run: each for each in decision.assignments}
+
+
+# Who goes first
+
+
+def test_who_has_least_left_goes_first() -> None:
+    """On one device the run with the smallest remaining utilisation is chosen, seconds counted."""
+    runs = (run(0, 5, 9), run(1, 5, 3), run(2, 5, 2, seconds=4.0))
+    assert list(given_out(Snapshot(devices=cluster(1), runs=runs))) == [1]
+
+
+def test_a_run_that_diverged_goes_last() -> None:
+    """A loss that is no number keeps nobody waiting, and trains where a device is left."""
+    good = run(0, 5, 100)
+    curve = replace(good.curve, values=(*good.curve.values[:-1], math.nan))
+    diverged = run(1, 5, 1, curve=curve)
+    assert list(given_out(Snapshot(devices=cluster(1), runs=(good, diverged)))) == [0]
+    assert set(given_out(Snapshot(devices=cluster(2), runs=(good, diverged)))) == {0, 1}
+
+
+def test_progress_that_is_not_told_is_drawn_once() -> None:
+    """Another seed draws another order; the same seed, the same; a report draws anew."""
+    runs = tuple(run(number, 5, None) for number in range(8))
+    chosen = {
+        seed: next(iter(given_out(Snapshot(devices=cluster(1), runs=runs, seed=seed))))
+        for seed in range(8)
+    }
+    assert len(set(chosen.values())) > 1
+    for seed, number in chosen.items():
+        again = Snapshot(devices=cluster(1), runs=runs[::-1], seed=seed, now=99.0)
+        assert next(iter(given_out(again))) == number
+
+
+def test_what_took_as_long_before_is_expected_again() -> None:
+    """Runs with the parameters of one that is over are expected to take its units."""
+    over = tuple(
+        replace(run(10 + i, units, 0), state="done", params={"depth": depth})
+        for i, (depth, units) in enumerate([(1, 6), (9, 600)])
+    )
+    short, long = run(0, 5, None, params={"depth": 1}), run(1, 5, None, params={"depth": 9})
+    for seed in range(20):
+        snapshot = Snapshot(devices=cluster(1), runs=(long, short), finished=over, seed=seed)
+        assert list(given_out(snapshot)) == [0]
+
+
+# How many devices, and what batch
+
+
+def test_devices_go_where_they_are_of_use() -> None:
+    """The one that has less left goes first, but the other one gets what it has no use for."""
+    scales = elastic(*speeds(0.01, 0.0, 0.0, (1, 1024), (4, 1024)))
+    stuck = elastic(*speeds(0.0, 10.24, 0.5, (1, 1024), (4, 1024)))
+    runs = (run(0, 1, 9, elastic=scales), run(1, 1, 3, elastic=stuck))
+    found = given_out(Snapshot(devices=cluster(4), runs=runs))
+    assert {number: len(each.devices) for number, each in found.items()} == {0: 3, 1: 1}
+
+
+def test_a_run_is_tried_on_twice_what_it_was_measured_with() -> None:
+    """Never more: devices beyond stay with those that are known to use them, or idle."""
+    measured = elastic(*speeds(0.01, 0.1, 0.0, (1, 64), (2, 64)), most=16)
+    (found,) = given_out(
+        Snapshot(devices=cluster(16), runs=(run(0, 1, 9, elastic=measured),))
+    ).values()
+    assert len(found.devices) == 4
+    assert found.batch_size == 128
+
+
+def test_the_batch_follows_the_noise() -> None:
+    """A large step is chosen where noise is large, and a small one where it would be wasted."""
+    measured = speeds(0.001, 0.01, 0.0, (1, 16), (1, 1024))
+    sizes = []
+    for noise in (1.0, 100.0, 1e6):
+        view = run(0, 1, 1, elastic=elastic(*measured, noise=noise))
+        found = given_out(Snapshot(devices=cluster(1), runs=(view,)))
+        sizes.append(found[0].batch_size)
+    assert sizes == sorted(sizes, key=lambda size: size or 0)
+    assert (sizes[0], sizes[-1]) == (16, 1024)
+
+
+def test_runs_that_are_not_elastic_keep_what_they_want() -> None:
+    """A fixed run gets just its devices and no batch size, and waits if they are not there."""
+    pair = run(0, 5, 2, devices_wanted=2)
+    found = given_out(Snapshot(devices=cluster(4), runs=(pair,)))
+    assert (len(found[0].devices), found[0].batch_size) == (2, None)
+    assert given_out(Snapshot(devices=cluster(1), runs=(pair,))) == {}
+
+
+def test_a_run_that_one_host_holds_is_on_one() -> None:
+    """Devices of a run are side by side, whoever else is there."""
+    wanted = (3, 2, 4, 3, 2, 2)
+    runs = tuple(run(i, 1, 5, devices_wanted=n) for i, n in enumerate(wanted))
+    found = given_out(Snapshot(devices=cluster(16), runs=runs))
+    assert all(len(each.devices) == wanted[each.run or 0] for each in found.values())
+    assert len({id_.split(":")[0] for id_ in found[2].devices}) == 1
+
+
+# What a change costs
+
+
+def holding(view: RunView, *devices: str) -> RunView:
+    return replace(view, waiting_since=50.0, tier="resident", device=devices[0], devices=devices)
+
+
+def test_a_run_stays_unless_a_change_wins_enough() -> None:
+    """Who sits on devices keeps them while it is not a tenth faster elsewhere."""
+    measured = elastic(*speeds(0.01, 3.0, 0.4, (1, 16), (1, 1024), (3, 1024), (4, 1024)))
+    sits = holding(run(0, 1, 9, elastic=measured), "0:1", "0:2", "0:3")
+    snapshot = Snapshot(now=50.0, devices=cluster(4), runs=(sits,))
+    assert given_out(snapshot)[0].devices == ("0:1", "0:2", "0:3")
+    assert len(given_out(snapshot, Ones(gate=0.0))[0].devices) == 4
+
+
+def test_what_a_restart_costs_is_counted() -> None:
+    """A run that is nearly over is not worth a restart that takes longer."""
+    sits = holding(run(0, 5, 12), "0:0")
+    comes = run(1, 5, 10, switch_cost_seconds=0.0)
+    snapshot = Snapshot(now=50.0, devices=cluster(1), runs=(sits, comes))
+    assert list(given_out(snapshot)) == [1]
+    dear = replace(snapshot, runs=(sits, replace(comes, switch_cost_seconds=30.0)))
+    assert list(given_out(dear)) == [0]
+
+
+# What lasts
+
+
+@pytest.mark.parametrize("memory", [None, [], "x", {"plans": 3}, {"plans": [7, {"0:0": "?"}]}])
+def test_the_memory_of_another_policy_does_no_harm(memory: object) -> None:
+    """What cannot be read is as if nothing were remembered."""
+    snapshot = Snapshot(devices=cluster(2), runs=(run(0, 1, 5), run(1, 1, 5)), memory=memory)
+    assert set(given_out(snapshot)) == {0, 1}
+
+
+def test_the_best_schedules_are_remembered() -> None:
+    """Each is the run of every device, as JSON, and begins the next decision."""
+    runs = tuple(run(number, 1, 5) for number in range(3))
+    decision = Ones().decide(Snapshot(devices=cluster(2), runs=runs))
+    plan = decision.memory["plans"][0]
+    assert plan == {id_: each.run for each in decision.assignments for id_ in each.devices}
+
+
+def test_settings_are_checked() -> None:
+    """A population of nobody, and a gate that nothing passes, are refused."""
+    for wrong in ({"population": 0}, {"generations": -1}, {"gate": 1.0}, {"gate": math.nan}):
+        with pytest.raises(InvalidInputError, match="but got"):
+            Ones(**wrong)  # type: ignore[arg-type]
+
+
+# The parts
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    terms=st.tuples(*[st.floats(1e-3, 10.0)] * 3),
+    where=st.sets(st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([64, 512])), min_size=6),
+)
+def test_a_fit_finds_what_it_was_made_of(
+    terms: tuple[float, float, float], where: set[tuple[int, int]]
+) -> None:
+    """Step times that obey the formula are met where nothing was measured."""
+    model = fit_steps(speeds(*terms, *sorted(where)), None)
+    assert model is not None
+    a, b, d = terms
+    found = model.step_seconds(np.array([3.0]), np.array([384.0]), np.array([0.0]))
+    assert found[0] == pytest.approx(a * 128 + b + 2 * d, rel=0.02)
+
+
+def test_measurements_that_are_none_are_left_out() -> None:
+    """Zero, negative, NaN and infinite seconds fit nothing."""
+    bad = [Speed(devices=1, batch_size=8, step_seconds=s) for s in (0.0, -1.0, math.nan, math.inf)]
+    assert fit_steps(tuple(bad), None) is None
+    model = fit_steps((*bad, Speed(devices=2, batch_size=8, step_seconds=0.4)), None)
+    assert model is not None
+    assert model.sample_seconds == pytest.approx(0.1)
+
+
+def test_samples_are_worth_less_beyond_the_noise() -> None:
+    """At the noise scale a sample is worth about half, whatever is said where nothing is known."""
+    batches = np.array([16.0, 100.0])
+    worth = worth_of_samples(elastic(noise=100.0), batches)
+    assert worth.tolist() == pytest.approx([1.0, 116 / 200])
+    for unknown in (None, math.nan, -1.0):
+        assert worth_of_samples(elastic(noise=unknown), batches)[1] == pytest.approx(32 / 116)
+
+
+def field(seconds: Sequence[Sequence[float]], n_hosts: int = 1) -> Field:
+    """Runs by their seconds on 0, 1, 2, ... devices, with one batch size."""
+    table = np.array(seconds, dtype=float)[:, None, :, None].repeat(2, axis=3)
+    n_devices = table.shape[2] - 1
+    return Field(
+        seconds=table,
+        wanted=np.ones(len(table), dtype=np.int64),
+        value=np.ones(len(table)),
+        switch_seconds=np.zeros(len(table)),
+        gate=0.0,
+        owner=np.full(n_devices, -1),
+        host=np.arange(n_devices) * n_hosts // n_devices,
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.floats(1.0, 100.0), st.floats(0.3, 1.0)), min_size=1, max_size=3),
+    seed=st.integers(0, 9),
+)
+def test_evolution_comes_near_the_best_there_is(rows: list[tuple[float, float]], seed: int) -> None:
+    """On four devices no schedule is more than a hundredth better than the one that is found."""
+    table = field(
+        [
+            [0.0, *(total / devices**power for devices in range(1, 5))]
+            for total, power in sorted(rows)
+        ]
+    )
+    nobody = Schedules(owner=np.full((1, 4), -1), level=np.zeros((1, len(rows)), dtype=np.int64))
+    best = Evolution(table, np.random.default_rng(seed)).best(nobody, population=16, generations=4)
+    found = table.scores(best.owner[:1], best.level[:1])[0]
+    everything = np.array(list(product(range(-1, len(rows)), repeat=4)))
+    level = np.zeros((len(everything), len(rows)), dtype=np.int64)
+    assert found <= 0.99 * table.scores(everything, level).min()
+
+
+def test_no_generation_loses_the_best() -> None:
+    """More generations never end with a worse schedule."""
+    rng = np.random.default_rng(0)
+    totals = np.sort(rng.uniform(1, 100, 12))
+    table = field([[0.0, *(t / d ** rng.uniform(0.3, 1.0) for d in range(1, 17))] for t in totals])
+    seeds = Schedules(owner=np.full((1, 16), -1), level=np.zeros((1, 12), dtype=np.int64))
+    scores = []
+    for generations in (0, 4, 16):
+        evolution = Evolution(table, np.random.default_rng(1))
+        best = evolution.best(seeds, population=8, generations=generations)
+        scores.append(table.scores(best.owner[:1], best.level[:1])[0])
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_contenders_are_those_with_least_left() -> None:
+    """Of many runs those that have least to do compete, whatever their numbers are."""
+    runs = tuple(run(number, 5, 100 - number) for number in range(50))
+    found = contenders(Snapshot(devices=cluster(1), runs=runs), 5)
+    assert [each.number for each in found] == [49, 48, 47, 46, 45]
+
+
+# All together
+
+
+def tiny() -> Application:
+    """Trains four times as fast on four devices where batches are large, and hardly otherwise."""
+    table = [
+        Measured(
+            shape=(devices,),
+            hosts=1,
+            devices=devices,
+            local_batch=batch,
+            time=StepTime(step_seconds=0.05 * devices + 0.01 * batch, sync_seconds=0.05 * devices),
+        )
+        for devices, batch in product((1, 2, 3, 4), (4, 256))
+    ]
+    trainings = {
+        batch: Validation(
+            progress=(1000.0, 2000.0),
+            steps=(16000 // batch, 32000 // batch),
+            metric=(0.5, 0.6),
+            grad_sqr=(1.0, 1.0),
+            grad_var=(1e4, 1e4),
+        )
+        for batch in (16, 256)
+    }
+    return Application("tiny", StepTimes(table), trainings)
+
+
+def test_jobs_that_may_be_stretched_are_done_sooner() -> None:
+    """In the simulator elastic jobs under ``ones`` take less time than as they were submitted."""
+    means = []
+    for policy, most in ((Ones(), 4), (LeastAttainedService(), None)):
+        work = ElasticWork(application=tiny(), batch_size=32, most_devices=most)
+        jobs = [Job(number=i, submitted=30.0 * i, work=work, devices=2) for i in range(6)]
+        trace = JobCluster(
+            policy, jobs, groups={None: [4]}, slice_seconds=20.0, restart_seconds=1.0
+        ).run()
+        means.append(measure_jobs(trace).mean_completion_seconds)
+    assert means[0] < 0.9 * means[1]
