@@ -244,6 +244,8 @@ class Snapshot:
         unstarted: trials that may still be created.
         room: what is left of the host's resources, whatever runs that wait hold of them included;
             device memory is said by the devices.
+        wanted: devices that the study could use at once, if it had as many and a process for
+            each; None where that is no more than ``runs`` and ``unstarted`` say.
         memory: JSON that the policy gave back last time.
     """
 
@@ -254,6 +256,7 @@ class Snapshot:
     finished: tuple[RunView, ...] = ()
     unstarted: Unstarted = Unstarted()
     room: Resources = Resources()
+    wanted: int | None = None
     memory: Any = None
 
 

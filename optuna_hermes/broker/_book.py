@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from optuna_hermes.broker._holder import Awaited
 from optuna_hermes.broker._protocol import BatchSizes, Params, SavedCheckpoint, StudySpec
@@ -17,6 +17,9 @@ from optuna_hermes.policies import Policy
 
 _COST_MEMORY = 0.7
 """Weight of the past in the moving average of switch costs."""
+
+
+PowerState = Literal["on", "going", "off", "coming"]
 
 
 @dataclass(kw_only=True)
@@ -183,6 +186,12 @@ class Slot:
 
     Until ``settles_at`` a reading may still show memory that somebody said to have left. Who is
     ``awaited`` has it from an earlier broker, and nobody else may.
+
+    Args:
+        power: see ``_power``; who is there and what is free of a device is known while it is on.
+        spare: no policy has a use for it, as of when one was asked last.
+        power_retry_at: its power is left as it is until then.
+        power_problem: why it could not be woken, empty if it could.
     """
 
     device: Device
@@ -191,6 +200,10 @@ class Slot:
     empty_since: float | None = None
     settles_at: float = 0.0
     awaited: int | None = None
+    power: PowerState = "on"
+    spare: bool = False
+    power_retry_at: float = 0.0
+    power_problem: str = ""
 
 
 @dataclass(kw_only=True)
@@ -210,6 +223,7 @@ class Study:
         coming: leases of other hosts from which further runs will come.
         watched_since: since when the ledger has told without a pause who lives, None if it has not.
         spare: devices of other hosts that have nothing to train of it.
+        powered_down: devices that its policy has no use for.
         defers: whether they are less busy than this one: what is nobody's is left to them.
     """
 
@@ -240,6 +254,7 @@ class Study:
     coming: int = 0
     watched_since: float | None = None
     spare: int = 0
+    powered_down: frozenset[str] = frozenset()
     defers: bool = False
 
     def owns(self, run: Run) -> bool:
@@ -342,6 +357,7 @@ class Book:
         host_budget_bytes: host memory that runs may take for what they move off their devices.
         awaited: by the connections that their ends are told by.
         early: workers that are ready for a study that is not open yet, by its key.
+        powers: whether there are commands that power devices up and down.
     """
 
     host: str
@@ -354,11 +370,17 @@ class Book:
     clients: dict[int, Client] = field(default_factory=dict)
     awaited: dict[int, Awaited] = field(default_factory=dict)
     early: dict[str, list[int]] = field(default_factory=dict)
+    powers: bool = False
 
     @property
     def recovering(self) -> bool:
         """Whether processes of an earlier broker are about to say what they have."""
         return any(not each.late for each in self.awaited.values())
+
+    @property
+    def asleep(self) -> bool:
+        """Whether any device is powered down, or on its way there or back."""
+        return any(slot.power != "on" for slot in self.slots.values())
 
     def holds(self, connection: int) -> bool:
         """Whether a client has a device, or a run in its memory."""

@@ -71,14 +71,25 @@ class Counsel:
             now=now,
             seed=study.spec.seed,
             devices=tuple(
-                replace(slot.device, free=slot.device.id in open_ids)
+                replace(slot.device, free=slot.device.id in open_ids, powered=slot.power == "on")
                 for slot in self._book.slots.values()
             ),
             runs=tuple(views),
             finished=tuple(finished),
             unstarted=_at_most(study.may_open, seats),
+            wanted=self._wanted(study) if self._book.powers else None,
             memory=study.memory,
         )
+
+    def _wanted(self, study: Study) -> int:
+        """Devices of this host that a study could use at once, processes that come included."""
+        count = study.may_open.count
+        if count is None:
+            return len(self._book.slots)
+        here = sum(run.live and not study.is_elsewhere(run) for run in study.runs.values())
+        begins = [slot.lease or slot.next for slot in self._book.slots.values()]
+        key = study.spec.key
+        return count + here + sum(1 for x in begins if x and x.study == key and x.number is None)
 
     def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
         """Device time of the leases that are out, up to what was decided about last."""

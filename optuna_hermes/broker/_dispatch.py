@@ -32,7 +32,8 @@ class Dispatcher:
         """Let the policies decide about every device that is free or whose slice is over.
 
         With several studies each decides within its fair share first, then about what is left.
-        Nothing is decided while processes of an earlier broker may still come back.
+        Nothing is decided while processes of an earlier broker may still come back. Where devices
+        are powered down policies are asked too when there is nothing to assign: they may be woken.
         """
         if self._book.recovering:
             return
@@ -49,7 +50,7 @@ class Dispatcher:
                     share = max(1, len(self._book.slots) // len(studies))
                     quota = max(0, share - self._held(study, now))
                     open_ = sorted(open_, key=lambda slot: _rank(slot, study))[:quota]
-                if open_:
+                if open_ or (self._book.asleep and not shared):
                     self._decide(study, open_, now, out)
         self.fill(now, out)
 
@@ -114,6 +115,7 @@ class Dispatcher:
         if decision.memory != study.memory:
             study.memory = decision.memory
             out.append(SaveMemory(study=study.spec.key, memory=decision.memory))
+        study.powered_down = frozenset(decision.powered_down)
         by_id = {slot.device.id: slot for slot in slots}
         for assignment in decision.assignments:
             slot = by_id[assignment.devices[0]]

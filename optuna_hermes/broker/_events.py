@@ -191,6 +191,16 @@ class LedgerBack:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PowerSwitched:
+    """The command of a ``SwitchPower`` has ended; ``problem`` says why in vain, empty if not."""
+
+    device: str
+    up: bool
+    seconds: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -207,6 +217,7 @@ Event = (
     | WritesFailed
     | LedgerAway
     | LedgerBack
+    | PowerSwitched
     | Tick
 )
 
@@ -233,6 +244,14 @@ class Withdraw:
     """Never send the grant of this lease, which waits for its record."""
 
     epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwitchPower:
+    """Run the command that powers a device up, or down; its end is a ``PowerSwitched``."""
+
+    device: str
+    up: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,4 +318,6 @@ Write = (
     | DropCheckpoint
     | SaveMemory
 )
-Command = Write | Send | Kill | Withdraw
+Deed = Send | Kill | Withdraw | SwitchPower
+"""What is done, and not written."""
+Command = Write | Deed

@@ -24,7 +24,7 @@ class Faults:
         """The devices were read. One that is broken is left by all who can go on elsewhere."""
         for device in devices:
             slot = self._book.slots.get(device.id)
-            if slot is None:
+            if slot is None or slot.power != "on":  # whatever it looks like, it is not lost
                 continue
             was, slot.device = slot.device, device
             if device.healthy and not was.healthy:

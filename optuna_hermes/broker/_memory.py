@@ -46,10 +46,13 @@ class Memory:
 
     def usable(self, slot: Slot) -> bool:
         """Whether an empty device works, and no stranger is on it as far as that can be known."""
-        return slot.device.healthy and slot.device.free and not self.problem(slot)
+        works = slot.power == "on" and slot.device.healthy and slot.device.free
+        return works and not self.problem(slot)
 
     def problem(self, slot: Slot) -> str:
         """Why nobody may have a device that has no lease, in words; empty if somebody may."""
+        if slot.power_problem:
+            return slot.power_problem
         strange = self._strange(slot) if slot.device.unlisted and not slot.lease else 0
         if slot.device.problem or strange <= STRANGE_BYTES:
             return slot.device.problem

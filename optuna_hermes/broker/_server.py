@@ -28,6 +28,7 @@ from optuna_hermes.broker._devices import DeviceSource
 from optuna_hermes.broker._events import (
     Command,
     Connected,
+    Deed,
     Disconnected,
     EndLease,
     Event,
@@ -398,7 +399,7 @@ class Server:
     def _carry_out(self, commands: Sequence[Command]) -> None:
         if any(isinstance(c, Send) and isinstance(c.message, wire.Grant) for c in commands):
             self._remember()
-        writes = [c for c in commands if not isinstance(c, Send | Kill | Withdraw)]
+        writes = [c for c in commands if not isinstance(c, Deed)]
         self._ledgers.write(writes)
         unwritten = {_proof(record) for record in writes} | self._questions(commands)
         for command in commands:

@@ -6,7 +6,7 @@ clock; what goes into the ledger is turned into wall clock seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from optuna_hermes.broker import _progress as progress
@@ -35,6 +35,7 @@ from optuna_hermes.broker._events import (
     LedgerAway,
     LedgerBack,
     Outrun,
+    PowerSwitched,
     Received,
     Refreshed,
     Send,
@@ -44,6 +45,7 @@ from optuna_hermes.broker._events import (
 )
 from optuna_hermes.broker._faults import Faults
 from optuna_hermes.broker._memory import Memory
+from optuna_hermes.broker._power import Power
 from optuna_hermes.broker._prefetch import Prefetch
 from optuna_hermes.broker._recovery import RECOVERY_SECONDS, Recovery
 from optuna_hermes.broker._rows import save
@@ -68,6 +70,8 @@ class State:
         host_budget_bytes: host memory that runs may take for what they move off their devices.
         grace_seconds: see ``GRACE_SECONDS``.
         recovery_seconds: see ``RECOVERY_SECONDS``.
+        powers: whether there are commands that power devices up and down.
+        unpowered: devices that the broker before this one may have powered down.
     """
 
     def __init__(
@@ -80,12 +84,15 @@ class State:
         host_budget_bytes: int = 0,
         grace_seconds: float = GRACE_SECONDS,
         recovery_seconds: float = RECOVERY_SECONDS,
+        powers: bool = False,
+        unpowered: Collection[str] = (),
     ) -> None:
         self.book = Book(
             host=host,
             instance=instance,
             wall_offset=wall_offset,
             host_budget_bytes=host_budget_bytes,
+            powers=powers,
         )
         self.book.slots = {device.id: Slot(device=device) for device in devices}
         counsel = Counsel(self.book)
@@ -101,6 +108,8 @@ class State:
         self._wakeup_known = True
         self._owes_decision = False
         self._recovery = Recovery(self.book, recovery_seconds)
+        self._power = Power(self.book)
+        self._power.expect_off(unpowered)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take an event in and say what to do, in order."""
@@ -138,6 +147,8 @@ class State:
         elif isinstance(event, LedgerBack):
             self._away.end(event, now)
             self._dispatcher.schedule(now, out)
+        elif isinstance(event, PowerSwitched):
+            self._power.switched(event, now, out)
         elif isinstance(event, Tick):
             self._forgive(now)
             self._away.look(now)
@@ -148,6 +159,7 @@ class State:
         for study in self.book.studies.values():
             if study.problem and not study.draining:
                 self._drain(study.spec.key, now, out)
+        self._power.look(now, out)
         return out
 
     def next_wakeup(self, now: float) -> float | None:
@@ -176,7 +188,8 @@ class State:
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost if the broker ended now."""
-        return not (self.book.clients or self.book.awaited)
+        switching = any(s.power in ("going", "coming") for s in self.book.slots.values())
+        return not (self.book.clients or self.book.awaited or switching)
 
     def presence(self) -> HostRecord:
         """What this broker says of itself to those of other hosts."""

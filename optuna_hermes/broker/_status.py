@@ -58,6 +58,7 @@ def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
         "healthy": device.healthy,
         "memory_bytes": device.memory_bytes,
         "memory_free_bytes": device.memory_free_bytes,
+        "power": slot.power,
         "holder": holder,
     }
 

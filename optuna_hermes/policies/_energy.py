@@ -84,6 +84,8 @@ class Energy(Policy):
 
 def _wanted(snapshot: Snapshot) -> int:
     """How many devices the study could use at once, if there were enough of them."""
+    if snapshot.wanted is not None:
+        return snapshot.wanted
     if snapshot.unstarted.count is None:
         return len(snapshot.devices)
     return snapshot.unstarted.count + sum(run.device_range[1] for run in snapshot.runs)

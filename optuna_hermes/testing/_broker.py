@@ -10,6 +10,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._events import (
     Command,
     Connected,
+    Deed,
     DevicesPolled,
     Disconnected,
     Event,
@@ -20,7 +21,6 @@ from optuna_hermes.broker._events import (
     Send,
     StudyRead,
     Tick,
-    Withdraw,
     Write,
 )
 from optuna_hermes.broker._holder import Holder
@@ -43,6 +43,7 @@ class FakeBroker:
         grace_seconds: as for ``State``.
         ledger: what it writes to and reads studies from; one of its own if None.
         host: its host's name, and its own where the ledger is shared.
+        powers: whether devices can be powered down; a test says when that is done.
 
     Example:
         >>> broker = FakeBroker(devices=1)
@@ -61,6 +62,7 @@ class FakeBroker:
         grace_seconds: float = 300.0,
         ledger: MemoryLedger | None = None,
         host: str = "h",
+        powers: bool = False,
     ) -> None:
         if isinstance(devices, int):
             devices = [Device(id=f"cpu:{i}", free=True) for i in range(devices)]
@@ -70,6 +72,7 @@ class FakeBroker:
             devices=devices,
             host_budget_bytes=host_budget_bytes,
             grace_seconds=grace_seconds,
+            powers=powers,
         )
         self.ledger = ledger or MemoryLedger()
         self.terms = Terms(host=host, instance=host)
@@ -86,7 +89,7 @@ class FakeBroker:
         commands = self.state.handle(event, self.now)
         races: list[Outrun] = []
         if self.writes:
-            self._write([c for c in commands if not isinstance(c, Send | Kill | Withdraw)], races)
+            self._write([c for c in commands if not isinstance(c, Deed)], races)
         never = {epoch for race in races for epoch in race.epochs}
         self.log += (command for command in commands if not _is_grant(command, never))
         self.races += len(races)

@@ -14,6 +14,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._events import (
     Command,
     Connected,
+    Deed,
     DevicesPolled,
     Disconnected,
     Event,
@@ -237,7 +238,7 @@ class World:
 
     def _carry_out(self, commands: list[Command]) -> None:
         self.answer = commands
-        writes = [c for c in commands if not isinstance(c, Send | Kill | Withdraw)]
+        writes = [c for c in commands if not isinstance(c, Deed)]
         asked = {Asked(e): key for e, key in away.to_answer(self.state.book, commands).items()}
         for ledger in dict.fromkeys(self.ledgers.values()):
             its = [item for item in writes if self.ledgers[item.study] is ledger]

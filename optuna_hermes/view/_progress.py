@@ -167,7 +167,7 @@ def device_lines(document: dict[str, Any]) -> list[tuple[str, str, str]]:
     for device in document["devices"]:
         holder = device["holder"]
         if holder is None:
-            lines.append((device["id"], "free" if device["healthy"] else "not healthy", ""))
+            lines.append((device["id"], words.idle(device), ""))
             continue
         what = "a new trial" if holder["trial"] is None else f"trial {holder['trial']}"
         if holder["state"] == "yielding":

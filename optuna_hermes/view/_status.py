@@ -75,8 +75,7 @@ def _devices(broker: dict[str, Any]) -> Table:
 def _device(device: dict[str, Any]) -> tuple[str, str, str, str, str]:
     holder = device["holder"]
     if holder is None:
-        state = "free" if device["healthy"] else "not healthy"
-        return device["id"], "", device["problem"] or state, "", _memory(device)
+        return device["id"], "", device["problem"] or words.idle(device), "", _memory(device)
     trial = "a new one" if holder["trial"] is None else str(holder["trial"])
     since = words.duration(holder["since_seconds"])
     return device["id"], f"{holder['study']} {trial}", holder["state"], since, _memory(device)

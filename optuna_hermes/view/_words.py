@@ -60,6 +60,20 @@ def energy(watt_hours: float) -> str:
     return f"{shown:#.3g} {unit}"
 
 
+_POWER = {"going": "being powered down", "off": "powered down", "coming": "being powered up"}
+
+
+def idle(device: Mapping[str, Any]) -> str:
+    """The state of a device that nobody has, of the document of a broker of any version.
+
+    Example:
+        >>> idle({"healthy": True}), idle({"healthy": True, "power": "off"})
+        ('free', 'powered down')
+    """
+    free = "free" if device["healthy"] else "not healthy"
+    return _POWER.get(device.get("power", "on"), free)
+
+
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """A count with its noun.
 

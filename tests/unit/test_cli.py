@@ -38,7 +38,6 @@ RESULT: dict[str, Any] = {
     "devices": ("cpu:0",),
     "elapsed_seconds": 2.0,
     "device_seconds": 1.0,
-    "watt_hours": None,
     "switches": 0,
     "overhead_fraction": 0.0,
     "best": None,

@@ -1,0 +1,256 @@
+"""Devices are powered down with nothing on them, and given to nobody before they are up again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._events import PowerSwitched, SwitchPower
+from optuna_hermes.broker._power import RETRY_SECONDS, unpowered
+from optuna_hermes.broker._state import State
+from optuna_hermes.model import Device
+from optuna_hermes.testing import FakeBroker
+
+
+def _begin(broker: FakeBroker, worker: int, number: int) -> int:
+    """The worker's grant leads to this trial; its epoch."""
+    epoch: int = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    return epoch
+
+
+def _switches(broker: FakeBroker) -> list[tuple[str, bool]]:
+    return [(c.device, c.up) for c in broker.log if isinstance(c, SwitchPower)]
+
+
+def _switched(broker: FakeBroker, device: str, up: bool, problem: str = "") -> None:
+    broker.apply(PowerSwitched(device=device, up=up, seconds=1.5, problem=problem))
+
+
+def _kinds(broker: FakeBroker) -> list[str]:
+    return [e.kind for e in broker.ledger.load_events("s") if e.kind.startswith("power")]
+
+
+def _one_run(**fields: Any) -> FakeBroker:
+    """Three devices and one trial, which needs one of them, and one is in reserve."""
+    broker = FakeBroker(devices=3, powers=True)
+    broker.driver(unstarted=1, policy="energy:fifo", **fields)
+    _begin(broker, broker.worker(), 0)
+    return broker
+
+
+def test_a_device_that_nobody_needs_goes_down_once() -> None:
+    """Its command runs while nothing is on it; until that has ended it is on its way."""
+    broker = _one_run()
+    broker.poll("cpu:2")
+    assert _switches(broker) == [("cpu:2", False)]
+    assert broker.state.book.slots["cpu:2"].power == "going"
+    _switched(broker, "cpu:2", up=False)
+    broker.poll("cpu:1")
+    assert _switches(broker) == [("cpu:2", False)]
+    assert _kinds(broker) == ["powered down"]
+    assert unpowered(broker.state.book) == ("cpu:2",)
+    (shown,) = [d for d in broker.state.status(0.0)["devices"] if d["id"] == "cpu:2"]
+    assert shown["power"] == "off"
+
+
+def test_without_commands_nothing_is_switched() -> None:
+    """What a policy has no use for stays as it is where nobody can power it down."""
+    broker = FakeBroker(devices=3)
+    broker.driver(unstarted=1, policy="energy:fifo")
+    _begin(broker, broker.worker(), 0)
+    broker.poll("cpu:2")
+    assert _switches(broker) == []
+
+
+def test_a_policy_that_says_nothing_keeps_all_devices() -> None:
+    """Under a policy without `energy` every device has power, and wakes if it has none."""
+    broker = _one_run()
+    _switched(broker, "cpu:2", up=False)
+    broker.driver(key="t", unstarted=0, policy="fifo")
+    broker.plain(0, key="t", policy="fifo")
+    assert _switches(broker)[-1] == ("cpu:2", True)
+
+
+def test_nobody_gets_a_device_before_it_is_up() -> None:
+    """It is woken for trials that come, and granted when its command and a reading are there."""
+    broker = _one_run()
+    _switched(broker, "cpu:2", up=False)
+    waiting = [broker.plain(number, policy="energy:fifo") for number in (1, 2)]
+    assert broker.last(waiting[0], "Grant").devices == ("cpu:1",)
+    assert _switches(broker)[-1] == ("cpu:2", True)
+    assert broker.last(waiting[1], "Grant") is None
+    broker.poll("cpu:2", free=True)
+    assert broker.last(waiting[1], "Grant") is None
+    _switched(broker, "cpu:2", up=True)
+    assert broker.last(waiting[1], "Grant") is None
+    broker.poll("cpu:2", free=True)
+    assert broker.last(waiting[1], "Grant").devices == ("cpu:2",)
+    assert _kinds(broker) == ["powered down", "powered up"]
+
+
+def test_a_device_that_cannot_be_powered_down_is_used() -> None:
+    """A command that fails costs a while without another attempt, and nothing else."""
+    broker = _one_run()
+    _switched(broker, "cpu:2", up=False, problem="`off cpu:2` ended with status 3")
+    broker.poll("cpu:2", free=True)
+    assert broker.state.book.slots["cpu:2"].power == "on"
+    assert _kinds(broker) == ["power-down failed"]
+    assert len(_switches(broker)) == 1
+    broker.now += RETRY_SECONDS
+    broker.poll("cpu:2")
+    assert len(_switches(broker)) == 2
+    _switched(broker, "cpu:2", up=False, problem="again")
+    broker.poll("cpu:2", free=True)
+    runs = [broker.plain(number, policy="energy:fifo") for number in (1, 2)]
+    assert {broker.last(run, "Grant").devices[0] for run in runs} == {"cpu:1", "cpu:2"}
+
+
+def test_a_device_that_cannot_be_woken_is_tried_again() -> None:
+    """Until its command succeeds nobody gets it, and status says why."""
+    broker = _one_run()
+    _switched(broker, "cpu:2", up=False)
+    run = [broker.plain(number, policy="energy:fifo") for number in (1, 2)][-1]
+    _switched(broker, "cpu:2", up=True, problem="it does not answer")
+    broker.poll("cpu:2", free=True)
+    problems = {d["id"]: d["problem"] for d in broker.state.status(0.0)["devices"]}
+    assert problems == {"cpu:0": "", "cpu:1": "", "cpu:2": "it does not answer"}
+    assert broker.last(run, "Grant") is None
+    broker.now += RETRY_SECONDS
+    broker.poll("cpu:1")
+    assert _switches(broker) == [("cpu:2", False), ("cpu:2", True), ("cpu:2", True)]
+    _switched(broker, "cpu:2", up=True)
+    broker.poll("cpu:2", free=True)
+    assert broker.last(run, "Grant").devices == ("cpu:2",)
+
+
+def test_a_device_with_a_suspended_run_keeps_its_power() -> None:
+    """A run that waits in its device's memory would be lost: its device stays on."""
+    broker = _one_run()
+    run = broker.state.book.studies["s"].runs[0]
+    run.state, run.device = "parked", "cpu:1"
+    broker.state.book.slots["cpu:1"].spare = True
+    broker.poll("cpu:1")
+    assert broker.state.book.slots["cpu:1"].power == "on"
+
+
+def test_a_device_that_is_off_is_not_lost() -> None:
+    """What its driver says of it then is no news, and no run's trouble."""
+    broker = _one_run()
+    _switched(broker, "cpu:2", up=False)
+    broker.poll("cpu:2", healthy=False, lost=True, problem="gone")
+    assert broker.state.book.slots["cpu:2"].device.healthy
+    assert "device lost" not in [event.kind for event in broker.ledger.load_events("s")]
+
+
+def test_the_next_broker_wakes_what_was_down() -> None:
+    """What an earlier broker powered down is given to nobody before it was woken."""
+    devices = [Device(id=f"cpu:{index}", free=True) for index in range(2)]
+    state = State(host="h", devices=devices, powers=True, unpowered=("cpu:1", "cpu:9"))
+    assert unpowered(state.book) == ("cpu:1",)
+    broker = FakeBroker(devices=devices, powers=True)
+    broker.state = state
+    broker.poll("cpu:0")
+    assert _switches(broker) == []
+    broker.driver(unstarted=2, policy="energy:fifo")
+    workers = [broker.worker(), broker.worker()]
+    assert [broker.last(worker, "Grant") is None for worker in workers] == [False, True]
+    assert _switches(broker) == [("cpu:1", True)]
+
+
+def test_when_a_study_has_ended_devices_stay_as_they_are() -> None:
+    """Nobody is served, so nobody says what is needed: nothing is switched."""
+    broker = _one_run()
+    _switched(broker, "cpu:2", up=False)
+    for connection in list(broker.state.book.clients):
+        broker.hang_up(connection)
+    broker.poll("cpu:2")
+    assert not broker.state.book.studies
+    assert _switches(broker) == [("cpu:2", False)]
+
+
+def test_a_broker_does_not_end_while_a_command_runs() -> None:
+    """Nobody would hear of its end."""
+    broker = _one_run()
+    for connection in list(broker.state.book.clients):
+        broker.hang_up(connection)
+    assert not broker.state.idle
+    _switched(broker, "cpu:2", up=False)
+    assert broker.state.idle
+
+
+class PowerMachine(RuleBasedStateMachine):
+    """Trials come and go, commands succeed and fail, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broker = FakeBroker(devices=4, powers=True)
+        self.running: dict[int, int] = {}
+        self.numbers = 0
+        self.pending: list[SwitchPower] = []
+        self.seen = 0
+
+    @rule()
+    @precondition(lambda self: len(self.running) < 7)
+    def come(self) -> None:
+        connection = self.broker.plain(self.numbers, policy="energy:fifo", slice_seconds=500.0)
+        self.running[connection] = self.numbers
+        self.numbers += 1
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.running)
+    def go(self, data: st.DataObject) -> None:
+        connection = data.draw(st.sampled_from(sorted(self.running)))
+        del self.running[connection]
+        self.broker.hang_up(connection)
+
+    @rule(data=st.data(), works=st.booleans())
+    @precondition(lambda self: self.pending)
+    def switched(self, data: st.DataObject, works: bool) -> None:
+        command = self.pending.pop(data.draw(st.integers(0, len(self.pending) - 1)))
+        _switched(self.broker, command.device, command.up, "" if works else "no")
+
+    @rule(seconds=st.sampled_from([1.0, 61.0, 4000.0]))
+    def wait(self, seconds: float) -> None:
+        self.broker.advance(seconds)
+        for id_, slot in self.broker.state.book.slots.items():
+            if slot.power == "on":
+                self.broker.poll(id_, free=True)
+
+    @invariant()
+    def each_device_is_switched_in_turn_with_nothing_on_it(self) -> None:
+        new, self.seen = self.broker.log[self.seen :], len(self.broker.log)
+        held = {c.device for c in self.pending}
+        for command in new:
+            if isinstance(command, SwitchPower):
+                assert command.device not in held
+                held.add(command.device)
+                self.pending.append(command)
+        for slot in self.broker.state.book.slots.values():
+            if slot.power != "on":
+                assert slot.lease is None
+                assert slot.next is None
+                assert not self.broker.state.book.parked_on(slot)
+        for study in self.broker.state.book.studies.values():
+            assert study.problem is None
+        self.broker.check()
+
+    def teardown(self) -> None:
+        """Commands that work from now on bring a device to everyone who waits."""
+        for _ in range(30):
+            while self.pending:
+                command = self.pending.pop()
+                _switched(self.broker, command.device, command.up)
+                self.each_device_is_switched_in_turn_with_nothing_on_it()
+            self.wait(61.0)
+            self.each_device_is_switched_in_turn_with_nothing_on_it()
+        leases = [s.lease for s in self.broker.state.book.slots.values() if s.lease]
+        assert len(leases) == min(4, len(self.running))
+
+
+TestPowerMachine = PowerMachine.TestCase
+TestPowerMachine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
