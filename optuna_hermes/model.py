@@ -246,6 +246,7 @@ class Snapshot:
             device memory is said by the devices.
         wanted: devices that the study could use at once, if it had as many and a process for
             each; None where that is no more than ``runs`` and ``unstarted`` say.
+        held: devices that it has, or is about to have, beside those that ``runs`` name.
         memory: JSON that the policy gave back last time.
     """
 
@@ -257,6 +258,7 @@ class Snapshot:
     unstarted: Unstarted = Unstarted()
     room: Resources = Resources()
     wanted: int | None = None
+    held: tuple[str, ...] = ()
     memory: Any = None
 
 

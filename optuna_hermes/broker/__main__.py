@@ -20,6 +20,7 @@ from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._devices import Devices, parse_devices
 from optuna_hermes.broker._logs import start_logging
 from optuna_hermes.broker._malloc import give_back_large_blocks
+from optuna_hermes.broker._power_commands import PowerCommands, power_commands
 from optuna_hermes.broker._server import Server
 from optuna_hermes.errors import BrokerConflictError, HermesError, InvalidInputError
 
@@ -36,6 +37,7 @@ def run_broker(
     *,
     idle_seconds: float | None,
     metrics_port: int | None = None,
+    power: PowerCommands | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Be the broker of this host and user until it is time to end.
@@ -44,6 +46,7 @@ def run_broker(
         devices: which devices to own, as ``--devices``.
         idle_seconds: end after this long without a client; None stays.
         metrics_port: where figures for Prometheus are served on this host; None for nowhere.
+        power: the commands that power devices down and up, None if there are none.
         ready: called once clients can connect.
 
     Raises:
@@ -69,6 +72,7 @@ def run_broker(
             host=host,
             idle_seconds=idle_seconds,
             metrics_port=metrics_port,
+            power=power,
         )
         asyncio.run(server.serve(ready))
     finally:
@@ -85,17 +89,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m optuna_hermes.broker")
     parser.add_argument("--devices", default="auto")
     parser.add_argument("--background", action="store_true")
+    parser.add_argument("--power-down-command")
+    parser.add_argument("--power-up-command")
     arguments = parser.parse_args()
     idle = float(os.environ.get(IDLE_VARIABLE, IDLE_SECONDS))
+    commands = arguments.power_down_command, arguments.power_up_command
     if arguments.background:
-        return _in_background(arguments.devices, idle)
+        return _in_background(arguments.devices, commands, idle)
     start_logging()
-    return _run(arguments.devices, idle, lambda: None)
+    return _run(arguments.devices, commands, idle, lambda: None)
 
 
-def _run(devices: str, idle_seconds: float, ready: Callable[[], None]) -> int:
+def _run(
+    devices: str,
+    commands: tuple[str | None, str | None],
+    idle_seconds: float,
+    ready: Callable[[], None],
+) -> int:
     try:
-        run_broker(devices, idle_seconds=idle_seconds, ready=ready)
+        power = power_commands(*commands)
+        run_broker(devices, idle_seconds=idle_seconds, power=power, ready=ready)
     except HermesError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         if isinstance(error, BrokerConflictError):
@@ -105,7 +118,9 @@ def _run(devices: str, idle_seconds: float, ready: Callable[[], None]) -> int:
     return 0
 
 
-def _in_background(devices: str, idle_seconds: float) -> int:
+def _in_background(
+    devices: str, commands: tuple[str | None, str | None], idle_seconds: float
+) -> int:
     """Leave a child behind, in a session of its own, that nobody has to wait for."""
     said, say = os.pipe()
     pid = os.fork()
@@ -116,7 +131,7 @@ def _in_background(devices: str, idle_seconds: float) -> int:
         try:
             faulthandler.enable()
             start_logging(file=election.log_path(election.runtime_dir()))
-            status = _run(devices, idle_seconds, lambda: _say(say))
+            status = _run(devices, commands, idle_seconds, lambda: _say(say))
         except BaseException:
             log.critical(
                 "the broker crashed, please report it: the next one goes on", exc_info=True

@@ -8,11 +8,16 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.errors import BrokerConflictError, BrokerError, ProtocolError
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._power_commands import PowerCommands
 
 CONNECT_SECONDS = 30.0
 _POLL_SECONDS = 0.02
@@ -134,22 +139,27 @@ def connect_patiently(role: str) -> Connection:
             time.sleep(_POLL_SECONDS)
 
 
-def connect_or_start(role: str, devices: str = "auto") -> Connection:
+def connect_or_start(
+    role: str, devices: str = "auto", power: PowerCommands | None = None
+) -> Connection:
     """Connect to the broker, after starting one if there is none.
 
     Args:
         role: what this client is.
         devices: the devices it must own; ``auto`` takes a running broker as it is.
+        power: the commands with which it must power devices down and up; None takes a running
+            broker as it is.
 
     Raises:
         DeviceSpecError: there are no such devices.
-        BrokerConflictError: a broker with other devices is at work.
+        BrokerConflictError: a broker with other devices or commands is at work.
         BrokerError: none could be started.
     """
     if devices != "auto":
         from optuna_hermes.broker._devices import parse_devices  # slow; most only ask
 
         parse_devices(devices)
+    texts = () if power is None else power.texts
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
@@ -159,25 +169,29 @@ def connect_or_start(role: str, devices: str = "auto") -> Connection:
         except BrokerError:
             if time.monotonic() > deadline:
                 raise
-            _start_one(devices)
+            _start_one(devices, texts)
             time.sleep(_POLL_SECONDS)  # its socket may be the dying one of an older broker
             continue
-        if devices in ("auto", connection.welcome.devices):
+        if devices not in ("auto", connection.welcome.devices):
+            has = f"devices {connection.welcome.devices!r} but {devices!r} was asked for"
+            _make_way(connection, f"{has}: use --devices auto")
+        elif texts not in ((), connection.welcome.power):
+            _make_way(connection, "other power commands: leave these out")
+        else:
             return connection
-        _make_way(connection, devices)
 
 
-def _start_one(devices: str) -> None:
+def _start_one(devices: str, power: Sequence[str]) -> None:
     """Start a broker, unless another client has done so in the meantime."""
     directory = election.runtime_dir()
     with election.lock(directory / "start.lock", timeout=CONNECT_SECONDS):
         if not (election.listening(directory) and election.incumbent(directory)):
-            election.start(directory, devices)
+            election.start(directory, devices, power)
 
 
-def _make_way(connection: Connection, devices: str) -> None:
-    """End a broker that owns other devices, if nobody uses it; wait until it is gone."""
-    pid, owned = connection.welcome.pid, connection.welcome.devices
+def _make_way(connection: Connection, difference: str) -> None:
+    """End a broker that is another than is wanted, if nobody uses it; wait until it is gone."""
+    pid = connection.welcome.pid
     connection.send(wire.Quit())
     refused = False
     with contextlib.suppress(BrokerError):  # it hangs up when it agrees
@@ -185,9 +199,8 @@ def _make_way(connection: Connection, devices: str) -> None:
     connection.close()
     if refused:
         raise BrokerConflictError(
-            f"A broker (process {pid}) is at work with devices {owned!r} but {devices!r} was asked "
-            f"for: use --devices auto, wait until it is idle, or give this one another "
-            f"{election.RUNTIME_DIR_VARIABLE}."
+            f"A broker (process {pid}) is at work with {difference}, wait until it is idle, or "
+            f"give this one another {election.RUNTIME_DIR_VARIABLE}."
         )
     directory = election.runtime_dir()
     deadline = time.monotonic() + CONNECT_SECONDS

@@ -78,6 +78,7 @@ class Counsel:
             finished=tuple(finished),
             unstarted=_at_most(study.may_open, seats),
             wanted=self._wanted(study) if self._book.powers else None,
+            held=self._devices_of(study) if self._book.powers else (),
             memory=study.memory,
         )
 
@@ -90,6 +91,10 @@ class Counsel:
         begins = [slot.lease or slot.next for slot in self._book.slots.values()]
         key = study.spec.key
         return count + here + sum(1 for x in begins if x and x.study == key and x.number is None)
+
+    def _devices_of(self, study: Study) -> tuple[str, ...]:
+        begins = ((id_, slot.lease or slot.next) for id_, slot in self._book.slots.items())
+        return tuple(id_ for id_, each in begins if each and each.study == study.spec.key)
 
     def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
         """Device time of the leases that are out, up to what was decided about last."""

@@ -211,8 +211,13 @@ def _environment(directory: Path) -> dict[str, str]:
     return given
 
 
-def start(directory: Path, devices: str) -> None:
+def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
     """Start a broker in the background and wait until it listens, or sees another in office.
+
+    Args:
+        directory: its runtime directory.
+        devices: as ``--devices``.
+        power: the commands that power devices down and up, or nothing.
 
     Raises:
         DeviceSpecError: it does not know the devices.
@@ -220,6 +225,8 @@ def start(directory: Path, devices: str) -> None:
         BrokerError: it ended for another reason; the message is its own.
     """
     command = [sys.executable, "-m", "optuna_hermes.broker", "--background", "--devices", devices]
+    for option, text in zip(("--power-down-command", "--power-up-command"), power, strict=False):
+        command += [option, text]
     with _open_words(directory) as words:
         begin = words.tell()
         try:

@@ -340,6 +340,7 @@ class Welcome(_Message, frozen=True, kw_only=True):
     instance: str
     devices: str  # the specification the broker was started with
     device_ids: tuple[str, ...]
+    power: tuple[str, ...] = ()  # its commands that power devices down and up
 
 
 class Refused(_Message, frozen=True, kw_only=True):

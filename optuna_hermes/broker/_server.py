@@ -20,7 +20,7 @@ import psutil
 
 from optuna_hermes.broker import _away as away
 from optuna_hermes.broker import _election as election
-from optuna_hermes.broker import _holders
+from optuna_hermes.broker import _holders, _power_commands
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._book import Study
 from optuna_hermes.broker._client import peer
@@ -36,10 +36,12 @@ from optuna_hermes.broker._events import (
     Kill,
     LedgerAway,
     Outrun,
+    PowerSwitched,
     Received,
     Refreshed,
     Send,
     StudyRead,
+    SwitchPower,
     Tick,
     Withdraw,
     Write,
@@ -54,13 +56,15 @@ from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.broker._meter import Meter
 from optuna_hermes.broker._metrics import Figures, serving
 from optuna_hermes.broker._outbox import Asked, Outbox, proof_of_end
+from optuna_hermes.broker._power import unpowered
+from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.broker._processes import closed_with, kill, watch
 from optuna_hermes.broker._readings import Readings
 from optuna_hermes.broker._records import Terms
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._sharing import REFRESH_SECONDS, watched
 from optuna_hermes.broker._state import State
-from optuna_hermes.broker._story import ROUTINE
+from optuna_hermes.broker._story import POWER, ROUTINE
 from optuna_hermes.errors import HermesError, ProtocolError
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
@@ -83,6 +87,7 @@ MAX_STRANGERS = 256
 _OWN_BROKER = "a broker serves its own user, so start one there"
 _STRANGERS = "too many connections have said no hello, so end who opens them"
 _STOPPED = "if it is stopped continue it, else end it"
+_NO_POWER = "wake them, or start the broker with --power-down-command and --power-up-command"
 _LOST = "bring the database back before `optimize` is run again; runs that live say theirs again"
 
 _CHANGES_MEMORY = wire.Parked | wire.Ended | wire.Released
@@ -101,6 +106,7 @@ class Server:
         host: this host's name.
         idle_seconds: end after this long without a client; None never ends.
         metrics_port: where figures for Prometheus are served, None for nowhere.
+        power: the commands that power devices down and up, None if there are none.
     """
 
     def __init__(
@@ -112,7 +118,9 @@ class Server:
         host: str,
         idle_seconds: float | None,
         metrics_port: int | None = None,
+        power: PowerCommands | None = None,
     ) -> None:
+        self._power = power
         self._directory = directory
         self._metrics_port = metrics_port
         self._meter = Meter()
@@ -132,7 +140,10 @@ class Server:
             # Whoever is held up between the two looks reads too little.
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
             host_budget_bytes=int(HOST_SHARE * psutil.virtual_memory().available),
+            powers=power is not None,
+            unpowered=self._left_unpowered(),
         )
+        self._seeing: set[asyncio.Task[None]] = set()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._due: dict[int, float] = {}
         """When connections are hung up on that have not ended a frame, or said hello."""
@@ -225,6 +236,58 @@ class Server:
         except OSError as error:
             log.error(
                 "the next broker will not know who has a device, so make room in %s: %s",
+                self._directory,
+                error,
+            )
+
+    # -- power ---------------------------------------------------------------------------------
+
+    def _left_unpowered(self) -> tuple[str, ...]:
+        """The devices that the broker before this one has powered down."""
+        left = _power_commands.recall(self._directory)
+        if self._power is None and left:
+            log.warning("%s may be without power, %s", ", ".join(left), _NO_POWER)
+            return ()
+        return left
+
+    def _switch(self, command: SwitchPower) -> None:
+        """Run the user's command; this comes after the next broker could know of it."""
+        assert self._power is not None
+        self._remember_power()
+        words = self._power.up if command.up else self._power.down
+        loop = asyncio.get_running_loop()
+
+        def ended(problem: str, seconds: float) -> None:
+            event = PowerSwitched(
+                device=command.device, up=command.up, seconds=seconds, problem=problem
+            )
+            _soon(loop, partial(self._switched, event))
+
+        _power_commands.start(words, command.device, ended)
+
+    def _switched(self, event: PowerSwitched) -> None:
+        way = "up" if event.up else "down"
+        if event.problem:
+            log.error("%s was not powered %s: %s", event.device, way, event.problem)
+        else:
+            log.info("%s is powered %s after %.1f s", event.device, way, event.seconds)
+        self._apply(event)
+        self._remember_power()
+        if event.up:  # it can be granted once it was seen
+            seeing = asyncio.get_running_loop().create_task(self._see())
+            self._seeing.add(seeing)
+            seeing.add_done_callback(self._seeing.discard)
+
+    async def _see(self) -> None:
+        self._apply(await self._readings.read(self._own_pids()))
+
+    def _remember_power(self) -> None:
+        """Tell the next broker which devices it has to wake before it grants them."""
+        try:
+            _power_commands.remember(self._directory, unpowered(self._state.book))
+        except OSError as error:
+            log.error(
+                "the next broker will not know what is powered down, so make room in %s: %s",
                 self._directory,
                 error,
             )
@@ -334,6 +397,7 @@ class Server:
             instance=self._instance,
             devices=self._devices,
             device_ids=tuple(self._state.book.slots),
+            power=() if self._power is None else self._power.texts,
         )
 
     def _quit(self, connection: int) -> None:
@@ -392,7 +456,7 @@ class Server:
 
     def _log_story(self, commands: Sequence[Command]) -> None:
         for each in commands:
-            if isinstance(each, EventRecord) and each.kind not in ROUTINE:
+            if isinstance(each, EventRecord) and each.kind not in ROUTINE | POWER:
                 study = self._state.book.studies.get(each.study)
                 log_event(each, each.study if study is None else study.spec.name)
 
@@ -407,6 +471,8 @@ class Server:
                 self._outbox.put(command.connection, command.message, unwritten)
             elif isinstance(command, Withdraw):
                 self._outbox.drop({command.epoch})
+            elif isinstance(command, SwitchPower):
+                self._switch(command)
             elif isinstance(command, Kill):
                 log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
                 kill(command.pid)

@@ -10,6 +10,9 @@ from optuna_hermes.model import TierName
 ROUTINE = frozenset({"granted", "suspended", "evicted", "moved", "batch size"})
 """What happens in every slice: of interest in a trial's story, not in a log."""
 
+POWER = frozenset({"powered down", "powered up", "power-down failed", "power-up failed"})
+"""What whoever runs the commands logs, once for all studies."""
+
 _ORDER: tuple[TierName, ...] = ("resident", "host", "disk")
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from optuna_hermes.cli._optimize import PowerDown, PowerUp
 from optuna_hermes.cli._output import note
 from optuna_hermes.errors import BrokerConflictError, BrokerError
 
@@ -32,6 +33,8 @@ def broker(
             min=1, max=65535, metavar="PORT", help="Serve figures for Prometheus on 127.0.0.1."
         ),
     ] = None,
+    power_down_command: PowerDown = None,
+    power_up_command: PowerUp = None,
     stop: Annotated[bool, typer.Option("--stop", help="End the broker that runs.")] = False,
 ) -> None:
     """Be the broker of this host, in the foreground.
@@ -48,9 +51,11 @@ def broker(
         return
     from optuna_hermes.broker.__main__ import run_broker
     from optuna_hermes.broker._logs import start_logging
+    from optuna_hermes.broker._power_commands import power_commands
 
+    power = power_commands(power_down_command, power_up_command)
     start_logging(as_json=log_json)
-    run_broker(devices, idle_seconds=idle_seconds, metrics_port=metrics_port)
+    run_broker(devices, idle_seconds=idle_seconds, metrics_port=metrics_port, power=power)
 
 
 def _stop() -> None:

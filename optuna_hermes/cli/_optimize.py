@@ -30,6 +30,15 @@ Devices = Annotated[
 ]
 
 
+PowerDown = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CMD", help="Run for a device that energy:NAME powers down; {device} is its id."
+    ),
+]
+PowerUp = Annotated[str | None, typer.Option(metavar="CMD", help="Run before it is used again.")]
+
+
 def optimize(
     objective: Annotated[
         str,
@@ -56,7 +65,8 @@ def optimize(
         typer.Option(
             metavar="NAME",
             help="Who trains next: hermes, fifo, round-robin, slaq, las, asha, hermes-slope, "
-            "freeze-thaw, qssf, ones; module:CLASS or FILE.py:CLASS is one of your own.",
+            "freeze-thaw, qssf, ones; module:CLASS or FILE.py:CLASS is one of your own. "
+            "energy:NAME is the same, and powers idle devices down.",
         ),
     ] = "hermes",
     slice_seconds: Annotated[
@@ -69,6 +79,8 @@ def optimize(
         Path | None,
         typer.Option(metavar="FOLDER", help="For suspended trials; else beside the database."),
     ] = None,
+    power_down_command: PowerDown = None,
+    power_up_command: PowerUp = None,
     json: Json = False,
 ) -> int:
     """Run a study with many more live trials than devices.
@@ -90,6 +102,7 @@ def optimize(
     parse_devices(devices)
     with study_to_optimize(storage, study_name) as study:
         from optuna_hermes.workers import Settings
+        from optuna_hermes.workers._power import commands_for
 
         settings = Settings(
             n_trials=n_trials,
@@ -100,6 +113,7 @@ def optimize(
             slice_seconds=slice_seconds,
             seed=seed,
             checkpoint_dir=checkpoint_dir,
+            power=commands_for(policy, power_down_command, power_up_command),
         )
         result = run_shown(study, objective, settings)
     if json:

@@ -93,7 +93,7 @@ def _wanted(snapshot: Snapshot) -> int:
 
 def _ours(snapshot: Snapshot, decision: Decision) -> tuple[list[Device], frozenset[str]]:
     """The healthy devices that nobody else has, and which of them have to keep their power."""
-    sat_on = {run.device for run in snapshot.runs if run.device is not None}
+    sat_on = {*snapshot.held, *(run.device for run in snapshot.runs if run.device is not None)}
     given = {id_ for each in decision.assignments for id_ in each.devices}
     ours = [
         device

@@ -13,6 +13,7 @@ from optuna_hermes.sampler import default_devices
 from optuna_hermes.view import Progress, make_progress, plural
 from optuna_hermes.workers._driver import Callback, Driver, Settings
 from optuna_hermes.workers._objective import Objective
+from optuna_hermes.workers._power import commands_for
 from optuna_hermes.workers._result import OptimizeResult, TrialResult
 
 __all__ = ["OptimizeResult", "Settings", "TrialResult", "optimize", "run_study"]
@@ -30,6 +31,8 @@ def optimize(
     slice_seconds: float = 1.0,
     seed: int | None = None,
     checkpoint_dir: Path | None = None,
+    power_down_command: str | None = None,
+    power_up_command: str | None = None,
     callbacks: Sequence[Callback] = (),
     show_progress: bool = True,
 ) -> OptimizeResult:
@@ -48,10 +51,14 @@ def optimize(
         device_seconds: device time to spend.
         devices: ``auto``, ``cpu:2`` or GPU UUIDs with commas; None for ``$OPTUNA_HERMES_DEVICES``.
         policy: who trains next: a name of ``optuna_hermes.policies.POLICIES``, or ``FILE.py:CLASS``
-            or ``module:CLASS`` for one's own.
+            or ``module:CLASS`` for one's own. After ``energy:`` devices that are not needed are
+            powered down.
         slice_seconds: least length of a slice.
         seed: sampler and trials draw their random numbers from it.
         checkpoint_dir: where suspended trials go; beside the database if None.
+        power_down_command: run for each device that ``energy`` powers down: a program and its
+            arguments, ``{device}`` among them. No shell reads it.
+        power_up_command: run before such a device is used again.
         callbacks: called with study and trial after each finished trial, as in Optuna.
         show_progress: show what runs on standard error.
 
@@ -71,6 +78,7 @@ def optimize(
         slice_seconds=slice_seconds,
         seed=seed,
         checkpoint_dir=checkpoint_dir,
+        power=commands_for(policy, power_down_command, power_up_command),
     )
     progress = make_progress(show_progress, total=n_trials)
     try:

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import Connection, StudySpec, connect_or_start
+from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.broker._protocol import Counted, Drain, OpenStudy
 from optuna_hermes.errors import (
     BrokerConflictError,
@@ -75,6 +76,7 @@ class Settings:
         slice_seconds: least length of a slice.
         seed: every random number of sampler and trials follows from it; None draws one, once.
         checkpoint_dir: where suspended trials go; None for beside the database.
+        power: the commands that power devices down and up, None if there are none.
     """
 
     n_trials: int | None = None
@@ -85,6 +87,7 @@ class Settings:
     slice_seconds: float = 1.0
     seed: int | None = None
     checkpoint_dir: Path | None = None
+    power: PowerCommands | None = None
 
 
 class Driver:
@@ -155,7 +158,8 @@ class Driver:
         while True:
             begin = math.inf
             try:
-                with contextlib.closing(connect_or_start("driver", settings.devices)) as connection:
+                connecting = connect_or_start("driver", settings.devices, settings.power)
+                with contextlib.closing(connecting) as connection:
                     begin = time.monotonic()
                     self._attend(connection, staff, spec, ledger)
                 return

@@ -254,3 +254,17 @@ class PowerMachine(RuleBasedStateMachine):
 
 TestPowerMachine = PowerMachine.TestCase
 TestPowerMachine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+def test_devices_stay_as_they_are_while_trials_begin() -> None:
+    """Between a grant and the trial's first word a study needs neither more nor less."""
+    broker = FakeBroker(devices=4, powers=True)
+    broker.driver(unstarted=2, policy="energy:fifo")
+    assert _switches(broker) == [("cpu:3", False)]
+    _switched(broker, "cpu:3", up=False)
+    for number in (0, 1):
+        worker = broker.worker()
+        broker.poll("cpu:2")
+        _begin(broker, worker, number)
+        broker.poll("cpu:2")
+    assert _switches(broker) == [("cpu:3", False)]

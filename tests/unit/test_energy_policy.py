@@ -206,3 +206,11 @@ def test_a_name_with_energy_is_understood_anywhere() -> None:
     assert anywhere("energy:hermes") == "energy:hermes"
     assert anywhere("energy:/a/b.py:Mine") == "energy:/a/b.py:Mine"
     assert anywhere("energy:b.py:Mine").startswith("energy:/")
+
+
+def test_what_a_broker_says_of_a_study_counts() -> None:
+    """Devices that are on their way to trials are the study's, and so is what it will need."""
+    devices = tuple(Device(id=f"cpu:{index}", free=index > 1) for index in range(4))
+    snapshot = Snapshot(devices=devices, wanted=2, held=("cpu:0", "cpu:1"))
+    assert make_policy("energy:fifo").decide(snapshot).powered_down == ("cpu:3",)
+    assert make_policy("energy:fifo").decide(replace(snapshot, wanted=3)).powered_down == ()
