@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optuna_hermes.cli import _simulations
+from optuna_hermes.cli._job_simulations import show_jobs
 from optuna_hermes.cli._output import note, show, show_json
 from optuna_hermes.cli._studies import Json, study_and_ledger
 from optuna_hermes.errors import InvalidInputError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from optuna_hermes.simulator import CurveSet
 
 DEFAULT_POLICIES = "hermes,asha,asha-stop,median-stop"
+JOB_POLICIES = "fifo,qssf"
 DEFAULT_BUDGET = 40.0
 
 
@@ -25,6 +27,13 @@ def simulate(
     curves: Annotated[
         list[Path] | None,
         typer.Argument(metavar="CURVES...", help="Curve sets in .npz files.", show_default=False),
+    ] = None,
+    jobs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Jobs of a cluster instead: CSV with submitted, seconds, devices, group, user.",
+        ),
     ] = None,
     storage: Annotated[
         str | None,
@@ -36,12 +45,13 @@ def simulate(
         str | None, typer.Option(metavar="NAME", help="That study's name.")
     ] = None,
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAMES",
-            help="Policies, with commas; module:CLASS or FILE.py:CLASS is one of your own.",
+            help="Policies, with commas; module:CLASS or FILE.py:CLASS is one of your own. "
+            f"Else {DEFAULT_POLICIES}, or {JOB_POLICIES} with --jobs.",
         ),
-    ] = DEFAULT_POLICIES,
+    ] = None,
     devices: Annotated[int, typer.Option(min=1, metavar="G", help="How many devices.")] = 1,
     trials: Annotated[
         int, typer.Option(min=1, metavar="N", help="Trials drawn of each set, or all it has.")
@@ -68,6 +78,14 @@ def simulate(
             metavar="B", help=f"With --sampler: so many full trainings; else {DEFAULT_BUDGET:g}."
         ),
     ] = None,
+    devices_per_host: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="H", help="With --jobs: of each host; else 8."),
+    ] = None,
+    slice_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="With --jobs: how often to interrupt; else never."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Replay recorded trainings under several policies.
@@ -75,8 +93,9 @@ def simulate(
     Curve sets are files, or a study's own ledger: what would round-robin have done with my study?
     For each seed the trials stand in random order. fifo, round-robin and the oracle, which knows
     the best trial beforehand, are always simulated too. With --sampler a study is replayed as it
-    would go: what trains next depends on what was reported. docs/which-policy.md says what to make
-    of the tables.
+    would go: what trains next depends on what was reported. With --jobs the trials are jobs of a
+    cluster that come, take so long on so many devices, and are not interrupted; qssf learns from
+    those that are over. docs/which-policy.md says what to make of the tables.
 
     \b
     Example:
@@ -84,6 +103,7 @@ def simulate(
       optuna-hermes simulate examples/curves/*.npz --policy hermes,las --devices 4 --seeds 10
       optuna-hermes simulate examples/curves/*.npz --sampler TPESampler --devices 4
       optuna-hermes simulate --storage sqlite:///study.db --study-name digits --policy slaq
+      optuna-hermes simulate --jobs jobs.csv --policy fifo,qssf,sjf --devices 64
     """
     from optuna_hermes.view import loop_view, simulation_view
 
@@ -91,8 +111,21 @@ def simulate(
         raise InvalidInputError(
             f"--budget needs --sampler but got {budget:g} alone: add --sampler TPESampler."
         )
+    if jobs is None and (devices_per_host is not None or slice_seconds is not None):
+        raise InvalidInputError(
+            "--devices-per-host and --slice-seconds need --jobs: add --jobs FILE or leave them out."
+        )
+    if jobs is not None:
+        if curves or study_name is not None or sampler is not None:
+            raise InvalidInputError(
+                "--jobs goes without curves, --study-name and --sampler: name one of them only."
+            )
+        names = (policy or JOB_POLICIES).split(",")
+        hosts = (devices, devices_per_host or 8)
+        show_jobs(jobs, names, hosts, slice_seconds, _seeds(seeds), json=json)
+        return
     sets = _sets(curves or [], storage, study_name)
-    names, rules = policy.split(","), (devices, switch_cost, _seeds(seeds))
+    names, rules = (policy or DEFAULT_POLICIES).split(","), (devices, switch_cost, _seeds(seeds))
     if sampler is None:
         document = _simulations.of_lists(sets, names, trials, *rules)
     else:

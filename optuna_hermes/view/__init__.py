@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from optuna_hermes.view._chart import BEST_MARK, chart
 from optuna_hermes.view._checks import checks_view
+from optuna_hermes.view._jobs import jobs_view
 from optuna_hermes.view._progress import Progress, make_progress
 from optuna_hermes.view._simulation import counting, loop_view, simulation_view
 from optuna_hermes.view._status import status_view
@@ -18,6 +19,7 @@ __all__ = [
     "checks_view",
     "counting",
     "duration",
+    "jobs_view",
     "loop_view",
     "make_progress",
     "parameters",

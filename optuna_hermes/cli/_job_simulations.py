@@ -1,0 +1,105 @@
+"""``simulate --jobs``: what policies make of the jobs of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.cli._output import note, show, show_json
+
+if TYPE_CHECKING:
+    from optuna_hermes.replay import JobRules
+    from optuna_hermes.simulator import Job
+
+REFERENCE = "fifo"
+"""What every policy is compared with; simulated whether asked for or not."""
+
+Document = dict[str, Any]
+
+
+def show_jobs(
+    path: Path,
+    policies: Sequence[str],
+    hosts: tuple[int, int],
+    slice_seconds: float | None,
+    seeds: Sequence[int],
+    *,
+    json: bool,
+) -> None:
+    """Print what comes of a file of jobs.
+
+    Args:
+        path: of the file. Its groups share all devices.
+        policies: names; the reference is added.
+        hosts: how many devices, and how many on each host.
+        slice_seconds: how often jobs may be interrupted, None for never.
+        seeds: of errors and random numbers.
+        json: for programs, not for people.
+    """
+    from optuna_hermes.view import jobs_view, plural
+
+    document = of_jobs(path, policies, hosts, slice_seconds, seeds)
+    if refused := document["settings"]["refused"]:
+        note(f"{plural(refused, 'job')} left out that want more than {plural(hosts[0], 'device')}.")
+    if json:
+        show_json(document)
+        return
+    show(jobs_view(document))
+
+
+def of_jobs(
+    path: Path,
+    policies: Sequence[str],
+    hosts: tuple[int, int],
+    slice_seconds: float | None,
+    seeds: Sequence[int],
+) -> Document:
+    """Settings, and a result for each policy and seed: see ``show_jobs``."""
+    from dataclasses import replace
+
+    from optuna_hermes import replay
+    from optuna_hermes.view import counting
+
+    names = list(dict.fromkeys([*policies, REFERENCE]))
+    for name in names:
+        replay.check_job_policy(name)
+    found = replay.read_jobs(path)
+    jobs = [replace(job, group=None, params=_params(job)) for job in found.jobs]
+    rules = replay.JobRules(groups=replay.one_group(*hosts), slice_seconds=slice_seconds)
+    each = list(product(names, seeds))
+    with counting(len(each)) as step:
+        results = replay.spread(partial(_result, jobs, rules), each, on_answer=step)
+    return {
+        "settings": {
+            "trace": found.name,
+            "jobs": len(jobs),
+            "refused": sum(job.devices > hosts[0] for job in jobs),
+            "policies": names,
+            "devices": hosts[0],
+            "devices_per_host": hosts[1],
+            "slice_seconds": slice_seconds,
+            "seeds": list(seeds),
+        },
+        "results": [
+            {"trace": found.name, "policy": name, "seed": seed, **result}
+            for (name, seed), result in zip(each, results, strict=True)
+        ],
+    }
+
+
+def _params(job: Job) -> dict[str, Any]:
+    """Its group says something of a job, although it gets no devices of its own."""
+    user = job.params.get("user")
+    return {"user": f"{job.group or ''}/{user or ''}"} if job.group or user else {}
+
+
+def _result(jobs: Sequence[Job], rules: JobRules, each: tuple[str, int]) -> Document:
+    from optuna_hermes.replay import simulate_jobs
+    from optuna_hermes.simulator import measure_jobs
+
+    name, seed = each
+    return asdict(measure_jobs(simulate_jobs(jobs, name, rules, seed=seed)))

@@ -1,0 +1,124 @@
+"""Traces of jobs under policies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
+from optuna_hermes.policies import POLICIES, Fifo, Policy, Qssf, make_policy
+from optuna_hermes.simulator import (
+    Clairvoyant,
+    Estimator,
+    Job,
+    JobCluster,
+    JobTrace,
+    Learned,
+    Noisy,
+    ShortestRemaining,
+)
+
+ORACLE_SLICE_SECONDS = 600.0
+"""How often ``srtf`` may interrupt where jobs are not interrupted otherwise."""
+
+JOB_POLICIES: Mapping[str, str] = {
+    "fifo": "first come, first served; the queue stops at a job that does not fit",
+    "fifo-backfill": "the same, but those behind such a job may overtake it",
+    "qssf": "least predicted service first, learned from jobs that are over",
+    "qssf-rolling": "the same without trees: what jobs like it took of late",
+    "qssf-noise": "the same, with the errors of its authors' replay in place of a predictor",
+    "sjf": "shortest job first, an oracle",
+    "srtf": "shortest remaining time first, an oracle that interrupts",
+}
+"""The policies that are made for jobs; every other one can be named too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRules:
+    """What holds for every policy.
+
+    Args:
+        groups: the devices of each host of each group.
+        slice_seconds: how often jobs may be interrupted, None for never.
+        restart_seconds: what it costs a job to go on elsewhere, or after a pause.
+    """
+
+    groups: Mapping[str | None, Sequence[int]]
+    slice_seconds: float | None = None
+    restart_seconds: float = 0.0
+
+
+def one_group(n_devices: int, devices_per_host: int) -> dict[str | None, list[int]]:
+    """Hosts for one cluster: all of one size, the last one smaller if need be.
+
+    Raises:
+        InvalidInputError: a number is below 1.
+    """
+    if n_devices < 1 or devices_per_host < 1:
+        raise InvalidInputError(
+            "There must be a device at least, and one on each host, but got "
+            f"{n_devices} devices and {devices_per_host} on each host."
+        )
+    whole, rest = divmod(n_devices, devices_per_host)
+    return {None: [devices_per_host] * whole + [rest] * bool(rest)}
+
+
+def simulate_jobs(
+    jobs: Sequence[Job], name: str, rules: JobRules, *, seed: int = 0, past: Sequence[Job] = ()
+) -> JobTrace:
+    """Replay jobs under one policy.
+
+    Args:
+        jobs: in any order.
+        name: of ``JOB_POLICIES`` or ``POLICIES``, or ``module:Class`` or ``FILE.py:Class``.
+        rules: the hosts, and what a job can be asked.
+        seed: of errors, and for policies that draw random numbers.
+        past: jobs that came before; a learner knows those that were over when the first of
+            ``jobs`` comes.
+
+    Raises:
+        InvalidInputError: there is no such policy.
+    """
+    policy, estimator = _made(name, seed)
+    if isinstance(estimator, Learned) and past:
+        estimator.read(past, min((job.submitted for job in jobs), default=math.inf))
+    interrupts = name == "srtf" and rules.slice_seconds is None
+    return JobCluster(
+        policy,
+        jobs,
+        groups=rules.groups,
+        slice_seconds=ORACLE_SLICE_SECONDS if interrupts else rules.slice_seconds,
+        restart_seconds=rules.restart_seconds,
+        estimator=estimator,
+        seed=seed,
+    ).run()
+
+
+def check_job_policy(name: str) -> None:
+    """Refuse a name that no policy has.
+
+    Raises:
+        UnknownPolicyError: nobody has it; the error lists all that there are.
+    """
+    if name not in JOB_POLICIES and name not in POLICIES and ":" not in name:
+        known = ", ".join(dict.fromkeys([*JOB_POLICIES, *POLICIES]))
+        raise UnknownPolicyError(
+            f"With jobs a policy must be one of {known}, or module:Class of your own, but got "
+            f"{name!r}."
+        )
+    _made(name, 0)
+
+
+def _made(name: str, seed: int) -> tuple[Policy, Estimator | None]:
+    """A policy, and who tells it what to expect."""
+    made: dict[str, tuple[Policy, Estimator | None]] = {
+        "fifo": (Fifo(backfill=False), None),
+        "fifo-backfill": (Fifo(), None),
+        "qssf": (Qssf(backfill=False), Learned()),
+        "qssf-rolling": (Qssf(backfill=False), Learned(trees=False)),
+        "qssf-noise": (Qssf(backfill=False), Noisy(seed)),
+        "sjf": (ShortestRemaining(backfill=False), Clairvoyant()),
+        "srtf": (ShortestRemaining(backfill=False), Clairvoyant()),
+    }
+    return made[name] if name in made else (make_policy(name), Learned())

@@ -1,0 +1,172 @@
+"""Traces of jobs: files, policies by name, and ``simulate --jobs``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from optuna_hermes.cli import run
+from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
+from optuna_hermes.replay import (
+    JobRules,
+    check_job_policy,
+    one_group,
+    read_jobs,
+    read_philly,
+    simulate_jobs,
+)
+from optuna_hermes.replay._jobs import JOB_POLICIES
+from optuna_hermes.simulator import measure_jobs
+
+TINY = "submitted,seconds,devices,group,user\n" + "".join(
+    f"{60 * n},{20 if n % 3 else 900},{1 + n % 2},{'ab'[n % 2]},u{n % 3}\n" for n in range(40)
+)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.csv"
+    path.write_text(TINY)
+    return path
+
+
+def test_columns_of_a_file(tiny: Path) -> None:
+    """Every column is read; the jobs come in the order of submission."""
+    found = read_jobs(tiny)
+    assert found.name == "tiny"
+    assert len(found.jobs) == 40
+    job = found.jobs[1]
+    assert (job.number, job.submitted, job.work.total, job.devices) == (1, 60.0, 20.0, 2)
+    assert (job.group, job.params) == ("b", {"user": "u1"})
+
+
+def test_columns_of_published_traces(tmp_path: Path) -> None:
+    """Philly's names are understood, also gzipped; dates count from the Monday before."""
+    path = tmp_path / "jobs.csv.gz"
+    text = (
+        "timestamp,duration,num_gpus,gpu_time,cluster\n"
+        "2017-10-11 01:00:00,66.0,2,132.0,x\n"
+        "2017-10-10 00:00:30,5.5,1,5.5,y\n"
+    )
+    path.write_bytes(gzip.compress(text.encode()))
+    jobs = read_jobs(path).jobs
+    assert [job.submitted for job in jobs] == [86_430, 2 * 86_400 + 3_600]
+    assert [(job.group, job.devices, job.work.total) for job in jobs] == [
+        ("y", 1, 5.5),
+        ("x", 2, 66),
+    ]
+    (tmp_path / "vc_nodes.csv").write_text("vc,node num\nx,3\n")
+    philly = read_philly(tmp_path)
+    assert (philly.groups, len(philly.jobs), philly.left_out) == ({"x": 3}, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("submitted,seconds\n", "must have a job"),
+        ("submitted,devices\n1,2\n", "line 2: a job must have 'seconds'"),
+        ("submitted,seconds\n1,2\n1,-2\n", "line 3: seconds must be a number above 0 but got '-2'"),
+        ("submitted,seconds\nsoon,2\n", "line 2: submitted must be"),
+        ("submitted,seconds\n-1,2\n", "line 2: submitted must be"),
+        ("submitted,seconds,devices\n1,2,1.5\n", "devices must be a whole number"),
+        ("submitted,seconds,devices\n1,2,inf\n", "devices must be a whole number"),
+        ("submitted,seconds\n1,2\n2017-10-10,2\n", "everywhere, or nowhere"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, message: str) -> None:
+    """One line names the file, the line and the rule."""
+    path = tmp_path / "jobs.csv"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError, match=message):
+        read_jobs(path)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    """What is missing or damaged is an error of its caller's."""
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        read_jobs(tmp_path / "missing.csv")
+    for name, data in (("jobs.csv.gz", b"\x1f\x8bno"), ("jobs.csv", b"\xff\xfe\x00")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(InvalidInputError, match=r"must be a CSV file|cannot be read"):
+            read_jobs(tmp_path / name)
+
+
+def test_every_policy_runs_jobs(tiny: Path) -> None:
+    """All that can be named end all jobs; the oracle's mean is the least."""
+    jobs = read_jobs(tiny).jobs
+    rules = JobRules(groups={"a": [2, 1], "b": [4]})
+    means = {}
+    for name in [*JOB_POLICIES, "hermes", "las", "round-robin", "asha"]:
+        check_job_policy(name)
+        trace = simulate_jobs(jobs, name, rules)
+        assert len(trace.records) == len(jobs)
+        means[name] = measure_jobs(trace).mean_completion_seconds
+    assert min(means.values()) == pytest.approx(min(means["sjf"], means["srtf"]))
+    with pytest.raises(UnknownPolicyError, match=r"fifo, fifo-backfill.*'median-stop'"):
+        check_job_policy("median-stop")
+
+
+def test_what_came_before_is_learned_from(tiny: Path) -> None:
+    """Who has read the first half makes better estimates of the second from the start."""
+    jobs = read_jobs(tiny).jobs
+    rules = JobRules(groups={"a": [1], "b": [2]})
+    cold = measure_jobs(simulate_jobs(jobs[20:], "qssf", rules))
+    warm = measure_jobs(simulate_jobs(jobs[20:], "qssf", rules, past=jobs[:20]))
+    assert warm.mean_completion_seconds <= cold.mean_completion_seconds
+
+
+def test_hosts_of_one_size() -> None:
+    """The last host is smaller where the devices do not come out even."""
+    assert one_group(20, 8) == {None: [8, 8, 4]}
+    with pytest.raises(InvalidInputError, match="got 0 devices"):
+        one_group(0, 8)
+
+
+def test_simulate_jobs_as_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints settings and a result for each policy, the reference among them."""
+    options = ["--policy", "qssf,sjf", "--devices", "2", "--devices-per-host", "2", "--json"]
+    assert run(["simulate", "--jobs", str(tiny), *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["settings"]["policies"] == ["qssf", "sjf", "fifo"]
+    assert document["settings"]["jobs"] == 40
+    by_name = {row["policy"]: row for row in document["results"]}
+    assert set(by_name) == {"qssf", "sjf", "fifo"}
+    assert by_name["sjf"]["mean_queueing_seconds"] < by_name["fifo"]["mean_queueing_seconds"]
+    assert all(row["trace"] == "tiny" and row["jobs"] == 40 for row in by_name.values())
+
+
+def test_simulate_jobs_as_a_table(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json there is a table, and a note about jobs that fit nowhere."""
+    assert run(["simulate", "--jobs", str(tiny), "--devices", "1", "--slice-seconds", "60"]) == 0
+    shown = capsys.readouterr()
+    assert "tiny: 40 jobs, 1 device" in shown.out
+    assert "1.00x" in shown.out
+    assert shown.err == "20 jobs left out that want more than 1 device.\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--policy", "best"], "With jobs a policy must be one of fifo"),
+        (["--study-name", "s"], "--jobs goes without"),
+        (["--sampler", "TPESampler"], "--jobs goes without"),
+        (["--slice-seconds", "0"], "slice_seconds must be above 0"),
+    ],
+)
+def test_bad_input_ends_with_status_2(
+    tiny: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    """One line says what is wrong."""
+    assert run(["simulate", "--jobs", str(tiny), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_options_of_jobs_need_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are refused without a file of jobs."""
+    assert run(["simulate", "--slice-seconds", "5"]) == 2
+    assert "need --jobs" in capsys.readouterr().err
