@@ -11,13 +11,14 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.default_venv_backend = "venv"
 
 CONSTRAINED = ("-c", "constraints.txt")
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every test that is not slow."""
+    """Every test that is not slow, files side by side: most wait for processes that start."""
     session.install(*CONSTRAINED, "-e", ".[lightning,test]")
-    session.run("python", "-m", "pytest", "-m", "not slow", *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs)
 
 
 @nox.session
