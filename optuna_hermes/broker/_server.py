@@ -52,6 +52,7 @@ from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._instance import instance_in
 from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers, all_of, news_of
 from optuna_hermes.broker._logs import log_event
+from optuna_hermes.broker._malloc import give_back_free_pages
 from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.broker._meter import Meter
 from optuna_hermes.broker._metrics import Figures, serving
@@ -73,6 +74,8 @@ POLL_SECONDS = 2.0
 HOST_SHARE = 0.4
 """Of the host memory that is available at the start, for what runs move off their devices."""
 FLUSH_SECONDS = 0.25
+TRIM_SECONDS = 10.0
+"""How often memory that is free is given back to the system."""
 END_SECONDS = 5.0
 """How long the last records may take when the broker ends."""
 _HELLO_SECONDS = 10.0
@@ -181,7 +184,8 @@ class Server:
         sock = _listen(election.socket_path(self._directory))
         election.check_socket(self._directory)
         server = await asyncio.start_unix_server(self._client, sock=sock)
-        chores = [loop.create_task(x) for x in (self._poll(), self._flush(), self._refresh())]
+        routines = (self._poll(), self._flush(), self._refresh(), self._trim())
+        chores = [loop.create_task(each) for each in routines]
         for chore in chores:
             chore.add_done_callback(self._chore_ended)
         log.info("listening, devices %s", self._devices)
@@ -615,6 +619,11 @@ class Server:
             self._ledgers.flush()
             self._ledgers.rest(self._state.book.studies)
             self._hang_up_on_the_slow()
+
+    async def _trim(self) -> None:
+        while True:
+            await asyncio.sleep(TRIM_SECONDS)
+            give_back_free_pages()
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
