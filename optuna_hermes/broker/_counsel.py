@@ -205,6 +205,7 @@ def _elastic(sizes: BatchSizes) -> Elastic:
     return Elastic(
         batch_size=sizes.now,
         batch_sizes=(sizes.least, sizes.most),
+        unit_samples=sizes.unit_samples,
         speeds=tuple(
             Speed(devices=1, batch_size=size, step_seconds=seconds)
             for size, seconds in sorted(sizes.seconds.items())

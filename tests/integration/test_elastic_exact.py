@@ -15,7 +15,13 @@ import numpy as np
 import optuna
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import (
+    Callback,
+    GradientAccumulationScheduler,
+    ProgressBar,
+    RichProgressBar,
+    TQDMProgressBar,
+)
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -360,6 +366,39 @@ def test_speeds_are_measured() -> None:
     seconds = session.stretched[-1].seconds
     assert set(seconds) == {8, 16}
     assert all(0 < each < 1 for each in seconds.values())
+
+
+@pytest.mark.parametrize("kind", [TQDMProgressBar, RichProgressBar])
+def test_the_bar_knows_how_long_an_epoch_is(kind: type[ProgressBar]) -> None:
+    """A change makes its epoch longer or shorter at once, and the next ones from their start."""
+    bar, totals = kind(), []
+
+    class Look(Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+            totals.append(total_of(bar))
+
+    train(FakeSession(batch_sizes={5: 16}), callbacks=(bar, Look()), enable_progress_bar=True)
+    assert totals == [12] * 5 + [9] * 4 + [6] * 12
+
+
+def total_of(bar: ProgressBar) -> float | None:
+    """The number of batches that a bar shows."""
+    if isinstance(bar, TQDMProgressBar):
+        return bar.train_progress_bar.total
+    assert isinstance(bar, RichProgressBar)
+    assert bar.progress is not None
+    assert bar.train_progress_bar_id is not None
+    return bar.progress.tasks[bar.train_progress_bar_id].total
+
+
+def test_a_unit_is_so_many_samples() -> None:
+    """Of an epoch, or of as many as lie between two validations."""
+    session = FakeSession()
+    train(session, check_val_every_n_epoch=3)
+    assert {sizes.unit_samples for sizes in session.stretched} == {SAMPLES}
+    session = FakeSession({33: "resident"})
+    train(session, check_val_every_n_epoch=2)
+    assert [sizes.unit_samples for sizes in session.stretched][-1] == 2 * SAMPLES
 
 
 def test_a_searched_size_stays() -> None:

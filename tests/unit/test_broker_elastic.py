@@ -12,7 +12,9 @@ from optuna_hermes.policies import Policy, RoundRobin
 from optuna_hermes.testing import FakeBroker
 from optuna_hermes.view._trial import say
 
-SIZES = wire.BatchSizes(now=8, least=4, most=32, seconds={8: 0.5, 16: 0.75, 4: 0.0})
+SIZES = wire.BatchSizes(
+    now=8, least=4, most=32, seconds={8: 0.5, 16: 0.75, 4: 0.0}, unit_samples=90
+)
 
 
 class Sizing(Policy):
@@ -82,6 +84,7 @@ def test_a_policy_sees_what_a_run_may_have(broker: FakeBroker, sizing: Sizing) -
     assert sizing.run(0).elastic == Elastic(
         batch_size=8,
         batch_sizes=(4, 32),
+        unit_samples=90,
         speeds=(
             Speed(devices=1, batch_size=8, step_seconds=0.5),
             Speed(devices=1, batch_size=16, step_seconds=0.75),
