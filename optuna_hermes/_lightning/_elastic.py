@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from lightning.pytorch import Trainer
@@ -175,7 +176,8 @@ class ElasticBatch:
             batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
             if batches % self._batches_a_step(size):
                 return False
-        return replay.batches_of(replay.left, size) > 0
+        left = replay.left
+        return replay.batches_of(left, size) > 0 and not replay.ends_alone(left, size)
 
     def _change(self, replay: ElasticReplay, trainer: Trainer, size: int) -> None:
         before = replay.size
@@ -215,14 +217,19 @@ class ElasticBatch:
         return most
 
     def _nearest(self, wish: int) -> int:
-        """The allowed size that is nearest below a wish, or the smallest one."""
-        size = max(self._limits[0], min(self._most(), wish))
-        if self._scaling != "accumulate":
-            return size
-        assert self._replay is not None
-        whole = self._replay.first_size * self._windows
-        fitting = [n for n in range(self._limits[0], self._most() + 1) if whole % n == 0]
-        return max((n for n in fitting if n <= size), default=fitting[0])
+        """The size nearest below a wish that can be had, or else above it."""
+        least, most = self._limits[0], self._most()
+        size = max(least, min(most, wish))
+        below, above = range(size, least - 1, -1), range(size + 1, most + 1)
+        return next(each for each in chain(below, above) if self._fits(each))
+
+    def _fits(self, size: int) -> bool:
+        """Whether all epochs may have this size; the first one always fits."""
+        replay = self._replay
+        assert replay is not None
+        if self._scaling == "accumulate" and replay.first_size * self._windows % size:
+            return False
+        return not replay.ends_alone(replay.samples, size)
 
     def _batches_a_step(self, size: int) -> int:
         assert self._replay is not None

@@ -78,6 +78,14 @@ class ElasticReplay(Replay):
         """How many batches of one size so many samples make at the end of an epoch."""
         return samples // size if self.drops_last else math.ceil(samples / size)
 
+    def ends_alone(self, samples: int, size: int) -> bool:
+        """Whether so many samples at the end of an epoch leave a single one for the last batch.
+
+        Modules with batch normalisation raise there. Not if the first size does so too.
+        """
+        alone = not self.drops_last and size > 1 and samples % size == 1
+        return alone and self.samples % self.first_size != 1
+
     def unwrap(self) -> None:
         """See ``Replay``."""
         super().unwrap()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import tempfile
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -15,6 +16,8 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lightning.pytorch.callbacks import (
     Callback,
     GradientAccumulationScheduler,
@@ -279,6 +282,53 @@ def test_in_memory(name: str, tier: TierName, tmp_path: Path) -> None:
     assert session.parks == [tier] * len(sizes)
 
 
+Step = tuple[int, TierName | None, int]
+"""After how many batches the run is suspended, if it is, and which size it shall have then."""
+
+
+def through(steps: list[Step], folder: Path, **options: Any) -> dict[Any, Any]:
+    """A run that changes so, suspended or not, in as many processes as it takes."""
+    seen: dict[Any, Any] = {}
+    wish, checkpoints = None, ()
+    while True:
+        later = {at - len(seen): (tier, size) for at, tier, size in steps if at > len(seen)}
+        sizes = {at: size for at, (_, size) in later.items()}
+        session = FakeSession(
+            {at: tier for at, (tier, _) in later.items() if tier is not None},
+            checkpoint_dir=folder,
+            checkpoints=checkpoints,
+            while_parked=scramble,
+            batch_sizes=sizes if wish is None else {0: wish, **sizes},
+        )
+        try:
+            return train(session, seen, **options)
+        except Suspended:
+            checkpoints = session.checkpoints
+            wish = max((at, size) for at, _, size in steps if at <= len(seen))[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linear", "accumulate-more", "linear-accumulated", "drop-last"])
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(1, 30),
+            st.sampled_from([None, "resident", "host", "disk"]),
+            st.integers(1, 40),
+        ),
+        min_size=3,
+        max_size=12,
+        unique_by=lambda step: step[0],
+    ).map(sorted)
+)
+def test_any_changes(name: str, steps: list[Step]) -> None:
+    """Whatever sizes it gets, wherever and in whatever tier it waits, it is the same run."""
+    whole = expected({at: size for at, _, size in steps}, **CASES[name])
+    with tempfile.TemporaryDirectory() as folder:
+        assert through(steps, Path(folder), **CASES[name]) == whole
+
+
 @pytest.mark.parametrize("name", some("linear"))
 def test_nothing_changes_while_the_size_does_not(name: str) -> None:
     """A run that could have another size, and gets none, is the run without the option."""
@@ -357,6 +407,16 @@ def test_limits() -> None:
         (4, 4, 24),
         (24, 4, 24),
     ]
+
+
+def test_no_batch_of_one_sample() -> None:
+    """Where batch normalisation would raise, a change waits, or takes the nearest size."""
+    seen = expected({3: 13, 16: 89}, elastic=(4, 90))
+    sizes = [[len(batch) for batch in samples(seen, epoch)] for epoch in range(EPOCHS)]
+    assert sizes == [[8] * 4 + [13] * 4 + [6], [13] * 6 + [12], [88, 2]]
+    tried = expected({1: 64}, elastic=(4, 90), loader={"batch_size": 89}, net=Plain)
+    assert [len(batch) for batch in samples(tried, 0)] == [89, 1]
+    assert [len(batch) for batch in samples(tried, 1)] == [64, 26]
 
 
 def test_speeds_are_measured() -> None:
