@@ -19,6 +19,7 @@ from pathlib import Path
 
 from optuna_hermes.broker._privacy import read_private, write_private
 from optuna_hermes.errors import BrokerConflictError, InvalidInputError
+from optuna_hermes.policies import ENERGY, POLICIES
 
 DEVICE = "{device}"
 """What stands for the device's id in a command."""
@@ -50,6 +51,21 @@ class PowerCommands:
     def texts(self) -> tuple[str, str]:
         """Both, as ``power_commands`` reads them."""
         return shlex.join(self.down), shlex.join(self.up)
+
+
+def commands_for(policy: str, down: str | None, up: str | None) -> PowerCommands | None:
+    """The commands, None if neither is given.
+
+    Raises:
+        InvalidInputError: they make no sense, or this policy would never have them run.
+    """
+    commands = power_commands(down, up)
+    if commands is not None and policy in POLICIES:
+        raise InvalidInputError(
+            f"--power-down-command needs a policy that powers devices down but got {policy!r}: "
+            f"use --policy {ENERGY}{policy}."
+        )
+    return commands
 
 
 def power_commands(down: str | None, up: str | None) -> PowerCommands | None:

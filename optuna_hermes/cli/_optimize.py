@@ -96,13 +96,14 @@ def optimize(
           --study-name digits --n-trials 64
     """
     from optuna_hermes.broker._devices import parse_devices
+    from optuna_hermes.broker._power_commands import commands_for
     from optuna_hermes.policies import make_policy
 
     make_policy(policy)
     parse_devices(devices)
+    power = commands_for(policy, power_down_command, power_up_command)
     with study_to_optimize(storage, study_name) as study:
         from optuna_hermes.workers import Settings
-        from optuna_hermes.workers._power import commands_for
 
         settings = Settings(
             n_trials=n_trials,
@@ -113,7 +114,7 @@ def optimize(
             slice_seconds=slice_seconds,
             seed=seed,
             checkpoint_dir=checkpoint_dir,
-            power=commands_for(policy, power_down_command, power_up_command),
+            power=power,
         )
         result = run_shown(study, objective, settings)
     if json:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import optuna
 
+from optuna_hermes.broker._power_commands import commands_for
 from optuna_hermes.errors import HermesError
 from optuna_hermes.policies import make_policy
 from optuna_hermes.sampler import default_devices
 from optuna_hermes.view import Progress, make_progress, plural
 from optuna_hermes.workers._driver import Callback, Driver, Settings
 from optuna_hermes.workers._objective import Objective
-from optuna_hermes.workers._power import commands_for
 from optuna_hermes.workers._result import OptimizeResult, TrialResult
 
 __all__ = ["OptimizeResult", "Settings", "TrialResult", "optimize", "run_study"]

@@ -17,6 +17,7 @@ import pytest
 
 from optuna_hermes import __version__, workers
 from optuna_hermes import _optuna as private
+from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.cli import _optuna_verbs, run
 from optuna_hermes.cli._app import VERBS
 from optuna_hermes.cli._output import show_json
@@ -43,6 +44,7 @@ RESULT: dict[str, Any] = {
     "best": None,
     "trials": (),
 }
+POWER = ("--power-down-command", "/bin/echo {device}", "--power-up-command", "/bin/echo {device}")
 OPTIMIZE = ("optimize", "x.py:f", "--storage", "sqlite:///s.db", "--study-name", "digits")
 
 
@@ -174,6 +176,11 @@ def test_light_verbs_import_nothing_heavy(
             [*OPTIMIZE, "--policy", "magic"],
             "FILE.py:CLASS or module:CLASS, or one of these after energy:, but got 'magic'",
         ),
+        ([*OPTIMIZE, "--policy", "energy:magic"], "but got 'magic'"),
+        ([*OPTIMIZE, "--power-down-command", "off {device}"], "add --power-up-command"),
+        ([*OPTIMIZE, *POWER], "use --policy energy:hermes"),
+        (["broker", "--power-up-command", "on {device}"], "add --power-down-command"),
+        (["broker", *POWER[:3], "/bin/echo"], "{device} among them"),
         ([*OPTIMIZE, "--devices", "tpu"], "but got 'tpu'"),
         ([*OPTIMIZE, "--devices", "cpu:0"], "between 1 and"),
         (["quickstart", "--devices", "tpu"], "but got 'tpu'"),
@@ -299,6 +306,21 @@ def _settings(runs_with: Callable[..., list[Any]], *options: str) -> list[Any]:
     return called
 
 
+def test_power_commands_are_handed_on(runs_with: Callable[..., list[Any]]) -> None:
+    """As words, with a policy that has a use for them, any policy behind it."""
+    (settings,) = _settings(runs_with, "--policy", "energy:fifo", *POWER)
+    echo = ("/bin/echo", "{device}")
+    assert (settings.policy, settings.power) == ("energy:fifo", PowerCommands(down=echo, up=echo))
+
+
+def test_help_names_energy(capsys: pytest.CaptureFixture[str]) -> None:
+    """The policy and its commands are in the help of `optimize`."""
+    assert run(["optimize", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("energy:NAME", "--power-down-command", "--power-up-command"):
+        assert word in shown
+
+
 def test_json_is_one_document_and_nothing_else(
     runs_with: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,7 +328,8 @@ def test_json_is_one_document_and_nothing_else(
     runs_with(trials=(STORED,), best={"number": 1, "value": float("inf"), "params": {}})
     assert run([*OPTIMIZE, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert list(document) == list(RESULT)
+    assert document.keys() == RESULT.keys() | {"watt_hours"}
+    assert document["watt_hours"] is None
     assert document["trials"][0]["state"] == "STORED"
     assert document["best"]["value"] is None
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from optuna_hermes.broker import _power_commands as power
-from optuna_hermes.broker._power_commands import PowerCommands, power_commands
+from optuna_hermes.broker._power_commands import PowerCommands, commands_for, power_commands
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.workers._power import commands_for
 
 ECHO = "/bin/echo {device}"
 
