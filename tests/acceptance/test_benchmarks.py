@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ import numpy as np
 import pytest
 
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.replay import Rules, read_curve_set, simulate, tabulate
+from optuna_hermes.replay import (
+    JobRules,
+    Rules,
+    read_curve_set,
+    read_philly,
+    simulate,
+    simulate_jobs,
+    tabulate,
+)
 from optuna_hermes.simulator import RIVALS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -279,3 +288,63 @@ def _write_gzip(path: Path, lines: list[str]) -> None:
     path.parent.mkdir()
     with gzip.open(path, "wt") as file:
         file.write("\n".join(lines) + "\n")
+
+
+def jobs(folder: Path, *options: str) -> Any:
+    script = str(BENCHMARKS / "jobs.py")
+    done = subprocess.run(
+        [sys.executable, script, "--traces", str(folder), "--json", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_jobs_compares_policies(tmp_path: Path) -> None:
+    """A made-up trace of two virtual clusters gives a row for each setting and policy."""
+    folder = tmp_path / "philly"
+    folder.mkdir()
+    lines = [
+        f"{600 * n},{20000 if n % 4 else 900},{1 + n % 3},0,{'ab'[n % 2]}\n" for n in range(240)
+    ]
+    text = "timestamp,duration,num_gpus,gpu_time,cluster\n" + "".join(lines)
+    (folder / "jobs.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (folder / "vc_nodes.csv").write_text("vc,node num\na,5\nb,1\n")
+    rows = jobs(tmp_path, "--out", str(tmp_path))
+    assert isinstance(rows, list)
+    promised = (
+        "trace policy mean_completion_seconds mean_queueing_seconds p99_completion_seconds "
+        "utilisation utility delayed_fraction"
+    )
+    assert all(set(promised.split()) <= set(row) for row in rows)
+    by_name = {(row["trace"], row["policy"]): row for row in rows}
+    assert {"fifo", "qssf", "qssf-noise", "sjf", "srtf"} <= {policy for _, policy in by_name}
+    assert by_name["philly", "fifo"]["nodes"] == 2
+    assert by_name["philly-all-nodes", "fifo"]["nodes"] == 6
+    assert by_name["philly", "fifo"]["completion_ratio"] == 1.0
+    assert (tmp_path / "jobs.md").read_text().count("| `qssf` |") == 4
+
+
+TRACES = "OPTUNA_HERMES_TRACES"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TRACES not in os.environ, reason=f"{TRACES} names no folder with traces")
+def test_the_whole_trace_takes_less_than_two_minutes() -> None:
+    """Philly's 82,229 jobs under two policies, learning included, on one core."""
+    found = read_philly(Path(os.environ[TRACES]) / "philly")
+    assert found.groups is not None
+    rules = JobRules(groups={name: [8] * nodes for name, nodes in found.groups.items()})
+    began = time.process_time()
+    for policy in ("fifo", "qssf"):
+        assert len(simulate_jobs(found.jobs, policy, rules).records) == 82_229
+    assert time.process_time() - began < 120
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TRACES not in os.environ, reason=f"{TRACES} names no folder with traces")
+def test_qssf_is_as_good_as_it_should_be(tmp_path: Path) -> None:
+    """On Philly's last quarter the targets are met."""
+    jobs(Path(os.environ[TRACES]), "--check")
