@@ -50,12 +50,17 @@ def next_size(elastic):
 
 
 @pytest.fixture
-def command(storage_url: str, tmp_path: Path) -> list[object]:
-    policy = tmp_path / "doubles.py"
-    policy.write_text(DOUBLES)
+def doubles(tmp_path: Path) -> str:
+    """A policy of one's own."""
+    file = tmp_path / "doubles.py"
+    file.write_text(DOUBLES)
+    return f"{file}:Doubles"
+
+
+def command(storage: str, policy: str) -> list[object]:
     return [
-        *("optimize", f"{TINY}:elastic", "--storage", storage_url, "--study-name", "s"),
-        *("--policy", f"{policy}:Doubles", "--devices", "cpu:4", "--n-trials", N_TRIALS),
+        *("optimize", f"{TINY}:elastic", "--storage", storage, "--study-name", "s"),
+        *("--policy", policy, "--devices", "cpu:4", "--n-trials", N_TRIALS),
         *("--seed", 0, "--slice-seconds", 0.05, "--json"),
     ]
 
@@ -77,22 +82,22 @@ def changes(storage: str) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def test_a_policy_changes_batch_sizes(cli: Cli, storage_url: str, command: list[object]) -> None:
+def test_ones_changes_batch_sizes(cli: Cli, storage_url: str) -> None:
     """Every trial completes, each change is in the ledger, and each begins where the last ended."""
-    done = cli(*command)
+    done = cli(*command(storage_url, "ones"))
     assert done.returncode == 0, done.stderr
     study = optuna.load_study(study_name="s", storage=storage_url)
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * N_TRIALS
     assert all(len(trial.intermediate_values) == 12 for trial in study.trials)
     told = changes(storage_url)
-    assert sum(map(len, told.values())) > N_TRIALS
+    assert any(told.values())
     for each in told.values():
         sizes = [4, *(change["to"] for change in each)]
         assert [change["from"] for change in each] == sizes[:-1]
-        assert set(sizes) <= {2, 4, 8, 16, 32}
+        assert 2 <= min(sizes) <= max(sizes) <= 32
     number = max(told, key=lambda number: len(told[number]))
     shown = cli("status", number, "--storage", storage_url, "--study-name", "s")
-    assert "batch size 8, before 4" in shown.stdout
+    assert f"batch size {told[number][0]['to']}, before 4" in shown.stdout
 
 
 @pytest.mark.slow
@@ -100,17 +105,17 @@ def test_a_live_trial_is_the_same_to_the_bit_as_one_that_never_stopped(
     start_cli: Callable[..., Any],
     cli: Cli,
     storage_url: str,
-    command: list[object],
+    doubles: str,
     tmp_path: Path,
     wait_for: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Suspended in memory and on disk, in many slices: the same batches have the same losses."""
-    running = start_cli(*command)
+    running = start_cli(*command(storage_url, doubles))
     wait_for(lambda: len(list(tmp_path.glob("batches-*"))) == N_TRIALS, 120)
     running.send(signal.SIGINT)
     assert running.wait().returncode in (0, 130)
-    done = cli(*command)
+    done = cli(*command(storage_url, doubles))
     assert done.returncode == 0, done.stderr
     assert {detail["tier"] for _, detail in events(storage_url, "suspended")} == {
         "resident",
