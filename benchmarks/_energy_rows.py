@@ -9,6 +9,8 @@ a minute in which fewer nodes are up than are wanted. Where a trace counts jobs 
 when their number rises; where it counts nodes only (Philly), one comes with each node by which the
 active ones rise. Power goes to `energy:fifo` as it does to `energy` over any policy that lets no
 node lie idle: with recorded demand, who runs on the nodes makes no difference.
+`energy-seasonal` forecasts without LightGBM, as the live policy does; `clairvoyant-buffer` knows
+the future and keeps the same buffer.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from optuna_hermes.errors import HermesError, InvalidInputError
+from optuna_hermes.policies._energy_forecast import seasonal_peak
 from optuna_hermes.simulator import NodeSeries, clairvoyant_nodes, never_powered_down, replay_nodes
 
 GPUS_OF_A_NODE = 8
@@ -57,9 +60,15 @@ def rows(folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each trace and policy, as `jobs.py` prints them, with what only this one has."""
     for name, series in read_series(folder).items():
         always, use = never_powered_down(series), replay_nodes(series)
+        seasonal = replay_nodes(series, forecast=seasonal_peak)
         shares = {
             "fifo": (always.utilisation, 0.0, 0),
             "energy:fifo": (use.utilisation, use.delayed_fraction, use.wakeups),
+            "energy-seasonal:fifo": (
+                seasonal.utilisation,
+                seasonal.delayed_fraction,
+                seasonal.wakeups,
+            ),
             "clairvoyant": (clairvoyant_nodes(series), 0.0, None),
             "clairvoyant-buffer": (clairvoyant_nodes(series, with_buffer=True), 0.0, None),
         }

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from optuna_hermes.model import Decision, Device, Snapshot
 from optuna_hermes.policies._base import Policy, place_of
 from optuna_hermes.policies._energy_forecast import LEARNING_TICKS, seasonal_rise
@@ -107,7 +105,7 @@ def _expected(demand: Demand) -> float:
     """The highest demand of the next hour, by the time of day."""
     if len(demand.peaks) < LEARNING_TICKS:
         return float(demand.level)
-    return demand.level + seasonal_rise(np.asarray(demand.peaks, dtype=float))
+    return demand.level + seasonal_rise(demand.peaks)
 
 
 def _split(memory: Any) -> tuple[Any, Any]:

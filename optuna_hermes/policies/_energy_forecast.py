@@ -46,15 +46,22 @@ def expected_peak(peaks: Sequence[int]) -> float:
     Returns:
         In the unit of ``peaks``; the last peak while too little is known.
     """
-    past = np.asarray(peaks, dtype=float)
-    if len(past) < LEARNING_TICKS:
-        return float(past[-1]) if len(past) else 0.0
+    if len(peaks) < LEARNING_TICKS:
+        return seasonal_peak(peaks)
     # The past begins with a day, and so does what is learned from: a time of day is a place in it.
     model = _fitted(tuple(peaks[: len(peaks) - len(peaks) % DAY_TICKS]))
     if model is None:
-        return float(past[-1]) + seasonal_rise(past)
+        return seasonal_peak(peaks)
+    past = np.asarray(peaks, dtype=float)
     now = features(past, np.array([len(past) - 1]))
     return float(past[-1] + max(0.0, model.predict(now)[0]))
+
+
+def seasonal_peak(peaks: Sequence[int]) -> float:
+    """The same by the mean of the days before; see ``expected_peak``."""
+    if len(peaks) < LEARNING_TICKS:
+        return float(peaks[-1]) if peaks else 0.0
+    return peaks[-1] + seasonal_rise(peaks)
 
 
 def remembered(peaks: Sequence[int], peak: int) -> tuple[int, ...]:
@@ -84,8 +91,9 @@ def features(past: Array, at: NDArray[np.int64]) -> Array:
     return np.column_stack(columns)
 
 
-def seasonal_rise(past: Array) -> float:
+def seasonal_rise(peaks: Sequence[int]) -> float:
     """By how much demand rose to the peak of the ticks ahead, on average of the days before."""
+    past = np.asarray(peaks, dtype=float)
     rises = [
         max(0.0, past[i + 1 : i + 1 + AHEAD_TICKS].max() - past[i])
         for i in range(len(past) - 1 - DAY_TICKS, -1, -DAY_TICKS)

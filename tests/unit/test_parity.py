@@ -285,11 +285,16 @@ def told(run: RunView) -> object:
 
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("n_devices", [1, 3])
-@pytest.mark.parametrize("policy", [*POLICIES, "energy:hermes"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_broker_does_what_the_simulator_does(policy: str, n_devices: int, fixed: bool) -> None:
     """On curves that cross, diverge and end early, every unit is trained when and where it was."""
     for seed in range(3):
         check_parity(policy, random_curves(seed, 12 + 4 * seed), n_devices, fixed=fixed)
+
+
+def test_that_holds_for_a_policy_behind_energy() -> None:
+    """A policy that is asked by `energy` decides as it does alone."""
+    check_parity("energy:hermes", random_curves(0, 10), 3, fixed=False)
 
 
 @pytest.mark.skipif(not given_sets(), reason=f"{CURVES} names no folder with curve sets")
