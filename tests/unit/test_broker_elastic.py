@@ -164,3 +164,20 @@ def test_the_story_in_words() -> None:
     """``status TRIAL`` says which size came after which."""
     detail = {"from": 8, "to": 16, "device": "cpu:0", "units": 3}
     assert say("batch size", detail) == "batch size 16, before 8"
+
+
+@pytest.mark.parametrize(("now", "known"), [(16, True), (2, False)])
+def test_the_next_broker_is_told_too(broker: FakeBroker, now: int, known: bool) -> None:
+    """A process that comes back says which size its batches have; nonsense is not believed."""
+    worker = alone(broker)
+    epoch = begin(broker, worker, 0)
+    after = broker.successor()
+    after.driver(policy="round-robin")
+    sizes = wire.BatchSizes(now=now, least=4, most=32)
+    spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
+    resume = wire.Resume(
+        study=spec, epoch=epoch, device="cpu:0", number=0, trial_id=0, training=True, sizes=sizes
+    )
+    again = after.resume(worker, resume)
+    stretch(after, again, epoch, 8)
+    assert [(each["from"], each["to"]) for each in changes(after, 0)] == [(16, 8)] * known
