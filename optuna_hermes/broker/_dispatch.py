@@ -115,7 +115,8 @@ class Dispatcher:
         if decision.memory != study.memory:
             study.memory = decision.memory
             out.append(SaveMemory(study=study.spec.key, memory=decision.memory))
-        study.powered_down = frozenset(decision.powered_down)
+        if not (study.draining or study.problem):  # else its policy was not asked
+            study.powered_down = frozenset(decision.powered_down)
         by_id = {slot.device.id: slot for slot in slots}
         for assignment in decision.assignments:
             slot = by_id[assignment.devices[0]]

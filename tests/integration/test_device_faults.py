@@ -198,3 +198,36 @@ def test_a_trial_outlives_its_gpu(
     assert lost["device"] == "GPU-bbbb"
     assert lost["reason"].startswith("it cannot be read")
     assert len(events(tmp_path, "process lost")) == 1
+
+
+OBJECTIVE = """
+import os
+
+
+def objective(trial):
+    trial.report(1.0, 1)
+    trial.should_prune()
+    path = os.environ["FAKE_NVML_FILE"]
+    with open(path + ".new", "w") as file:
+        file.write("energy=7400000")  # 7.4 kJ: an hour of 2 W is 7.2 kJ
+    os.replace(path + ".new", path)
+    return trial.suggest_float("x", 0, 1)
+"""
+
+
+def test_a_trial_is_told_what_it_took(
+    say: Callable[[str], None], cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The GPU's counter at the grant and at the end makes watt-hours, for people and programs."""
+    say("energy=200000 watts=700000")
+    (tmp_path / "train.py").write_text(OBJECTIVE)
+    study = ("--storage", f"sqlite:///{tmp_path}/s.db", "--study-name", "s")
+    words = ("optimize", "train.py:objective", *study, "--n-trials", 1, "--devices", "GPU-bbbb")
+    done = cli(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["watt_hours"] == pytest.approx(2.0)
+    assert [trial["watt_hours"] for trial in document["trials"]] == [document["watt_hours"]]
+    shown = json.loads(cli("status", *study, "--json").stdout)["study"]
+    assert shown["watt_hours"] == shown["runs"][0]["watt_hours"] == document["watt_hours"]
+    assert "2.00 Wh" in cli("status", 0, *study).stdout

@@ -268,3 +268,14 @@ def test_devices_stay_as_they_are_while_trials_begin() -> None:
         _begin(broker, worker, number)
         broker.poll("cpu:2")
     assert _switches(broker) == [("cpu:3", False)]
+
+
+def test_nothing_is_woken_for_a_study_that_leaves() -> None:
+    """While its runs are suspended nobody asks its policy: what was down stays down."""
+    broker = _one_run()
+    _switched(broker, "cpu:2", up=False)
+    driver = broker.state.book.studies["s"].driver
+    assert driver is not None
+    broker.say(driver, wire.Drain(study="s"))
+    broker.poll("cpu:1")
+    assert _switches(broker) == [("cpu:2", False)]
