@@ -19,6 +19,7 @@ from optuna_hermes.policies._qssf import Qssf, QssfNonPreemptive
 from optuna_hermes.policies._ranked import Ranked
 from optuna_hermes.policies._round_robin import RoundRobin
 from optuna_hermes.policies._slaq import Slaq
+from optuna_hermes.policies._smd import Smd
 
 __all__ = [
     "ENERGY",
@@ -37,6 +38,7 @@ __all__ = [
     "Ranked",
     "RoundRobin",
     "Slaq",
+    "Smd",
     "make_policy",
     "opened",
     "place",
@@ -55,6 +57,7 @@ POLICIES: Mapping[str, type[Policy]] = {
     "freeze-thaw": FreezeThaw,
     "qssf": Qssf,
     "ones": Ones,
+    "smd": Smd,
 }
 """Every policy by the name that users give it; the first is the default."""
 

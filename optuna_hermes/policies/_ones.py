@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot
-from optuna_hermes.policies._base import Policy, free_devices, holders, opened, place, unopened
+from optuna_hermes.policies._base import Policy, free_devices
 from optuna_hermes.policies._contenders import Contender, contenders
 from optuna_hermes.policies._ones_evolution import Evolution, Schedules
-from optuna_hermes.policies._ones_field import Field, Ints
+from optuna_hermes.policies._ones_field import Field
+from optuna_hermes.policies._seats import hosts_of, leftovers, seated, sitting
 
 KEPT = 4
 """Schedules that the next decision begins with."""
@@ -97,29 +98,15 @@ class Ones(Policy):
         for index, each in enumerate(found):
             seconds[index, : len(each.batch_sizes)] = each.seconds
             seconds[index, :, 0] = 0.0
-        hosts = sorted({device.host for device in devices})
         return Field(
             seconds=seconds,
             wanted=np.array([each.wanted for each in found]),
             value=np.array([DIVERGED if each.diverged else 1.0 for each in found]),
             switch_seconds=np.array([each.switch_seconds for each in found]),
             gate=self.gate,
-            owner=_owner(snapshot, found, devices),
-            host=np.array([hosts.index(device.host) for device in devices]),
+            owner=sitting(snapshot, found, devices),
+            host=hosts_of(devices),
         )
-
-
-def _owner(snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device]) -> Ints:
-    """Which contender sits on a device: its slice has just ended there, and all it had is free."""
-    place_of = {device.id: index for index, device in enumerate(devices)}
-    holding = holders(snapshot)
-    owner = np.full(len(devices), -1, dtype=np.int64)
-    for index, each in enumerate(found):
-        if each.run is not None and each.run.number in holding:
-            seats = each.run.seats
-            if all(id_ in place_of for id_ in seats):
-                owner[[place_of[id_] for id_ in seats]] = index
-    return owner
 
 
 def _seeds(
@@ -162,35 +149,8 @@ def _assignments(
     snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device], best: Schedules
 ) -> tuple[Assignment, ...]:
     """The best schedule, and what it leaves idle to whom it fits."""
-    given: dict[int, list[str]] = {}
-    for device, index in zip(devices, best.owner[0].tolist(), strict=True):
-        if index >= 0:
-            given.setdefault(index, []).append(device.id)
-    level = best.level[0].tolist()
-    batches = {found[index].number: found[index].batch_sizes[level[index]] for index in given}
-    chosen = _seated(snapshot, {found[index]: tuple(ids) for index, ids in sorted(given.items())})
-    chosen += _leftovers(snapshot, chosen)
+    owner, level = best.owner[0].tolist(), best.level[0].tolist()
+    batches = {found[i].number: found[i].batch_sizes[level[i]] for i in set(owner) if i >= 0}
+    chosen = seated(snapshot, found, devices, owner)
+    chosen += leftovers(snapshot, chosen)
     return tuple(replace(each, batch_size=batches.get(each.run)) for each in chosen)
-
-
-def _seated(
-    snapshot: Snapshot, given: Mapping[Contender, tuple[str, ...]]
-) -> tuple[Assignment, ...]:
-    """These devices, or others, as many, where a run is bound to some it has not got."""
-    bound = [(set(each.run.bound_to), ids) for each, ids in given.items() if each.run]
-    if all(not ours or ours.issuperset(ids) for ours, ids in bound):
-        return tuple(Assignment(run=each.number, devices=ids) for each, ids in given.items())
-    wanted = [each.run and replace(each.run, devices_wanted=len(i)) for each, i in given.items()]
-    return place(snapshot, wanted)
-
-
-def _leftovers(snapshot: Snapshot, chosen: Sequence[Assignment]) -> tuple[Assignment, ...]:
-    """Devices that no schedule had a use for, in the order of arrival."""
-    taken = {id_ for each in chosen for id_ in each.devices}
-    devices = tuple(replace(d, free=d.free and d.id not in taken) for d in snapshot.devices)
-    served = {each.run for each in chosen}
-    new = sum(each.run is None for each in chosen)
-    waiting = [*opened(snapshot), *unopened(snapshot)]
-    order = [run for run in waiting if run is not None and run.number not in served]
-    more = [None] * (sum(run is None for run in waiting) - new)
-    return place(replace(snapshot, devices=devices), [*order, *more])

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from optuna_hermes.policies._ones_field import Field, Ints
+from optuna_hermes.policies._ones_field import Field
+from optuna_hermes.policies._seats import Ints
 
 MUTATION = 0.1
 """How likely a run loses its devices, or gets another batch size, in a child."""

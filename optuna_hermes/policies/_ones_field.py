@@ -8,8 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from optuna_hermes.policies._seats import Ints, side_by_side
+
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 ELASTICITY = 0.75
 """What is gained by devices more, as a power: k times the devices train ``k ** 0.75`` as fast."""
@@ -128,36 +129,8 @@ class Field:
         return scores
 
     def reorder(self, counts: Ints) -> Ints:
-        """Who has which device: a run stays if it keeps its number; others are side by side.
-
-        Larger runs choose first, and hosts with more free devices are taken first.
-
-        Args:
-            counts: devices of each run [schedule, run].
-        """
-        stays = (counts == self.now) & (counts > 0)
-        pinned = np.where(self.owner >= 0, stays[:, self.owner], False)
-        rest = np.where(stays, 0, counts)
-        order = np.argsort(-rest, axis=1, kind="stable")
-        ends = np.take_along_axis(rest, order, axis=1).cumsum(axis=1)
-        place = np.arange(self.n_devices)
-        index = (ends[:, None, :] <= place[None, :, None]).sum(axis=2)
-        run = np.take_along_axis(order, np.minimum(index, self.n_runs - 1), axis=1)
-        owner = np.full(pinned.shape, -1, dtype=np.int64)
-        np.put_along_axis(
-            owner, self._free_first(pinned), np.where(index < self.n_runs, run, -1), 1
-        )
-        return np.where(pinned, self.owner, owner)
-
-    def _free_first(self, pinned: NDArray[np.bool_]) -> Ints:
-        """The devices in the order in which they are given out, pinned ones last."""
-        n_hosts = int(self.host.max()) + 1
-        rows = np.arange(len(pinned))[:, None]
-        flat = (self.host + n_hosts * rows).ravel()
-        free = np.bincount(flat, (~pinned).ravel(), len(pinned) * n_hosts)
-        there = free.reshape(len(pinned), n_hosts)[:, self.host]
-        key = np.where(pinned, np.inf, -there * self.n_devices + self.host)
-        return np.argsort(key, axis=1, kind="stable")
+        """Who has which device, for devices of each run [schedule, run]."""
+        return side_by_side(counts, self.owner, self.host)
 
     def _apart(self, owner: Ints) -> Ints:
         """1 for a run on several hosts, otherwise 0 [schedule, run]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from optuna_hermes.replay._elastic_files import read_application, read_elastic_jobs
 from optuna_hermes.replay._files import read_curve_set
 from optuna_hermes.replay._job_files import DEVICES_OF_A_NODE, JobSet, read_jobs, read_philly
 from optuna_hermes.replay._jobs import (
@@ -37,7 +38,9 @@ __all__ = [
     "check_policy",
     "curve_set_of",
     "one_group",
+    "read_application",
     "read_curve_set",
+    "read_elastic_jobs",
     "read_jobs",
     "read_philly",
     "simulate",

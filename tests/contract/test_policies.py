@@ -15,6 +15,7 @@ from optuna_hermes.policies import (
     Qssf,
     RoundRobin,
     Slaq,
+    Smd,
 )
 from optuna_hermes.testing import PolicyContract
 
@@ -73,6 +74,10 @@ class TestQssf(PolicyContract):
 
 class TestOnes(PolicyContract):
     policy = Ones()
+
+
+class TestSmd(PolicyContract):
+    policy = Smd()
 
 
 def test_no_policy_is_left_out() -> None:

@@ -1,0 +1,189 @@
+"""Elastic jobs under several policies: the rows of ``jobs.py`` about ``TRACES/elastic``.
+
+Beside ``las`` as it is there is the same with the thresholds of its paper (``las-nsdi``) and with
+the one of Pollux' simulator (``las-16h``): which of them is better depends on the trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optuna_hermes.policies import Fifo, LeastAttainedService, Ones, Policy, Smd
+from optuna_hermes.replay import read_application, read_elastic_jobs
+from optuna_hermes.simulator import JobCluster, JobTrace, alone_seconds, measure_jobs
+
+HOSTS = [4] * 16
+SLICE_SECONDS = 60.0
+RESTART_SECONDS = 30.0
+"""As in the simulator that was published with Pollux."""
+
+
+class Rival(NamedTuple):
+    """A policy, and what its jobs are like.
+
+    Args:
+        make: a new policy.
+        most: devices that a job can be given, None for those it wants, with its own batch size.
+        told: whether a job says how many epochs are left.
+        slices: whether jobs are interrupted.
+    """
+
+    make: Callable[[], Policy]
+    most: int | None = None
+    told: bool = True
+    slices: bool = True
+
+
+RIVALS = {
+    "fifo": Rival(lambda: Fifo(backfill=False), slices=False),
+    "fifo-backfill": Rival(Fifo, slices=False),
+    "las": Rival(LeastAttainedService),
+    "las-nsdi": Rival(lambda: LeastAttainedService(thresholds=(3250, 7200, 18000))),
+    "las-16h": Rival(lambda: LeastAttainedService(thresholds=(57600,))),
+    "ones": Rival(Ones, most=64),
+    "ones-blind": Rival(Ones, most=64, told=False),
+    "smd": Rival(Smd, most=64),
+}
+
+
+def rows(
+    folder: Path,
+    names: Sequence[str] = tuple(RIVALS),
+    workloads: Sequence[int] = tuple(range(1, 9)),
+    restart_seconds: float = RESTART_SECONDS,
+) -> Iterator[dict[str, Any]]:
+    """One row for each workload and policy.
+
+    Args:
+        folder: ``TRACES/elastic``.
+        names: of ``RIVALS``.
+        workloads: their numbers.
+        restart_seconds: of a job that gets other devices.
+    """
+    applications = {
+        path.name: read_application(path) for path in sorted((folder / "models").iterdir())
+    }
+    for workload in workloads:
+        for name in names:
+            rival = RIVALS[name]
+            jobs = read_elastic_jobs(
+                folder / "workloads" / f"workload-{workload}.csv",
+                applications,
+                most_devices=rival.most,
+                told=rival.told,
+            )
+            began = time.process_time()
+            trace = JobCluster(
+                rival.make(),
+                jobs,
+                groups={None: HOSTS},
+                slice_seconds=SLICE_SECONDS if rival.slices else None,
+                restart_seconds=restart_seconds,
+            ).run()
+            yield row(f"elastic-{workload}", name, trace, time.process_time() - began)
+
+
+def row(trace_name: str, policy: str, trace: JobTrace, cpu_seconds: float) -> dict[str, Any]:
+    """What a policy did with a workload."""
+    metrics = measure_jobs(trace)
+    return {
+        "trace": trace_name,
+        "policy": policy,
+        "mean_completion_seconds": metrics.mean_completion_seconds,
+        "median_completion_seconds": metrics.median_completion_seconds,
+        "mean_queueing_seconds": metrics.mean_queueing_seconds,
+        "p99_completion_seconds": metrics.p99_completion_seconds,
+        "utilisation": metrics.utilisation,
+        "utility": mean_utility(trace),
+        "delayed_fraction": metrics.delayed_fraction,
+        "restarts": metrics.restarts,
+        "device_hours": metrics.device_seconds / 3600,
+        "decision_seconds": cpu_seconds / max(trace.decisions, 1),
+    }
+
+
+def mean_utility(trace: JobTrace) -> float:
+    """Mean utility of completion times, as ``smd`` has it.
+
+    The target of a job is three times what it takes alone on the devices that it wants.
+    """
+    smd = Smd()
+    return float(
+        np.mean(
+            [
+                smd.utility(each.completion_seconds, smd.patience * alone_seconds(each.job))
+                for each in trace.records
+            ]
+        )
+    )
+
+
+def summary(found: Sequence[dict[str, Any]]) -> str:
+    """A table of means over the workloads, ratios to ``las`` and ``las-16h`` among them."""
+    policies = list(dict.fromkeys(each["policy"] for each in found))
+    mean = {
+        policy: {
+            key: float(np.mean([each[key] for each in found if each["policy"] == policy]))
+            for key in found[0]
+            if key not in ("trace", "policy")
+        }
+        for policy in policies
+    }
+    lines = [
+        "| policy | mean completion | of `las` | of `las-16h` | mean queueing | p99 | utility "
+        "| device hours | restarts | seconds a decision |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for policy, each in mean.items():
+        ratios = [
+            f"{mean[rival]['mean_completion_seconds'] / each['mean_completion_seconds']:.2f}x"
+            if rival in mean
+            else ""
+            for rival in ("las", "las-16h")
+        ]
+        cells = [
+            f"`{policy}`",
+            f"{each['mean_completion_seconds']:.0f} s",
+            *ratios,
+            f"{each['mean_queueing_seconds']:.0f} s",
+            f"{each['p99_completion_seconds']:.0f} s",
+            f"{each['utility']:.3f}",
+            f"{each['device_hours']:.0f}",
+            f"{each['restarts']:.1f}",
+            f"{each['decision_seconds']:.4f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the rows, as JSON or as a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--policy", default=",".join(RIVALS))
+    parser.add_argument("--workloads", default="1,2,3,4,5,6,7,8")
+    parser.add_argument("--restart-seconds", type=float, default=RESTART_SECONDS)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    found = []
+    for each in rows(
+        given.traces / "elastic",
+        given.policy.split(","),
+        [int(number) for number in given.workloads.split(",")],
+        given.restart_seconds,
+    ):
+        print(each["trace"], each["policy"], file=sys.stderr)
+        found.append(each)
+    print(json.dumps(found, indent=1) if given.json else summary(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A knapsack in several dimensions, of which each run is in one of several ways, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import LinearConstraint, milp
+from scipy.sparse import coo_array
+
+Floats = NDArray[np.float64]
+
+COUNTABLE = 1e6
+"""What there is more of is no count of devices or processes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One way to run something.
+
+    Args:
+        run: what; no two items of one run are chosen together.
+        devices: on how many devices.
+        batch_size: samples a step, None to leave it.
+        value: what that is worth; items of no value are left to ``Knapsack.filled``.
+        weights: what it takes of each resource, devices first.
+    """
+
+    run: int
+    devices: int
+    batch_size: int | None
+    value: float
+    weights: tuple[float, ...]
+
+
+class Knapsack:
+    """Chooses items whose weights fit into what there is.
+
+    Args:
+        items: those of one run in a row; runs in the order in which they are equal.
+        room: of each resource, infinite where there is no bound.
+    """
+
+    def __init__(self, items: Sequence[Item], room: Sequence[float]) -> None:
+        self._items = list(items)
+        self._room = np.array(room, dtype=float)
+        good = [index for index, item in enumerate(self._items) if item.value > 0]
+        self._weights = np.array([item.weights for item in self._items], dtype=float)
+        self._weights = self._weights.reshape(len(self._items), len(self._room))
+        self._good = [index for index in good if (self._weights[index] <= self._room).all()]
+
+    def exact(self) -> list[Item]:
+        """The items of the largest value, by branch and bound (HiGHS)."""
+        good = self._good
+        if not good:
+            return []
+        runs = sorted({self._items[index].run for index in good})
+        row = {run: place for place, run in enumerate(runs)}
+        rows = [row[self._items[index].run] for index in good]
+        once = coo_array((np.ones(len(good)), (rows, range(len(good)))), (len(runs), len(good)))
+        bounded = np.flatnonzero(np.isfinite(self._room))
+        # Devices are counted; of bytes a solver wants to see shares.
+        scale = np.where(self._room > COUNTABLE, self._room, 1.0)[bounded]
+        constraints = [
+            LinearConstraint(once.tocsr(), ub=1.0),
+            LinearConstraint(
+                (self._weights[good][:, bounded] / scale).T, ub=self._room[bounded] / scale
+            ),
+        ]
+        value = np.array([self._items[index].value for index in good])
+        found = milp(
+            -value / value.max(),
+            integrality=np.ones(len(good)),
+            bounds=(0, 1),
+            constraints=constraints,
+            options={"mip_rel_gap": 0.0},
+        )
+        if found.x is None:
+            return self.greedy()
+        chosen = [self._items[index] for index, x in zip(good, found.x, strict=True) if x > 0.5]
+        return chosen if self._fits(chosen) else self.greedy()
+
+    def greedy(self) -> list[Item]:
+        """Items by value over the sum of their shares of what there is.
+
+        A run that is in may be put in another way, if what that adds is the best that can be added.
+        """
+        by_run: dict[int, Item] = {}
+        left = self._room.copy()
+        scale = np.where(np.isfinite(self._room), np.maximum(self._room, 1.0), np.inf)
+        good = np.array(self._good, dtype=np.int64)
+        values = np.array([self._items[index].value for index in good])
+        weights = self._weights[good]
+        runs = np.array([self._items[index].run for index in good], dtype=np.int64)
+        has_value, has_weight = np.zeros(len(good)), np.zeros_like(weights)
+        while len(good):
+            more, gain = weights - has_weight, values - has_value
+            share = np.maximum((np.maximum(more, 0.0) / scale).sum(axis=1), 1e-12)
+            open_ = (more <= left).all(axis=1) & (gain > 1e-12)
+            if not open_.any():
+                break
+            best = int(np.where(open_, gain / share, -np.inf).argmax())
+            left -= more[best]
+            by_run[int(runs[best])] = self._items[good[best]]
+            same = runs == runs[best]
+            has_value[same], has_weight[same] = values[best], weights[best]
+        return [by_run[run] for run in sorted(by_run)]
+
+    def filled(self, chosen: Sequence[Item]) -> list[Item]:
+        """With runs that are of no value now, as long as there is room, in their order."""
+        taken = {item.run for item in chosen}
+        filled = list(chosen)
+        left = self._room - sum(
+            (np.array(item.weights) for item in chosen), np.zeros(len(self._room))
+        )
+        for index, item in enumerate(self._items):
+            if item.run not in taken and (self._weights[index] <= left).all():
+                taken.add(item.run)
+                filled.append(item)
+                left = left - self._weights[index]
+        return filled
+
+    def _fits(self, chosen: Sequence[Item]) -> bool:
+        runs = [item.run for item in chosen]
+        used = sum((np.array(item.weights) for item in chosen), np.zeros(len(self._room)))
+        return len(set(runs)) == len(runs) and bool((used <= self._room).all())

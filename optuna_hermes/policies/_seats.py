@@ -1,0 +1,123 @@
+"""Which devices the runs of a plan get: those they have, or some that are side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optuna_hermes.model import Assignment, Device, RunView, Snapshot
+from optuna_hermes.policies._base import holders, opened, place, unopened
+from optuna_hermes.policies._contenders import Contender
+
+Ints = NDArray[np.int64]
+
+
+def sitting(snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device]) -> Ints:
+    """Which contender sits on a device, -1 for none [device].
+
+    Its slice has just ended there, and all the devices that it had are free.
+    """
+    place_of = {device.id: index for index, device in enumerate(devices)}
+    holding = holders(snapshot)
+    owner = np.full(len(devices), -1, dtype=np.int64)
+    for index, each in enumerate(found):
+        if each.run is not None and each.run.number in holding:
+            seats = each.run.seats
+            if all(id_ in place_of for id_ in seats):
+                owner[[place_of[id_] for id_ in seats]] = index
+    return owner
+
+
+def hosts_of(devices: Sequence[Device]) -> Ints:
+    """To which host a device belongs, from 0 [device]."""
+    hosts = sorted({device.host for device in devices})
+    return np.array([hosts.index(device.host) for device in devices], dtype=np.int64)
+
+
+def side_by_side(counts: Ints, owner: Ints, host: Ints) -> Ints:
+    """Who has which device, -1 for nobody [plan, device].
+
+    A run stays if it keeps its number of devices; others are side by side. Larger runs choose
+    first, and hosts with more free devices are taken first.
+
+    Args:
+        counts: devices of each run [plan, run], no more in all than there are.
+        owner: who sits on a device now [device].
+        host: to which host a device belongs [device].
+    """
+    n_runs, n_devices = counts.shape[1], len(owner)
+    now = np.bincount(owner + 1, minlength=n_runs + 1)[1:]
+    stays = (counts == now) & (counts > 0)
+    pinned = np.where(owner >= 0, stays[:, owner], False)
+    rest = np.where(stays, 0, counts)
+    order = np.argsort(-rest, axis=1, kind="stable")
+    ends = np.take_along_axis(rest, order, axis=1).cumsum(axis=1)
+    index = (ends[:, None, :] <= np.arange(n_devices)[None, :, None]).sum(axis=2)
+    run = np.take_along_axis(order, np.minimum(index, n_runs - 1), axis=1)
+    found = np.full(pinned.shape, -1, dtype=np.int64)
+    np.put_along_axis(found, _free_first(pinned, host), np.where(index < n_runs, run, -1), axis=1)
+    return np.where(pinned, owner, found)
+
+
+def seated(
+    snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device], owner: Sequence[int]
+) -> tuple[Assignment, ...]:
+    """A plan as assignments; where a run is bound to others than it has, as many others.
+
+    Args:
+        snapshot: how things are.
+        found: the runs of the plan.
+        devices: that are given out.
+        owner: the place of the run in ``found`` that has a device, -1 for nobody [device].
+    """
+    given: dict[int, list[str]] = {}
+    for device, index in zip(devices, owner, strict=True):
+        if index >= 0:
+            given.setdefault(index, []).append(device.id)
+    plan = [(found[index], tuple(ids)) for index, ids in sorted(given.items())]
+    bound = [(each.run.bound_to, ids) for each, ids in plan if each.run]
+    if all(not ours or set(ours).issuperset(ids) for ours, ids in bound):
+        return tuple(Assignment(run=each.number, devices=ids) for each, ids in plan)
+    return place(
+        snapshot, [each.run and replace(each.run, devices_wanted=len(ids)) for each, ids in plan]
+    )
+
+
+def leftovers(
+    snapshot: Snapshot,
+    chosen: Sequence[Assignment],
+    may_have: Callable[[RunView | None], bool] = lambda run: True,
+) -> tuple[Assignment, ...]:
+    """Devices that a plan has no use for, in the order of arrival.
+
+    Args:
+        snapshot: how things are.
+        chosen: what is given out already.
+        may_have: whether a run may have one.
+    """
+    taken = {id_ for each in chosen for id_ in each.devices}
+    devices = tuple(
+        replace(device, free=device.free and device.id not in taken) for device in snapshot.devices
+    )
+    if not any(device.free for device in devices):
+        return ()
+    served = {each.run for each in chosen}
+    new = sum(each.run is None for each in chosen)
+    waiting = [*opened(snapshot), *unopened(snapshot)]
+    order = [run for run in waiting if run is not None and run.number not in served]
+    more = [None] * (sum(run is None for run in waiting) - new)
+    allowed = [run for run in (*order, *more) if may_have(run)]
+    return place(replace(snapshot, devices=devices), allowed)
+
+
+def _free_first(pinned: NDArray[np.bool_], host: Ints) -> Ints:
+    """The devices in the order in which they are given out, pinned ones last."""
+    n_hosts, n_devices = int(host.max()) + 1, len(host)
+    flat = (host + n_hosts * np.arange(len(pinned))[:, None]).ravel()
+    free = np.bincount(flat, (~pinned).ravel(), len(pinned) * n_hosts)
+    there = free.reshape(len(pinned), n_hosts)[:, host]
+    key = np.where(pinned, np.inf, -there * n_devices + host)
+    return np.argsort(key, axis=1, kind="stable")

@@ -1,0 +1,197 @@
+"""SMD: which runs fit into all resources at once, each with the devices that suit it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Decision, Device, Resources, RunView, Snapshot
+from optuna_hermes.policies._base import Policy, free_devices
+from optuna_hermes.policies._contenders import Contender, contenders
+from optuna_hermes.policies._knapsack import Item, Knapsack
+from optuna_hermes.policies._seats import hosts_of, leftovers, seated, side_by_side, sitting
+
+MOST_DEVICES = 16
+"""A run is tried on every number of devices up to this, and on what it wants and has."""
+
+EXACT_RUNS = 30
+"""Up to so many runs the knapsack is solved exactly."""
+
+GATE = 0.1
+"""A change of devices must win this share of the time to the end."""
+
+MOST_CONTENDERS = 128
+"""So many runs compete at least, and three for each device."""
+
+
+class Smd(Policy):
+    """Packs the runs of the largest utility into devices, memory and CPU workers.
+
+    Yu, Wu, Ji and Liu, "A Sum-of-Ratios Multi-Dimensional-Knapsack Decomposition for DNN Resource
+    Scheduling" (SMD), INFOCOM 2021, in style: its text was not at hand. The inner problem is solved
+    for each run: on each number of devices the batch size with which it is done soonest, by
+    ``T(w) = a M / w + b + d (w - 1)`` fitted to its measured steps (``contenders``); all numbers
+    up to 16 are gone through, so that is exact. The outer problem is a knapsack in several
+    dimensions: devices, device memory, host memory for suspended state, and CPU workers; each run
+    is in it once at most, with one of its numbers of devices. Up to 30 runs it is solved exactly
+    (HiGHS, through SciPy), beyond greedily by value over weight.
+
+    This project's own: there are no parameter servers, and the paper's approximation guarantee is
+    that of its randomised rounding, which is not reproduced. The utility of a completion time ``T``
+    is ``1 / (1 + exp(steepness * (T / target - 1)))`` with a target of ``patience`` times what the
+    run takes alone on the devices it wants. The value of a run in the knapsack is what it would
+    lose if all others went first, its utility now less that then, by the seconds to its end: a
+    slice brings so much of it. A run that changes devices loses
+    what that costs, or a tenth of its time. Devices that are left go to runs of no utility as long
+    as their resources last; a run whose last value is NaN or infinite has none.
+
+    Host memory is promised to whoever has a device or waits in memory: a run for which there is
+    none left waits, unless nobody else could train.
+
+    Args:
+        patience: the target, in multiples of what a run takes alone.
+        steepness: of the utility about the target.
+
+    Raises:
+        InvalidInputError: an argument is out of its range.
+    """
+
+    def __init__(self, patience: float = 3.0, steepness: float = 4.0) -> None:
+        if not (0 < patience < math.inf and 0 < steepness < math.inf):
+            raise InvalidInputError(
+                "patience and steepness must be positive and finite but got "
+                f"{patience} and {steepness}."
+            )
+        self.patience = patience
+        self.steepness = steepness
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Pack the free devices."""
+        devices = free_devices(snapshot)
+        found = contenders(snapshot, max(MOST_CONTENDERS, 3 * len(devices))) if devices else []
+        if not found:
+            return Decision()
+        sits = sitting(snapshot, found, devices)
+        has = np.bincount(sits + 1, minlength=len(found) + 1)[1:].tolist()
+        items = self._items(snapshot, found, has)
+        knapsack = Knapsack(items, _room(snapshot, devices))
+        chosen = knapsack.exact() if len(found) <= EXACT_RUNS else knapsack.greedy()
+        chosen = knapsack.filled(chosen)
+        if not chosen and not any(run.state == "running" for run in snapshot.runs):
+            chosen = items[:1]
+        counts = np.zeros((1, len(found)), dtype=np.int64)
+        for item in chosen:
+            counts[0, item.run] = item.devices
+        owner = side_by_side(counts, sits, hosts_of(devices))[0].tolist()
+        given = seated(snapshot, found, devices, owner)
+        needed = _typical_needs(snapshot)
+        given += leftovers(snapshot, given, lambda run: not any(_weights(run, needed)[1:]))
+        batches = {found[item.run].number: item.batch_size for item in chosen}
+        return Decision(
+            assignments=tuple(replace(each, batch_size=batches.get(each.run)) for each in given)
+        )
+
+    def _items(
+        self, snapshot: Snapshot, found: Sequence[Contender], has: Sequence[int]
+    ) -> list[Item]:
+        """The ways in which each run could be trained; those as it was submitted come first."""
+        n_devices = len(free_devices(snapshot))
+        behind = sum(each.use for each in found)
+        needed = _typical_needs(snapshot)
+        items: list[Item] = []
+        for index, each in enumerate(found):
+            quickest = each.seconds.min(axis=0)
+            level = each.seconds[..., 0].argmin(axis=0)
+            weights = _weights(each.run, needed)
+            worth = self._worth(snapshot.now, each, (behind - each.use) / n_devices)
+            for count in _counts(each, int(has[index])):
+                seconds = float(quickest[count, int(count > _largest(snapshot))])
+                if count != has[index]:
+                    seconds += max(each.switch_seconds, GATE * seconds)
+                items.append(
+                    Item(
+                        run=index,
+                        devices=count,
+                        batch_size=each.batch_sizes[int(level[count])],
+                        value=0.0 if each.diverged else worth(seconds),
+                        weights=(count, count * weights[0], *weights[1:]),
+                    )
+                )
+        return items
+
+    def _worth(self, now: float, each: Contender, delay: float) -> Callable[[float], float]:
+        """What each second of a run is worth that is done after so many.
+
+        Args:
+            now: the clock.
+            each: the run.
+            delay: what all others take; if they went first it would begin then, or after as long
+                as it takes itself as it was submitted.
+        """
+        had = 0.0 if each.run is None else each.run.attained_seconds / each.wanted
+        waited = 0.0 if each.run is None else max(now - each.run.submitted, 0.0)
+        alone = float(each.seconds[:, each.wanted, 0].min())
+        target = self.patience * (had + alone)
+        later = self.utility(waited + delay + alone + float(each.seconds[:, 1:].min()), target)
+        return lambda seconds: (self.utility(waited + seconds, target) - later) / max(seconds, 1e-9)
+
+    def utility(self, seconds: float, target_seconds: float) -> float:
+        """Of a completion time: 1 for none, a half at the target, towards 0 beyond."""
+        steps = self.steepness * (seconds / max(target_seconds, 1e-9) - 1.0)
+        return 1.0 / (1.0 + math.exp(min(steps, 700.0)))
+
+
+def _counts(each: Contender, has: int) -> list[int]:
+    """The numbers of devices that a run is tried on, the one that it wants first."""
+    named = {each.wanted, has}
+    rest = [count for count in each.counts if count <= MOST_DEVICES or count in named]
+    return sorted(rest, key=lambda count: (count != each.wanted, count))
+
+
+def _largest(snapshot: Snapshot) -> int:
+    """The most devices of a host."""
+    return max(Counter(device.host for device in snapshot.devices).values())
+
+
+def _room(snapshot: Snapshot, devices: Sequence[Device]) -> tuple[float, ...]:
+    """What is left of each resource for runs that get devices now."""
+    memory = [device.memory_bytes for device in devices]
+    host, workers = snapshot.room.host_bytes, snapshot.room.cpu_workers
+    kept = sum(run.needs.host_bytes or 0 for run in snapshot.runs if _has_promise(run))
+    return (
+        len(devices),
+        math.inf if None in memory else float(sum(each or 0 for each in memory)),
+        math.inf if host is None else host - kept,
+        math.inf if workers is None else workers,
+    )
+
+
+def _has_promise(run: RunView) -> bool:
+    """Whether host memory is kept for a run that waits: it is there, or may go there."""
+    return run.state == "parked" and run.tier != "disk"
+
+
+def _typical_needs(snapshot: Snapshot) -> Resources:
+    """What is expected of a run that is not known: the most that any other takes."""
+    needs = [run.needs for run in (*snapshot.runs, *snapshot.finished)]
+    return Resources(
+        device_bytes=max((each.device_bytes or 0 for each in needs), default=0),
+        host_bytes=max((each.host_bytes or 0 for each in needs), default=0),
+        cpu_workers=max((each.cpu_workers or 0 for each in needs), default=0),
+    )
+
+
+def _weights(run: RunView | None, typical: Resources) -> tuple[float, float, float]:
+    """What a run takes: of each of its devices, of the host's memory, and of its CPU workers."""
+    own = Resources() if run is None else run.needs
+    host = typical.host_bytes if own.host_bytes is None else own.host_bytes
+    return (
+        float((typical if own.device_bytes is None else own).device_bytes or 0),
+        0.0 if run is not None and _has_promise(run) else float(host or 0),
+        float((typical if own.cpu_workers is None else own).cpu_workers or 0),
+    )
