@@ -10,7 +10,16 @@ from functools import partial
 from optuna_hermes.broker._book import Book, Run, Slot, Study, Want
 from optuna_hermes.broker._order import wanted_first
 from optuna_hermes.broker._protocol import BatchSizes
-from optuna_hermes.model import Decision, Elastic, RunState, RunView, Snapshot, Speed, Unstarted
+from optuna_hermes.model import (
+    Decision,
+    Elastic,
+    Resources,
+    RunState,
+    RunView,
+    Snapshot,
+    Speed,
+    Unstarted,
+)
 
 
 class Counsel:
@@ -79,8 +88,20 @@ class Counsel:
             unstarted=_at_most(study.may_open, seats),
             wanted=self._wanted(study) if self._book.powers else None,
             held=self._devices_of(study) if self._book.powers else (),
+            room=Resources(host_bytes=self._host_room(open_ids)),
             memory=study.memory,
         )
+
+    def _host_room(self, open_ids: Container[str]) -> int:
+        """Host memory that is left beside what runs need whose devices are not up for decision."""
+        begins = [s.next or s.lease for id_, s in self._book.slots.items() if id_ not in open_ids]
+        taken = 0
+        for each in begins:
+            if each is not None:
+                study = self._book.studies[each.study]
+                run = None if each.number is None else study.runs.get(each.number)
+                taken += study.need_of(run) or 0
+        return self._book.host_budget_bytes - taken
 
     def _wanted(self, study: Study) -> int:
         """Devices of this host that a study could use at once, processes that come included."""
@@ -158,6 +179,7 @@ def _view(
         run.units_left,
         run.params,
         run.sizes,
+        run.need_bytes,
         cost,
         bound,
         reserved,
@@ -198,6 +220,8 @@ def _new_view(
         units_left=0 if state == "done" else run.units_left,
         params=run.params,
         elastic=None if run.sizes is None else _elastic(run.sizes),
+        # What it needs on a device is what it takes of the host's memory when it has to leave.
+        needs=Resources(device_bytes=run.need_bytes, host_bytes=run.need_bytes),
     )
 
 

@@ -65,7 +65,7 @@ def optimize(
         typer.Option(
             metavar="NAME",
             help="Who trains next: hermes, fifo, round-robin, slaq, las, asha, hermes-slope, "
-            "freeze-thaw, qssf, ones; module:CLASS or FILE.py:CLASS is one of your own. "
+            "freeze-thaw, qssf, ones, smd; module:CLASS or FILE.py:CLASS is one of your own. "
             "energy:NAME is the same, and powers idle devices down.",
         ),
     ] = "hermes",

@@ -89,6 +89,7 @@ def contenders(snapshot: Snapshot, most: int) -> list[Contender]:
     parameters, through ``fit_steps``. A run without speeds is as fast as its units were; a new one
     as a typical one; more devices than it has are taken to be as good as they can be. Of the
     time to its end one unit is with the gradient noise of now, and the others with that of later.
+    Where noise is measured, that of a run that has told none yet is taken to be its batch.
 
     Args:
         snapshot: how things are.
@@ -116,6 +117,8 @@ class _Landscape:
         for run in (*snapshot.runs, *snapshot.finished):
             if run.params and _has_told(run):
                 self._kin.setdefault(_kind(run.params), []).append(run)
+        stretches = (run.elastic for run in (*snapshot.runs, *snapshot.finished))
+        self._measures_noise = any(each and each.noise_scale is not None for each in stretches)
         seconds = _seconds_a_unit([*snapshot.runs, *snapshot.finished])
         self._typical_seconds = median(seconds) if seconds else 1.0
         done = [run.curve.units for run in snapshot.finished if run.state == "done"]
@@ -172,6 +175,8 @@ class _Landscape:
         if run.elastic is None:
             return (None,), self._plain(unit, run.devices_wanted, least, most) * units
         elastic = _with_speeds(run.elastic, kin)
+        if elastic.noise_scale is None and self._measures_noise:
+            elastic = replace(elastic, noise_scale=float(elastic.batch_size))
         most = min(most, max(most_devices(elastic, run.devices_wanted), least))
         model = fit_steps(elastic.speeds, elastic.device_batch_size)
         if model is None:

@@ -19,6 +19,9 @@ MAX_GROWTH = 2
 HUGE = 1e12
 """Seconds and samples beyond count as this much: sums stay finite."""
 
+EQUAL = 1e-6
+"""Batch sizes whose times differ by less are taken to be equal."""
+
 CAUTION = 1e-3
 """How little a cost that nothing was measured of weighs in a fit: it is taken to be none."""
 
@@ -111,12 +114,12 @@ def batch_choices(elastic: Elastic) -> list[int]:
 def worth_of_samples(elastic: Elastic, batch_sizes: Array, *, later: bool = False) -> Array:
     """What a sample is worth at these batch sizes, by the gradient noise scale; 1 at the least.
 
-    Unknown noise is taken to be the batch that the run trains with. It grows as a run trains:
-    later it is taken to be no less than the largest batch that the run may have.
+    Where noise is not known all samples are worth the same. It grows as a run trains: later it is
+    taken to be no less than the largest batch that the run may have.
     """
     noise = elastic.noise_scale
     if noise is None or not math.isfinite(noise) or noise < 0:
-        noise = float(elastic.batch_size)
+        return np.ones_like(batch_sizes)
     noise = min(noise if not later else max(noise, elastic.batch_sizes[1]), HUGE)
     worth: Array = (noise + elastic.batch_sizes[0]) / (noise + batch_sizes)
     return worth
@@ -145,7 +148,9 @@ def unit_seconds(
     several = (columns > 1).astype(float)
     steps = [model.step_seconds(columns, rows, apart) for apart in (0.0 * several, several)]
     worth = worth_of_samples(elastic, rows, later=later)
-    seconds: Array = np.stack(steps, axis=2) / (rows * worth)[:, :, None]
+    # Of sizes that seem equal the largest is tried: what they take is known from then on.
+    doubt = 1.0 + EQUAL * np.arange(len(batch_sizes) - 1.0, -1.0, -1.0)
+    seconds: Array = np.stack(steps, axis=2) * (doubt[:, None] / (rows * worth))[:, :, None]
     return seconds * (elastic.unit_samples or 1.0)
 
 

@@ -24,7 +24,10 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 StartCli = Callable[..., Any]
 
 MINE = """
-from optuna_hermes.policies import Policy, RoundRobin
+from dataclasses import replace
+
+from optuna_hermes.model import Resources, RunView
+from optuna_hermes.policies import Policy, RoundRobin, Smd
 from beside import EPOCHS
 
 
@@ -37,6 +40,23 @@ class Expecting(RoundRobin):
         if snapshot.finished:
             assert all(run.units_left == 0 for run in snapshot.finished), snapshot.finished
         return super().decide(snapshot)
+
+
+class Careful(Smd):
+    # Trials of a gigabyte each, on a host that has room for two.
+    def decide(self, snapshot):
+        one = Resources(host_bytes=1 << 30)
+        runs = tuple(replace(run, needs=one) for run in snapshot.runs)
+        known = RunView(number=99, state="done", needs=one)
+        waiting = (run for run in runs if run.state == "parked")
+        held = {run.number for run in waiting if run.tier in ("host", "resident")}
+        busy = sum(not device.free for device in snapshot.devices)
+        room = Resources(host_bytes=(2 - busy) << 30)
+        decision = super().decide(replace(snapshot, runs=runs, finished=(known,), room=room))
+        new = [each.run for each in decision.assignments if each.run not in held]
+        if snapshot.devices[0].id != "any":  # a question that the broker only asks itself
+            assert busy + len(held) + len(new) <= 2, (decision, snapshot)
+        return decision
 
 
 class Clumsy(Policy):
@@ -104,6 +124,15 @@ def test_ones_own_policy_is_told_all_there_is(
     done = cli(*command(storage_url, "mine:Expecting", n_trials=4), cwd=folder)
     assert done.returncode == 0, done.stderr
     assert states(storage_url) == [TrialState.COMPLETE] * 4
+
+
+def test_no_more_host_memory_is_promised_than_there_is(
+    cli: Cli, storage_url: str, folder: Path
+) -> None:
+    """With ``smd`` four devices train two trials at a time if the host has room for two only."""
+    done = cli(*command(storage_url, "mine:Careful", n_trials=5, devices="cpu:4"), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert states(storage_url) == [TrialState.COMPLETE] * 5
 
 
 def test_a_policy_that_breaks_ends_its_study_with_a_word(
