@@ -128,12 +128,12 @@ def place(
     Returns:
         One assignment for each run that found as many devices as it wants, best first.
     """
-    free = free_devices(snapshot)
+    free = [device for device in snapshot.devices if device.free and device.healthy]
     if not free:
         return ()
     if any(device.host != free[0].host for device in snapshot.devices):
         return place_on_hosts(snapshot, free, order, backfill=backfill)
-    ids = [device.id for device in free]
+    ids = [device.id for device in sorted(free, key=place_of)]
     if len(ids) == 1:
         return _place_one(snapshot, ids[0], order, backfill=backfill)
     return _place_several(snapshot, ids, order, backfill=backfill)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import groupby
-from operator import attrgetter
 
 from optuna_hermes.model import Assignment, Device, RunView, Snapshot
 
@@ -27,7 +25,7 @@ def place_on_hosts(
 
     Args:
         snapshot: the devices of all hosts.
-        free: those that may be assigned, in order.
+        free: those that may be assigned.
         order: runs, best first; None stands for a trial that is not created yet.
         backfill: whether those behind a run that does not fit may have what it leaves.
 
@@ -53,10 +51,9 @@ class _Hosts:
     def __init__(self, snapshot: Snapshot, free: Sequence[Device]) -> None:
         self._snapshot = snapshot
         self._devices = free
-        self._free = {
-            host: [device.id for device in devices]
-            for host, devices in groupby(free, key=attrgetter("host"))
-        }
+        self._free: dict[str, list[str]] = {}
+        for device in free:
+            self._free.setdefault(device.host, []).append(device.id)
         self.n_free = len(free)
 
     def take(self, run: RunView | None) -> tuple[str, ...]:
@@ -72,7 +69,7 @@ class _Hosts:
             if host is None:
                 return ()
             hosts.append(host)
-        ids = [id_ for host in hosts for id_ in free[host]]
+        ids = [id_ for host in hosts for id_ in sorted(free[host], key=_by_number)]
         if run is not None and run.device in ids:
             ids.remove(run.device)
             ids.insert(0, run.device)
@@ -81,7 +78,6 @@ class _Hosts:
     def can_ever_hold(self, run: RunView | None) -> bool:
         """Whether a run would find its devices if all were free."""
         everything = [device for device in self._snapshot.devices if device.healthy]
-        everything.sort(key=attrgetter("host"))
         return bool(_Hosts(self._snapshot, everything).take(run))
 
     @cached_property
@@ -103,10 +99,10 @@ class _Hosts:
         hosts: list[str] = []
         if wanted == 1 or wanted <= max(self._sizes.values()):
             return hosts
-        for host, ids in free.items():
-            if len(ids) == self._sizes[host] <= wanted:
+        for host in sorted(free):
+            if len(free[host]) == self._sizes[host] <= wanted:
                 hosts.append(host)
-                wanted -= len(ids)
+                wanted -= len(free[host])
         return hosts
 
     def _best(self, rest: int, free: dict[str, list[str]], run: RunView | None) -> str | None:
@@ -114,7 +110,7 @@ class _Hosts:
         if own is not None and len(free.get(own, ())) >= rest:
             return own
         fitting = [host for host, ids in free.items() if len(ids) >= rest]
-        return min(fitting, key=lambda host: len(free[host]), default=None)
+        return min(fitting, key=lambda host: (len(free[host]), host), default=None)
 
     def _remove(self, ids: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
         gone = set(ids)
@@ -124,3 +120,7 @@ class _Hosts:
                 del self._free[host]
         self.n_free -= len(gone)
         return tuple(ids)
+
+
+def _by_number(id_: str) -> tuple[int, str]:
+    return len(id_), id_
