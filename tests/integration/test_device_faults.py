@@ -215,6 +215,7 @@ def objective(trial):
 """
 
 
+@pytest.mark.slow
 def test_a_trial_is_told_what_it_took(
     say: Callable[[str], None], cli: Callable[..., Any], tmp_path: Path
 ) -> None:

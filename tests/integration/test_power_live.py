@@ -47,36 +47,32 @@ def _objective(record: Path, n_together: int, word: str) -> Callable[[optuna.Tri
             record.read_text() if record.exists() else ""
         ):
             assert time.monotonic() < deadline, f"{word!r} did not happen"
-            time.sleep(0.02)
+            time.sleep(0.1)
         return trial.suggest_float("x", 0, 1)
 
     return objective
 
 
-def test_devices_are_switched_in_the_right_order(
-    record: Path, tmp_path: Path, runtime_dir: Path
-) -> None:
-    """A device goes down while nothing is on it, and trains again only after it was woken."""
-    unpowered = runtime_dir / "unpowered.json"
-    unpowered.write_text('["cpu:0"]')  # left by a broker that was killed
-    unpowered.chmod(0o600)
-    url = f"sqlite:///{tmp_path}/study.db"
-    study = optuna.create_study(
-        storage=url, study_name="s", sampler=HermesSampler(), pruner=HermesPruner()
-    )
-    settings: dict[str, Any] = {
-        "devices": "cpu:4",
-        "policy": "energy:fifo",
-        "power_down_command": f"{record.parent}/power down {{device}}",
-        "power_up_command": f"{record.parent}/power up {{device}}",
-        "show_progress": False,
-    }
-    # One trial and one device in reserve: of the three that are up one is not needed.
-    optimize(study, _objective(record, 1, "down cpu:3 end"), n_trials=1, **settings)
-    assert {"cpu:0", "cpu:3"}.issubset(json.loads(unpowered.read_text()))
-    optimize(study, _objective(record, 4, "up cpu:0 end"), n_trials=5, **settings)
-    assert not unpowered.exists()
+@pytest.fixture
+def unpowered(runtime_dir: Path) -> Path:
+    """What a broker that was killed has left: its first device has no power."""
+    path = runtime_dir / "unpowered.json"
+    path.write_text('["cpu:0"]')
+    path.chmod(0o600)
+    return path
 
+
+def _commands(record: Path) -> tuple[str, str]:
+    return f"{record.parent}/power down {{device}}", f"{record.parent}/power up {{device}}"
+
+
+def _study(url: str) -> optuna.Study:
+    sampler = HermesSampler(devices="cpu:4", policy="energy:fifo")
+    return optuna.create_study(storage=url, sampler=sampler, pruner=HermesPruner())
+
+
+def _check_order(record: Path, url: str) -> None:
+    """Of each device: down with nothing on it, then up, and only then trials again."""
     with closing(open_ledger(url)) as ledger:
         leases = ledger.load_leases()
         events = [event for event in ledger.load_events(leases[0].study) if event.number is None]
@@ -94,9 +90,45 @@ def test_devices_are_switched_in_the_right_order(
         assert any(began >= up for began, _ in spans)
     told = [(e.kind, e.detail["device"]) for e in events if e.kind.startswith("power")]
     assert told.count(("powered down", "cpu:3")) == told.count(("powered up", "cpu:3")) == 1
+
+
+def test_devices_are_switched_in_the_right_order(
+    record: Path, tmp_path: Path, runtime_dir: Path, unpowered: Path
+) -> None:
+    """A device goes down while nothing is on it, and trains again only after it was woken."""
+    url = f"sqlite:///{tmp_path}/study.db"
+    study = _study(url)
+    connect_or_start("viewer", "cpu:4", power_commands(*_commands(record))).close()
+    # One trial and one device in reserve: of the three that are up one is not needed.
+    study.optimize(_objective(record, 1, "down cpu:3 end"), n_trials=1)
+    assert {"cpu:0", "cpu:3"}.issubset(json.loads(unpowered.read_text()))
+    study.optimize(_objective(record, 4, "up cpu:0 end"), n_trials=4, n_jobs=4)
+    assert not unpowered.exists()
+    _check_order(record, url)
     assert "switching cpu:3 down" in (runtime_dir / "broker.log").read_text()
 
 
+@pytest.mark.slow
+def test_the_same_holds_for_workers(record: Path, tmp_path: Path, unpowered: Path) -> None:
+    """A study that `optimize` runs needs less at its end, and more when it is given more trials."""
+    url = f"sqlite:///{tmp_path}/study.db"
+    study = _study(url)
+    down, up = _commands(record)
+    settings: dict[str, Any] = {
+        "devices": "cpu:4",
+        "policy": "energy:fifo",
+        "power_down_command": down,
+        "power_up_command": up,
+        "show_progress": False,
+    }
+    optimize(study, _objective(record, 1, "down cpu:3 end"), n_trials=1, **settings)
+    assert {"cpu:0", "cpu:3"}.issubset(json.loads(unpowered.read_text()))
+    optimize(study, _objective(record, 4, "up cpu:0 end"), n_trials=5, **settings)
+    assert not unpowered.exists()
+    _check_order(record, url)
+
+
+@pytest.mark.slow
 def test_a_broker_with_other_commands_makes_way_if_it_is_idle(record: Path) -> None:
     """One in use is not replaced; whoever asks for no commands takes it as it is."""
     power = power_commands(f"{record.parent}/power down {{device}}", "/bin/echo {device}")
