@@ -1,14 +1,18 @@
-"""Elastic jobs under several policies: the rows of ``jobs.py`` about ``TRACES/elastic``.
+"""Elastic jobs: the rows of ``jobs.py`` about ``elastic/``.
 
-Beside ``las`` as it is there is the same with the thresholds of its paper (``las-nsdi``) and with
-the one of Pollux' simulator (``las-16h``): which of them is better depends on the trace.
+The eight workloads of 160 jobs that were published with AdaptDL (Qiao et al., "Pollux", OSDI 2021)
+on 16 hosts of 4 devices, decided about every 60 seconds; other devices cost a job 30 seconds, as in
+the simulator published with it (`-1s`: one second, as where jobs are rescaled in place). `fifo`
+and `las` give every job the devices and the batch size that it was submitted with, `ones` and `smd`
+choose both. Jobs say how many epochs are left, `-blind` ones do not. `fifo` lets a job wait in
+front that does not fit, `fifo-backfill` does not. `las` has the thresholds of this project, which
+are made for trials, `las-nsdi` those of Tiresias, and `las-16h` the one of Pollux' simulator, which
+was chosen for these workloads. The utility of a completion time is that of `smd`: a half at three
+times what the job takes alone as it was submitted.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,8 +26,6 @@ from optuna_hermes.simulator import JobCluster, JobTrace, alone_seconds, measure
 
 HOSTS = [4] * 16
 SLICE_SECONDS = 60.0
-RESTART_SECONDS = 30.0
-"""As in the simulator that was published with Pollux."""
 
 
 class Rival(NamedTuple):
@@ -34,12 +36,14 @@ class Rival(NamedTuple):
         most: devices that a job can be given, None for those it wants, with its own batch size.
         told: whether a job says how many epochs are left.
         slices: whether jobs are interrupted.
+        restart_seconds: of a job that gets other devices.
     """
 
     make: Callable[[], Policy]
     most: int | None = None
     told: bool = True
     slices: bool = True
+    restart_seconds: float = 30.0
 
 
 RIVALS = {
@@ -51,23 +55,24 @@ RIVALS = {
     "ones": Rival(Ones, most=64),
     "ones-blind": Rival(Ones, most=64, told=False),
     "smd": Rival(Smd, most=64),
+    "las-16h-1s": Rival(lambda: LeastAttainedService(thresholds=(57600,)), restart_seconds=1.0),
+    "ones-1s": Rival(Ones, most=64, restart_seconds=1.0),
 }
 
 
 def rows(
-    folder: Path,
+    traces: Path,
     names: Sequence[str] = tuple(RIVALS),
     workloads: Sequence[int] = tuple(range(1, 9)),
-    restart_seconds: float = RESTART_SECONDS,
 ) -> Iterator[dict[str, Any]]:
     """One row for each workload and policy.
 
     Args:
-        folder: ``TRACES/elastic``.
+        traces: has ``elastic/models`` and ``elastic/workloads``.
         names: of ``RIVALS``.
         workloads: their numbers.
-        restart_seconds: of a job that gets other devices.
     """
+    folder = traces / "elastic"
     applications = {
         path.name: read_application(path) for path in sorted((folder / "models").iterdir())
     }
@@ -86,7 +91,7 @@ def rows(
                 jobs,
                 groups={None: HOSTS},
                 slice_seconds=SLICE_SECONDS if rival.slices else None,
-                restart_seconds=restart_seconds,
+                restart_seconds=rival.restart_seconds,
             ).run()
             yield row(f"elastic-{workload}", name, trace, time.process_time() - began)
 
@@ -126,7 +131,7 @@ def mean_utility(trace: JobTrace) -> float:
     )
 
 
-def summary(found: Sequence[dict[str, Any]]) -> str:
+def text(found: Sequence[dict[str, Any]]) -> str:
     """A table of means over the workloads, ratios to ``las`` and ``las-16h`` among them."""
     policies = list(dict.fromkeys(each["policy"] for each in found))
     mean = {
@@ -162,28 +167,3 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the rows, as JSON or as a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--policy", default=",".join(RIVALS))
-    parser.add_argument("--workloads", default="1,2,3,4,5,6,7,8")
-    parser.add_argument("--restart-seconds", type=float, default=RESTART_SECONDS)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
-    found = []
-    for each in rows(
-        given.traces / "elastic",
-        given.policy.split(","),
-        [int(number) for number in given.workloads.split(",")],
-        given.restart_seconds,
-    ):
-        print(each["trace"], each["policy"], file=sys.stderr)
-        found.append(each)
-    print(json.dumps(found, indent=1) if given.json else summary(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -25,12 +25,14 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import _energy_rows
+import _jobs_elastic
 import _jobs_philly
 
 from optuna_hermes.errors import HermesError
 
 PARTS = {
     "Jobs of Philly": (("philly/jobs.csv.gz",), _jobs_philly),
+    "Elastic jobs": (("elastic/workloads",), _jobs_elastic),
     "Nodes powered down": (("philly/nodes_per_minute.csv.gz", "helios"), _energy_rows),
 }
 """What is compared: one of these files or folders must be there, and the module that has the rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._events import Send
 from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import Device
@@ -517,3 +518,27 @@ def test_a_device_waits_for_a_run_that_is_on_its_way_back() -> None:
     assert broker.last(second, "Grant").epoch == 2
     park(broker, second, 2, free=15)
     assert broker.last(second, "Grant").epoch == 4
+
+
+# A policy that looks at memory itself
+
+
+def granted(broker: FakeBroker, worker: int) -> bool:
+    return any(
+        isinstance(command, Send)
+        and command.connection == worker
+        and isinstance(command.message, wire.Grant)
+        for command in broker.log
+    )
+
+
+def test_smd_grants_no_run_whose_state_would_find_no_room() -> None:
+    """A device stays empty while the host could not take what trains and a run like it."""
+    for budget, expected in ((2 * BIG - 1, False), (2 * BIG, True)):
+        broker = on_gpu(policy="smd", budget=budget, n_gpus=2)
+        first = broker.worker()
+        train(broker, first)
+        second = broker.worker()
+        broker.advance(0.1)
+        assert granted(broker, first)
+        assert granted(broker, second) == expected
