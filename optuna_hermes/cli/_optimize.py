@@ -33,7 +33,7 @@ Devices = Annotated[
 PowerDown = Annotated[
     str | None,
     typer.Option(
-        metavar="CMD", help="Run for a device that energy:NAME powers down; {device} is its id."
+        metavar="CMD", help="Run for a device that energy:... powers down; {device} is its id."
     ),
 ]
 PowerUp = Annotated[str | None, typer.Option(metavar="CMD", help="Run before it is used again.")]
@@ -66,7 +66,7 @@ def optimize(
             metavar="NAME",
             help="Who trains next: hermes, fifo, round-robin, slaq, las, asha, hermes-slope, "
             "freeze-thaw, qssf, ones, smd; module:CLASS or FILE.py:CLASS is one of your own. "
-            "energy:NAME is the same, and powers idle devices down.",
+            "energy:hermes, or energy: before any other, powers idle devices down.",
         ),
     ] = "hermes",
     slice_seconds: Annotated[

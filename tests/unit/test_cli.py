@@ -317,7 +317,7 @@ def test_help_names_energy(capsys: pytest.CaptureFixture[str]) -> None:
     """The policy and its commands are in the help of `optimize`."""
     assert run(["optimize", "--help"]) == 0
     shown = capsys.readouterr().out
-    for word in ("energy:NAME", "--power-down-command", "--power-up-command"):
+    for word in ("energy:hermes", "--power-down-command", "--power-up-command"):
         assert word in shown
 
 
