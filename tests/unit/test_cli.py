@@ -22,6 +22,7 @@ from optuna_hermes.cli import _optuna_verbs, run
 from optuna_hermes.cli._app import VERBS
 from optuna_hermes.cli._output import show_json
 from optuna_hermes.errors import BrokerError, InvalidInputError, ObjectiveError
+from optuna_hermes.policies import POLICIES
 from optuna_hermes.workers import OptimizeResult, Settings, TrialResult
 
 STORED = TrialResult(
@@ -105,6 +106,13 @@ def test_help_of_every_verb_has_an_example(verb: str, capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert "Example:" in text
     assert f"      optuna-hermes {verb}" in text.replace("    optuna-", "      optuna-")
+
+
+def test_help_of_optimize_names_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who asks for help learns all the names that ``--policy`` takes."""
+    assert run(["optimize", "--help"]) == 0
+    words = set(capsys.readouterr().out.replace(",", " ").replace(";", " ").split())
+    assert words.issuperset(POLICIES)
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
