@@ -132,7 +132,7 @@ def mean_utility(trace: JobTrace) -> float:
 
 
 def text(found: Sequence[dict[str, Any]]) -> str:
-    """A table of means over the workloads, ratios to ``las`` and ``las-16h`` among them."""
+    """Means over the workloads, ratios to ``las`` and ``las-16h`` among them, then each of them."""
     policies = list(dict.fromkeys(each["policy"] for each in found))
     mean = {
         policy: {
@@ -166,4 +166,25 @@ def text(found: Sequence[dict[str, Any]]) -> str:
             f"{each['decision_seconds']:.4f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join(
+        [*lines, "", "Mean completion and utility of each workload:", "", *_each(found)]
+    )
+
+
+def _each(found: Sequence[dict[str, Any]]) -> list[str]:
+    policies = list(dict.fromkeys(each["policy"] for each in found))
+    cells = {
+        (
+            each["trace"],
+            each["policy"],
+        ): f"{each['mean_completion_seconds']:.0f} s, {each['utility']:.2f}"
+        for each in found
+    }
+    lines = [
+        "| workload | " + " | ".join(f"`{policy}`" for policy in policies) + " |",
+        "|---" * (len(policies) + 1) + "|",
+    ]
+    for trace in sorted({each["trace"] for each in found}):
+        row = " | ".join(cells.get((trace, policy), "") for policy in policies)
+        lines.append(f"| {trace.removeprefix('elastic-')} | {row} |")
+    return lines
