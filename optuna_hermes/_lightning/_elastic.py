@@ -9,12 +9,12 @@ from itertools import chain
 from typing import Any, Literal, get_args
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import DataLoader
 
 from optuna_hermes._lightning._around import show_length
 from optuna_hermes._lightning._pace import Pace
 from optuna_hermes._lightning._rates import scale_rates
+from optuna_hermes._lightning._stretch import why_not_elastic
 from optuna_hermes._lightning._wiring import Wiring, clean
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import BatchSizes, kept_rng
@@ -95,7 +95,7 @@ class ElasticBatch:
         Raises:
             InvalidInputError: its batches cannot change their size.
         """
-        reason = _why_not(trainer, self._scaling)
+        reason = why_not_elastic(trainer, self._scaling)
         if reason is not None:
             raise self.refused(reason)
         assert self._replay is not None
@@ -257,43 +257,3 @@ def _is_searched(size: int, params: Mapping[str, Any]) -> bool:
         "batch" in name.lower() and type(value) is int and value == size
         for name, value in params.items()
     )
-
-
-def _why_not(trainer: Trainer, scaling: str) -> str | None:
-    """Why the batch size of a ``fit`` cannot change, None if it can."""
-    loader_reason = _why_not_loader(trainer)
-    if loader_reason is not None:
-        return loader_reason
-    if trainer.max_steps >= 0:
-        return "max_steps counts steps, and would be another number of samples"
-    if trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch is None:
-        return "its validations are not at the ends of epochs"
-    if any(isinstance(each, GradientAccumulationScheduler) for each in _callbacks(trainer)):
-        return "GradientAccumulationScheduler changes its steps too"
-    if not trainer.lightning_module.automatic_optimization:
-        return "it optimizes by hand" if scaling == "accumulate" else None
-    if scaling == "accumulate":
-        own = trainer.strategy.handles_gradient_accumulation
-        return "its strategy accumulates gradients by itself" if own else None
-    paced = [each for each in trainer.lr_scheduler_configs if not each.reduce_on_plateau]
-    if any(each.interval == "step" and each.frequency != 1 for each in paced):
-        return "a scheduler of it steps after every few batches (frequency)"
-    return None
-
-
-def _why_not_loader(trainer: Trainer) -> str | None:
-    combined = trainer.fit_loop._combined_loader
-    if trainer.world_size > 1:
-        return "it trains in several processes"
-    if combined is None or len(combined.flattened) != 1:
-        return "it must have one train loader"
-    if trainer.overfit_batches:  # type: ignore[attr-defined]  # it is set by a connector
-        return "overfit_batches repeats some of its batches"
-    sampler = getattr(combined.flattened[0], "batch_sampler", None)
-    if not isinstance(sampler, ElasticReplay):
-        return why_not_regrouped(combined.flattened[0]) or "its train loader is another one"
-    return None
-
-
-def _callbacks(trainer: Trainer) -> list[Any]:
-    return list(trainer.callbacks)  # type: ignore[attr-defined]  # it is set by a connector
