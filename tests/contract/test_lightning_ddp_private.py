@@ -103,8 +103,9 @@ def test_the_function_runs_in_every_rank(tmp_path: Path, monkeypatch: pytest.Mon
     assert [line[1:3] for line in notes.read()] == [[0, "0"], [1, "1"]]
 
 
-def test_a_fork_seeds_python_anew(tmp_path: Path) -> None:
+def test_a_fork_seeds_python_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is why the ranks get the random state of the process that starts them."""
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)  # another test's, and Lightning's next seed
     random.seed(1)
     expected = random.Random(1).random()
     notes = Notes(tmp_path / "notes")
