@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.cli._output import note, show, show_json
+from optuna_hermes.cli._output import libraries_to_stderr, note, show, show_json
 
 if TYPE_CHECKING:
     from optuna_hermes.replay import JobRules
@@ -42,7 +42,8 @@ def show_jobs(
     """
     from optuna_hermes.view import jobs_view, plural
 
-    document = of_jobs(path, policies, hosts, slice_seconds, seeds)
+    with libraries_to_stderr():
+        document = of_jobs(path, policies, hosts, slice_seconds, seeds)
     if refused := document["settings"]["refused"]:
         note(f"{plural(refused, 'job')} left out that want more than {plural(hosts[0], 'device')}.")
     if json:

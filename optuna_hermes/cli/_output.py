@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import math
+import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +29,20 @@ def complain(message: str, status: int) -> int:
 def note(text: str) -> None:
     """Print a line for people."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def libraries_to_stderr() -> Iterator[None]:
+    """What a library prints from C goes to standard error, as HiGHS' leftovers of debugging do."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def show(view: RenderableType) -> None:

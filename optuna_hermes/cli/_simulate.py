@@ -9,7 +9,7 @@ import typer
 
 from optuna_hermes.cli import _simulations
 from optuna_hermes.cli._job_simulations import show_jobs
-from optuna_hermes.cli._output import note, show, show_json
+from optuna_hermes.cli._output import libraries_to_stderr, note, show, show_json
 from optuna_hermes.cli._studies import Json, study_and_ledger
 from optuna_hermes.errors import InvalidInputError
 
@@ -126,11 +126,12 @@ def simulate(
         return
     sets = _sets(curves or [], storage, study_name)
     names, rules = (policy or DEFAULT_POLICIES).split(","), (devices, switch_cost, _seeds(seeds))
-    if sampler is None:
-        document = _simulations.of_lists(sets, names, trials, *rules)
-    else:
-        budget = DEFAULT_BUDGET if budget is None else budget
-        document = _simulations.with_sampler(sets, names, sampler, budget, *rules)
+    with libraries_to_stderr():
+        if sampler is None:
+            document = _simulations.of_lists(sets, names, trials, *rules)
+        else:
+            budget = DEFAULT_BUDGET if budget is None else budget
+            document = _simulations.with_sampler(sets, names, sampler, budget, *rules)
     if json:
         show_json(document)
         return
