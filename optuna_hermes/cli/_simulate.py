@@ -120,12 +120,13 @@ def simulate(
             raise InvalidInputError(
                 "--jobs goes without curves, --study-name and --sampler: name one of them only."
             )
-        names = (policy or JOB_POLICIES).split(",")
+        names = (JOB_POLICIES if policy is None else policy).split(",")
         hosts = (devices, devices_per_host or 8)
         show_jobs(jobs, names, hosts, slice_seconds, _seeds(seeds), json=json)
         return
     sets = _sets(curves or [], storage, study_name)
-    names, rules = (policy or DEFAULT_POLICIES).split(","), (devices, switch_cost, _seeds(seeds))
+    names = (DEFAULT_POLICIES if policy is None else policy).split(",")
+    rules = (devices, switch_cost, _seeds(seeds))
     with libraries_to_stderr():
         if sampler is None:
             document = _simulations.of_lists(sets, names, trials, *rules)
