@@ -11,7 +11,8 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.default_venv_backend = "venv"
 
 CONSTRAINED = ("-c", "constraints.txt")
-SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")
+# Not by the number of their tests: the longest ones are few.
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 @nox.session
