@@ -82,7 +82,7 @@ class Smd(Policy):
         knapsack = Knapsack(items, _room(snapshot, devices))
         chosen = knapsack.exact() if len(found) <= EXACT_RUNS else knapsack.greedy()
         chosen = knapsack.filled(chosen)
-        if not chosen and not any(run.state == "running" for run in snapshot.runs):
+        if not chosen and not _somebody_trains(snapshot):
             chosen = items[:1]
         counts = np.zeros((1, len(found)), dtype=np.int64)
         for item in chosen:
@@ -169,6 +169,12 @@ def _room(snapshot: Snapshot, devices: Sequence[Device]) -> tuple[float, ...]:
         math.inf if host is None else host - kept,
         math.inf if workers is None else workers,
     )
+
+
+def _somebody_trains(snapshot: Snapshot) -> bool:
+    """Whether room may come; a new trial that has a device is no run yet."""
+    taken = any(not (device.free or device.problem) for device in snapshot.devices)
+    return taken or any(run.state == "running" for run in snapshot.runs)
 
 
 def _has_promise(run: RunView) -> bool:

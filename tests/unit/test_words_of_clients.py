@@ -104,7 +104,7 @@ def test_brokers_that_end_at_once(
 ) -> None:
     """Each is replaced with a word about it; after ten in a row its reason is the error."""
 
-    def gone(role: str, devices: str) -> Any:
+    def gone(role: str, devices: str, power: Any) -> Any:
         raise BrokerError("It is gone.")
 
     monkeypatch.setattr(_driver, "connect_or_start", gone)
