@@ -19,6 +19,8 @@ from optuna_hermes.policies import POLICIES
 
 TINY = Path(__file__).parent / "tiny.py"
 N_TRIALS = 3
+ELSEWHERE = ("hermes", "fifo", "round-robin", "ones")
+"""They run studies in other tests too."""
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 StartCli = Callable[..., Any]
@@ -102,7 +104,13 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(each, marks=pytest.mark.slow) if each in ELSEWHERE else each
+        for each in POLICIES
+    ],
+)
 def test_every_policy_runs_a_study(cli: Cli, storage_url: str, policy: str) -> None:
     """Trials that train for real all complete, whoever decides."""
     n_trials = 7 if policy == "qssf" else N_TRIALS  # it predicts once five have ended
