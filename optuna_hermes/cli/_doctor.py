@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from optuna_hermes.cli._output import FAILED, show, show_json
 from optuna_hermes.cli._studies import Json
+from optuna_hermes.errors import InvalidInputError
 
 
-def doctor(json: Json = False) -> None:
-    """Check versions, devices, folders, broker and disk.
+def doctor(
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            envvar="OPTUNA_STORAGE",
+            metavar="URL",
+            help="Look at this storage of Optuna too; nothing is written into it.",
+        ),
+    ] = None,
+    study_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="And at this study, and its checkpoints.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check versions, devices, folders, broker, database and disk.
 
-    Each check is ok, warn or fail, with a hint. The exit status is 1 if one fails.
+    SLURM, containers and file systems have traps of their own: they are looked for too. Each
+    check is ok, warn or fail, with what to do. The exit status is 1 if one fails.
 
     \b
     Example:
       optuna-hermes doctor
+      optuna-hermes doctor --storage sqlite:///study.db --study-name digits
     """
     from optuna_hermes.cli._checks import check_all
 
-    checks = check_all()
+    if study_name is not None and storage is None:
+        raise InvalidInputError("--study-name needs --storage: say where the study is.")
+    checks = check_all(storage, study_name)
     failed = any(check.state == "fail" for check in checks)
     if json:
         document = [

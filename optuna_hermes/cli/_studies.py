@@ -91,12 +91,25 @@ def facts_and_ledger(storage: str, name: str) -> Iterator[tuple[StudyFacts, Ledg
     """
     from optuna_hermes._tables import read_facts
 
-    _check_file(storage)
+    check_file(storage)
     facts = read_facts(storage, name) or _facts(_study(storage, name))
     if facts.ledger_url is None:
         raise _no_ledger(name)
     with _opened(facts.ledger_url) as ledger:
         yield facts, ledger
+
+
+def check_file(storage: str) -> None:
+    """Refuse a file of SQLite that is not there: reading would make it.
+
+    Raises:
+        StorageError: with what to check.
+    """
+    from optuna_hermes._tables import sqlite_file
+
+    file = sqlite_file(storage)
+    if file is not None and not file.exists():
+        raise StorageError(f"No file {str(file)!r}: check the path in --storage {storage}.")
 
 
 def _facts(study: Study) -> StudyFacts:
@@ -117,16 +130,8 @@ def _study(storage: str, name: str) -> Study:
     from optuna_hermes import _optuna as private
 
     private.log_warnings_only()
-    _check_file(storage)
+    check_file(storage)
     return private.load_study(storage, name)
-
-
-def _check_file(storage: str) -> None:
-    from optuna_hermes._tables import sqlite_file
-
-    file = sqlite_file(storage)
-    if file is not None and not file.exists():  # reading would make it
-        raise StorageError(f"No file {str(file)!r}: check the path in --storage {storage}.")
 
 
 def _no_ledger(name: str) -> StorageError:

@@ -14,7 +14,7 @@ from optuna_hermes.ledger._base import (
 )
 from optuna_hermes.ledger._claims import DEAD_SECONDS
 from optuna_hermes.ledger._memory import MemoryLedger
-from optuna_hermes.ledger._migrations import SCHEMA_VERSION
+from optuna_hermes.ledger._migrations import SCHEMA_VERSION, schema_version
 from optuna_hermes.ledger._sql import SqlLedger
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "live_hosts",
     "mends",
     "open_ledger",
+    "schema_version",
 ]
 
 

@@ -57,6 +57,23 @@ def bring_up(database: Database) -> None:
                 _bring_up(connection, version)
 
 
+def schema_version(url: str) -> int | None:
+    """The version of the ledger's tables in a database, None if they are not there; reads only.
+
+    Args:
+        url: as SQLAlchemy and Optuna read it.
+
+    Raises:
+        LedgerError: the database cannot be read.
+    """
+    database = Database(url)
+    try:
+        with database.reading() as connection:
+            return _version(connection)
+    finally:
+        database.close()
+
+
 def _needs_work(version: int | None, database: Database) -> bool:
     if version is not None and version > SCHEMA_VERSION:
         raise LedgerError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -406,7 +405,7 @@ def test_expected_errors_are_one_line(
     assert err.count("\n") == 1
 
 
-# -- status, finish, gc, doctor, broker --------------------------------------------------------
+# -- status, finish, gc, broker ----------------------------------------------------------------
 
 
 def test_status_without_a_broker(capsys: pytest.CaptureFixture[str]) -> None:
@@ -571,27 +570,6 @@ def test_gc_clears_the_ledger_too(
     )
     assert ledger.load_leases()[0].ended is not None
     ledger.close()
-
-
-def test_doctor_looks_at_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    """Versions, devices, folder, broker, disk and memory are checked, as JSON too."""
-    assert run(["doctor", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    names = {check["name"] for check in document["checks"]}
-    assert document["ok"] is True
-    assert {"Python", "optuna", "torch", "runtime folder", "broker", "SQLite commit"} <= names
-    assert any(name.startswith("device ") for name in names)
-    assert {check["state"] for check in document["checks"]} <= {"ok", "warn"}
-
-
-def test_doctor_fails_with_a_hint(runtime_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A runtime folder that is open to others fails, with the command that closes it."""
-    os.chmod(runtime_dir, 0o755)
-    try:
-        assert run(["doctor"]) == 1
-    finally:
-        os.chmod(runtime_dir, 0o700)
-    assert "chmod go-rwx" in " ".join(capsys.readouterr().out.split())
 
 
 def test_stopping_no_broker_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

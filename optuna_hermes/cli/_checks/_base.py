@@ -1,0 +1,41 @@
+"""What a check is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from optuna_hermes.view import size
+
+State = Literal["ok", "warn", "fail"]
+
+LITTLE_BYTES = 2 * 1024**3
+TOO_LITTLE_BYTES = 200 * 1024**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was looked at: what was found, and what to do if it is not ok."""
+
+    name: str
+    state: State
+    found: str
+    hint: str = ""
+
+
+def good(name: str, found: str) -> Check:
+    """What was found is well."""
+    return Check(name=name, state="ok", found=found)
+
+
+def judged(name: str, found: str, *, problem: str, state: State = "warn") -> Check:
+    """A check that is well if there is no ``problem``, the words that say what to do."""
+    return Check(name=name, state=state if problem else "ok", found=found, hint=problem)
+
+
+def enough(name: str, n_bytes: int, hint: str) -> Check:
+    """Whether there is room for a study."""
+    state: State = "ok"
+    if n_bytes < LITTLE_BYTES:
+        state = "fail" if n_bytes < TOO_LITTLE_BYTES else "warn"
+    return Check(name=name, state=state, found=size(n_bytes), hint="" if state == "ok" else hint)

@@ -1,0 +1,82 @@
+"""Python and the packages that are installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Iterator
+
+from optuna_hermes import __version__
+from optuna_hermes.cli._checks._base import Check, State, good, judged
+
+PYTHON_FLOOR = (3, 10)
+TESTED_MAJORS = {"optuna": "5", "lightning": "2"}
+"""These have private parts that this package uses, so other major versions may not do."""
+
+REQUIRED = ("optuna", "sqlalchemy", "filelock", "msgspec", "psutil", "numpy", "typer", "rich")
+OPTIONAL = {
+    "torch": "to suspend PyTorch trials",
+    "lightning": "for HermesCallback",
+    "torchdata": "for loaders that resume in the middle of an epoch",
+    "safetensors": "to write checkpoints",
+    "scikit-learn": "for the quickstart",
+}
+
+
+def python() -> Iterator[Check]:
+    """The interpreter, and the kernel's calls that a broker needs."""
+    new = sys.version_info >= PYTHON_FLOOR
+    floor = ".".join(map(str, PYTHON_FLOOR))
+    problem = "" if new else f"Use Python {floor} or later."
+    yield judged("Python", platform.python_version(), problem=problem, state="fail")
+    linux = sys.platform == "linux"
+    problem = "" if linux else "The broker needs Linux."
+    yield judged("system", platform.platform(terse=True), problem=problem, state="fail")
+    if linux:
+        yield _pidfd()
+
+
+def _pidfd() -> Check:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        problem = (
+            "A broker sees by pidfd_open that a worker has ended: use Linux 5.3 or later, and a "
+            "container whose seccomp profile allows it."
+        )
+        return judged("pidfd", error.strerror or repr(error), problem=problem, state="fail")
+    return good("pidfd", "works")
+
+
+def packages() -> Iterator[Check]:
+    """What this package cannot do without."""
+    yield good("optuna-hermes", __version__)
+    for package in REQUIRED:
+        yield _package(package, "fail", f"`python -m pip install {package}`")
+
+
+def optional_packages() -> Iterator[Check]:
+    """What only some need."""
+    for package, purpose in OPTIONAL.items():
+        hint = f"Needed {purpose}: `python -m pip install 'optuna-hermes[lightning]'`."
+        yield _package(package, "warn", hint)
+
+
+def _package(package: str, without: State, hint: str) -> Check:
+    """A package's version; ``without`` and ``hint`` are for when it is not installed."""
+    found = version(package)
+    if found is None:
+        return Check(name=package, state=without, found="not installed", hint=hint)
+    tested = TESTED_MAJORS.get(package)
+    known = tested is None or found.split(".")[0] == tested
+    return judged(package, found, problem="" if known else f"Only version {tested} is tested.")
+
+
+def version(package: str) -> str | None:
+    """The version of a package, None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,124 @@
+"""The study's database, and what its ledger says is on disk."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from optuna_hermes.cli._checks._around import NETWORK_KINDS, kind_of
+from optuna_hermes.cli._checks._base import Check, good, judged
+from optuna_hermes.cli._studies import check_file, study_and_ledger
+from optuna_hermes.view import plural, ranges
+
+COMMITS = 20
+SLOW_COMMIT_SECONDS = 0.02
+
+
+def sqlite_here() -> Iterator[Check]:
+    """What a commit of SQLite costs in this folder: the ledger makes one for every lease."""
+    yield _sqlite("SQLite commit", Path.cwd(), "in this folder")
+
+
+def storage(url: str) -> Iterator[Check]:
+    """Whether a storage answers, with tables of versions that are known.
+
+    Nothing is written into it.
+
+    Raises:
+        StorageError: it cannot be reached.
+        LedgerError: its ledger cannot be read.
+    """
+    from optuna_hermes import _optuna as private
+    from optuna_hermes._tables import sqlite_file
+
+    check_file(url)
+    names = private.study_names(url)
+    file = sqlite_file(url)
+    if file is not None:
+        yield _sqlite("storage", file.absolute().parent, f"beside {file.name}")
+        yield _where(file.absolute().parent)
+    yield good("studies", f"{plural(len(names), 'study', 'studies')} in {private.hidden(url)}")
+    yield from _ledger(url)
+
+
+def study(url: str, name: str) -> Iterator[Check]:
+    """Whether what a study has on disk is there.
+
+    Raises:
+        StorageError: it cannot be reached, or has no such study, or no ledger of it.
+    """
+    from optuna_hermes import _optuna as private
+
+    with study_and_ledger(url, name) as (found, ledger):
+        key = private.study_key(found)
+        runs = ledger.load_runs(key)
+        newest = {row.number: row for row in ledger.load_checkpoints(key)}
+    stored = [run.number for run in runs if run.state == "stored" and run.number in newest]
+    gone = [number for number in stored if not Path(newest[number].path).is_file()]
+    problem = (
+        f"The newest checkpoint of {_trials(gone)} is not there, as {newest[gone[0]].path}: mount "
+        "its folder, bring it back, or close them with `optuna-hermes finish`."
+        if gone
+        else ""
+    )
+    words = f"{plural(len(runs), 'trial')}, {len(stored)} stored on disk"
+    yield judged(f"study {name!r}", words, problem=problem, state="fail")
+
+
+def _trials(numbers: list[int]) -> str:
+    return f"{'trial' if len(numbers) == 1 else 'trials'} {ranges(numbers)}"
+
+
+def _ledger(url: str) -> Iterator[Check]:
+    from optuna_hermes.errors import LedgerError
+    from optuna_hermes.ledger import SCHEMA_VERSION, schema_version
+
+    try:
+        version = schema_version(url)
+    except LedgerError as error:  # a journal has no tables: its studies' ledgers are elsewhere
+        yield good("ledger", f"in a file of its own ({error})")
+        return
+    if version is None:
+        yield good("ledger", "none yet; `optimize` makes it")
+        return
+    old = "" if version == SCHEMA_VERSION else f"; {SCHEMA_VERSION} when it is opened next"
+    newer = "It is of a later optuna-hermes: upgrade this one." if version > SCHEMA_VERSION else ""
+    found = f"schema version {version}" + (old if not newer else "")
+    yield judged("ledger", found, problem=newer, state="fail")
+
+
+def _where(folder: Path) -> Check:
+    network = kind_of(folder) in NETWORK_KINDS
+    problem = (
+        "SQLite's locks may fail on a network, and hosts cannot share it: use PostgreSQL."
+        if network
+        else ""
+    )
+    return judged("its folder", f"{folder} ({kind_of(folder) or 'unknown'})", problem=problem)
+
+
+def _sqlite(name: str, folder: Path, where: str) -> Check:
+    place = folder if os.access(folder, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as temporary:
+        seconds = statistics.median(_commits(Path(temporary, "doctor.db")))
+    slow = seconds > SLOW_COMMIT_SECONDS
+    problem = "Put the study on a local disk, or use longer slices." if slow else ""
+    return judged(name, f"{1000 * seconds:.1f} ms a commit {where}", problem=problem)
+
+
+def _commits(path: Path) -> Iterator[float]:
+    connection = sqlite3.connect(path)
+    try:
+        connection.execute("create table entries (number integer)")
+        for number in range(COMMITS):
+            begin = time.perf_counter()
+            connection.execute("insert into entries values (?)", (number,))
+            connection.commit()
+            yield time.perf_counter() - begin
+    finally:
+        connection.close()

@@ -1,0 +1,174 @@
+"""What ``doctor`` finds, and what it says is to be done."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.cli import run
+from optuna_hermes.cli._checks._around import folder_checks, kind_of, slurm_checks
+from optuna_hermes.cli._checks._host import cgroup_left_bytes, shared_memory
+from optuna_hermes.ledger import SCHEMA_VERSION, CheckpointRecord, RunRecord, open_ledger
+from optuna_hermes.ledger._migrations import schema_version
+
+STORAGE = ("--storage", "sqlite:///s.db")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to work in; Optuna's verbosity is put back."""
+    monkeypatch.chdir(tmp_path)
+    verbosity = optuna.logging.get_verbosity()
+    yield tmp_path
+    optuna.logging.set_verbosity(verbosity)
+
+
+def checks(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
+    """What was looked at, by its name."""
+    assert run(["doctor", *words, "--json"]) == status
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is (status == 0)
+    return {check["name"]: check for check in document["checks"]}
+
+
+def test_it_looks_at_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    """Versions, devices, folders, broker, disk and memory are checked."""
+    found = checks(capsys)
+    names = {"Python", "pidfd", "optuna", "torch", "runtime folder", "broker", "SQLite commit"}
+    assert names | {"working folder", "open files", "free disk here"} <= set(found)
+    assert any(name.startswith("device ") for name in found)
+    assert {check["state"] for check in found.values()} <= {"ok", "warn"}
+
+
+def test_an_open_folder_fails_with_the_command_that_closes_it(
+    runtime_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others could reach into the runtime folder: that is refused."""
+    os.chmod(runtime_dir, 0o755)
+    try:
+        assert run(["doctor"]) == 1
+    finally:
+        os.chmod(runtime_dir, 0o700)
+    assert "chmod go-rwx" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_storage_is_looked_at_and_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its studies are counted; a ledger that is not there is not made."""
+    optuna.create_study(storage=STORAGE[1], study_name="digits")
+    found = checks(capsys, *STORAGE)
+    assert found["studies"]["found"].startswith("1 study in sqlite:///s.db")
+    assert found["ledger"]["found"] == "none yet; `optimize` makes it"
+    assert schema_version(STORAGE[1]) is None
+
+
+def test_a_storage_that_is_not_there_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Looking does not make the file."""
+    found = checks(capsys, "--storage", "sqlite:///none.db", status=1)
+    assert found["storage"]["state"] == "fail"
+    assert "No file 'none.db'" in found["storage"]["found"]
+    assert not (here / "none.db").exists()
+
+
+def test_a_checkpoint_that_is_gone_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stored trial whose file is missing is named, with what can be done; one that has it not."""
+    study = optuna.create_study(storage=STORAGE[1], study_name="digits")
+    key = private.study_key(study)
+    ledger = open_ledger(private.ledger_url(study))
+    for number in (0, 1):
+        path = here / f"{number}.ckpt"
+        ledger.save_run(RunRecord(study=key, number=number, trial_id=number, state="stored"))
+        ledger.save_checkpoint(
+            CheckpointRecord(
+                study=key,
+                number=number,
+                path=str(path),
+                units=1,
+                size_bytes=1,
+                sha256="",
+                at=0.0,
+            )
+        )
+    ledger.close()
+    (here / "0.ckpt").write_bytes(b"x")
+    found = checks(capsys, *STORAGE, "--study-name", "digits", status=1)
+    assert found["ledger"]["found"] == f"schema version {SCHEMA_VERSION}"
+    check = found["study 'digits'"]
+    assert check["found"] == "2 trials, 2 stored on disk"
+    assert check["state"] == "fail"
+    assert f"checkpoint of trial 1 is not there, as {here / '1.ckpt'}" in check["hint"]
+    (here / "1.ckpt").write_bytes(b"x")
+    assert checks(capsys, *STORAGE, "--study-name", "digits")["study 'digits'"]["state"] == "ok"
+
+
+def test_a_study_needs_its_storage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name alone says nothing."""
+    monkeypatch.delenv("OPTUNA_STORAGE", raising=False)
+    assert run(["doctor", "--study-name", "digits"]) == 2
+    assert "--study-name needs --storage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "hints"),
+    [
+        ({}, []),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}, [""]),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, ["--ntasks=1"]),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "bash"}, [""]),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1600"}, ["", "--timeout"]),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "100000"}, ["", ""]),
+    ],
+)
+def test_a_job_of_slurm(variables: dict[str, str], hints: list[str]) -> None:
+    """Several tasks mislead Lightning, unless the job is interactive; little time is said."""
+    found = list(slurm_checks(variables, now=1000.0))
+    assert len(found) == len(hints)
+    for check, hint in zip(found, hints, strict=True):
+        assert hint in check.hint
+        assert check.state == ("warn" if hint else "ok")
+
+
+def test_a_folder_on_a_network(here: Path) -> None:
+    """SQLite's locks are not to be relied on there."""
+    assert [check.state for check in folder_checks(here, "ext4")] == ["ok"]
+    (check,) = folder_checks(here, "nfs4")
+    assert check.state == "warn"
+    assert "PostgreSQL" in check.hint
+
+
+def test_a_checkpoint_of_another_job(here: Path) -> None:
+    """Lightning would resume any fit from it."""
+    (here / "hpc_ckpt_1.ckpt").touch()
+    check = list(folder_checks(here, "ext4"))[-1]
+    assert check.found == "hpc_ckpt_1.ckpt"
+    assert "default_root_dir" in check.hint
+
+
+def test_the_kind_of_a_file_system() -> None:
+    """The nearest mount counts, not the root."""
+    assert kind_of(Path("/proc/self")) == "proc"
+
+
+def test_the_limit_of_a_container(here: Path) -> None:
+    """What is cached can go; no limit is none, and so are files that are not there."""
+    assert cgroup_left_bytes(here) is None
+    (here / "memory.max").write_text("1000\n")
+    (here / "memory.current").write_text("900\n")
+    (here / "memory.stat").write_text("anon 600\ninactive_file 300\n")
+    assert cgroup_left_bytes(here) == 400
+    (here / "memory.max").write_text("max\n")
+    assert cgroup_left_bytes(here) is None
+
+
+def test_little_shared_memory() -> None:
+    """64 MB, as containers have by default, end data loaders by a signal."""
+    assert shared_memory(8 << 30).state == "ok"
+    assert "--shm-size" in shared_memory(64 << 20).hint
