@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import socket
 from collections import Counter
-from collections.abc import Container
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -101,6 +99,8 @@ def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> 
 def _runs(
     facts: StudyFacts, ledger: Ledger, broker: dict[str, Any] | None, hosts: list[HostRecord]
 ) -> list[dict[str, Any]]:
+    from optuna_hermes.view import holds, serves, state_of
+
     key = str(facts.key)
     served, ends = serves(broker, key), facts.ends
     alive = {host.instance for host in hosts}
@@ -119,40 +119,6 @@ def _runs(
         )
         for run in ledger.load_runs(key)
     ]
-
-
-def serves(broker: dict[str, Any] | None, key: str) -> bool:
-    """Whether this host's broker serves a study."""
-    return broker is not None and any(entry["key"] == key for entry in broker["studies"])
-
-
-def holds(run: RunRecord, *, served: bool, alive: Container[str]) -> bool:
-    """Whether a process may have a run, as the ledger says.
-
-    Args:
-        run: the run.
-        served: whether this host's broker serves its study.
-        alive: the brokers that other hosts would hear of.
-    """
-    if run.host in (None, socket.gethostname()):
-        return served
-    return run.owner is None or run.owner in alive
-
-
-def state_of(run: RunRecord, end: str | None, *, held: bool, stored: bool) -> str:
-    """The state of a run; what the ledger says may be older than the end of a process.
-
-    Args:
-        run: the run.
-        end: how its trial has ended as Optuna knows it, None if it has not.
-        held: see ``holds``.
-        stored: whether it has a checkpoint.
-    """
-    if end is not None:
-        return end
-    if run.state in ("running", "parked") and not held:
-        return "stored" if stored else "pending"
-    return run.state
 
 
 def _run(run: RunRecord, *, state: str, value: float | None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.cli._status import holds, serves, state_of
 from optuna_hermes.cli._studies import study_and_ledger
 from optuna_hermes.errors import InvalidInputError
 
@@ -40,6 +39,7 @@ def _document(
     from optuna_hermes import _optuna as private
     from optuna_hermes._tables import ends_of
     from optuna_hermes.ledger import live_hosts
+    from optuna_hermes.view import holds, serves, state_of
 
     key = private.study_key(study)
     trials = private.trial_states(study)

@@ -13,6 +13,8 @@ Rules every implementation keeps:
 - ``save_run`` replaces the row of that study and number, or adds it.
 - ``add_report`` keeps every report, also of a unit that is trained a second time after a crash;
   ``load_curves`` shows each unit once, as it was last reported.
+- ``load_reports`` tells each report with its position, which grows in the order in which batches
+  were written: whoever has read up to one reads on from there, and misses nothing.
 - Inside of ``batch`` all this holds at the end of the block: what one thread writes in it becomes
   durable and visible together, or, if anything fails, not at all.
 - Records come back as they went in: NaN and infinite values too.
@@ -101,6 +103,10 @@ class Ledger(ABC):
         """The curve of every run that has reported (or of these), each unit as last reported."""
 
     @abstractmethod
+    def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
+        """Every report of a study after a position, each with its own, as they were written."""
+
+    @abstractmethod
     def last_values(self, study: str) -> dict[int, float]:
         """The last value of every curve of ``load_curves``."""
 
@@ -154,8 +160,16 @@ class Ledger(ABC):
         """Close a lease; one that is closed already, or unknown, stays as it is."""
 
     @abstractmethod
-    def load_leases(self, study: str | None = None, *, live: bool = False) -> list[LeaseRecord]:
-        """Leases of a study (or of all), by epoch; on request only those that are not over."""
+    def load_leases(
+        self, study: str | None = None, *, live: bool = False, since: int = 0
+    ) -> list[LeaseRecord]:
+        """Leases by epoch.
+
+        Args:
+            study: whose, None for those of all.
+            live: only those that are not over.
+            since: only of this epoch and later ones.
+        """
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:

@@ -53,7 +53,8 @@ class MemoryLedger(Ledger):
         self._lock = RLock()
         self._last_epoch = 0
         self._runs: dict[tuple[str, int], RunRecord] = {}
-        self._reports: list[ReportRecord] = []
+        self._reports: list[tuple[int, ReportRecord]] = []
+        self._reported = 0
         self._leases: dict[int, LeaseRecord] = {}
         self._checkpoints: list[CheckpointRecord] = []
         self._memory: dict[str, str] = {}
@@ -117,16 +118,22 @@ class MemoryLedger(Ledger):
     def add_report(self, report: ReportRecord) -> None:
         """Add a report; earlier ones of the same unit stay."""
         with self._lock:
-            self._reports.append(report)
+            self._reported += 1
+            self._reports.append((self._reported, report))
 
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
         """The curve of every run that has reported (or of these), each unit as last reported."""
         with self._lock:
             return curves_of(
                 (each.number, each.unit, each.step, each.value, each.device_seconds)
-                for each in self._reports
+                for _, each in self._reports
                 if each.study == study and (numbers is None or each.number in numbers)
             )
+
+    def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
+        """Every report of a study after a position, each with its own, as they were written."""
+        with self._lock:
+            return [each for each in self._reports if each[1].study == study and each[0] > after]
 
     def last_values(self, study: str) -> dict[int, float]:
         """The last value of every curve of ``load_curves``."""
@@ -168,14 +175,18 @@ class MemoryLedger(Ledger):
             if lease is not None and lease.ended is None:
                 self._leases[epoch] = replace(lease, ended=ended)
 
-    def load_leases(self, study: str | None = None, *, live: bool = False) -> list[LeaseRecord]:
-        """Leases of a study (or of all), by epoch; on request only those that are not over."""
+    def load_leases(
+        self, study: str | None = None, *, live: bool = False, since: int = 0
+    ) -> list[LeaseRecord]:
+        """Leases of a study (or of all), by epoch; on request only some of them."""
         with self._lock:
             leases = list(self._leases.values())
         return [
             lease
             for lease in leases
-            if study in (None, lease.study) and not (live and lease.ended is not None)
+            if study in (None, lease.study)
+            and lease.epoch >= since
+            and not (live and lease.ended is not None)
         ]
 
     def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:
@@ -276,7 +287,7 @@ class MemoryLedger(Ledger):
         """The keys of all studies that the ledger knows anything of, in order."""
         with self._lock:
             keys = {run.study for run in self._runs.values()} | self._memory.keys()
-            keys |= {report.study for report in self._reports}
+            keys |= {report.study for _, report in self._reports}
             keys |= {lease.study for lease in self._leases.values()}
             keys |= {checkpoint.study for checkpoint in self._checkpoints}
             keys |= {event.study for event, _ in self._events}
@@ -286,7 +297,7 @@ class MemoryLedger(Ledger):
         """Remove all that is known of a study; epochs still grow above those of its leases."""
         with self._lock:
             self._runs = {key: run for key, run in self._runs.items() if run.study != study}
-            self._reports = [each for each in self._reports if each.study != study]
+            self._reports = [each for each in self._reports if each[1].study != study]
             self._leases = {n: each for n, each in self._leases.items() if each.study != study}
             self._checkpoints = [each for each in self._checkpoints if each.study != study]
             self._events = [pair for pair in self._events if pair[0].study != study]

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Select, Table, select
 
 from optuna_hermes.ledger._curves import Report
+from optuna_hermes.ledger._records import ReportRecord
 
 _LISTS = ("devices", "wants")
 
@@ -53,3 +54,17 @@ def reported(found: Sequence[Any]) -> Report:
     """A report from its row."""
     number, unit, step, value, word, device_seconds = found
     return number, unit, step, value if word is None else float(word), device_seconds
+
+
+def report_of(study: str, found: Sequence[Any], at: float) -> ReportRecord:
+    """The record of a report from its row."""
+    number, unit, step, value, device_seconds = reported(found)
+    return ReportRecord(
+        study=study,
+        number=number,
+        unit=unit,
+        step=step,
+        value=value,
+        device_seconds=device_seconds,
+        at=at,
+    )

@@ -27,6 +27,7 @@ from optuna_hermes.ledger._rows import (
     all_of,
     number_or_word,
     of_run,
+    report_of,
     reported,
     row,
     with_lists,
@@ -168,6 +169,16 @@ class SqlLedger(Ledger):
         with self._database.reading() as connection:
             return curves_of(map(reported, connection.execute(query.order_by(REPORTS.c.id))))
 
+    def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
+        """Every report of a study after a position, each with its own, as they were written."""
+        columns = (REPORTS.c[name] for name in ("id", *REPORTED, "at"))
+        query = select(*columns).where(REPORTS.c.study == study, REPORTS.c.id > after)
+        with self._database.reading() as connection:
+            return [
+                (position, report_of(study, found, at))
+                for position, *found, at in connection.execute(query.order_by(REPORTS.c.id))
+            ]
+
     def last_values(self, study: str) -> dict[int, float]:
         """The last value of every curve of ``load_curves``."""
         of_study = REPORTS.c.study == study
@@ -216,9 +227,13 @@ class SqlLedger(Ledger):
         with self._database.writing() as connection:
             connection.execute(END_LEASE, {"of_epoch": epoch, "at": ended})
 
-    def load_leases(self, study: str | None = None, *, live: bool = False) -> list[LeaseRecord]:
-        """Leases of a study (or of all), by epoch; on request only those that are not over."""
+    def load_leases(
+        self, study: str | None = None, *, live: bool = False, since: int = 0
+    ) -> list[LeaseRecord]:
+        """Leases of a study (or of all), by epoch; on request only some of them."""
         query = all_of(LEASES, LeaseRecord).order_by(LEASES.c.epoch)
+        if since:
+            query = query.where(LEASES.c.epoch >= since)
         if study is not None:
             query = query.where(LEASES.c.study == study)
         if live:

@@ -135,6 +135,23 @@ class LedgerContract(SharingContract):
         ledger.add_report(report(3, math.nan))
         assert math.isnan(ledger.last_values(STUDY)[0])
 
+    def test_reports_are_read_on_from_where_they_were_read_to(self, ledger: Ledger) -> None:
+        """Every report comes as it went in, in its turn; those read before need not come again."""
+        records = [report(2, 0.5, at=9.0), report(1, math.inf), report(1, 0.7, number=3, at=1.0)]
+        ledger.add_report(report(7, 0.1, study=OTHER))
+        for record in records:
+            ledger.add_report(record)
+        found = ledger.load_reports(STUDY)
+        assert [record for _, record in found] == records
+        positions = [position for position, _ in found]
+        assert positions == sorted(set(positions))
+        assert ledger.load_reports(STUDY, after=positions[0]) == found[1:]
+        ledger.add_report(report(1, 0.6, number=3))
+        (newest,) = ledger.load_reports(STUDY, after=positions[-1])
+        assert newest[1] == report(1, 0.6, number=3)
+        ledger.forget_study(STUDY)
+        assert ledger.load_reports(STUDY) == []
+
     def test_values_that_are_no_numbers_come_back(self, ledger: Ledger) -> None:
         """A loss that is NaN or infinite is kept as it is."""
         for unit, value in enumerate((math.nan, math.inf, -math.inf, 5e-324, 0.1), start=1):
@@ -188,6 +205,14 @@ class LedgerContract(SharingContract):
         ledger.end_lease(1, 9.0)
         ledger.end_lease(3, 9.0)
         assert ledger.load_leases() == [lease(1, ended=4.0), lease(2)]
+
+    def test_leases_since_an_epoch(self, ledger: Ledger) -> None:
+        """Who knows the older ones reads only that one and later ones."""
+        for epoch in (1, 4, 9):
+            ledger.commit_lease(lease(epoch))
+        ledger.end_lease(4, 2.0)
+        assert [each.epoch for each in ledger.load_leases(STUDY, since=4)] == [4, 9]
+        assert [each.epoch for each in ledger.load_leases(STUDY, since=4, live=True)] == [9]
 
     def test_checkpoints_come_oldest_first(self, ledger: Ledger) -> None:
         """Order is that of saving, whatever the clocks said, and a run sees only its own."""

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from optuna_hermes.view._chart import BEST_MARK, chart
 from optuna_hermes.view._checks import checks_view
+from optuna_hermes.view._history import (
+    Bar,
+    Best,
+    History,
+    Point,
+    TrialHistory,
+    best_so_far,
+    read_history,
+)
 from optuna_hermes.view._jobs import jobs_view
 from optuna_hermes.view._progress import Progress, make_progress
 from optuna_hermes.view._simulation import counting, loop_view, simulation_view
+from optuna_hermes.view._states import holds, serves, state_of
 from optuna_hermes.view._status import status_view
 from optuna_hermes.view._summary import summary_view, suspensions
 from optuna_hermes.view._trial import trial_view
@@ -14,19 +24,29 @@ from optuna_hermes.view._words import duration, parameters, plural, ranges, size
 
 __all__ = [
     "BEST_MARK",
+    "Bar",
+    "Best",
+    "History",
+    "Point",
     "Progress",
+    "TrialHistory",
+    "best_so_far",
     "chart",
     "checks_view",
     "counting",
     "duration",
+    "holds",
     "jobs_view",
     "loop_view",
     "make_progress",
     "parameters",
     "plural",
     "ranges",
+    "read_history",
+    "serves",
     "simulation_view",
     "size",
+    "state_of",
     "status_view",
     "summary_view",
     "suspensions",

@@ -1,0 +1,226 @@
+"""What a study has done, read out of its ledger: curves, leases as bars, the best so far."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from optuna_hermes.view._states import holds, serves, state_of
+
+if TYPE_CHECKING:
+    from optuna_hermes._tables import StudyFacts
+    from optuna_hermes.ledger import LeaseRecord, Ledger, ReportRecord, RunRecord
+
+
+class Point(NamedTuple):
+    """A value of a trial.
+
+    Args:
+        unit: units trained until then, counted from 1.
+        value: as the user reported it; NaN and infinite ones too.
+        device_seconds: device time that the trial had had.
+        at: wall clock seconds (Unix time).
+    """
+
+    unit: int
+    value: float
+    device_seconds: float
+    at: float
+
+
+class Bar(NamedTuple):
+    """A device in the hands of a trial.
+
+    Args:
+        device: ``host/id``.
+        trial: its number, None for a new trial that has none yet.
+        begin: wall clock seconds (Unix time).
+        end: None while it lasts.
+        epoch: of the lease, which may be of several devices.
+    """
+
+    device: str
+    trial: int | None
+    begin: float
+    end: float | None
+    epoch: int
+
+
+class Best(NamedTuple):
+    """A value that was better than all before it.
+
+    Args:
+        device_seconds: device time that all trials together had had.
+        value: as the user reported it.
+        at: wall clock seconds (Unix time).
+        trial: whose it was.
+    """
+
+    device_seconds: float
+    value: float
+    at: float
+    trial: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialHistory:
+    """What one trial has done.
+
+    Args:
+        number: the trial's.
+        state: as in ``model.RunState``, as far as it can be known now.
+        run: its row of the ledger, whose own ``state`` may be older.
+        points: each unit once, as it was last reported, in ascending order.
+    """
+
+    number: int
+    state: str
+    run: RunRecord
+    points: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """What a study has done.
+
+    Args:
+        key: the study's key.
+        maximize: whether higher values are better.
+        trials: by number; those that never had a device are not there.
+        bars: by epoch.
+        position: of the last report that was read.
+    """
+
+    key: str
+    maximize: bool = False
+    trials: tuple[TrialHistory, ...] = ()
+    bars: tuple[Bar, ...] = ()
+    position: int = 0
+
+    @property
+    def device_seconds(self) -> float:
+        """Device time of all trials, that of leases which are not over left out."""
+        return math.fsum(trial.run.device_seconds for trial in self.trials)
+
+    @property
+    def watt_hours(self) -> float | None:
+        """Energy of all trials, None if nobody could tell that of any."""
+        known = [trial.run.watt_hours for trial in self.trials]
+        found = [each for each in known if each is not None]
+        return math.fsum(found) if found else None
+
+
+def read_history(
+    ledger: Ledger,
+    facts: StudyFacts,
+    *,
+    broker: Mapping[str, Any] | None = None,
+    before: History | None = None,
+) -> History:
+    """Read what a study has done.
+
+    Args:
+        ledger: of the study.
+        facts: what Optuna knows of it.
+        broker: what this host's broker tells, None if there is none.
+        before: what was read before. Only what is new is read then, and a trial, or its points,
+            that did not change is the same object as before.
+    """
+    key = str(facts.key)
+    if before is None or before.key != key:
+        before = History(key=key, maximize=facts.sign < 0)
+    known = {trial.number: trial for trial in before.trials}
+    reports = ledger.load_reports(key, after=before.position)
+    new: dict[int, list[Point]] = defaultdict(list)
+    for _, report in reports:
+        new[report.number].append(_point(report, facts.sign))
+    runs = ledger.load_runs(key)  # after the reports: each of them has its run
+    states = _states(ledger, facts, runs, broker)
+    return History(
+        key=key,
+        maximize=before.maximize,
+        trials=tuple(
+            _trial(known.get(run.number), run, states[run.number], new.get(run.number, ()))
+            for run in runs
+        ),
+        bars=_bars(ledger, key, before.bars),
+        position=reports[-1][0] if reports else before.position,
+    )
+
+
+def best_so_far(history: History) -> tuple[Best, ...]:
+    """The values that were better than all before them, in the order of their time.
+
+    Device time is counted at each report: what a trial had had by its last one.
+    """
+    reports = ((point, trial.number) for trial in history.trials for point in trial.points)
+    return tuple(_improvements(sorted(reports, key=lambda each: each[0].at), history.maximize))
+
+
+def _improvements(reports: Iterable[tuple[Point, int]], maximize: bool) -> Iterator[Best]:
+    spent, had = 0.0, dict[int, float]()
+    best = -math.inf if maximize else math.inf
+    for point, number in reports:
+        spent += max(0.0, point.device_seconds - had.get(number, 0.0))
+        had[number] = max(point.device_seconds, had.get(number, 0.0))
+        better = point.value > best if maximize else point.value < best
+        if better and math.isfinite(point.value):
+            best = point.value
+            yield Best(spent, best, point.at, number)
+
+
+def _point(report: ReportRecord, sign: float) -> Point:
+    return Point(report.unit, sign * report.value, report.device_seconds, report.at)
+
+
+def _trial(
+    before: TrialHistory | None, run: RunRecord, state: str, new: Iterable[Point]
+) -> TrialHistory:
+    points = _merged(before.points if before else (), tuple(new))
+    after = TrialHistory(number=run.number, state=state, run=run, points=points)
+    return before if before == after and before is not None else after
+
+
+def _merged(before: tuple[Point, ...], new: tuple[Point, ...]) -> tuple[Point, ...]:
+    """Each unit once: one that was trained again shows its later report."""
+    if not new:
+        return before
+    units = {point.unit: point for point in (*before, *new)}
+    return tuple(sorted(units.values(), key=attrgetter("unit")))
+
+
+def _bars(ledger: Ledger, key: str, before: tuple[Bar, ...]) -> tuple[Bar, ...]:
+    """What is over does not change: all is read from the first lease on that was not."""
+    live = (bar.epoch for bar in before if bar.end is None)
+    since = min(live, default=before[-1].epoch + 1 if before else 0)
+    kept = tuple(bar for bar in before if bar.epoch < since)
+    new = (bar for lease in ledger.load_leases(key, since=since) for bar in _of_lease(lease))
+    return (*kept, *new)
+
+
+def _of_lease(lease: LeaseRecord) -> Iterator[Bar]:
+    for device in lease.devices:
+        yield Bar(device, lease.number, lease.started, lease.ended, lease.epoch)
+
+
+def _states(
+    ledger: Ledger, facts: StudyFacts, runs: Iterable[RunRecord], broker: Mapping[str, Any] | None
+) -> dict[int, str]:
+    from optuna_hermes.ledger import live_hosts
+
+    key = str(facts.key)
+    served, alive = serves(broker, key), {host.instance for host in live_hosts(ledger)}
+    held = {run.number: holds(run, served=served, alive=alive) for run in runs}
+    # Who has a process is as the ledger says: where all have, nobody needs to know of checkpoints.
+    doubtful = any(run.state in ("running", "parked") and not held[run.number] for run in runs)
+    stored = {each.number for each in ledger.load_checkpoints(key)} if doubtful else set()
+    return {
+        run.number: state_of(
+            run, facts.ends.get(run.number), held=held[run.number], stored=run.number in stored
+        )
+        for run in runs
+    }
