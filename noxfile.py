@@ -18,7 +18,7 @@ SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test that is not slow, files side by side: most wait for processes that start."""
-    session.install(*CONSTRAINED, "-e", ".[lightning,test]")
+    session.install(*CONSTRAINED, "-e", ".[lightning,test,docs]")
     session.run("python", "-m", "pytest", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs)
 
 
@@ -40,8 +40,9 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """What README, docs and examples show, run as it stands there."""
-    session.install(*CONSTRAINED, "-e", ".[lightning,test]")
+    """The site in site/, and what README, docs and examples show, run as it stands there."""
+    session.install(*CONSTRAINED, "-e", ".[lightning,test,docs]")
+    session.run("mkdocs", "build", "--strict", "--quiet")
     session.run("python", "-m", "pytest", "-m", "docs", *session.posargs)
 
 

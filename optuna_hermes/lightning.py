@@ -71,13 +71,13 @@ class HermesCallback(Callback):
         InvalidInputError: elastic limits that are none; in training, batches that cannot change.
 
     Example:
-        .. code-block:: python
-
-            def objective(trial):
-                model = Net(lr=trial.suggest_float("lr", 1e-5, 1e-1, log=True))
-                hermes = HermesCallback(trial, monitor="val_loss")
-                L.Trainer(max_epochs=30, callbacks=[hermes]).fit(model, data)
-                return hermes.value
+        ```python
+        def objective(trial):
+            model = Net(lr=trial.suggest_float("lr", 1e-5, 1e-1, log=True))
+            hermes = HermesCallback(trial, monitor="val_loss")
+            L.Trainer(max_epochs=30, callbacks=[hermes]).fit(model, data)
+            return hermes.value
+        ```
     """
 
     def __init__(

@@ -49,16 +49,16 @@ def suspendable(trial: Any, /, **named: Any) -> Run:
         CheckpointError: the run's checkpoints cannot be used.
 
     Example:
-        .. code-block:: python
-
-            def objective(trial):
-                model, optimizer = ...
-                run = suspendable(trial, model=model, optimizer=optimizer)
-                for epoch in run.epochs(30):
-                    for x, y in run.batches(loader):
-                        ...
-                    run.report(validate(model))
-                return run.value
+        ```python
+        def objective(trial):
+            model, optimizer = ...
+            run = suspendable(trial, model=model, optimizer=optimizer)
+            for epoch in run.epochs(30):
+                for x, y in run.batches(loader):
+                    ...
+                run.report(validate(model))
+            return run.value
+        ```
     """
     return Run(trial, named, session_of(trial))
 

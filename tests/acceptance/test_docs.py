@@ -11,6 +11,8 @@ from pathlib import Path
 import optuna
 import pytest
 
+from optuna_hermes.cli._app import VERBS
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -87,6 +89,15 @@ def test_the_set_up_is_two_command_lines() -> None:
         'python -m pip install -c constraints.txt -e ".[lightning]" && optuna-hermes quickstart',
         "python -m pip install nox && python -m nox -s tests",
     ]
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    """Every page is in the site, every link and every name of the reference leads somewhere."""
+    words = ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path)
+    done = python(*words, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    shown = (tmp_path / "reference-cli" / "index.html").read_text()
+    assert all(f'id="{verb}"' in shown for verb in VERBS)
 
 
 def test_links_lead_somewhere() -> None:
