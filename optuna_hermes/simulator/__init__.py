@@ -22,7 +22,7 @@ from optuna_hermes.simulator._jobs_estimates import (
     alone_seconds,
 )
 from optuna_hermes.simulator._jobs_learned import Learned
-from optuna_hermes.simulator._jobs_metrics import JobMetrics, measure_jobs
+from optuna_hermes.simulator._jobs_metrics import JobMetrics, Watts, measure_jobs
 from optuna_hermes.simulator._metrics import Metrics, measure
 from optuna_hermes.simulator._nodes import (
     NodeSeries,
@@ -68,6 +68,7 @@ __all__ = [
     "SwitchCosts",
     "Trace",
     "Validation",
+    "Watts",
     "Work",
     "alone_seconds",
     "arrange",

@@ -32,6 +32,8 @@ class JobMetrics:
         delayed_fraction: share of the jobs that ever were without devices.
         restarts: of a job, on average.
         device_seconds: given to jobs in all.
+        energy_joules: what all devices took from the first submission to the last end, those that
+            lay idle included: see ``Watts``.
     """
 
     jobs: int
@@ -48,13 +50,28 @@ class JobMetrics:
     delayed_fraction: float
     restarts: float
     device_seconds: float
+    energy_joules: float
 
 
-def measure_jobs(trace: JobTrace) -> JobMetrics:
+@dataclass(frozen=True, kw_only=True)
+class Watts:
+    """What a device takes; by default about what a V100 does, of which Helios is made.
+
+    Args:
+        busy: while a job has it.
+        idle: while none has it.
+    """
+
+    busy: float = 300.0
+    idle: float = 45.0
+
+
+def measure_jobs(trace: JobTrace, watts: Watts | None = None) -> JobMetrics:
     """Measure a simulation of jobs.
 
     Args:
         trace: what it did.
+        watts: of a device; None for the default.
 
     Example:
         >>> from optuna_hermes.policies import make_policy
@@ -86,6 +103,7 @@ def measure_jobs(trace: JobTrace) -> JobMetrics:
         delayed_fraction=_mean(queueing > 0),
         restarts=_mean(np.array([record.restarts for record in records])),
         device_seconds=used,
+        energy_joules=_energy(watts or Watts(), used, makespan * trace.n_devices),
     )
 
 
@@ -98,6 +116,10 @@ def _makespan(trace: JobTrace) -> float:
         return math.nan
     first = min(record.job.submitted for record in trace.records)
     return max(record.finished for record in trace.records) - first
+
+
+def _energy(watts: Watts, used: float, available: float) -> float:
+    return watts.busy * used + watts.idle * (available - used)
 
 
 def _mean(values: np.typing.NDArray[np.generic]) -> float:

@@ -20,6 +20,7 @@ from optuna_hermes.simulator import (
     JobCluster,
     JobTrace,
     Placement,
+    Watts,
     Work,
     measure_jobs,
 )
@@ -261,6 +262,14 @@ def test_metrics_by_hand() -> None:
     assert metrics.delayed_fraction == 0.5
     assert metrics.mean_finish_time_ratio == 1.5
     assert metrics.device_seconds == 20
+    assert metrics.energy_joules == 20 * 300
+
+
+def test_a_device_that_lies_idle_takes_energy_too() -> None:
+    """Two devices, of which one has a job for 10 of 20 s and the other for none."""
+    jobs = [job(0, 0, 5), job(1, 15, 5)]
+    trace = JobCluster(Fifo(), jobs, groups={None: [2]}).run()
+    assert measure_jobs(trace, Watts(busy=100, idle=10)).energy_joules == 10 * 100 + 30 * 10
 
 
 def test_a_policy_is_shown_what_was_estimated_and_who_is_done() -> None:
