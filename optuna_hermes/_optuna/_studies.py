@@ -21,7 +21,8 @@ from optuna.study import StudyDirection
 
 from optuna_hermes._optuna._patience import patiently
 from optuna_hermes._optuna._storages import backend_of, database_url
-from optuna_hermes._tables import KEY_ATTRIBUTE
+from optuna_hermes._optuna._trials import trial_states
+from optuna_hermes._tables import KEY_ATTRIBUTE, StudyFacts, ends_of
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
 
@@ -41,6 +42,18 @@ def known_key(study: optuna.Study) -> str | None:
     """The study's key, None if it never met this package; gives it none."""
     key = study._storage.get_study_system_attrs(study._study_id).get(KEY_ATTRIBUTE)
     return None if key is None else str(key)
+
+
+def facts(study: optuna.Study) -> StudyFacts:
+    """What a ledger does not know of its study."""
+    key = known_key(study)
+    states = trial_states(study)
+    return StudyFacts(
+        key=key,
+        ledger_url=None if key is None else ledger_url(study),
+        sign=sign(study),
+        ends=ends_of((number, state.name) for number, state in states.items()),
+    )
 
 
 def study_keys(study: optuna.Study) -> set[str]:

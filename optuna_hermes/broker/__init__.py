@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker._client import (
     Connection,
+    broker_status,
     connect,
     connect_or_start,
     connect_patiently,
@@ -22,6 +23,7 @@ __all__ = [
     "OpenStudy",
     "RunSession",
     "StudySpec",
+    "broker_status",
     "connect",
     "connect_or_start",
     "connect_patiently",

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
@@ -119,6 +119,26 @@ def connect(role: str) -> Connection:
             "No broker runs on this host: start one with `optuna-hermes broker`."
         ) from error
     return Connection(sock, role)
+
+
+def broker_status() -> dict[str, Any] | None:
+    """What this host's broker tells, None if there is none.
+
+    Raises:
+        BrokerConflictError: its socket is not ours.
+    """
+    try:
+        connection = connect("viewer")
+    except BrokerConflictError:
+        raise
+    except BrokerError:
+        return None
+    try:
+        return connection.ask_status()
+    except BrokerError:  # it has just ended
+        return None
+    finally:
+        connection.close()
 
 
 def connect_patiently(role: str) -> Connection:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optuna_hermes.cli._output import note
-from optuna_hermes.errors import BrokerConflictError, BrokerError, InvalidInputError, StorageError
+from optuna_hermes.errors import InvalidInputError, StorageError
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
@@ -92,7 +92,7 @@ def facts_and_ledger(storage: str, name: str) -> Iterator[tuple[StudyFacts, Ledg
     from optuna_hermes._tables import read_facts
 
     check_file(storage)
-    facts = read_facts(storage, name) or _facts(_study(storage, name))
+    facts = read_facts(storage, name) or _slow_facts(storage, name)
     if facts.ledger_url is None:
         raise _no_ledger(name)
     with _opened(facts.ledger_url) as ledger:
@@ -112,18 +112,10 @@ def check_file(storage: str) -> None:
         raise StorageError(f"No file {str(file)!r}: check the path in --storage {storage}.")
 
 
-def _facts(study: Study) -> StudyFacts:
+def _slow_facts(storage: str, name: str) -> StudyFacts:
     from optuna_hermes import _optuna as private
-    from optuna_hermes._tables import StudyFacts, ends_of
 
-    key = private.known_key(study)
-    states = private.trial_states(study)
-    return StudyFacts(
-        key=key,
-        ledger_url=None if key is None else private.ledger_url(study),
-        sign=private.sign(study),
-        ends=ends_of((number, state.name) for number, state in states.items()),
-    )
+    return private.facts(_study(storage, name))
 
 
 def _study(storage: str, name: str) -> Study:
@@ -158,20 +150,9 @@ def broker_status() -> dict[str, Any] | None:
     Raises:
         BrokerConflictError: its socket is not ours.
     """
-    from optuna_hermes.broker import connect
+    from optuna_hermes.broker import broker_status
 
-    try:
-        connection = connect("viewer")
-    except BrokerConflictError:
-        raise
-    except BrokerError:
-        return None
-    try:
-        return connection.ask_status()
-    except BrokerError:  # it has just ended
-        return None
-    finally:
-        connection.close()
+    return broker_status()
 
 
 def same_command() -> str:

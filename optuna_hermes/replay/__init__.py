@@ -19,6 +19,7 @@ from optuna_hermes.replay._simulate import (
     Rules,
     check_names,
     check_policy,
+    replay,
     simulate,
 )
 from optuna_hermes.replay._study import curve_set_of, unfinished_trials
@@ -43,6 +44,7 @@ __all__ = [
     "read_elastic_jobs",
     "read_jobs",
     "read_philly",
+    "replay",
     "simulate",
     "simulate_jobs",
     "spread",

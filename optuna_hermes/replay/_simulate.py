@@ -17,7 +17,9 @@ from optuna_hermes.simulator import (
     CurveSet,
     FixedList,
     Metrics,
+    Recording,
     SwitchCosts,
+    Trace,
     measure,
 )
 from optuna_hermes.simulator.rivals import RIVALS, arrange, make_rival
@@ -134,18 +136,33 @@ def check_names(sets: Sequence[CurveSet]) -> None:
         )
 
 
-def _result(sets: Sequence[CurveSet], rules: Rules, job: tuple[int, str, int]) -> Result:
-    index, name, seed = job
-    chosen = sets[index]
-    recordings = arrange(name, chosen.draw(rules.n_trials, seed))
-    policy = make_rival(name, recordings) if name in RIVALS else make_policy(name)
-    trace = Cluster(
-        policy,
-        FixedList(recordings),
+def replay(recordings: Sequence[Recording], policy: str, rules: Rules, *, seed: int = 0) -> Trace:
+    """Replay one list of trials, in its order but for the oracles, under one policy.
+
+    Args:
+        recordings: the trials.
+        policy: its name, as for ``simulate``.
+        rules: the number of devices and the cost of a switch.
+        seed: of the policy.
+
+    Raises:
+        InvalidInputError: there is no such policy.
+    """
+    trials = arrange(policy, recordings)
+    return Cluster(
+        make_rival(policy, trials) if policy in RIVALS else make_policy(policy),
+        FixedList(trials),
         n_devices=rules.n_devices,
         costs=SwitchCosts(fraction=rules.switch_cost),
         seed=seed,
     ).run()
+
+
+def _result(sets: Sequence[CurveSet], rules: Rules, job: tuple[int, str, int]) -> Result:
+    index, name, seed = job
+    chosen = sets[index]
+    recordings = arrange(name, chosen.draw(rules.n_trials, seed))
+    trace = replay(recordings, name, rules, seed=seed)
     return Result(
         curve_set=chosen.name,
         family=chosen.family,

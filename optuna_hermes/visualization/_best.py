@@ -1,0 +1,73 @@
+"""How soon good values were there, and would have been under other policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from optuna_hermes.view import History
+from optuna_hermes.visualization import _info as drawn
+from optuna_hermes.visualization._study import Told, tell
+
+if TYPE_CHECKING:
+    import optuna
+
+
+def best_info_of(
+    study: optuna.Study, against: Sequence[str], n_devices: int | None
+) -> drawn.BestInfo:
+    """What ``plot_best_over_device_time`` draws, whoever draws it."""
+    _check(against)
+    told = tell(study, to_replay=bool(against))
+    history = _without_failed(told.history)
+    n_devices = n_devices or len({bar.device for bar in history.bars}) or 1
+    others = [(name, _replayed(told, name, n_devices, history.maximize)) for name in against]
+    return drawn.best_info(history, others)
+
+
+def _replayed(
+    told: Told, policy: str, n_devices: int, maximize: bool
+) -> tuple[tuple[float, float], ...]:
+    """Device time and value of each report that was the best so far, under another policy.
+
+    Args:
+        told: with a curve set.
+        policy: its name.
+        n_devices: how many devices there are.
+        maximize: whether the values are to be turned back.
+    """
+    from optuna_hermes.replay import Rules, replay
+
+    if told.curve_set is None:
+        return ()
+    recordings = told.curve_set.recordings
+    trace = replay(recordings, policy, Rules(n_devices=n_devices, n_trials=len(recordings)))
+    spent, best, found = 0.0, float("inf"), []
+    for each in trace.slices:
+        spent += each.end - each.start
+        if each.value < best:
+            best = each.value
+            found.append((spent, -best if maximize else best))
+    return tuple(found)
+
+
+def _without_failed(history: History) -> History:
+    """What can be compared with a replay, which leaves out trials that failed."""
+    kept = tuple(trial for trial in history.trials if trial.state != "failed")
+    return replace(history, trials=kept)
+
+
+def _check(names: Sequence[str]) -> None:
+    """Refuse names of policies that there are none of.
+
+    Raises:
+        TypeError: the names are one text.
+        UnknownPolicyError: nobody has this name.
+    """
+    from optuna_hermes.replay import check_policy
+
+    if isinstance(names, str):
+        raise TypeError(f'against must be a list of policies but got {names!r}: ["{names}"].')
+    for name in names:
+        check_policy(name)

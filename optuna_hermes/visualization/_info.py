@@ -1,0 +1,232 @@
+"""What is to be drawn, whoever draws it, pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from optuna_hermes.view import Bar, History, TrialHistory, best_so_far, duration
+
+Axis = Literal["unit", "device_seconds"]
+
+COLOURS = (
+    "#4C78A8",
+    "#F58518",
+    "#54A24B",
+    "#E45756",
+    "#72B7B2",
+    "#EECA3B",
+    "#B279A2",
+    "#9D755D",
+    "#FF9DA6",
+    "#17BECF",
+    "#2F4B7C",
+    "#A05D00",
+    "#88D27A",
+    "#8C1C13",
+    "#7F7F7F",
+    "#6A3D9A",
+    "#BCBD22",
+)
+"""Of trials, in turn. Their number is prime: rounds of trials do not fall into step with it."""
+
+BEST_COLOUR = "#111111"
+
+
+class Look(NamedTuple):
+    """How the curves of trials in some states look."""
+
+    label: str
+    colour: str
+    opacity: float
+
+
+LOOKS = {
+    "done": Look("done", "#4C78A8", 0.75),
+    "running": Look("running", "#2CA02C", 1.0),
+    "suspended": Look("suspended", "#7F7F7F", 0.4),
+    "failed": Look("failed", "#E45756", 0.6),
+}
+
+_GROUPS = {"parked": "suspended", "stored": "suspended", "pending": "suspended"}
+
+
+class Box(NamedTuple):
+    """A trial on a device; times are seconds of Unix time."""
+
+    device: str
+    label: str
+    colour: str
+    begin: float
+    end: float
+    hover: str
+
+
+class Line(NamedTuple):
+    """Points (x, y) of a trial, or of a policy."""
+
+    name: str
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvesInfo:
+    """Curves by group of states, those to be drawn first first, and the best one."""
+
+    groups: tuple[tuple[Look, tuple[Line, ...]], ...]
+    best: Line | None
+    x_label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestInfo:
+    """Steps of the best value so far, the study's own first; all end at one x."""
+
+    lines: tuple[Line, ...]
+    x_label: str
+
+
+def schedule_info(history: History, now: float) -> tuple[Box, ...]:
+    """Who had which device when.
+
+    Args:
+        history: of a study.
+        now: until when those train who train now.
+    """
+    trials = {trial.number: trial for trial in history.trials}
+    names = device_names(bar.device for bar in history.bars)
+    order = sorted(names, key=_natural)
+    bars = sorted(history.bars, key=lambda bar: (order.index(bar.device), bar.begin))
+    found = ((bar, _end(bar, trials, now)) for bar in bars)
+    return tuple(_box(bar, names[bar.device], end) for bar, end in found if end > bar.begin)
+
+
+def device_names(devices: Iterable[str]) -> dict[str, str]:
+    """What to call devices: without their host where there is one, and with short UUIDs.
+
+    Example:
+        >>> device_names(["a/cpu:0", "a/GPU-5c1ae4b2-9f0e-4f0c"])
+        {'a/GPU-5c1ae4b2-9f0e-4f0c': 'GPU-5c1ae4b2', 'a/cpu:0': 'cpu:0'}
+    """
+    ids = sorted(set(devices))
+    for shorten in (lambda id_: _short(id_.rpartition("/")[2]), lambda id_: id_.rpartition("/")[2]):
+        names = {id_: shorten(id_) for id_ in ids}
+        if len({id_.rpartition("/")[0] for id_ in ids}) < 2 and len({*names.values()}) == len(ids):
+            return names
+    return {id_: id_ for id_ in ids}
+
+
+def curves_info(history: History, axis: Axis) -> CurvesInfo:
+    """What trials reported, by what has become of them.
+
+    Args:
+        history: of a study.
+        axis: what x is.
+
+    Raises:
+        ValueError: there is no such axis.
+    """
+    if axis not in ("unit", "device_seconds"):
+        raise ValueError(f'axis must be "unit" or "device_seconds" but got {axis!r}.')
+    shown = [trial for trial in history.trials if any(map(math.isfinite, _values(trial)))]
+    most = max((trial.points[-1].device_seconds for trial in shown), default=0.0)
+    scale, unit = _time_unit(most)
+    lines = {trial.number: _curve(trial, axis, scale) for trial in shown}
+    best = _best(shown, history.maximize)
+    groups = {name: list[Line]() for name in ("suspended", "failed", "done", "running")}
+    for trial in shown:
+        groups[_GROUPS.get(trial.state, trial.state)].append(lines[trial.number])
+    return CurvesInfo(
+        groups=tuple((LOOKS[name], tuple(found)) for name, found in groups.items() if found),
+        best=None if best is None else lines[best],
+        x_label="Unit" if axis == "unit" else f"Device Time of the Trial ({unit})",
+    )
+
+
+def best_info(
+    history: History, against: Sequence[tuple[str, Sequence[tuple[float, float]]]]
+) -> BestInfo:
+    """How soon good values were there.
+
+    Args:
+        history: of a study.
+        against: names of others, with device time and value of each that was the best so far.
+    """
+    own = [(best.device_seconds, best.value) for best in best_so_far(history)]
+    lines = [("this study", own), *against] if own else []
+    used = math.fsum(trial.points[-1].device_seconds for trial in history.trials if trial.points)
+    end = max([used, *(steps[-1][0] for _, steps in lines if steps)], default=0.0)
+    scale, unit = _time_unit(end)
+    return BestInfo(
+        lines=tuple(_steps(name, steps, end, scale) for name, steps in lines if steps),
+        x_label=f"Device Time of All Trials ({unit})",
+    )
+
+
+def _end(bar: Bar, trials: dict[int, TrialHistory], now: float) -> float:
+    """A lease that never ended, of a trial that does not train, is shown as far as is known."""
+    if bar.end is not None:
+        return bar.end
+    trial = None if bar.trial is None else trials.get(bar.trial)
+    if trial is None or trial.state == "running":
+        return now if trial else bar.begin
+    return max((point.at for point in trial.points), default=bar.begin)
+
+
+def _box(bar: Bar, device: str, end: float) -> Box:
+    label = "" if bar.trial is None else str(bar.trial)
+    return Box(
+        device=device,
+        label=label,
+        colour=COLOURS[(bar.trial or 0) % len(COLOURS)],
+        begin=bar.begin,
+        end=end,
+        hover=f"trial {label}, {duration(end - bar.begin)}",
+    )
+
+
+def _natural(device: str) -> list[tuple[int, str]]:
+    """Digits as numbers, so that ``cpu:10`` comes after ``cpu:9``."""
+    parts = "".join(each if each.isdigit() else f" {each} " for each in device).split()
+    return [(int(each), "") if each.isdigit() else (-1, each) for each in parts]
+
+
+def _short(id_: str) -> str:
+    kind, _, rest = id_.partition("-")
+    return f"{kind}-{rest[:8]}" if kind in ("GPU", "MIG") else id_
+
+
+def _values(trial: TrialHistory) -> Iterator[float]:
+    return (point.value for point in trial.points)
+
+
+def _curve(trial: TrialHistory, axis: Axis, scale: float) -> Line:
+    finite = [point for point in trial.points if math.isfinite(point.value)]
+    return Line(
+        str(trial.number),
+        tuple(point.unit if axis == "unit" else point.device_seconds / scale for point in finite),
+        tuple(point.value for point in finite),
+    )
+
+
+def _best(trials: Iterable[TrialHistory], maximize: bool) -> int | None:
+    last = [(trial.points[-1].value, trial.number) for trial in trials]
+    finite = [each for each in last if math.isfinite(each[0])]
+    if not finite:
+        return None
+    return min(finite, key=lambda each: (-each[0] if maximize else each[0], each[1]))[1]
+
+
+def _steps(name: str, steps: Sequence[tuple[float, float]], end: float, scale: float) -> Line:
+    points = [*steps, (end, steps[-1][1])]
+    return Line(name, tuple(x / scale for x, _ in points), tuple(y for _, y in points))
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    """In which unit times up to this are read best."""
+    if seconds < 300:
+        return 1.0, "s"
+    return (60.0, "min") if seconds < 4 * 3600 else (3600.0, "h")

@@ -1,0 +1,196 @@
+"""The plots, by plotly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.visualization import _info as drawn
+from optuna_hermes.visualization._best import best_info_of
+from optuna_hermes.visualization._study import tell
+
+if TYPE_CHECKING:
+    import optuna
+    import plotly.graph_objects as go
+
+LABELLED = 300
+"""With more bars there is no room for the numbers of their trials."""
+
+
+def plot_schedule(study: optuna.Study) -> go.Figure:
+    """Plot which trial had which device when.
+
+    Args:
+        study: a study that was run with this package.
+
+    Returns:
+        A ``plotly.graph_objects.Figure``: a row for each device, a bar for each slice.
+
+    Example:
+        .. code-block:: python
+
+            from optuna_hermes.visualization import plot_schedule
+
+            plot_schedule(study).show()
+    """
+    go = _plotly()
+    told = tell(study)
+    boxes = drawn.schedule_info(told.history, told.now)
+    figure = go.Figure(layout=_layout("Schedule", "Time", "Device"))
+    if not boxes:
+        return figure
+    figure.add_bar(
+        orientation="h",
+        y=[box.device for box in boxes],
+        base=[_time(box.begin) for box in boxes],
+        x=[round(1000 * (box.end - box.begin)) for box in boxes],
+        marker={
+            "color": [box.colour for box in boxes],
+            "line": {"color": "white", "width": 0.5 if len(boxes) <= LABELLED else 0},
+        },
+        text=[box.label for box in boxes] if len(boxes) <= LABELLED else None,
+        textposition="inside",
+        insidetextanchor="middle",
+        textangle=0,
+        hovertext=[box.hover for box in boxes],
+        hovertemplate="%{hovertext}<br>from %{base|%H:%M:%S} on %{y}<extra></extra>",
+        showlegend=False,
+    )
+    figure.update_xaxes(type="date")
+    figure.update_yaxes(type="category", autorange="reversed")
+    return figure.update_layout(barmode="overlay", bargap=0.15, uniformtext=_ONE_SIZE)
+
+
+def plot_curves(
+    study: optuna.Study,
+    *,
+    axis: drawn.Axis = "unit",
+    target_name: str = "Intermediate Value",
+) -> go.Figure:
+    """Plot what all trials have reported, coloured by what has become of them.
+
+    Suspended trials are dimmed, and the one whose last value is the best stands out.
+
+    Args:
+        study: a study that was run with this package.
+        axis: ``"unit"`` (what a trial reports after: an epoch, say) or ``"device_seconds"``, the
+            device time that the trial had had.
+        target_name: the name on the axis of the values.
+
+    Returns:
+        A ``plotly.graph_objects.Figure``.
+
+    Raises:
+        ValueError: there is no such axis.
+    """
+    go = _plotly()
+    info = drawn.curves_info(tell(study).history, axis)
+    figure = go.Figure(layout=_layout("Curves", info.x_label, target_name))
+    for look, lines in info.groups:
+        figure.add_scatter(
+            name=f"{look.label} ({len(lines)})",
+            **_joined(lines),
+            mode=_mode(lines),
+            line={"color": look.colour, "width": 1.2},
+            marker={"color": look.colour, "size": 4},
+            opacity=look.opacity,
+            hovertemplate="trial %{customdata}: %{y:.4g} at %{x:.4g}<extra></extra>",
+        )
+    if info.best is not None:
+        figure.add_scatter(
+            name=f"best: trial {info.best.name}",
+            **_joined([info.best]),
+            mode=_mode([info.best]),
+            line={"color": drawn.BEST_COLOUR, "width": 2.5},
+            hovertemplate="trial %{customdata}: %{y:.4g} at %{x:.4g}<extra></extra>",
+        )
+    return figure.update_layout(showlegend=info.best is not None, legend=_ABOVE)
+
+
+def plot_best_over_device_time(
+    study: optuna.Study,
+    against: Sequence[str] = ("fifo", "round-robin"),
+    *,
+    n_devices: int | None = None,
+    target_name: str = "Best Intermediate Value",
+) -> go.Figure:
+    """Plot the best value so far against the device time that all trials have had together.
+
+    Beside it is what other policies would have made of the same trials: a simulator replays what
+    the ledger has recorded, each trial as far as it was trained, in the order of their numbers.
+
+    Args:
+        study: a study that was run with this package.
+        against: names of policies; see ``optuna-hermes simulate``.
+        n_devices: of the simulator; None for as many as the study had.
+        target_name: the name on the axis of the values.
+
+    Returns:
+        A ``plotly.graph_objects.Figure``.
+
+    Raises:
+        UnknownPolicyError: there is no such policy.
+    """
+    go = _plotly()
+    info = best_info_of(study, against, n_devices)
+    figure = go.Figure(layout=_layout("Best Value over Device Time", info.x_label, target_name))
+    for index, line in enumerate(info.lines):
+        figure.add_scatter(
+            name=line.name,
+            x=line.xs,
+            y=line.ys,
+            mode="lines",
+            line={
+                "shape": "hv",
+                "color": drawn.COLOURS[index % len(drawn.COLOURS)],
+                "width": 1.5 if index else 3,
+                "dash": "dash" if index else "solid",
+            },
+            hovertemplate="%{y:.4g} after %{x:.4g}",
+        )
+    return figure.update_layout(showlegend=bool(info.lines), legend=_ABOVE)
+
+
+_ABOVE = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
+_ONE_SIZE = {"minsize": 8, "mode": "hide"}
+
+
+def _plotly() -> Any:
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise InvalidInputError(
+            'Plots need plotly, which is not installed: run `pip install "optuna-hermes[plot]"`, '
+            "or use optuna_hermes.visualization.matplotlib."
+        ) from error
+    return go
+
+
+def _layout(title: str, x_label: str, y_label: str) -> dict[str, Any]:
+    return {"title": title, "xaxis": {"title": x_label}, "yaxis": {"title": y_label}}
+
+
+def _time(seconds: float) -> str:
+    """Local time, which a reader's clock shows; plotly knows no zones."""
+    return datetime.fromtimestamp(seconds, timezone.utc).astimezone().strftime(_ISO)
+
+
+_ISO = "%Y-%m-%d %H:%M:%S.%f"
+
+
+def _mode(lines: Iterable[drawn.Line]) -> str:
+    """A line of one point would not be seen."""
+    return "lines+markers" if any(len(line.xs) == 1 for line in lines) else "lines"
+
+
+def _joined(lines: Sequence[drawn.Line]) -> dict[str, Any]:
+    """Many curves as one, with gaps: a figure of hundreds stays small."""
+    joined: dict[str, list[Any]] = {"x": [], "y": [], "customdata": []}
+    for line in lines:
+        gap = [None] if joined["x"] else []
+        joined["x"] += [*gap, *(round(x, 3) for x in line.xs)]
+        joined["y"] += [*gap, *line.ys]
+        joined["customdata"] += [*gap, *[line.name] * len(line.xs)]
+    return joined

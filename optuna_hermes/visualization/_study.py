@@ -1,0 +1,91 @@
+"""From a study to what its ledger tells, and to what other policies would have made of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import optuna
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.broker import broker_status
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.view import History, read_history
+
+if TYPE_CHECKING:
+    from optuna_hermes.ledger import Ledger
+    from optuna_hermes.simulator import CurveSet
+
+_logger = optuna.logging.get_logger("optuna.hermes")
+"""Below Optuna's own, so that its verbosity and its handlers count here too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What is known of a study.
+
+    Args:
+        name: the study's name.
+        history: what its ledger tells; nothing if it has none.
+        now: when that was read, in seconds of Unix time.
+        curve_set: its trials for the simulator, None where there are none, or nobody asked.
+    """
+
+    name: str
+    history: History
+    now: float
+    curve_set: CurveSet | None = None
+
+
+def tell(study: optuna.Study, *, to_replay: bool = False) -> Told:
+    """Read the ledger of a study; one that there is nothing of is told with a warning.
+
+    Args:
+        study: the study.
+        to_replay: read its trials for the simulator too.
+
+    Raises:
+        TypeError: it is no study.
+    """
+    if not isinstance(study, optuna.Study):
+        raise TypeError(
+            f"A plot is of an optuna.Study but got {study!r}: load it with optuna.load_study."
+        )
+    name = study.study_name
+    with _ledger_of(study) as ledger:
+        if ledger is None:
+            _logger.warning(
+                f"Study {name!r} has no ledger to plot: run it with optuna_hermes.optimize, or "
+                "with HermesSampler and HermesPruner."
+            )
+            return Told(name=name, history=History(key=""), now=time.time())
+        history = read_history(ledger, private.facts(study), broker=broker_status())
+        if not any(trial.points for trial in history.trials):
+            _logger.warning(f"No trial of study {name!r} has reported a value yet.")
+            to_replay = False
+        found = _replayable(study, ledger) if to_replay else None
+    return Told(name=name, history=history, now=time.time(), curve_set=found)
+
+
+@contextlib.contextmanager
+def _ledger_of(study: optuna.Study) -> Iterator[Ledger | None]:
+    from optuna_hermes.ledger import open_ledger
+
+    if private.known_key(study) is None:
+        yield None
+        return
+    with contextlib.closing(open_ledger(private.ledger_url(study))) as ledger:
+        yield ledger
+
+
+def _replayable(study: optuna.Study, ledger: Ledger) -> CurveSet | None:
+    from optuna_hermes.replay import curve_set_of
+
+    try:
+        return curve_set_of(study, ledger)
+    except InvalidInputError as error:
+        _logger.warning(str(error))
+        return None

@@ -1,0 +1,170 @@
+"""The plots, by matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.visualization import _info as drawn
+from optuna_hermes.visualization._best import best_info_of
+from optuna_hermes.visualization._study import tell
+
+if TYPE_CHECKING:
+    import optuna
+    from matplotlib.axes import Axes
+
+_LABELLED_SHARE = 0.02
+"""A bar that is a smaller part of the whole time has no room for the number of its trial."""
+
+
+def plot_schedule(study: optuna.Study) -> Axes:
+    """Plot which trial had which device when, with matplotlib.
+
+    .. seealso:: ``optuna_hermes.visualization.plot_schedule``
+
+    Args:
+        study: a study that was run with this package.
+
+    Returns:
+        A ``matplotlib.axes.Axes``.
+    """
+    ax = _axes("Schedule", "Time", "Device")
+    told = tell(study)
+    boxes = drawn.schedule_info(told.history, told.now)
+    if not boxes:
+        return ax
+    rows = {device: row for row, device in enumerate(dict.fromkeys(box.device for box in boxes))}
+    begins = [_days(box.begin) for box in boxes]
+    widths = [_days(box.end) - begin for box, begin in zip(boxes, begins, strict=True)]
+    bars = ax.barh(
+        y=[rows[box.device] for box in boxes],
+        left=begins,
+        width=widths,
+        color=[box.colour for box in boxes],
+        edgecolor="white",
+        linewidth=0.5,
+        height=0.85,
+    )
+    whole = max(map(sum, zip(begins, widths, strict=True))) - min(begins)
+    fits = [width > _LABELLED_SHARE * whole for width in widths]
+    labels = [box.label if fit else "" for box, fit in zip(boxes, fits, strict=True)]
+    ax.bar_label(bars, labels, label_type="center", color="white", fontsize=8)
+    ax.set_yticks(list(rows.values()), labels=list(rows))
+    ax.invert_yaxis()
+    ax.xaxis_date()
+    ax.grid(visible=False, axis="y")
+    ax.figure.autofmt_xdate()
+    return ax
+
+
+def plot_curves(
+    study: optuna.Study,
+    *,
+    axis: drawn.Axis = "unit",
+    target_name: str = "Intermediate Value",
+) -> Axes:
+    """Plot what all trials have reported, coloured by what has become of them, with matplotlib.
+
+    .. seealso:: ``optuna_hermes.visualization.plot_curves``
+
+    Args:
+        study: a study that was run with this package.
+        axis: ``"unit"`` or ``"device_seconds"``.
+        target_name: the name on the axis of the values.
+
+    Returns:
+        A ``matplotlib.axes.Axes``.
+
+    Raises:
+        ValueError: there is no such axis.
+    """
+    info = drawn.curves_info(tell(study).history, axis)
+    ax = _axes("Curves", info.x_label, target_name)
+    for look, lines in info.groups:
+        style: dict[str, Any] = {"color": look.colour, "alpha": look.opacity, "linewidth": 1.2}
+        for index, line in enumerate(lines):
+            label = "_" if index else f"{look.label} ({len(lines)})"
+            ax.plot(line.xs, line.ys, **style, **_dot(line), label=label)
+    if info.best is not None:
+        style = {"color": drawn.BEST_COLOUR, "linewidth": 2.5, **_dot(info.best)}
+        ax.plot(info.best.xs, info.best.ys, **style, label=f"best: trial {info.best.name}")
+        _legend(ax)
+    if axis == "unit":
+        from matplotlib.ticker import MaxNLocator
+
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return ax
+
+
+def plot_best_over_device_time(
+    study: optuna.Study,
+    against: Sequence[str] = ("fifo", "round-robin"),
+    *,
+    n_devices: int | None = None,
+    target_name: str = "Best Intermediate Value",
+) -> Axes:
+    """Plot the best value so far against the device time of all trials, with matplotlib.
+
+    .. seealso:: ``optuna_hermes.visualization.plot_best_over_device_time``
+
+    Args:
+        study: a study that was run with this package.
+        against: names of policies; see ``optuna-hermes simulate``.
+        n_devices: of the simulator; None for as many as the study had.
+        target_name: the name on the axis of the values.
+
+    Returns:
+        A ``matplotlib.axes.Axes``.
+
+    Raises:
+        UnknownPolicyError: there is no such policy.
+    """
+    info = best_info_of(study, against, n_devices)
+    ax = _axes("Best Value over Device Time", info.x_label, target_name)
+    for index, line in enumerate(info.lines):
+        ax.step(
+            line.xs,
+            line.ys,
+            where="post",
+            label=line.name,
+            color=drawn.COLOURS[index % len(drawn.COLOURS)],
+            linewidth=1.5 if index else 3,
+            linestyle="--" if index else "-",
+        )
+    if info.lines:
+        _legend(ax)
+    return ax
+
+
+def _axes(title: str, x_label: str, y_label: str) -> Axes:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise InvalidInputError(
+            "Plots need matplotlib, which is not installed: run "
+            '`pip install "optuna-hermes[plot]"`.'
+        ) from error
+    plt.style.use("ggplot")  # as Optuna's plots
+    _, ax = plt.subplots(layout="constrained")
+    ax.set_title(title)
+    ax.set_xlabel(x_label)
+    ax.set_ylabel(y_label)
+    return ax
+
+
+def _legend(ax: Axes) -> None:
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _days(seconds: float) -> float:
+    """A time as matplotlib's axes have it; it shows no zones, so local time."""
+    from matplotlib.dates import date2num
+
+    return float(date2num(datetime.fromtimestamp(seconds)))  # type: ignore[no-untyped-call]
+
+
+def _dot(line: drawn.Line) -> dict[str, Any]:
+    """A line of one point would not be seen."""
+    return {"marker": "o", "markersize": 3} if len(line.xs) == 1 else {}

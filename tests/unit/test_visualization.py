@@ -1,0 +1,240 @@
+"""Plots of a study: what they draw, by plotly and by matplotlib."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import optuna
+import pytest
+
+from optuna_hermes import _optuna as private
+from optuna_hermes import visualization
+from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
+from optuna_hermes.ledger import open_ledger
+from optuna_hermes.testing._records import checkpoint, lease, report, run
+from optuna_hermes.visualization import _info as drawn
+from optuna_hermes.visualization import matplotlib as by_matplotlib
+
+mpl.use("agg")
+
+BEGIN = 1_700_000_000.0
+NAMES = ("plot_schedule", "plot_curves", "plot_best_over_device_time")
+PLOTS = [getattr(home, name) for home in (visualization, by_matplotlib) for name in NAMES]
+VALUES = {0: (0.9, 0.8), 1: (0.5, 0.2), 2: (0.7, float("nan")), 3: (0.1,)}
+ENDS = {0: 0.8, 1: 0.2}
+
+
+@pytest.fixture(autouse=True)
+def tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Optuna's log can be heard, ledgers are the test's own, and no figure stays open."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    optuna.logging.enable_propagation()
+    yield
+    optuna.logging.disable_propagation()
+    pyplot.close("all")
+
+
+@pytest.fixture(params=["minimize"])
+def study(request: pytest.FixtureRequest) -> optuna.Study:
+    """Two trials that are done, one that is stored and one that failed, on two devices."""
+    study = optuna.create_study(study_name="s", direction=request.param)
+    key, sign = private.study_key(study), private.sign(study)
+    with closing(open_ledger(private.ledger_url(study))) as ledger:
+        for number, values in VALUES.items():
+            study.ask()
+            state: Any = ("done", "done", "stored", "failed")[number]
+            ledger.save_run(run(number, study=key, state=state, device_seconds=len(values)))
+            for unit, value in enumerate(values, 1):
+                at = BEGIN + 10 * unit + number
+                ledger.add_report(report(unit, sign * value, number=number, study=key, at=at))
+            times = {"started": BEGIN + number, "ended": BEGIN + number + len(values)}
+            device = f"a/cpu:{9 + number % 2}"
+            ledger.commit_lease(
+                lease(number + 1, number=number, study=key, devices=(device,), **times)
+            )
+        ledger.save_checkpoint(checkpoint("/2", number=2, study=key))
+    for number, value in ENDS.items():
+        study.tell(number, value)
+    study.tell(3, state=optuna.trial.TrialState.FAIL)
+    return study
+
+
+def names(figure: Any) -> list[str]:
+    return [trace.name for trace in figure.data]
+
+
+def test_examples_hold() -> None:
+    """What the docstrings show is so."""
+    assert doctest.testmod(drawn).failed == 0
+
+
+def test_the_schedule_has_a_row_for_each_device(study: optuna.Study) -> None:
+    """Each slice is a bar of its device, as long as it lasted, with the number of its trial."""
+    (bars,) = visualization.plot_schedule(study).data
+    assert list(bars.y) == ["cpu:9", "cpu:9", "cpu:10", "cpu:10"]
+    assert list(bars.text) == ["0", "2", "1", "3"]
+    assert list(bars.x) == [2000, 2000, 2000, 1000]
+    axes = by_matplotlib.plot_schedule(study)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cpu:9", "cpu:10"]
+    assert len(axes.patches) == 4
+
+
+def test_curves_stand_by_what_has_become_of_them(study: optuna.Study) -> None:
+    """Suspended ones are dimmed and lie below; values that are no numbers are left out."""
+    suspended, failed, done, best = visualization.plot_curves(study).data
+    assert [suspended.name, failed.name, done.name, best.name] == [
+        "suspended (1)",
+        "failed (1)",
+        "done (2)",
+        "best: trial 3",
+    ]
+    assert suspended.opacity < failed.opacity < done.opacity
+    assert (list(suspended.x), list(suspended.y)) == ([1], [0.7])
+    assert list(done.y) == [0.9, 0.8, None, 0.5, 0.2]
+    assert suspended.mode == "lines+markers"
+    axes = by_matplotlib.plot_curves(study)
+    assert [list(line.get_ydata()) for line in axes.lines] == [
+        [0.7],
+        [0.1],
+        [0.9, 0.8],
+        [0.5, 0.2],
+        [0.1],
+    ]
+
+
+def test_curves_can_stand_over_device_time(study: optuna.Study) -> None:
+    """Each trial's own, in the unit in which it is read best; there is no third axis."""
+    figure = visualization.plot_curves(study, axis="device_seconds", target_name="Loss")
+    assert figure.layout.xaxis.title.text == "Device Time of the Trial (s)"
+    assert figure.layout.yaxis.title.text == "Loss"
+    with pytest.raises(ValueError, match='"unit" or "device_seconds" but got \'time\''):
+        visualization.plot_curves(study, axis="time")
+
+
+def test_the_best_so_far_stands_beside_its_replays(study: optuna.Study) -> None:
+    """All lines end at the device time of all; what a policy had is replayed, failed ones not."""
+    figure = visualization.plot_best_over_device_time(study, ["fifo", "oracle"], n_devices=1)
+    own, fifo, oracle = figure.data
+    assert names(figure) == ["this study", "fifo", "oracle"]
+    # Reports come in rounds: 0.9, 0.5 and 0.7 after 1, 2 and 3 s, then 0.8 and 0.2.
+    assert (list(own.x), list(own.y)) == ([1.0, 2.0, 5.0, 6.0], [0.9, 0.5, 0.2, 0.2])
+    # One trial after the other: 0.9, 0.8, then after a switch 0.5 and 0.2.
+    assert list(fifo.y) == [0.9, 0.8, 0.5, 0.2, 0.2]
+    assert list(fifo.x)[:3] == pytest.approx([1.0, 2.0, 3.0], abs=0.02)
+    assert list(oracle.y) == [0.5, 0.2, 0.2]
+    axes = by_matplotlib.plot_best_over_device_time(study, ["fifo"], n_devices=1)
+    assert [line.get_label() for line in axes.lines] == ["this study", "fifo"]
+    assert list(axes.lines[1].get_ydata()) == list(fifo.y)
+
+
+@pytest.mark.parametrize("study", ["maximize"], indirect=True)
+def test_higher_is_better_where_values_are_maximised(study: optuna.Study) -> None:
+    """The best is the highest, and replays are turned back too."""
+    *_, best = visualization.plot_curves(study).data
+    assert best.name == "best: trial 0"
+    own, fifo = visualization.plot_best_over_device_time(study, ["fifo"]).data
+    assert (own.y[-1], fifo.y[-1]) == (0.9, 0.9)
+
+
+def test_a_trial_that_trains_is_drawn_until_now(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that lasts ends with the plot; one that nobody holds, with the last report."""
+    key = private.study_key(study)
+    with closing(open_ledger(private.ledger_url(study))) as ledger:
+        ledger.save_run(run(2, study=key, state="running"))
+        ledger.commit_lease(lease(9, number=2, study=key, started=BEGIN + 5))
+    told = visualization._study.tell(study)
+    nobody = drawn.schedule_info(told.history, BEGIN + 100)
+    assert [box.end for box in nobody if box.begin == BEGIN + 5] == [BEGIN + 22]
+    document = {"studies": [{"key": key}]}
+    monkeypatch.setattr(visualization._study, "broker_status", lambda: document)
+    told = visualization._study.tell(study)
+    held = drawn.schedule_info(told.history, BEGIN + 100)
+    assert [box.end for box in held if box.begin == BEGIN + 5] == [BEGIN + 100]
+
+
+def test_hosts_are_named_where_there_are_several() -> None:
+    """Devices of one host need not say whose they are; two that look alike keep all they have."""
+    assert drawn.device_names(["a/cpu:0", "b/cpu:0"]) == {
+        "a/cpu:0": "a/cpu:0",
+        "b/cpu:0": "b/cpu:0",
+    }
+    alike = ["a/GPU-5c1ae4b2-1", "a/GPU-5c1ae4b2-2"]
+    assert [*drawn.device_names(alike).values()] == ["GPU-5c1ae4b2-1", "GPU-5c1ae4b2-2"]
+
+
+def drawn_things(plot: Any) -> int:
+    return len(plot.data) if hasattr(plot, "data") else len(plot.lines) + len(plot.patches)
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_a_study_without_a_ledger_gives_an_empty_plot(
+    plot: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says why in the log, as Optuna's plots do, and makes no ledger."""
+    study = optuna.create_study(study_name="plain")
+    assert drawn_things(plot(study)) == 0
+    assert "Study 'plain' has no ledger to plot" in caplog.text
+    assert private.known_key(study) is None
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_a_study_without_values_gives_an_empty_plot(
+    plot: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A study that has not begun is none to complain of, but to say so."""
+    study = optuna.create_study(study_name="new")
+    private.study_key(study)
+    assert drawn_things(plot(study)) == 0
+    assert "No trial of study 'new' has reported a value yet." in caplog.text
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_only_a_study_can_be_plotted(plot: Callable[..., Any]) -> None:
+    """A name is not enough, and the error says what is."""
+    with pytest.raises(TypeError, match=r"of an optuna.Study but got 'digits'"):
+        plot("digits")
+
+
+def test_policies_are_checked_first(study: optuna.Study) -> None:
+    """A name that nobody has, and one text in place of a list."""
+    with pytest.raises(UnknownPolicyError, match="nobody"):
+        visualization.plot_best_over_device_time(study, ["nobody"])
+    with pytest.raises(TypeError, match=r'must be a list of policies but got \'fifo\': \["fifo"\]'):
+        visualization.plot_best_over_device_time(study, "fifo")
+
+
+@pytest.mark.parametrize(
+    ("module", "plot"),
+    [
+        ("plotly.graph_objects", visualization.plot_curves),
+        ("matplotlib.pyplot", by_matplotlib.plot_curves),
+        ("optuna_dashboard", visualization.save_to_dashboard),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_its_remedy(
+    module: str, plot: Callable[..., Any], study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that says what to type."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InvalidInputError, match=r'pip install "optuna-hermes\[\w+\]"'):
+        plot(study)
+
+
+def test_the_dashboard_gets_all_three(study: optuna.Study) -> None:
+    """Each under a name of its own, so that the next ones take their place."""
+    plots = pytest.importorskip("optuna_dashboard._custom_plot_data")
+    ids = visualization.save_to_dashboard(study)
+    assert visualization.save_to_dashboard(study) == ids
+    found = plots.get_plotly_graph_objects(study._storage.get_study_system_attrs(study._study_id))
+    assert sorted(found) == sorted(ids) == ["hermes-best", "hermes-curves", "hermes-schedule"]
+    assert '"this study"' in found["hermes-best"]
