@@ -18,6 +18,10 @@ the simulator runs for comparison prune."""
 TierName = Literal["resident", "host", "disk"]
 """Where a suspended run's state is."""
 
+Wish = Literal["held", "boosted", "finishing"]
+"""What people may want of a live run, whatever the policy says. ``held``: no device. ``boosted``:
+the next one. ``finishing``: no device, for it is about to be closed at its last value."""
+
 LIVE_STATES: frozenset[RunState] = frozenset({"pending", "running", "parked", "stored"})
 
 

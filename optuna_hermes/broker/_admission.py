@@ -7,15 +7,19 @@ from collections.abc import Collection, Iterable
 from optuna_hermes.broker._book import Book, Client, Run, Study
 from optuna_hermes.broker._events import Command, EndLease, Refreshed, StudyRead
 from optuna_hermes.broker._protocol import (
+    ChangePolicy,
     Counted,
     Describe,
     Drain,
+    Finish,
+    Finished,
     FromClient,
     OpenStudy,
     Ready,
     Register,
     Resume,
     SavedCheckpoint,
+    Wishes,
 )
 from optuna_hermes.broker._rows import give_back
 from optuna_hermes.ledger._base import LeaseRecord, RunRecord
@@ -26,6 +30,7 @@ KEPT_CHECKPOINTS = 2
 """A run's newest ones; the older is for the day on which the newest cannot be read."""
 
 
+_WANTED: tuple[type, ...] = (Wishes, Finish, Finished, ChangePolicy)
 _SAID_BY: dict[type, tuple[str, ...]] = {
     Ready: ("worker",),
     Register: ("run",),
@@ -33,6 +38,7 @@ _SAID_BY: dict[type, tuple[str, ...]] = {
     OpenStudy: ("driver",),
     Describe: ("driver",),
     Drain: ("driver",),
+    **dict.fromkeys(_WANTED, ("viewer",)),
 }
 
 
@@ -65,6 +71,8 @@ def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
     run = study.runs.get(message.number) if isinstance(message, Register) else None
     if run is not None and run.live and study.is_elsewhere(run):
         return f"Trial {run.number} is trained on another host ({run.host}): end it there first."
+    if run is not None and study.wish_of(run) == "finishing":
+        return f"Trial {run.number} is about to be finished: create another one."
     if run is None or (run.live and run.connection is None):
         return None
     if run.live:
@@ -83,6 +91,7 @@ def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) ->
     if study is None or not study.attended:
         study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
         study.broker = book.instance if event.shared else None
+        study.wishes = dict(event.wishes)
         book.studies[spec.key] = study
         for known in event.runs:
             study.runs[known.number] = known_run(book, known, event, now)

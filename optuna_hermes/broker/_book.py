@@ -12,7 +12,7 @@ from typing import Any, Literal
 from optuna_hermes.broker._holder import Awaited
 from optuna_hermes.broker._protocol import BatchSizes, Params, SavedCheckpoint, StudySpec
 from optuna_hermes.ledger._base import EventRecord, LeaseRecord, RunRecord
-from optuna_hermes.model import Curve, Device, RunState, RunView, TierName, Unstarted
+from optuna_hermes.model import Curve, Device, RunState, RunView, TierName, Unstarted, Wish
 from optuna_hermes.policies import Policy
 
 _COST_MEMORY = 0.7
@@ -224,6 +224,7 @@ class Study:
         watched_since: since when the ledger has told without a pause who lives, None if it has not.
         spare: devices of other hosts that have nothing to train of it.
         powered_down: devices that its policy has no use for.
+        wishes: what people want of its runs, by their numbers.
         defers: whether they are less busy than this one: what is nobody's is left to them.
     """
 
@@ -256,6 +257,22 @@ class Study:
     spare: int = 0
     powered_down: frozenset[str] = frozenset()
     defers: bool = False
+    wishes: dict[int, Wish] = field(default_factory=dict)
+
+    def wish_of(self, run: Run) -> Wish | None:
+        """What people want of a run; nothing once it is over."""
+        return self.wishes.get(run.number) if run.live else None
+
+    def is_held(self, run: Run) -> bool:
+        """Whether a run gets no device, whatever the policy says."""
+        return self.wish_of(run) in ("held", "finishing")
+
+    @property
+    def all_held(self) -> bool:
+        """Whether nothing can be trained before people let go of a run that they hold."""
+        live = [run for run in self.runs.values() if run.live]
+        held = all(self.wish_of(run) == "held" for run in live)
+        return bool(live) and not self.may_open.any and held
 
     def owns(self, run: Run) -> bool:
         """Whether a run belongs to this broker, where that is written down."""
@@ -279,7 +296,8 @@ class Study:
         waits = run.state in ("pending", "parked", "stored") and not run.evicting
         served = run.connection is not None or self.driver is not None
         here = not self.is_elsewhere(run) and not (self.defers and run.owner is None)
-        return waits and served and here and not run.stranded and not run.awaited
+        free = not (run.stranded or run.awaited or self.is_held(run))
+        return waits and served and here and free
 
     @property
     def attended(self) -> bool:
@@ -371,6 +389,11 @@ class Book:
     awaited: dict[int, Awaited] = field(default_factory=dict)
     early: dict[str, list[int]] = field(default_factory=dict)
     powers: bool = False
+
+    @property
+    def served(self) -> int:
+        """How many clients need this broker; those that only look do not."""
+        return sum(1 for client in self.clients.values() if client.role != "viewer")
 
     @property
     def recovering(self) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.errors import BrokerConflictError, BrokerError, ProtocolError
+from optuna_hermes.errors import BrokerConflictError, BrokerError, InvalidInputError, ProtocolError
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._power_commands import PowerCommands
@@ -82,6 +82,24 @@ class Connection:
         if not isinstance(answer, wire.Status):
             raise ProtocolError(f"A status was asked for but {answer!r} came: {_END_IT}.")
         return answer.document
+
+    def want(self, message: wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy) -> bool:
+        """Say what people want; only for connections that nothing else is sent to.
+
+        Returns:
+            Whether a run has still to stop.
+
+        Raises:
+            InvalidInputError: it is refused; the words say why.
+            BrokerError: the broker is gone.
+        """
+        self.send(message)
+        answer = self.receive()
+        if isinstance(answer, wire.Refused):
+            raise InvalidInputError(answer.reason)
+        if not isinstance(answer, wire.Agreed):
+            raise ProtocolError(f"A wish was told but {answer!r} came: {_END_IT}.")
+        return answer.waits
 
     def close(self) -> None:
         """Hang up; wakes a thread that waits in ``receive``."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from optuna_hermes.broker._book import Book, Run, Slot, Study, Want
+from optuna_hermes.broker._boost import boosted_first
 from optuna_hermes.broker._order import wanted_first
 from optuna_hermes.broker._protocol import BatchSizes
 from optuna_hermes.model import (
@@ -19,7 +20,10 @@ from optuna_hermes.model import (
     Snapshot,
     Speed,
     Unstarted,
+    Wish,
 )
+
+_PREFERENCE: dict[Wish | None, int] = {"boosted": 0, None: 1, "held": 2, "finishing": 2}
 
 
 class Counsel:
@@ -31,9 +35,14 @@ class Counsel:
     def decide(self, study: Study, slots: Sequence[Slot], now: float) -> Decision:
         """What the policy of ``study`` does with ``slots``, as if their slices were over.
 
-        A policy that breaks its contract decides nothing, and ends its study only.
+        Runs that people prefer come first. A policy that breaks its contract decides nothing, and
+        ends its study only.
         """
-        return _ask(study, self._snapshot(study, slots, now))
+        snapshot = self._snapshot(study, slots, now)
+        if study.draining or study.problem or not study.wishes:
+            return _ask(study, snapshot)
+        boosted = frozenset(n for n, wish in study.wishes.items() if wish == "boosted")
+        return boosted_first(partial(_ask, study), snapshot, boosted)
 
     def wanted_last(self, runs: Iterable[Run], now: float) -> list[Run]:
         """The runs, of any studies, from the one that will be wanted last to the first.
@@ -49,6 +58,7 @@ class Counsel:
             numbers = list(own)
             if len(own) > 1:
                 numbers = wanted_first(partial(_ask, study), self._snapshot(study, [], now), own)
+                numbers.sort(key=lambda n: _PREFERENCE[study.wish_of(own[n])])
             placed += [(place, own[number]) for place, number in enumerate(numbers)]
         return [run for _, run in sorted(placed, key=lambda each: -each[0])]
 

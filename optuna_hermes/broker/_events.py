@@ -23,7 +23,7 @@ from optuna_hermes.ledger._base import (
     ReportRecord,
     RunRecord,
 )
-from optuna_hermes.model import Curve, Device
+from optuna_hermes.model import Curve, Device, Wish
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +87,7 @@ class StudyRead:
     runs: tuple[RunRecord, ...] = ()
     curves: Mapping[int, Curve] = field(default_factory=dict)
     checkpoints: tuple[CheckpointRecord, ...] = ()
+    wishes: Mapping[int, Wish] = field(default_factory=dict)
     memory: Any = None
     shared: bool = False
     hosts: tuple[HostRecord, ...] = ()
@@ -104,6 +105,7 @@ class Refreshed:
         runs: those of others, and of nobody, that have changed.
         curves: of these runs.
         checkpoints: of these runs.
+        wishes: of all runs; None if they have changed here since they were asked for.
     """
 
     study: str
@@ -111,6 +113,7 @@ class Refreshed:
     leases: tuple[LeaseRecord, ...] = ()
     hosts: tuple[HostRecord, ...] = ()
     runs: tuple[RunRecord, ...] = ()
+    wishes: Mapping[int, Wish] | None = None
     curves: Mapping[int, Curve] = field(default_factory=dict)
     checkpoints: tuple[CheckpointRecord, ...] = ()
 
@@ -305,6 +308,15 @@ class SaveMemory:
     memory: Any
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveWish:
+    """Keep what people want of a run; None if nothing."""
+
+    study: str
+    number: int
+    wish: Wish | None
+
+
 Write = (
     RunRecord
     | ReportRecord
@@ -317,6 +329,7 @@ Write = (
     | ForgetBroker
     | DropCheckpoint
     | SaveMemory
+    | SaveWish
 )
 Deed = Send | Kill | Withdraw | SwitchPower
 """What is done, and not written."""

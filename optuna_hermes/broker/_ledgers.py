@@ -277,6 +277,7 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
         "runs": tuple(ledger.load_runs(study)),
         "curves": ledger.load_curves(study),
         "checkpoints": tuple(ledger.load_checkpoints(study)),
+        "wishes": ledger.load_wishes(study),
         "memory": ledger.load_memory(study),
     }
 
@@ -310,6 +311,7 @@ def news_of(
         runs=changed,
         curves=ledger.load_curves(study, few) if changed else {},
         checkpoints=tuple(each for each in checkpoints if each.number in numbers),
+        wishes=ledger.load_wishes(study),
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 from optuna_hermes.errors import ProtocolError
 from optuna_hermes.model import TierName
 
-VERSION = 6
+VERSION = 7
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 HEADER_BYTES = 4
 MOST_SIZES = 64
@@ -30,6 +30,9 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 """A study's key, as long as the ledger's columns at most."""
+
+Numbers = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+"""The trials that a wish is about: all of them, or, where one is refused, none."""
 
 Ending = Literal["done", "failed"]
 
@@ -318,6 +321,51 @@ class Drain(_Message, frozen=True, kw_only=True):
     study: Key
 
 
+class Wishes(_Message, frozen=True, kw_only=True):
+    """What people want of some live runs from now on.
+
+    The answer is ``Agreed``, or ``Refused``.
+
+    Args:
+        study: the study's key.
+        numbers: of the trials.
+        wish: see ``model.Wish``; None lets the policy decide again.
+    """
+
+    study: Key
+    numbers: Numbers
+    wish: Literal["held", "boosted"] | None = None
+
+
+class Finish(_Message, frozen=True, kw_only=True):
+    """Runs are to be closed at their last values: each leaves its device and its process.
+
+    It is said again until ``Agreed`` says that nothing is waited for; then whoever said it tells
+    Optuna, and says ``Finished``.
+    """
+
+    study: Key
+    numbers: Numbers
+
+
+class Finished(_Message, frozen=True, kw_only=True):
+    """Optuna knows that runs are complete whose ``Finish`` was agreed to."""
+
+    study: Key
+    numbers: Numbers
+
+
+class ChangePolicy(_Message, frozen=True, kw_only=True):
+    """Another policy decides from now on; ``policy`` and ``folders`` are those of a ``StudySpec``.
+
+    The answer is ``Agreed``, or ``Refused``.
+    """
+
+    study: Key
+    policy: str
+    folders: tuple[str, ...] = ()
+
+
 class GetStatus(_Message, frozen=True, kw_only=True):
     """Ask for a ``Status``; ``runs`` says whether it lists every run."""
 
@@ -421,6 +469,12 @@ class Noted(_Message, frozen=True, kw_only=True):
     epoch: int
 
 
+class Agreed(_Message, frozen=True, kw_only=True):
+    """What was wanted is so from now on; ``waits`` says that a run has still to stop."""
+
+    waits: bool = False
+
+
 class Dismiss(_Message, frozen=True, kw_only=True):
     """A worker that waits is not needed any more."""
 
@@ -448,6 +502,10 @@ FromClient = (
     | Ended
     | Released
     | Drain
+    | Wishes
+    | Finish
+    | Finished
+    | ChangePolicy
     | GetStatus
     | Quit
 )
@@ -462,6 +520,7 @@ FromBroker = (
     | Prepare
     | Kept
     | Noted
+    | Agreed
     | Dismiss
     | Status
 )

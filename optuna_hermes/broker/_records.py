@@ -13,6 +13,7 @@ from optuna_hermes.broker._events import (
     NameLease,
     Outrun,
     SaveMemory,
+    SaveWish,
     Write,
 )
 from optuna_hermes.broker._sharing import DEAD_SECONDS
@@ -61,6 +62,8 @@ def write(ledger: Ledger, item: Write, terms: Terms) -> None:
         ledger.drop_checkpoint(item.study, item.path)
     elif isinstance(item, SaveMemory):
         ledger.save_memory(item.study, item.memory)
+    elif isinstance(item, SaveWish):
+        ledger.save_wish(item.study, item.number, item.wish)
     else:
         ledger.add_event(item)
 

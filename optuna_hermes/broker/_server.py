@@ -352,6 +352,8 @@ class Server:
                 self._quit(connection)
             elif isinstance(message, wire.OpenStudy | wire.Register | wire.Resume):
                 await self._read_study(connection, message)
+            elif (reason := _unusable(message)) is not None:
+                self._send(connection, wire.Refused(reason=reason))
             else:
                 if isinstance(message, _CHANGES_MEMORY):
                     await self._look()
@@ -405,7 +407,8 @@ class Server:
         )
 
     def _quit(self, connection: int) -> None:
-        others = len(self._state.book.clients) - 1
+        client = self._state.book.clients[connection]
+        others = self._state.book.served - (client.role != "viewer")
         if others:
             reason = f"The broker still serves {others} other process(es)."
             self._send(connection, wire.Refused(reason=reason))
@@ -581,11 +584,15 @@ class Server:
     def _ask_for_news(self, key: str, study: Study) -> None:
         ask = partial(news_of, key, self._state.presence(), watched(study))
         answer = asyncio.wrap_future(self._ledgers.read(key, study.spec.ledger_url, ask))
+        wishes = study.wishes
 
         def heard(answer: asyncio.Future[Refreshed]) -> None:
             self._refreshing.discard(key)
             if not answer.cancelled() and answer.exception() is None:
-                self._apply(answer.result())
+                news = answer.result()
+                if study.wishes != wishes:  # what was read is older
+                    news = replace(news, wishes=None)
+                self._apply(news)
 
         answer.add_done_callback(heard)
 
@@ -624,6 +631,17 @@ class Server:
         while True:
             await asyncio.sleep(TRIM_SECONDS)
             give_back_free_pages()
+
+
+def _unusable(message: wire.FromClient) -> str | None:
+    """Why the policy of a message cannot be asked; None if it can, or there is none."""
+    if isinstance(message, wire.ChangePolicy):
+        try:
+            look_in(message.folders)
+            make_policy(message.policy)
+        except HermesError as error:
+            return str(error)
+    return None
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

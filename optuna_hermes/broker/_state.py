@@ -52,6 +52,7 @@ from optuna_hermes.broker._rows import save
 from optuna_hermes.broker._sharing import Sharing, recount
 from optuna_hermes.broker._silence import GRACE_SECONDS, Silence, heard_from
 from optuna_hermes.broker._status import document
+from optuna_hermes.broker._wishes import Wishes
 from optuna_hermes.ledger._base import HostRecord
 from optuna_hermes.model import Device
 
@@ -108,6 +109,7 @@ class State:
         self._wakeup_known = True
         self._owes_decision = False
         self._recovery = Recovery(self.book, recovery_seconds)
+        self._wishes = Wishes(self.book, self._memory, self._dispatcher)
         self._power = Power(self.book)
         self._power.expect_off(unpowered)
 
@@ -138,6 +140,7 @@ class State:
                     self._drain(study.spec.key, now, out)
         elif isinstance(event, Refreshed):
             self._sharing.refreshed(event, now, out)
+            self._wishes.refreshed(event, now, out)
             self._dispatcher.schedule(now, out)
         elif isinstance(event, Outrun):
             self._sharing.outrun(event, now, out)
@@ -159,6 +162,7 @@ class State:
         for study in self.book.studies.values():
             if study.problem and not study.draining:
                 self._drain(study.spec.key, now, out)
+        self._wishes.heed(now, out)
         self._power.look(now, out)
         return out
 
@@ -189,7 +193,7 @@ class State:
     def idle(self) -> bool:
         """Whether nothing would be lost if the broker ended now."""
         switching = any(s.power in ("going", "coming") for s in self.book.slots.values())
-        return not (self.book.clients or self.book.awaited or switching)
+        return not (self.book.served or self.book.awaited or switching)
 
     def presence(self) -> HostRecord:
         """What this broker says of itself to those of other hosts."""
@@ -222,6 +226,8 @@ class State:
         elif isinstance(message, wire.Describe):
             described = self.book.clients[connection].described
             described.setdefault(message.study, {}).update(message.params)
+        elif isinstance(message, wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy):
+            self._wishes.hear(connection, message, now, out)
         elif isinstance(message, wire.GetStatus):
             status = wire.Status(document=self.status(now, runs=message.runs))
             out.append(Send(connection=connection, message=status))

@@ -8,6 +8,7 @@ from typing import Any
 
 from optuna_hermes.broker import _energy as energy
 from optuna_hermes.broker._book import Book, Run, Slot, Study
+from optuna_hermes.model import Wish
 
 MAX_LISTED = 5_000
 """Of a study with more runs only those are listed that have a process."""
@@ -73,10 +74,15 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "key": study.spec.key,
         "name": study.spec.name,
         "policy": study.spec.policy,
+        "policy_folders": list(study.spec.folders),
         "driver_pid": _pid(book, study.driver),
         "draining": study.draining,
         "problem": study.problem,
         "away_seconds": None if study.away_since is None else now - study.away_since,
+        "held": _wanted(study, "held"),
+        "boosted": _wanted(study, "boosted"),
+        "finishing": _wanted(study, "finishing"),
+        "all_held": study.all_held,
         "no_room": sorted(run.number for run in study.runs.values() if run.stranded),
         "finished": finished(study, book),
         "unstarted": study.unstarted,
@@ -93,6 +99,12 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
     if runs:
         shown["runs"] = [_run(run, study) for run in _listed(study)]
     return shown
+
+
+def _wanted(study: Study, wish: Wish) -> list[int]:
+    """The live runs of which people want this."""
+    runs = (study.runs.get(number) for number, each in study.wishes.items() if each == wish)
+    return sorted(run.number for run in runs if run is not None and run.live)
 
 
 def _joules(study: Study, book: Book, now: float) -> float | None:
@@ -163,6 +175,7 @@ def _run(run: Run, study: Study) -> dict[str, Any]:
     return {
         "trial": run.number,
         "state": run.state,
+        "wish": study.wish_of(run),
         "tier": run.tier,
         "held_bytes": run.held_bytes,
         "host_bytes": run.host_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from optuna_hermes.broker._book import Book, Lease, Run
 from optuna_hermes.broker._protocol import Ended, Report
 from optuna_hermes.ledger._base import EventRecord
-from optuna_hermes.model import TierName
+from optuna_hermes.model import TierName, Wish
 
 ROUTINE = frozenset({"granted", "suspended", "evicted", "moved", "batch size"})
 """What happens in every slice: of interest in a trial's story, not in a log."""
@@ -94,3 +94,9 @@ def ended(book: Book, run: Run, message: Ended, now: float) -> EventRecord:
         detail = {} if message.error is None else {"error": message.error}
         return book.event(run.study, run.number, "failed", detail, now)
     return book.event(run.study, run.number, "finished", {"units": run.curve.units}, now)
+
+
+def wished(book: Book, run: Run, before: Wish | None, wish: Wish | None, now: float) -> EventRecord:
+    """People want something else of a run than before."""
+    kind = f"no longer {before}" if wish is None else wish
+    return book.event(run.study, run.number, kind, {}, now)

@@ -17,6 +17,7 @@ from optuna_hermes.cli import (
     _simulate,
     _status,
     _upkeep,
+    _wishes,
 )
 from optuna_hermes.cli._output import BAD_INPUT, FAILED, INTERRUPTED, complain
 from optuna_hermes.cli._studies import PROGRAM
@@ -30,7 +31,11 @@ VERBS: dict[str, Callable[..., Any]] = {
     "quickstart": _quickstart.quickstart,
     "simulate": _simulate.simulate,
     "status": _status.status,
+    "hold": _wishes.hold,
+    "boost": _wishes.boost,
+    "release": _wishes.release,
     "finish": _upkeep.finish,
+    "policy": _wishes.policy,
     "gc": _upkeep.gc,
     "broker": _broker.broker,
     "doctor": _doctor.doctor,

@@ -11,10 +11,12 @@ import typer
 from optuna_hermes.cli._output import show, show_json
 from optuna_hermes.cli._studies import Json, broker_status, facts_and_ledger
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import LIVE_STATES
 
 if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts
     from optuna_hermes.ledger import HostRecord, Ledger, RunRecord
+    from optuna_hermes.model import Wish
 
 
 def status(
@@ -105,7 +107,7 @@ def _runs(
     served, ends = serves(broker, key), facts.ends
     alive = {host.instance for host in hosts}
     stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
-    values = ledger.last_values(key)
+    values, wishes = ledger.last_values(key), ledger.load_wishes(key)
     return [
         _run(
             run,
@@ -116,15 +118,17 @@ def _runs(
                 stored=run.number in stored,
             ),
             value=facts.sign * values[run.number] if run.number in values else None,
+            wish=wishes.get(run.number),
         )
         for run in ledger.load_runs(key)
     ]
 
 
-def _run(run: RunRecord, *, state: str, value: float | None) -> dict[str, Any]:
+def _run(run: RunRecord, *, state: str, value: float | None, wish: Wish | None) -> dict[str, Any]:
     return {
         "trial": run.number,
         "state": state,
+        "wish": wish if state in LIVE_STATES else None,
         "tier": run.tier,
         "host": run.host,
         "units": run.units,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.cli._studies import study_and_ledger
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import LIVE_STATES
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
@@ -57,6 +58,7 @@ def _document(
         "study": study.study_name,
         "trial": number,
         "state": state,
+        "wish": ledger.load_wishes(key).get(number) if state in LIVE_STATES else None,
         "where": _where(run, state, _live(broker, key, number)),
         "params": private.params_of_id(study, run.trial_id) if number in trials else {},
         "curve": _curve(curve, private.sign(study)),

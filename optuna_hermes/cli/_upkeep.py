@@ -1,4 +1,4 @@
-"""``finish`` and ``gc``: what is done to a study while it does not run."""
+"""``finish`` and ``gc``: closing trials, and clearing away what nobody needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, 
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from optuna_hermes.upkeep import Rows
+    from optuna_hermes._optuna import Study
+    from optuna_hermes.upkeep import Finish, Rows
 
 
 def finish(
@@ -30,10 +31,11 @@ def finish(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Close suspended trials at their last reported value.
+    """Close trials at their last reported value.
 
-    They are told COMPLETE without training on. Refused for a trial that has reported nothing, and
-    for one that a running `optimize` holds.
+    They are told COMPLETE without training on; one that trains is suspended first. Refused for a
+    trial that has reported nothing, and for one of another host, or of a program of your own, that
+    holds it. With --all trials that a running `optimize` holds are left as they are.
 
     \b
     Example:
@@ -48,17 +50,30 @@ def finish(
     with study_and_ledger(storage, study_name) as (study, ledger):
         held = upkeep.held_trials(held_by, study, ledger)
         plan = upkeep.plan_finish(study, None if every else trials, held)
-        reasons = _reasons(plan.refused)
-        if plan.refused and not (every and plan.values):
+        served = _served(study, plan) if trials else []
+        refused = {n: reason for n, reason in plan.refused.items() if n not in served}
+        reasons = _reasons(refused)
+        if refused and not (every and plan.values):
             raise InvalidInputError(f"Nothing was finished: {reasons}.")
+        live = upkeep.finish_live(study, served) if served else {}
+        if live is None:
+            raise InvalidInputError(f"Nothing was finished: {_reasons(plan.refused)}.")
         upkeep.finish(study, ledger, plan.values)
+    values = {**plan.values, **live}
     if json:
-        show_json({"finished": dict(plan.values), "refused": dict(plan.refused)})
+        show_json({"finished": values, "refused": refused})
         return
-    which = f": {ranges(plan.values)}" if plan.values else ""
-    show(f"Finished {plural(len(plan.values), 'trial')}{which}.")
+    which = f": {ranges(values)}" if values else ""
+    show(f"Finished {plural(len(values), 'trial')}{which}.")
     if reasons:
         note(f"Left as they are: {reasons}.")
+
+
+def _served(study: Study, plan: Finish) -> list[int]:
+    """The trials that are refused only because a live process answers for them."""
+    from optuna_hermes import upkeep
+
+    return list(upkeep.plan_finish(study, list(plan.refused), ()).values)
 
 
 def _reasons(refused: Mapping[int, str]) -> str:

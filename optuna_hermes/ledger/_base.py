@@ -53,7 +53,7 @@ from optuna_hermes.ledger._records import (
     ReportRecord,
     RunRecord,
 )
-from optuna_hermes.model import Curve
+from optuna_hermes.model import Curve, Wish
 
 __all__ = [
     "CheckpointRecord",
@@ -93,6 +93,17 @@ class Ledger(ABC):
     @abstractmethod
     def load_runs(self, study: str) -> list[RunRecord]:
         """Every run of a study, by number."""
+
+    @abstractmethod
+    def save_wish(self, study: str, number: int, wish: Wish | None) -> None:
+        """Say what people want of a run, None for nothing; an unknown one is no error.
+
+        A wish is nobody's: whoever owns the run keeps it, and ``save_run`` leaves it as it is.
+        """
+
+    @abstractmethod
+    def load_wishes(self, study: str) -> dict[int, Wish]:
+        """What people want of runs of a study, by their numbers; also of runs that are over."""
 
     @abstractmethod
     def add_report(self, report: ReportRecord) -> None:

@@ -28,7 +28,7 @@ from optuna_hermes.ledger._claims import (
     study_full,
 )
 from optuna_hermes.ledger._curves import curves_of
-from optuna_hermes.model import Curve
+from optuna_hermes.model import Curve, Wish
 
 
 @final
@@ -53,6 +53,7 @@ class MemoryLedger(Ledger):
         self._lock = RLock()
         self._last_epoch = 0
         self._runs: dict[tuple[str, int], RunRecord] = {}
+        self._wishes: dict[tuple[str, int], Wish] = {}
         self._reports: list[tuple[int, ReportRecord]] = []
         self._reported = 0
         self._leases: dict[int, LeaseRecord] = {}
@@ -114,6 +115,22 @@ class MemoryLedger(Ledger):
         with self._lock:
             runs = [run for run in self._runs.values() if run.study == study]
         return sorted(runs, key=lambda run: run.number)
+
+    def save_wish(self, study: str, number: int, wish: Wish | None) -> None:
+        """Say what people want of a run, None for nothing; an unknown one is no error.
+
+        ``save_run`` leaves it as it is.
+        """
+        with self._lock:
+            self._wishes.pop((study, number), None)
+            if wish is not None and (study, number) in self._runs:
+                self._wishes[study, number] = wish
+
+    def load_wishes(self, study: str) -> dict[int, Wish]:
+        """What people want of runs of a study, by their numbers; also of runs that are over."""
+        with self._lock:
+            found = {number: wish for (key, number), wish in self._wishes.items() if key == study}
+        return dict(sorted(found.items()))
 
     def add_report(self, report: ReportRecord) -> None:
         """Add a report; earlier ones of the same unit stay."""
@@ -297,6 +314,7 @@ class MemoryLedger(Ledger):
         """Remove all that is known of a study; epochs still grow above those of its leases."""
         with self._lock:
             self._runs = {key: run for key, run in self._runs.items() if run.study != study}
+            self._wishes = {key: wish for key, wish in self._wishes.items() if key[0] != study}
             self._reports = [each for each in self._reports if each[1].study != study]
             self._leases = {n: each for n, each in self._leases.items() if each.study != study}
             self._checkpoints = [each for each in self._checkpoints if each.study != study]

@@ -36,7 +36,12 @@ def _energy(connection: Connection) -> None:
     _add(connection, RUNS.c.energy_joules)
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_owners_and_hosts, _energy)
+def _wishes(connection: Connection) -> None:
+    """Version 4: what people want of single runs."""
+    _add(connection, RUNS.c.wish)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_owners_and_hosts, _energy, _wishes)
 
 SCHEMA_VERSION = 1 + len(STEPS)
 """The version of the tables; a ledger of a later version is refused, not guessed at."""

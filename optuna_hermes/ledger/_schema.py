@@ -46,6 +46,7 @@ RUNS = Table(
     Column("suspensions", _Integer, nullable=False),
     Column("device_seconds", Double, nullable=False),
     Column("energy_joules", Double),
+    Column("wish", _Word),
     Column("submitted", Double, nullable=False),
     Column("updated", Double, nullable=False),
 )

@@ -62,7 +62,7 @@ from optuna_hermes.ledger._statements import (
     END_LEASE,
     REPLACE_RUN,
 )
-from optuna_hermes.model import Curve
+from optuna_hermes.model import Curve, Wish
 
 
 @final
@@ -156,6 +156,21 @@ class SqlLedger(Ledger):
         """Every run of a study, by number."""
         query = all_of(RUNS, RunRecord).where(RUNS.c.study == study).order_by(RUNS.c.number)
         return [RunRecord(**found) for found in self._database.rows(query)]
+
+    def save_wish(self, study: str, number: int, wish: Wish | None) -> None:
+        """Say what people want of a run, None for nothing; an unknown one is no error.
+
+        ``save_run`` leaves it as it is.
+        """
+        same = and_(RUNS.c.study == study, RUNS.c.number == number)
+        with self._database.writing() as connection:
+            connection.execute(update(RUNS).where(same).values(wish=wish))
+
+    def load_wishes(self, study: str) -> dict[int, Wish]:
+        """What people want of runs of a study, by their numbers; also of runs that are over."""
+        query = select(RUNS.c.number, RUNS.c.wish).order_by(RUNS.c.number)
+        query = query.where(RUNS.c.study == study, RUNS.c.wish.is_not(None))
+        return {found["number"]: found["wish"] for found in self._database.rows(query)}
 
     def add_report(self, report: ReportRecord) -> None:
         """Add a report; earlier ones of the same unit stay."""

@@ -50,8 +50,13 @@ def _check_slot(world: World, slot: Slot) -> None:
         if run is not None:
             assert run.state == "running", f"a lease of a run that is {run.state}"
             assert (run.connection, run.epoch) == (lease.connection, lease.epoch)
+            study = book.studies[lease.study]
+            leaves = lease.yielding or study.away_since is not None
+            assert leaves or not study.is_held(run), "a device for a run that is held"
     if want is not None and want.number is not None:
-        assert book.studies[want.study].runs[want.number].live, "a device for a run that is over"
+        study = book.studies[want.study]
+        assert study.runs[want.number].live, "a device for a run that is over"
+        assert not study.is_held(study.runs[want.number]), "a device to come for a run that is held"
 
 
 def _check_study(world: World, study: Study) -> None:

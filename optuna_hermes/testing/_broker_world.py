@@ -41,6 +41,8 @@ from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Device
 from optuna_hermes.testing._broker_clients import Behaviour, Optuna, Process
 
+Wanted = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
+
 SIZE = 10
 """Memory of a device."""
 
@@ -405,6 +407,36 @@ class World:
         register = wire.Register(study=self.specs[key], number=trial.number, trial_id=trial.number)
         self.say(process, register)
         return process
+
+    def want(self, message: Wanted) -> wire.FromBroker | None:
+        """Somebody who watches says what is wanted, and leaves.
+
+        Returns:
+            The answer; None if the database of the study is away, or the broker does not know it.
+        """
+        viewer = self.connect("viewer", message.study)
+        self.say(viewer, message)
+        answer = viewer.unread[-1]
+        self.hang_up(viewer)
+        return answer
+
+    def close_trial(self, key: str, number: int) -> None:
+        """Somebody wants a trial to be complete as it is; it is, once nobody has it."""
+        answer = self.want(wire.Finish(study=key, numbers=(number,)))
+        if isinstance(answer, wire.Agreed) and not answer.waits:
+            trial = self.studies[key].trials[number]
+            assert trial.end is None or trial.spoilt, "a trial that is over is finished again"
+            trial.end = "done"
+            self.want(wire.Finished(study=key, numbers=(number,)))
+
+    def want_nothing(self) -> None:
+        """Whoever has held a trial, or was about to finish one, does what is left to do."""
+        for key, study in list(self.state.book.studies.items()):
+            for number, wish in study.wishes.items():
+                if wish == "finishing" and study.runs[number].live:
+                    self.close_trial(key, number)
+                elif wish != "finishing":
+                    self.want(wire.Wishes(study=key, numbers=(number,)))
 
     def act(self, process: Process) -> None:
         """A process does one thing, if it is still there."""

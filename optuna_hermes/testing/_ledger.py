@@ -95,6 +95,21 @@ class LedgerContract(SharingContract):
         assert ledger.load_runs(STUDY) == [run(0, state="parked", tier="host")]
         assert ledger.load_runs(OTHER) == [run(0, study=OTHER)]
 
+    def test_a_wish_outlives_the_rows_that_replace_its_run(self, ledger: Ledger) -> None:
+        """What people want of a run stays until they want something else, whoever saves the run."""
+        ledger.save_run(run(0))
+        ledger.save_run(run(1))
+        ledger.save_wish(STUDY, 0, "boosted")
+        ledger.save_wish(STUDY, 0, "held")
+        ledger.save_wish(STUDY, 1, "boosted")
+        ledger.save_wish(STUDY, 7, "held")  # of nobody
+        ledger.save_run(run(0, state="running", owner="a"))
+        assert ledger.load_wishes(STUDY) == {0: "held", 1: "boosted"}
+        assert ledger.load_wishes(OTHER) == {}
+        ledger.save_wish(STUDY, 0, None)
+        ledger.save_run(run(7))
+        assert ledger.load_wishes(STUDY) == {1: "boosted"}
+
     def test_studies_that_differ_in_case_or_accent_are_apart(self, ledger: Ledger) -> None:
         """A key names one study, to the letter."""
         for key in ("key", "KEY", "kéy", UNICODE):

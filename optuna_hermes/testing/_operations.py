@@ -33,6 +33,7 @@ def content(ledger: Ledger, study: str) -> str:
     return repr(
         (
             ledger.load_runs(study),
+            ledger.load_wishes(study),
             ledger.load_curves(study),
             ledger.load_checkpoints(study),
             [ledger.load_checkpoints(study, number) for number in range(3)],
@@ -79,6 +80,8 @@ def _carry_out(ledger: Ledger, study: str, base: int, verb: str, *arguments: Any
         return act(study, first)
     if verb == "forget_study":
         return act(study)
+    if verb == "save_wish":
+        return act(study, first, *others)
     if verb == "forget_host":
         return act(_named(study, first), dead_after_seconds=others[0])
     if verb == "claim_run":
@@ -120,6 +123,7 @@ _epochs = st.integers(-1, 6)
 _hosts = st.sampled_from(["a", "b"])
 _instances = st.sampled_from(["a1", "a2", "b1"])
 _owners = st.sampled_from([None, None, "a1", "b1"])
+_wishes = st.sampled_from([None, "held", "boosted", "finishing"])
 _silences = st.sampled_from([_EVERY_BROKER, _NO_BROKER])
 
 _runs = st.builds(
@@ -187,6 +191,7 @@ _brokers = st.builds(
 operations = st.one_of(
     st.tuples(st.just("save_run"), st.tuples(_runs, _owners)),
     st.tuples(st.just("claim_run"), st.tuples(_numbers, _hosts, _instances, _silences)),
+    st.tuples(st.just("save_wish"), st.tuples(_numbers, _wishes)),
     st.tuples(st.just("add_report"), st.tuples(_reports)),
     st.tuples(st.just("commit_lease"), st.tuples(_new_leases, st.none() | st.integers(0, 3))),
     st.tuples(st.just("name_lease"), st.tuples(_epochs, _numbers)),

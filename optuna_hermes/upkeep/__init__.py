@@ -1,4 +1,4 @@
-"""What is done to a study while it does not run: closing suspended trials, clearing away."""
+"""What people do to a study: closing, holding and preferring trials, and clearing away."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from optuna_hermes.upkeep._files import (
 from optuna_hermes.upkeep._finish import Finish, finish, plan_finish
 from optuna_hermes.upkeep._held import held_trials
 from optuna_hermes.upkeep._rows import Rows, find_rows, remove_rows
+from optuna_hermes.upkeep._wishes import change_policy, finish_live, want
 
 __all__ = [
     "LOG_NAME",
@@ -20,12 +21,15 @@ __all__ = [
     "Finish",
     "Litter",
     "Rows",
+    "change_policy",
     "find_litter",
     "find_rows",
     "finish",
+    "finish_live",
     "held_trials",
     "plan_finish",
     "remove",
     "remove_rows",
+    "want",
     "with_files_of",
 ]

@@ -103,6 +103,9 @@ def _served(entry: dict[str, Any]) -> Table:
         away = words.duration(entry["away_seconds"])
         then = "training goes on" if entry["problem"] is None else "every trial is to be on disk"
         table.add_row("database", f"does not answer since {away}: {then}")
+    for wish in ("held", "boosted", "finishing"):
+        if entry.get(wish):
+            table.add_row(wish, words.ranges(entry[wish]))
     if entry["no_room"]:
         who = words.ranges(entry["no_room"])
         table.add_row("no room", f"{who}: no device has the memory until another trial has left it")

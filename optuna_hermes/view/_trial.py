@@ -47,7 +47,8 @@ def _where(document: Mapping[str, Any]) -> str:
     place = {"running": f"on {where['device'] or 'a device'}", "pending": "it waits for a device"}
     told = place.get(state, _TIERS[where["tier"]] if where["tier"] else "")
     host = f" of {where['host']}" if where["host"] and state not in ("done", "failed") else ""
-    return f"{state}{', ' if told else ''}{told}{host}"
+    wish = f", {document['wish']}" if document.get("wish") else ""
+    return f"{state}{', ' if told else ''}{told}{host}{wish}"
 
 
 def _facts(document: Mapping[str, Any]) -> Table:
@@ -149,6 +150,9 @@ _WORDS = {
     "outgrew its memory": "{reason}",
     "no room": "{reason}",
     "released": "released: {reason}",
+    "held": "held: it gets no device until it is released",
+    "boosted": "boosted: it gets the next device",
+    "finishing": "to be finished at its last value",
 }
 
 

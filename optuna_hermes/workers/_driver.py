@@ -16,10 +16,12 @@ from typing import Any
 
 import cloudpickle
 import optuna
+from msgspec import structs
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import Connection, StudySpec, connect_or_start
+from optuna_hermes.broker._imports import anywhere
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.broker._protocol import Counted, Drain, OpenStudy
 from optuna_hermes.errors import (
@@ -28,7 +30,7 @@ from optuna_hermes.errors import (
     StorageError,
 )
 from optuna_hermes.ledger import Ledger, open_ledger
-from optuna_hermes.view import Progress
+from optuna_hermes.view import Progress, plural
 from optuna_hermes.workers._news import NOTED_SECONDS, DeviceNews
 from optuna_hermes.workers._objective import Objective, pack
 from optuna_hermes.workers._opening import descriptions, most_alive, opening
@@ -54,6 +56,11 @@ STEADY_SECONDS = 1.0
 _AWAY = (
     "The database does not answer, so every trial was suspended to disk: bring it back, then run "
     "the same command again."
+)
+
+_HELD = (
+    "Nothing is left but {} that somebody holds: let go with `optuna-hermes release`, then run the "
+    "same command again."
 )
 
 POLL_SECONDS = 0.2
@@ -188,7 +195,7 @@ class Driver:
             return private.patiently(
                 opening,
                 self._study,
-                spec,
+                self._in_force(spec),
                 ledger,
                 connection.welcome.instance,
                 n_trials=self._settings.n_trials,
@@ -198,6 +205,14 @@ class Driver:
 
         connection.send(open_(counted))
         self._watch(connection, staff, spec.key, max_alive, partial(open_, Counted()))
+
+    def _in_force(self, spec: StudySpec) -> StudySpec:
+        """The policy may have been changed while the study ran."""
+        mine = self._last
+        if not mine:
+            return spec
+        folders = tuple(mine["policy_folders"])
+        return structs.replace(spec, policy=mine["policy"], folders=folders)
 
     def _watch(
         self,
@@ -298,6 +313,9 @@ class Driver:
         spent = (
             settings.device_seconds is not None and mine["spent_seconds"] >= settings.device_seconds
         )
+        if mine["all_held"]:
+            self._progress.note(_HELD.format(plural(len(mine["held"]), "trial")))
+            return True
         return self._interrupted or late or spent or private.asked_to_stop(self._study)
 
     def _interrupt(self) -> None:
@@ -317,6 +335,11 @@ class Driver:
                 for callback in self._callbacks:
                     callback(self._study, trial)
 
+    def _last_policy(self) -> str:
+        asked = self._settings.policy
+        last = str(self._last.get("policy", asked))
+        return asked if last == anywhere(asked) else last
+
     def _result(self, ledger: Ledger, elapsed: float) -> OptimizeResult:
         if self._last.get("away_seconds") is not None:  # nothing can be read: what is known is this
             raise StorageError(self._problem or _AWAY)
@@ -325,7 +348,7 @@ class Driver:
         overhead = float(self._last.get("overhead_seconds", 0.0))
         return OptimizeResult(
             study=self._study.study_name,
-            policy=self._settings.policy,
+            policy=self._last_policy(),
             devices=self._devices,
             elapsed_seconds=elapsed,
             device_seconds=sum(trial.device_seconds for trial in trials),

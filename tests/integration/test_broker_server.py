@@ -98,7 +98,7 @@ async def devices_of(directory: Path, source: HangingDevices) -> list[list[dict[
     while not election.socket_path(directory).exists():
         await asyncio.sleep(0)
     reader, writer = await asyncio.open_unix_connection(election.socket_path(directory))
-    writer.write(wire.frame(wire.Hello(version=wire.VERSION, role="viewer")))
+    writer.write(wire.frame(wire.Hello(version=wire.VERSION, role="driver")))
 
     async def look() -> list[dict[str, Any]]:
         writer.write(wire.frame(wire.GetStatus()))

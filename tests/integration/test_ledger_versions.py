@@ -284,7 +284,8 @@ def test_a_later_version_is_refused_and_left_alone(url: str) -> None:
     with connected(url) as connection:
         connection.execute(text(f"UPDATE hermes_schema SET schema_version = {SCHEMA_VERSION + 1}"))
         connection.execute(text("DROP TABLE hermes_events"))
-    with pytest.raises(LedgerError, match=r"at most 3 but got 4 at .*\. Upgrade optuna-hermes, or"):
+    versions = f"at most {SCHEMA_VERSION} but got {SCHEMA_VERSION + 1}"
+    with pytest.raises(LedgerError, match=rf"{versions} at .*\. Upgrade optuna-hermes, or"):
         open_ledger(url)
     with connected(url) as connection:
         assert not sqlalchemy.inspect(connection).has_table("hermes_events")

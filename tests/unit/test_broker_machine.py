@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -26,6 +26,7 @@ from optuna_hermes.broker._book import Book, Slot, Study
 from optuna_hermes.broker._ends import Ends
 from optuna_hermes.broker._events import Command, Event, Send, StudyRead
 from optuna_hermes.broker._state import State
+from optuna_hermes.broker._wishes import Wishes
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.testing._broker_clients import Mixed, Process
@@ -38,6 +39,7 @@ EXAMPLES = int(os.environ.get("HERMES_EXAMPLES", "40"))
 """How many lives of a broker are played; some thousands by hand, see CONTRIBUTING.md."""
 
 WANTED = 4
+WISHES: tuple[Literal["held", "boosted"] | None, ...] = ("held", "held", "boosted", None)
 PATIENCE = 600
 """Rounds in which processes that behave finish what was begun."""
 
@@ -109,6 +111,32 @@ class BrokerMachine(RuleBasedStateMachine):
         if drivers:
             driver = drivers[which % len(drivers)]
             self.world.say(driver, wire.Drain(study=driver.study))
+
+    # -- those who watch
+
+    @rule(seed=numbers)
+    def want(self, seed: int) -> None:
+        """Somebody wants something of some runs, and mostly of those that train."""
+        random = Random(seed)
+        for run in list(self.world.state.book.runs()):
+            if random.random() < (0.6 if run.state == "running" else 0.2):
+                wish = random.choice(WISHES)
+                self.world.want(wire.Wishes(study=run.study, numbers=(run.number,), wish=wish))
+                check(self.world)
+
+    @rule(seed=numbers, times=st.integers(1, 3))
+    def close_one(self, seed: int, times: int) -> None:
+        """Somebody wants a trial to be finished, and may go away before it is."""
+        live = [run for run in self.world.state.book.runs() if run.live]
+        for run in live and Random(seed).choices(live):
+            for _ in range(times):
+                self.world.close_trial(run.study, run.number)
+                check(self.world)
+                self.world.bury()
+
+    @rule(which=numbers, policy=st.sampled_from(sorted(POLICIES)))
+    def change_policy(self, which: int, policy: str) -> None:
+        self.world.want(wire.ChangePolicy(study=self.key(which), policy=policy))
 
     # -- time, devices, the ledger, ends
 
@@ -274,6 +302,7 @@ def finish(world: World) -> None:
         for process in list(world.processes.values()):
             world.act(process)
         world.look_again()
+        world.want_nothing()
         check(world)
         problems = [study.problem for study in world.state.book.studies.values()]
         assert not any(problems), problems
@@ -348,6 +377,10 @@ def epochs_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_state, "admit_study", forgetful)
 
 
+def nobody_is_asked_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wishes, "heed", lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("plant", "seen"),
     [
@@ -356,6 +389,7 @@ def epochs_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
         (leases_outlive_their_holders, "a lease whose holder is gone"),
         (host_memory_has_no_end, "more host memory than there is"),
         (epochs_begin_again, "epoch must be above"),
+        (nobody_is_asked_to_let_go, "a device for a run that is held"),
     ],
 )
 def test_the_machine_sees_a_planted_bug(

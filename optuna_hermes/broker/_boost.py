@@ -1,0 +1,58 @@
+"""Runs that people prefer to what a policy would choose, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from optuna_hermes.model import Assignment, Decision, RunView, Snapshot
+from optuna_hermes.policies import place
+
+
+def boosted_first(
+    decide: Callable[[Snapshot], Decision], snapshot: Snapshot, boosted: Collection[int]
+) -> Decision:
+    """A policy's decision about what is left when the runs that people prefer have theirs.
+
+    Args:
+        decide: the policy.
+        snapshot: how things are.
+        boosted: the numbers of these runs. Who has waited longest chooses first; one that sits on
+            a free device keeps it, and others take first what nobody sits on.
+    """
+    waiting = [r for r in snapshot.runs if r.number in boosted and _waits(r)]
+    if not waiting:
+        return decide(snapshot)
+    waiting.sort(key=lambda run: (run.waiting_since or 0.0, run.number))
+    others = {id_ for r in snapshot.runs if _waits(r) and r not in waiting for id_ in r.seats}
+    chosen: list[Assignment] = []
+    for shunned in (others, set[str]()):
+        chosen += place(_rest(snapshot, chosen, shunned), _left(waiting, chosen))
+    rest = _rest(snapshot, chosen, set())
+    if not any(device.free or not device.powered for device in rest.devices):
+        return Decision(assignments=tuple(chosen), memory=snapshot.memory)
+    decision = decide(rest)
+    return replace(decision, assignments=(*chosen, *decision.assignments))
+
+
+def _waits(run: RunView) -> bool:
+    return run.state in ("pending", "parked", "stored")
+
+
+def _left(runs: Sequence[RunView], chosen: Sequence[Assignment]) -> list[RunView]:
+    served = {each.run for each in chosen}
+    return [run for run in runs if run.number not in served]
+
+
+def _rest(snapshot: Snapshot, chosen: Sequence[Assignment], shunned: set[str]) -> Snapshot:
+    """How things are when these have what was chosen, without devices that are shunned."""
+    taken = {id_ for each in chosen for id_ in each.devices} | shunned
+    served = {each.run for each in chosen}
+    devices = tuple(
+        replace(device, free=device.free and device.id not in taken) for device in snapshot.devices
+    )
+    runs = tuple(
+        replace(run, state="running", waiting_since=None) if run.number in served else run
+        for run in snapshot.runs
+    )
+    return replace(snapshot, devices=devices, runs=runs)

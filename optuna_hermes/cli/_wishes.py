@@ -1,0 +1,111 @@
+"""``hold``, ``boost``, ``release`` and ``policy``: what people want while a study runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from optuna_hermes.cli._output import show, show_json
+from optuna_hermes.cli._studies import Json, Storage, StudyName, study_and_ledger
+
+Trials = Annotated[
+    list[int],
+    typer.Argument(metavar="TRIAL...", min=0, help="Numbers of trials.", show_default=False),
+]
+
+
+def hold(storage: Storage, study_name: StudyName, trials: Trials, json: Json = False) -> None:
+    """Give trials no device until they are released.
+
+    One that trains is suspended now, and nothing of it is lost. Held trials stay held when the
+    study is stopped and run again. A study of which only held trials are left is suspended.
+
+    \b
+    Example:
+      optuna-hermes hold --storage sqlite:///study.db --study-name digits 3 7
+      optuna-hermes release --storage sqlite:///study.db --study-name digits 3 7
+    """
+    _want(storage, study_name, trials, "held", as_json=json)
+
+
+def boost(storage: Storage, study_name: StudyName, trials: Trials, json: Json = False) -> None:
+    """Give trials the next devices, whatever the policy says.
+
+    Each keeps its device from slice to slice until it has ended, or is released. No slice of
+    another trial is cut short for it.
+
+    \b
+    Example:
+      optuna-hermes boost --storage sqlite:///study.db --study-name digits 3
+      optuna-hermes release --storage sqlite:///study.db --study-name digits 3
+    """
+    _want(storage, study_name, trials, "boosted", as_json=json)
+
+
+def release(storage: Storage, study_name: StudyName, trials: Trials, json: Json = False) -> None:
+    """Let the policy decide about held or boosted trials again.
+
+    \b
+    Example:
+      optuna-hermes release --storage sqlite:///study.db --study-name digits 3 7
+    """
+    _want(storage, study_name, trials, None, as_json=json)
+
+
+def policy(
+    storage: Storage,
+    study_name: StudyName,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="As `optimize --policy`.", show_default=False)
+    ],
+    json: Json = False,
+) -> None:
+    """Let another policy decide about a study that runs.
+
+    It decides from the next slice on, and until `optimize` ends. What the one before it had
+    remembered is forgotten.
+
+    \b
+    Example:
+      optuna-hermes policy --storage sqlite:///study.db --study-name digits round-robin
+    """
+    from optuna_hermes import _optuna as private
+    from optuna_hermes.policies import make_policy
+    from optuna_hermes.upkeep import change_policy
+
+    make_policy(name)
+    with study_and_ledger(storage, study_name) as (study, _):
+        change_policy(private.study_key(study), name)
+    if json:
+        show_json({"study": study_name, "policy": name})
+    else:
+        show(f"Policy {name} decides from the next slice on.")
+
+
+def _want(
+    storage: str,
+    study_name: str,
+    trials: list[int],
+    wish: Literal["held", "boosted"] | None,
+    *,
+    as_json: bool,
+) -> None:
+    from optuna_hermes import _optuna as private
+    from optuna_hermes.broker._protocol import Wishes
+    from optuna_hermes.upkeep import want
+    from optuna_hermes.view import plural, ranges
+
+    with study_and_ledger(storage, study_name) as (study, ledger):
+        wishes = Wishes(study=private.study_key(study), numbers=tuple(trials), wish=wish)
+        served = want(study, ledger, wishes)
+    if as_json:
+        show_json({"trials": sorted(set(trials)), "wish": wish, "served": served})
+        return
+    count = plural(len(set(trials)), "trial")
+    show(f"{_DONE[wish]} {count}: {ranges(trials)}.")
+    if not served:
+        show("No broker of yours serves the study now: it counts from its next start.")
+
+
+_DONE = {"held": "Held", "boosted": "Boosted", None: "Released"}

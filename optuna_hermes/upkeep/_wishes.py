@@ -1,0 +1,141 @@
+"""What people want of single trials: said to the broker that serves them, or else written down."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Sequence
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.broker import Connection, connect
+from optuna_hermes.broker._imports import anywhere, folders
+from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, Wishes
+from optuna_hermes.errors import BrokerConflictError, BrokerError, InvalidInputError
+from optuna_hermes.ledger import EventRecord, Ledger
+from optuna_hermes.model import LIVE_STATES, Wish
+from optuna_hermes.upkeep._finish import plan_finish
+
+STOP_SECONDS = 60.0
+"""How long a trial that is to be finished may take to leave its device."""
+
+_LOOK_SECONDS = 0.05
+
+
+def want(study: private.Study, ledger: Ledger, wishes: Wishes) -> bool:
+    """Hold trials, prefer them, or let go of them.
+
+    Args:
+        study: the study.
+        ledger: its ledger.
+        wishes: of which trials what is wanted.
+
+    Returns:
+        Whether a broker of this user serves the study, so that it is done. Otherwise it is
+        written down, and counts for whoever serves the study next.
+
+    Raises:
+        InvalidInputError: one of the trials is not there, or has ended; nothing is changed.
+    """
+    if _said(wishes):
+        return True
+    _write(study, ledger, wishes.numbers, wishes.wish)
+    return _said(wishes)  # a broker may have read the ledger just before
+
+
+def change_policy(key: str, policy: str) -> None:
+    """Let another policy decide about a study that runs.
+
+    Args:
+        key: the study's key.
+        policy: as ``--policy``.
+
+    Raises:
+        InvalidInputError: no broker of this user serves the study.
+        UnknownPolicyError: there is no such policy.
+    """
+    imports = folders() if ":" in policy else ()
+    if not _said(ChangePolicy(study=key, policy=anywhere(policy), folders=imports)):
+        raise InvalidInputError(
+            "Only a study that runs has a policy to change but no broker of yours serves this "
+            f"one: say --policy {policy} to `optuna-hermes optimize`."
+        )
+
+
+def finish_live(study: private.Study, numbers: Sequence[int]) -> dict[int, float] | None:
+    """Close trials that a broker of this user serves, also while they train.
+
+    Args:
+        study: the study.
+        numbers: the trials, each of which has reported.
+
+    Returns:
+        Their values; None if no broker of this user serves the study.
+
+    Raises:
+        InvalidInputError: one cannot be finished; nothing is changed.
+        BrokerError: one does not stop.
+    """
+    key = private.study_key(study)
+    wanted = Finish(study=key, numbers=tuple(numbers))
+    with _broker_of(key) as broker:
+        if broker is None:
+            return None
+        deadline = time.monotonic() + STOP_SECONDS
+        while broker.want(wanted):
+            if time.monotonic() > deadline:
+                raise BrokerError(
+                    f"A trial to be finished has not left its device for {STOP_SECONDS:.0f} s: "
+                    "see `optuna-hermes status`, and say `finish` again."
+                )
+            time.sleep(_LOOK_SECONDS)
+        plan = plan_finish(study, numbers, ())
+        trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+        for number, value in plan.values.items():
+            private.complete_trial(study, trials[number], value)
+            broker.want(Finished(study=key, numbers=(number,)))
+    return dict(plan.values)
+
+
+def _said(message: Wishes | ChangePolicy) -> bool:
+    with _broker_of(message.study) as broker:
+        if broker is None:
+            return False
+        broker.want(message)
+        return True
+
+
+@contextlib.contextmanager
+def _broker_of(key: str) -> Iterator[Connection | None]:
+    """A connection to this user's broker, if it serves the study."""
+    try:
+        connection = connect("viewer")
+    except BrokerConflictError:
+        raise
+    except BrokerError:
+        yield None
+        return
+    with contextlib.closing(connection):
+        document = connection.ask_status(runs=False)
+        entries: Collection[dict[str, object]] = document["studies"]  # type: ignore[assignment]
+        yield connection if any(entry["key"] == key for entry in entries) else None
+
+
+def _write(study: private.Study, ledger: Ledger, numbers: Sequence[int], wish: Wish | None) -> None:
+    key = private.study_key(study)
+    live = {run.number for run in ledger.load_runs(key) if run.state in LIVE_STATES}
+    ended = {n for n, state in private.trial_states(study).items() if state.is_finished()}
+    gone = [number for number in numbers if number not in live - ended]
+    if gone:
+        raise InvalidInputError(
+            f"Trial {gone[0]} of study {study.study_name!r} has ended, or never had a device: see "
+            "`optuna-hermes status`."
+        )
+    before = ledger.load_wishes(key)
+    with ledger.batch():
+        for number in numbers:
+            if before.get(number) == wish:
+                continue
+            ledger.save_wish(key, number, wish)
+            kind = f"no longer {before[number]}" if wish is None else wish
+            event = EventRecord(study=key, number=number, kind=kind, at=time.time())
+            ledger.add_event(event)

@@ -1,0 +1,323 @@
+"""What people want of single trials, and how the broker's state heeds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._boost import boosted_first
+from optuna_hermes.ledger import MemoryLedger
+from optuna_hermes.model import Decision, Device, RunView, Snapshot
+from optuna_hermes.policies import make_policy
+from optuna_hermes.testing import FakeBroker
+
+
+def training(broker: FakeBroker, number: int, *, stores: bool = True) -> tuple[int, int]:
+    """A worker that trains a new trial and has reported; its connection and its epoch."""
+    worker = broker.worker()
+    epoch: int = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    broker.say(worker, wire.Training(epoch=epoch, stores=stores))
+    broker.say(worker, wire.Report(epoch=epoch, unit=1, step=1, value=1.0))
+    return worker, epoch
+
+
+def park(broker: FakeBroker, worker: int, epoch: int, **fields: Any) -> None:
+    said = {"tier": "resident", "suspend_seconds": 0.1, "stores": True} | fields
+    broker.say(worker, wire.Parked(epoch=epoch, **said))
+
+
+def want(broker: FakeBroker, message: Any) -> wire.FromBroker:
+    """Somebody who watches says something; the answer."""
+    viewer = broker.connect("viewer")
+    broker.say(viewer, message)
+    answer = broker.sent(viewer)[-1]
+    broker.hang_up(viewer)
+    broker.check()
+    return answer
+
+
+def wish(broker: FakeBroker, number: int, wanted: Any) -> wire.FromBroker:
+    return want(broker, wire.Wishes(study="s", numbers=(number,), wish=wanted))
+
+
+def refused(answer: wire.FromBroker) -> str:
+    assert isinstance(answer, wire.Refused)
+    return answer.reason
+
+
+def state_of(broker: FakeBroker, number: int) -> str:
+    return broker.state.book.studies["s"].runs[number].state
+
+
+def kinds(broker: FakeBroker, number: int | None = None) -> list[str]:
+    return [event.kind for event in broker.ledger.load_events("s") if event.number == number]
+
+
+# -- hold --------------------------------------------------------------------------------------
+
+
+def test_who_is_held_leaves_at_once_and_gets_no_device() -> None:
+    """A slice is cut short, the device is another's, and the held run waits on until released."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=2, slice_seconds=100.0)
+    first, epoch = training(broker, 0)
+    assert wish(broker, 0, "held") == wire.Agreed()
+    assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="resident")
+    park(broker, first, epoch)
+    second, epoch = training(broker, 1)
+    broker.say(second, wire.Ended(epoch=epoch, state="done"))
+    broker.advance(500.0)
+    assert state_of(broker, 0) == "parked"
+    assert wish(broker, 0, None) == wire.Agreed()
+    assert broker.last(first, "Grant").number == 0
+    assert {"held", "no longer held"} <= set(kinds(broker, 0))
+
+
+def test_what_was_on_its_way_to_a_held_run_is_not() -> None:
+    """A device that was kept for a run goes to another when that one is held."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=2, slice_seconds=1.0, policy="round-robin")
+    first, epoch = training(broker, 0)
+    broker.advance(1.5)
+    park(broker, first, epoch)
+    second, epoch = training(broker, 1)
+    broker.advance(2.0)
+    assert broker.state.book.slots["cpu:0"].next is not None
+    wish(broker, 0, "held")
+    assert broker.state.book.slots["cpu:0"].next is None
+    park(broker, second, epoch)
+    assert broker.last(second, "Grant").number == 1
+
+
+def test_wishes_outlive_the_broker() -> None:
+    """The next broker gives a held run no device, and a boosted one the first."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=3, policy="round-robin")
+    for number in range(3):
+        worker, epoch = training(broker, number)
+        wish(broker, number, {0: "held", 2: "boosted"}.get(number))
+        broker.advance(1.5)
+        saved = wire.SavedCheckpoint(path=f"/c/{number}", units=1, size_bytes=1, sha256="0")
+        park(broker, worker, epoch, tier="disk", checkpoint=saved)
+    assert broker.ledger.load_wishes("s") == {0: "held", 2: "boosted"}
+    after = broker.successor(known=())
+    after.driver(unstarted=0, policy="round-robin")
+    worker = after.worker()
+    assert after.last(worker, "Grant").number == 2
+
+
+def test_a_process_that_comes_back_with_a_held_run_is_asked_to_leave() -> None:
+    """What was wished while the broker died counts as soon as the next one hears of the run."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1, slice_seconds=100.0)
+    worker, epoch = training(broker, 0)
+    after = broker.successor()
+    broker.ledger.save_wish("s", 0, "held")
+    spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", slice_seconds=100.0)
+    resume = wire.Resume(
+        study=spec, epoch=epoch, device="cpu:0", number=0, trial_id=0, training=True, stores=True
+    )
+    again = after.resume(worker, resume)
+    assert after.last(again, "Yield") is not None
+
+
+def test_a_wish_reaches_the_broker_of_another_host() -> None:
+    """A shared ledger tells each broker what was said to another."""
+    ledger = MemoryLedger(shared=True)
+    here, there = FakeBroker(devices=1, ledger=ledger, host="a"), None
+    here.driver(unstarted=1, slice_seconds=100.0)
+    worker, _ = training(here, 0)
+    there = FakeBroker(devices=1, ledger=ledger, host="b")
+    there.driver(unstarted=0)
+    assert wish(there, 0, "held") == wire.Agreed()
+    here.refresh()
+    assert here.last(worker, "Yield") is not None
+
+
+def test_nothing_is_left_but_what_is_held() -> None:
+    """The status says so, for the driver to end; not while anything else can be trained."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker, epoch = training(broker, 0)
+    shown = broker.state.status(broker.now)["studies"][0]
+    assert not shown["all_held"]
+    wish(broker, 0, "held")
+    park(broker, worker, epoch)
+    shown = broker.state.status(broker.now)["studies"][0]
+    assert (shown["all_held"], shown["held"], shown["runs"][0]["wish"]) == (True, [0], "held")
+
+
+# -- boost -------------------------------------------------------------------------------------
+
+
+def test_who_is_boosted_gets_the_next_device_and_keeps_it() -> None:
+    """Others train their slices to the end; then the boosted run has the device until released."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=3, policy="round-robin", slice_seconds=1.0)
+    workers = []
+    for number in range(3):
+        workers.append(training(broker, number))
+        if number < 2:
+            broker.advance(1.5)
+            park(broker, *workers[number])
+    wish(broker, 1, "boosted")  # round-robin would take 0
+    assert broker.last(workers[2][0], "Yield") is None
+    broker.advance(1.5)
+    park(broker, *workers[2])
+    grant = broker.last(workers[1][0], "Grant")
+    assert grant.epoch > workers[2][1]
+    broker.say(workers[1][0], wire.Training(epoch=grant.epoch, stores=True))
+    broker.say(workers[1][0], wire.Beat(epoch=grant.epoch, batches=1))
+    before = len(broker.leases())
+    broker.advance(5.0)
+    assert len(broker.leases()) == before
+    wish(broker, 1, None)
+    broker.advance(1.5)
+    assert broker.last(workers[1][0], "Yield").epoch == grant.epoch
+
+
+def run(number: int, **fields: Any) -> RunView:
+    return RunView(number=number, **({"state": "parked", "waiting_since": 1.0} | fields))
+
+
+def snapshot(*runs: RunView, free: tuple[str, ...]) -> Snapshot:
+    devices = tuple(Device(id=id_, free=id_ in free) for id_ in ("cpu:0", "cpu:1"))
+    return Snapshot(now=9.0, devices=devices, runs=runs)
+
+
+def seats(decision: Decision) -> dict[int | None, tuple[str, ...]]:
+    return {each.run: each.devices for each in decision.assignments}
+
+
+def test_boost_moves_nobody_without_need() -> None:
+    """A boosted run keeps its seat, or takes a device that nobody sits on, or else another's."""
+    fifo = make_policy("fifo").decide
+    sits, other = run(0, device="cpu:0", waiting_since=9.0), run(7, waiting_since=2.0)
+    both = snapshot(sits, other, free=("cpu:0", "cpu:1"))
+    assert seats(boosted_first(fifo, both, {7})) == {7: ("cpu:1",), 0: ("cpu:0",)}
+    assert seats(boosted_first(fifo, both, {0, 7})) == {7: ("cpu:1",), 0: ("cpu:0",)}
+    one = snapshot(sits, other, free=("cpu:0",))
+    assert seats(boosted_first(fifo, one, {7})) == {7: ("cpu:0",)}
+    assert seats(boosted_first(fifo, one, set())) == {0: ("cpu:0",)}
+    bound = run(7, bound_to=("cpu:1",))
+    alone = snapshot(sits, bound, free=("cpu:0",))
+    assert seats(boosted_first(fifo, alone, {7})) == {0: ("cpu:0",)}
+
+
+# -- finish ------------------------------------------------------------------------------------
+
+FINISH = wire.Finish(study="s", numbers=(0,))
+FINISHED = wire.Finished(study="s", numbers=(0,))
+
+
+def test_a_run_that_trains_is_stored_and_then_done() -> None:
+    """It goes to disk, so that its process ends; once Optuna has been told it is over."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1, slice_seconds=100.0)
+    worker, epoch = training(broker, 0)
+    assert want(broker, FINISH) == wire.Agreed(waits=True)
+    assert broker.last(worker, "Yield").tier == "disk"
+    assert "has not stopped yet" in refused(want(broker, FINISHED))
+    saved = wire.SavedCheckpoint(path="/c/0", units=1, size_bytes=1, sha256="0")
+    park(broker, worker, epoch, tier="disk", checkpoint=saved)
+    spare = broker.worker()
+    assert broker.last(spare, "Grant") is None
+    assert want(broker, FINISH) == wire.Agreed()
+    assert "about to be finished" in refused(wish(broker, 0, "held"))
+    assert want(broker, FINISHED) == wire.Agreed()
+    assert [record.state for record in broker.ledger.load_runs("s")] == ["done"]
+    assert kinds(broker, 0)[-3:] == ["finishing", "suspended", "finished"]
+    assert broker.state.status(broker.now)["studies"][0]["finished"]
+
+
+def test_a_parked_run_leaves_by_way_of_the_disk() -> None:
+    """What waits in memory is stored, and given to nobody."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=2, policy="round-robin")
+    worker, epoch = training(broker, 0)
+    broker.advance(1.5)
+    park(broker, worker, epoch)
+    assert want(broker, FINISH) == wire.Agreed(waits=True)
+    assert broker.last(worker, "Evict") == wire.Evict(epoch=epoch, tier="disk")
+
+
+def test_a_worker_whose_run_cannot_be_stored_is_ended() -> None:
+    """Its values are with Optuna already; a process of the user's own is let be."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1, slice_seconds=100.0)
+    worker, epoch = training(broker, 0, stores=False)
+    want(broker, FINISH)
+    park(broker, worker, epoch, stores=False)
+    assert want(broker, FINISH) == wire.Agreed(waits=True)
+    assert broker.killed() == [worker]
+    broker.hang_up(worker)
+    assert want(broker, FINISH) == wire.Agreed()
+    plain = FakeBroker(devices=1)
+    process = plain.plain(0)
+    assert f"trained by process {process}" in refused(want(plain, FINISH))
+    assert plain.killed() == []
+
+
+# -- policy ------------------------------------------------------------------------------------
+
+
+def test_another_policy_decides_and_begins_with_nothing() -> None:
+    """The memory of the one before is forgotten, also in the ledger, and the story tells it."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=2, slice_seconds=1.0, policy="fifo")
+    worker, _ = training(broker, 0)
+    broker.state.book.studies["s"].memory = {"of": "fifo"}
+    broker.advance(5.0)
+    assert broker.last(worker, "Yield") is None
+    answer = want(broker, wire.ChangePolicy(study="s", policy="round-robin"))
+    assert answer == wire.Agreed()
+    assert broker.state.status(broker.now)["studies"][0]["policy"] == "round-robin"
+    assert broker.state.book.studies["s"].memory is None
+    broker.advance(1.5)
+    assert broker.last(worker, "Yield") is not None
+    assert kinds(broker) == ["policy"]
+
+
+# -- who may want what -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (wire.Wishes(study="s", numbers=(0, 9), wish="held"), "no trial 9"),
+        (wire.Wishes(study="x", numbers=(0,), wish="held"), "served by this broker"),
+        (wire.Wishes(study="s", numbers=(1, 0), wish="held"), "Trial 1 has ended"),
+        (wire.Finished(study="s", numbers=(0,)), "Nobody has said"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused_and_changes_nothing(message: Any, why: str) -> None:
+    """Of several runs all are meant, or none."""
+    broker = FakeBroker(devices=2)
+    broker.driver(unstarted=2)
+    training(broker, 0)
+    worker, epoch = training(broker, 1)
+    broker.say(worker, wire.Ended(epoch=epoch, state="done"))
+    assert why in refused(want(broker, message))
+    assert broker.ledger.load_wishes("s") == {}
+
+
+def test_only_who_watches_wants() -> None:
+    """A worker that was led astray can hold nobody."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker, _ = training(broker, 0)
+    broker.say(worker, wire.Wishes(study="s", numbers=(0,), wish="held"))
+    assert "said by a viewer" in broker.last(worker, "Refused").reason
+    assert broker.ledger.load_wishes("s") == {}
+
+
+def test_who_watches_keeps_no_broker_alive() -> None:
+    """A broker that nobody needs may end while somebody looks on."""
+    broker = FakeBroker(devices=1)
+    broker.connect("viewer")
+    assert broker.state.idle
+    broker.driver()
+    assert not broker.state.idle

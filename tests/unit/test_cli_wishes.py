@@ -1,0 +1,96 @@
+"""``hold``, ``boost``, ``release`` and ``policy`` of a study that nobody serves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.cli import run
+from optuna_hermes.ledger import Ledger, RunRecord, open_ledger
+
+STUDY = ("--storage", "sqlite:///s.db", "--study-name", "digits")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+    """The ledger of a study with a trial that is stored, one that is over, and one of nobody's."""
+    monkeypatch.chdir(tmp_path)
+    verbosity = optuna.logging.get_verbosity()
+    study = optuna.create_study(storage=STUDY[1], study_name="digits")
+    for _ in range(2):
+        private.open_trial(study)
+    study.tell(1, 0.5)
+    study.ask()
+    ledger = open_ledger(private.ledger_url(study))
+    for number in range(2):
+        ledger.save_run(
+            RunRecord(
+                study=private.study_key(study), number=number, trial_id=number + 1, state="stored"
+            )
+        )
+    yield ledger
+    ledger.close()
+    optuna.logging.set_verbosity(verbosity)
+
+
+def wishes(ledger: Ledger) -> dict[int, str]:
+    return dict(ledger.load_wishes(ledger.load_studies()[0]))
+
+
+def test_what_is_wanted_counts_from_the_next_start(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in the ledger and in the trial's story, and the verb says when it counts."""
+    assert run(["hold", *STUDY, "0"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Held 1 trial: 0.\n")
+    assert "counts from its next start" in out
+    assert wishes(ledger) == {0: "held"}
+    assert run(["boost", *STUDY, "0", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {"trials": [0], "wish": "boosted", "served": False}
+    assert run(["release", *STUDY, "0"]) == 0
+    assert wishes(ledger) == {}
+    capsys.readouterr()
+    assert run(["status", *STUDY, "0"]) == 0
+    story = capsys.readouterr().out
+    assert story.index("held: it gets no device") < story.index("no longer boosted")
+
+
+def test_status_tells_what_is_wanted(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    """The document of a study without a broker has it too, not for what is over."""
+    ledger.save_wish(ledger.load_studies()[0], 0, "held")
+    ledger.save_wish(ledger.load_studies()[0], 1, "boosted")
+    assert run(["status", *STUDY, "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["study"]["runs"]
+    assert {each["trial"]: each["wish"] for each in runs} == {0: "held", 1: None}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("hold", "0", "1"), "Trial 1 of study 'digits' has ended"),
+        (("boost", "2"), "Trial 2 of study 'digits' has ended, or never had a device"),
+        (("release", "9"), "Trial 9"),
+        (("hold",), "TRIAL"),
+        (("hold", "x"), "TRIAL"),
+        (("policy", "fifo"), "say --policy fifo to `optuna-hermes optimize`"),
+        (("policy", "best"), "A policy must be one of"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(
+    ledger: Ledger, words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2, and of several trials all are meant, or none."""
+    assert run([words[0], *STUDY, *words[1:]]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert why in err
+    assert wishes(ledger) == {}
