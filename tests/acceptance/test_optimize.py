@@ -137,11 +137,16 @@ def test_a_finished_study_is_left_alone(cli: Cli, storage_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "usual"),
-    [("objective", 1), pytest.param("long_epochs", EPOCHS // 3, marks=pytest.mark.slow)],
+    ("objective", "n_trials", "usual"),
+    [
+        ("objective", 6, 1),
+        pytest.param("long_epochs", 16, EPOCHS // 3, marks=pytest.mark.slow),
+    ],
 )
-def test_slicing_changes_no_value(cli: Cli, tmp_path: Path, objective: str, usual: int) -> None:
-    """Sixteen fixed trials, an epoch at a time in turn or each at a stretch: the same values.
+def test_slicing_changes_no_value(
+    cli: Cli, tmp_path: Path, objective: str, n_trials: int, usual: int
+) -> None:
+    """Fixed trials, an epoch at a time in turn or each at a stretch: the same values.
 
     Slices are longer where an epoch takes less than 60 switches: hence the second objective.
     """
@@ -149,18 +154,22 @@ def test_slicing_changes_no_value(cli: Cli, tmp_path: Path, objective: str, usua
     for policy in ("fifo", "round-robin"):
         storage = f"sqlite:///{tmp_path / policy}.db"
         study = optuna.create_study(storage=storage, study_name="s")
-        for number in range(16):
-            study.enqueue_trial({"lr": 10 ** (-4 + number / 5), "p": number / 32})
-        done = cli(*command(storage, objective, policy=policy, n_trials=16), deadline_seconds=280)
+        for number in range(n_trials):
+            study.enqueue_trial(
+                {"lr": 10 ** (-4 + 3 * number / n_trials), "p": number / (2 * n_trials)}
+            )
+        done = cli(
+            *command(storage, objective, policy=policy, n_trials=n_trials), deadline_seconds=280
+        )
         assert done.returncode == 0, done.stderr
-        trials = check_finished(storage, 16)
+        trials = check_finished(storage, n_trials)
         values[policy] = [trial.intermediate_values for trial in trials]
         results = json.loads(done.stdout)["trials"]
         suspensions[policy] = [trial["suspensions"] for trial in results]
     assert values["fifo"] == values["round-robin"]
-    assert suspensions["fifo"] == [0] * 16
+    assert suspensions["fifo"] == [0] * n_trials
     assert min(suspensions["round-robin"]) >= 1
-    assert sum(suspensions["round-robin"]) >= 16 * usual
+    assert sum(suspensions["round-robin"]) >= n_trials * usual
 
 
 def test_a_killed_run_is_carried_on(

@@ -19,8 +19,9 @@ from optuna_hermes.policies import POLICIES
 
 TINY = Path(__file__).parent / "tiny.py"
 N_TRIALS = 3
-ELSEWHERE = ("hermes", "fifo", "round-robin", "ones")
-"""They run studies in other tests too."""
+AT_EVERY_CHANGE = ("qssf", "smd")
+"""They learn from, or are told, what only a broker knows. Of the others ``test_parity`` shows that
+a broker and the simulator do the same, and some run studies in other tests."""
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 StartCli = Callable[..., Any]
@@ -107,7 +108,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "policy",
     [
-        pytest.param(each, marks=pytest.mark.slow) if each in ELSEWHERE else each
+        each if each in AT_EVERY_CHANGE else pytest.param(each, marks=pytest.mark.slow)
         for each in POLICIES
     ],
 )
