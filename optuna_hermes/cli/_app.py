@@ -17,6 +17,7 @@ from optuna_hermes.cli import (
     _simulate,
     _status,
     _upkeep,
+    _web,
     _wishes,
 )
 from optuna_hermes.cli._output import BAD_INPUT, FAILED, INTERRUPTED, complain
@@ -31,6 +32,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "quickstart": _quickstart.quickstart,
     "simulate": _simulate.simulate,
     "status": _status.status,
+    "web": _web.web,
     "hold": _wishes.hold,
     "boost": _wishes.boost,
     "release": _wishes.release,

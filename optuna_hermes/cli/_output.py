@@ -57,12 +57,13 @@ def show(view: RenderableType) -> None:
 
 def show_json(document: Any) -> None:
     """Print a result for programs; JSON has no NaN and no infinity, so they become null."""
-    print(json.dumps(_finite(document), indent=2, default=str))
+    print(json.dumps(finite(document), indent=2, default=str))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A document as JSON can have it: what is not finite becomes None."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

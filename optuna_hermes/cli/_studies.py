@@ -89,14 +89,34 @@ def facts_and_ledger(storage: str, name: str) -> Iterator[tuple[StudyFacts, Ledg
     Raises:
         StorageError: the storage cannot be reached, has no such study, or no ledger of it.
     """
-    from optuna_hermes._tables import read_facts
-
-    check_file(storage)
-    facts = read_facts(storage, name) or _slow_facts(storage, name)
+    facts = study_facts(storage, name)
     if facts.ledger_url is None:
         raise _no_ledger(name)
     with _opened(facts.ledger_url) as ledger:
         yield facts, ledger
+
+
+def study_facts(storage: str, name: str) -> StudyFacts:
+    """What Optuna knows of a study.
+
+    Raises:
+        StorageError: the storage cannot be reached, or has no such study.
+    """
+    from optuna_hermes._tables import read_facts
+
+    check_file(storage)
+    return read_facts(storage, name) or _slow_facts(storage, name)
+
+
+def ledger_of(facts: StudyFacts) -> Ledger | None:
+    """The ledger of a study, None as long as it has none.
+
+    Raises:
+        LedgerError: it cannot be opened.
+    """
+    from optuna_hermes.ledger import open_ledger
+
+    return None if facts.ledger_url is None else open_ledger(facts.ledger_url)
 
 
 def check_file(storage: str) -> None:

@@ -41,32 +41,52 @@ def finish(
     Example:
       optuna-hermes finish --storage sqlite:///study.db --study-name digits 3 7
     """
-    from optuna_hermes import upkeep
     from optuna_hermes.view import plural, ranges
 
     if every == bool(trials):
         raise InvalidInputError("Name the trials to finish, or say --all for every suspended one.")
-    held_by = broker_status()
-    with study_and_ledger(storage, study_name) as (study, ledger):
-        held = upkeep.held_trials(held_by, study, ledger)
-        plan = upkeep.plan_finish(study, None if every else trials, held)
-        served = _served(study, plan) if trials else []
-        refused = {n: reason for n, reason in plan.refused.items() if n not in served}
-        reasons = _reasons(refused)
-        if refused and not (every and plan.values):
-            raise InvalidInputError(f"Nothing was finished: {reasons}.")
-        live = upkeep.finish_live(study, served) if served else {}
-        if live is None:
-            raise InvalidInputError(f"Nothing was finished: {_reasons(plan.refused)}.")
-        upkeep.finish(study, ledger, plan.values)
-    values = {**plan.values, **live}
+    values, refused = close_trials(storage, study_name, None if every else trials)
     if json:
         show_json({"finished": values, "refused": refused})
         return
     which = f": {ranges(values)}" if values else ""
     show(f"Finished {plural(len(values), 'trial')}{which}.")
-    if reasons:
-        note(f"Left as they are: {reasons}.")
+    if refused:
+        note(f"Left as they are: {_reasons(refused)}.")
+
+
+def close_trials(
+    storage: str, name: str, trials: list[int] | None
+) -> tuple[dict[int, float], dict[int, str]]:
+    """Close trials at their last values.
+
+    Args:
+        storage: Optuna's storage URL.
+        name: the study's name.
+        trials: their numbers, None for every suspended one that has reported.
+
+    Returns:
+        The values of those that were closed, and why others were not.
+
+    Raises:
+        InvalidInputError: a trial that was named cannot be closed, or none can; nothing is changed.
+        StorageError: as ``study_and_ledger``.
+    """
+    from optuna_hermes import upkeep
+
+    held_by = broker_status()
+    with study_and_ledger(storage, name) as (study, ledger):
+        held = upkeep.held_trials(held_by, study, ledger)
+        plan = upkeep.plan_finish(study, trials, held)
+        served = _served(study, plan) if trials else []
+        refused = {n: reason for n, reason in plan.refused.items() if n not in served}
+        if refused and (trials or not plan.values):
+            raise InvalidInputError(f"Nothing was finished: {_reasons(refused)}.")
+        live = upkeep.finish_live(study, served) if served else {}
+        if live is None:
+            raise InvalidInputError(f"Nothing was finished: {_reasons(plan.refused)}.")
+        upkeep.finish(study, ledger, plan.values)
+    return {**plan.values, **live}, refused
 
 
 def _served(study: Study, plan: Finish) -> list[int]:

@@ -91,21 +91,35 @@ def _want(
     *,
     as_json: bool,
 ) -> None:
-    from optuna_hermes import _optuna as private
-    from optuna_hermes.broker._protocol import Wishes
-    from optuna_hermes.upkeep import want
     from optuna_hermes.view import plural, ranges
 
-    with study_and_ledger(storage, study_name) as (study, ledger):
-        wishes = Wishes(study=private.study_key(study), numbers=tuple(trials), wish=wish)
-        served = want(study, ledger, wishes)
+    served = say_wish(storage, study_name, trials, wish)
     if as_json:
         show_json({"trials": sorted(set(trials)), "wish": wish, "served": served})
         return
     count = plural(len(set(trials)), "trial")
-    show(f"{_DONE[wish]} {count}: {ranges(trials)}.")
+    show(f"{DONE[wish]} {count}: {ranges(trials)}.")
     if not served:
-        show("No broker of yours serves the study now: it counts from its next start.")
+        show(LATER)
 
 
-_DONE = {"held": "Held", "boosted": "Boosted", None: "Released"}
+def say_wish(
+    storage: str, name: str, trials: list[int], wish: Literal["held", "boosted"] | None
+) -> bool:
+    """Say what is wanted of trials; whether a broker serves their study, so that it is done.
+
+    Raises:
+        InvalidInputError: one of the trials is not there, or has ended; nothing is changed.
+        StorageError: as ``study_and_ledger``.
+    """
+    from optuna_hermes import _optuna as private
+    from optuna_hermes.broker._protocol import Wishes
+    from optuna_hermes.upkeep import want
+
+    with study_and_ledger(storage, name) as (study, ledger):
+        wishes = Wishes(study=private.study_key(study), numbers=tuple(trials), wish=wish)
+        return want(study, ledger, wishes)
+
+
+LATER = "No broker of yours serves the study now: it counts from its next start."
+DONE = {"held": "Held", "boosted": "Boosted", None: "Released"}

@@ -19,7 +19,7 @@ from optuna_hermes.view._simulation import counting, loop_view, simulation_view
 from optuna_hermes.view._states import holds, serves, state_of
 from optuna_hermes.view._status import status_view
 from optuna_hermes.view._summary import summary_view, suspensions
-from optuna_hermes.view._trial import trial_view
+from optuna_hermes.view._trial import say, trial_view
 from optuna_hermes.view._words import duration, parameters, plural, ranges, size
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "plural",
     "ranges",
     "read_history",
+    "say",
     "serves",
     "simulation_view",
     "size",

@@ -1,0 +1,131 @@
+"""``web``: a page that shows a study, live or after its end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from optuna_hermes.cli._output import finite, note
+from optuna_hermes.cli._studies import broker_status, ledger_of, study_facts
+from optuna_hermes.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from optuna_hermes.view._web_app import Deeds
+    from optuna_hermes.view._web_source import Watch
+
+PORT = 8470
+
+_WISHES: dict[str, Literal["held", "boosted"] | None] = {
+    "hold": "held",
+    "boost": "boosted",
+    "release": None,
+}
+
+
+def web(
+    storage: Annotated[
+        str | None,
+        typer.Option(envvar="OPTUNA_STORAGE", metavar="URL", help="Show a study of this storage."),
+    ] = None,
+    study_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="That study's name.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Listen here; 0.0.0.0 is the whole network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = PORT,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="OPTUNA_HERMES_TOKEN",
+            metavar="TEXT",
+            help="What a browser has to show; one is drawn if it is left out.",
+        ),
+    ] = None,
+) -> None:
+    """Show a study in the browser: curves, schedule, devices and trials, live.
+
+    Without --storage and --study-name there are no curves, only what the broker tells. Processes of
+    yours on this host need no token as long as you give none.
+
+    \b
+    Example:
+      optuna-hermes web --storage sqlite:///study.db --study-name digits
+    """
+    try:
+        from optuna_hermes.view._web_server import serve
+    except ImportError as error:
+        raise InvalidInputError(
+            "`web` needs starlette and uvicorn, which are not installed: run `pip install "
+            "'optuna-hermes[web]'`."
+        ) from error
+    from optuna_hermes.view._web_feed import Feed
+
+    if study_name is not None and storage is None:
+        raise InvalidInputError(
+            f"--study-name needs --storage but got {study_name!r} alone: add --storage URL."
+        )
+    with _watching(storage, study_name) as watch:
+        serve(
+            Feed(watch.look, watch.rest),
+            _deeds(storage, study_name),
+            host=host,
+            port=port,
+            token=token,
+            ready=lambda address: note(f"Open {address} and end with Ctrl-C."),
+        )
+
+
+@contextlib.contextmanager
+def _watching(storage: str | None, name: str | None) -> Iterator[Watch]:
+    from optuna_hermes.view._web_source import Named, Watch
+
+    study = None
+    if storage is not None and name is not None:
+        study_facts(storage, name)  # so that a wrong name is said here, not on the page
+        study = Named(name=name, facts=lambda: study_facts(storage, name), open=ledger_of)
+    watch = Watch(study)
+    try:
+        watch.look()  # the first page is soon there
+        yield watch
+    finally:
+        watch.close()
+
+
+def _deeds(storage: str | None, name: str | None) -> Deeds:
+    from optuna_hermes.view._web_app import Deeds
+
+    def story(number: int) -> dict[str, Any]:
+        from optuna_hermes.cli._trial import trial_document
+        from optuna_hermes.view import say
+
+        if storage is None or name is None:
+            raise InvalidInputError(
+                "A trial's story is in its study's ledger: start with --storage and --study-name."
+            )
+        document = trial_document(storage, name, number, broker_status())
+        events = [
+            {"at": each["at"], "text": say(each["kind"], each["detail"])}
+            for each in document["events"]
+        ]
+        return {**finite(document), "events": events}
+
+    def act(verb: str, number: int) -> str:
+        from optuna_hermes.cli._upkeep import close_trials
+        from optuna_hermes.cli._wishes import DONE, LATER, say_wish
+
+        if storage is None or name is None:
+            raise InvalidInputError(
+                "What is done to a trial needs its study: start with --storage and --study-name."
+            )
+        if verb == "finish":
+            values, _ = close_trials(storage, name, [number])
+            return f"Finished trial {number} at {values[number]:.4g}."
+        wish = _WISHES[verb]
+        served = say_wish(storage, name, [number], wish)
+        return " ".join([f"{DONE[wish]} trial {number}.", *[LATER] * (not served)])
+
+    return Deeds(act=act, story=story)

@@ -1,0 +1,193 @@
+"""The web page's server: a thin shell of Starlette around ``Guard`` and ``Feed``."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from optuna_hermes.errors import HermesError
+from optuna_hermes.view._web_feed import Feed
+from optuna_hermes.view._web_guard import HEADERS, Asked, Guard, Refusal
+from optuna_hermes.view._web_peer import is_ours
+
+FILES = Path(__file__).parent / "web"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+MAX_FORM_BYTES = 4096
+MOST = 2**53
+"""No trial has a higher number."""
+VERBS = ("hold", "boost", "release", "finish")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deeds:
+    """What a page can ask for.
+
+    Args:
+        act: does a verb of ``VERBS`` to a trial, and says in words what it has done.
+        story: what is known of one trial, as plain JSON.
+    """
+
+    act: Callable[[str, int], str]
+    story: Callable[[int], dict[str, Any]]
+
+
+def make_app(feed: Feed, deeds: Deeds, guard: Guard, *, trusts_own: bool) -> ASGIApp:
+    """The server's application.
+
+    Args:
+        feed: what pages show.
+        deeds: what they can ask for.
+        guard: who is let in.
+        trusts_own: whether processes of this user on this host need no token.
+    """
+
+    index = _served("index.html")
+
+    async def page(request: Request) -> Response:
+        shown = request.query_params.get("token")
+        return await index(request) if shown is None else enter(request, shown)
+
+    async def token(request: Request) -> Response:
+        body = await request.body()
+        fields = parse_qs(body[:MAX_FORM_BYTES].decode("utf-8", "replace"))
+        return enter(request, fields.get("token", [""])[0].strip())
+
+    def enter(request: Request, shown: str) -> Response:
+        """The token goes from the address into a cookie."""
+        if not guard.knows(shown):
+            return _refused(request, Refusal(status=401, reason="That is not the token."))
+        answer: Response = RedirectResponse("/", 303)
+        if request.headers.get("sec-fetch-site") == "cross-site":
+            # Whoever came by a link of another site would be sent on without the new cookie.
+            answer = HTMLResponse('<!doctype html><meta http-equiv="refresh" content="0; url=/">')
+        answer.set_cookie(guard.cookie, guard.session, httponly=True, samesite="strict")
+        return answer
+
+    async def events(request: Request) -> Response:
+        return StreamingResponse(feed.listen(), media_type="text/event-stream")
+
+    async def story(request: Request) -> Response:
+        return await _answer(deeds.story, request.path_params["number"])
+
+    async def act(request: Request) -> Response:
+        verb, number = request.path_params["verb"], request.path_params["number"]
+        if verb not in VERBS:
+            return JSONResponse({"error": f"No verb {verb!r}: use {', '.join(VERBS)}."}, 404)
+        answer = await _answer(lambda n: {"done": deeds.act(verb, n)}, number)
+        feed.hurry()
+        return answer
+
+    routes = [
+        Route("/", page),
+        Route("/token", token, methods=["POST"]),
+        Route("/api/events", events),
+        Route("/api/trials/{number:int}", story),
+        Route("/api/trials/{number:int}/{verb}", act, methods=["POST"]),
+        *(Route(f"/{name}", _served(name)) for name in _names()),
+    ]
+    return _Gate(Starlette(routes=routes), guard, trusts_own=trusts_own)
+
+
+def _names() -> list[str]:
+    """The files that pages are made of."""
+    found = (path for path in FILES.rglob("*") if path.suffix in _TYPES)
+    return sorted(str(path.relative_to(FILES)) for path in found if path.suffix != ".html")
+
+
+def _served(name: str) -> Callable[[Request], Awaitable[Response]]:
+    """Gives out a file, which is read once: there are few, and they are small."""
+    path = FILES / name
+    content = path.read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {"content-type": _TYPES[path.suffix], "etag": tag}
+
+    async def serve(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers)
+
+    return serve
+
+
+async def _answer(call: Callable[[int], dict[str, Any]], number: int) -> Response:
+    if number > MOST:
+        return JSONResponse({"error": f"There is no trial {number}."}, 404)
+    try:
+        return JSONResponse(await asyncio.to_thread(call, number))
+    except HermesError as error:
+        return JSONResponse({"error": str(error)}, 409)
+
+
+class _Gate:
+    """Lets requests through to ``app`` if the guard agrees, and puts its headers on answers."""
+
+    def __init__(self, app: ASGIApp, guard: Guard, *, trusts_own: bool) -> None:
+        self._app = app
+        self._guard = guard
+        self._trusts_own = trusts_own
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                # What is shown is a study's; a new version of this package has other files.
+                is_data = scope["path"] == "/" or scope["path"].startswith("/api/")
+                headers["cache-control"] = "no-store" if is_data else "no-cache"
+            await send(message)
+
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._guard.refuse(self._asked(scope))
+        request = Request(scope, receive)
+        shows_token = scope["path"] == "/" and "token" in request.query_params
+        if refusal is not None and not (refusal.status == 401 and shows_token):
+            await _refused(request, refusal)(scope, receive, send_with_headers)
+        else:
+            await self._app(scope, receive, send_with_headers)
+
+    def _asked(self, scope: Scope) -> Asked:
+        request = Request(scope)
+        client, server = scope.get("client"), scope.get("server")
+        is_own = self._trusts_own and client and server and is_ours(client, server)
+        return Asked(
+            method=request.method,
+            path=request.url.path,
+            headers={name.lower(): value for name, value in request.headers.items()},
+            is_own=bool(is_own),
+        )
+
+
+def _refused(request: Request, refusal: Refusal) -> Response:
+    """Why: for people on their way to the page as a page, else as a line."""
+    if refusal.status == 401 and request.url.path in ("/", "/token"):
+        html = (FILES / "token.html").read_text("utf-8")
+        return HTMLResponse(html, refusal.status, headers={"www-authenticate": "Bearer"})
+    if request.url.path.startswith("/api/"):
+        return JSONResponse({"error": refusal.reason}, refusal.status)
+    return PlainTextResponse(f"{refusal.reason}\n", refusal.status)

@@ -1,0 +1,147 @@
+"""One look for all open pages: those who listen are sent what has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from optuna_hermes.view._web_delta import delta
+
+EVERY_SECONDS = 0.4
+"""Between two looks. A report waits for up to 0.25 s in the broker before it is in the ledger."""
+
+SHARE = 0.1
+"""Of the time at most, looking may take: it costs the broker of a huge study something too."""
+
+BEAT_SECONDS = 15.0
+"""After so long without a change a line without meaning is sent: proxies hang up on silence."""
+
+UNREAD = 64
+"""A page that has not read so many changes is sent the whole instead."""
+
+log = logging.getLogger("optuna_hermes.web")
+
+Page = dict[str, Any]
+
+
+class Feed:
+    """Sends pages what they show.
+
+    Args:
+        look: what is to be shown now; called from one thread at a time.
+        rest: called when nobody listens any more.
+        every_seconds: between two looks.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Page],
+        rest: Callable[[], None] = lambda: None,
+        every_seconds: float = EVERY_SECONDS,
+    ) -> None:
+        self._look = look
+        self._rest = rest
+        self._every_seconds = every_seconds
+        self._page: Page | None = None
+        self._listeners: set[_Listener] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    async def listen(self) -> AsyncIterator[bytes]:
+        """Server-sent events: the whole page, then what has changed of it, until ``close``."""
+        listener = _Listener()
+        self._listeners.add(listener)
+        try:
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._keep_looking())
+            elif self._page is not None:
+                listener.put(_event("page", self._page))
+            while not self._closed:
+                yield await listener.get()
+        finally:
+            self._listeners.discard(listener)
+            self._hurry.set()
+
+    def hurry(self) -> None:
+        """Look at once: something was just changed from here."""
+        self._hurry.set()
+
+    def close(self) -> None:
+        """End every stream; no further one begins."""
+        self._closed = True
+        self._hurry.set()
+        for listener in self._listeners:
+            listener.put(b"")
+
+    async def _keep_looking(self) -> None:
+        while self._listeners and not self._closed:
+            begin = time.monotonic()
+            await self._look_once()
+            took = time.monotonic() - begin
+            await self._pause(max(self._every_seconds, took / SHARE) - took)
+        self._looking = self._page = None
+        async with self._turn:
+            await asyncio.to_thread(self._rest)
+
+    async def _look_once(self) -> None:
+        try:
+            async with self._turn:
+                page = await asyncio.to_thread(self._look)
+        except Exception:  # the next look may do better, and a page that stands still says why
+            log.exception("a look failed")
+            return
+        before, self._page = self._page, page
+        if before is None:
+            self._tell(_event("page", page), page)
+            return
+        changes = delta(before, page)
+        if changes:
+            self._tell(_event("change", changes), page)
+
+    def _tell(self, event: bytes, page: Page) -> None:
+        for listener in self._listeners:
+            if listener.qsize() < UNREAD:
+                listener.put(event)
+            else:
+                listener.begin_anew(_event("page", page))
+
+    async def _pause(self, seconds: float) -> None:
+        self._hurry.clear()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), seconds)
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def qsize(self) -> int:
+        return self._events.qsize()
+
+    def put(self, event: bytes) -> None:
+        self._events.put_nowait(event)
+
+    def begin_anew(self, event: bytes) -> None:
+        while not self._events.empty():
+            self._events.get_nowait()
+        self.put(event)
+
+    async def get(self) -> bytes:
+        try:
+            return await asyncio.wait_for(self._events.get(), BEAT_SECONDS)
+        except asyncio.TimeoutError:
+            return b": still here\n\n"
+
+
+def _event(name: str, document: Page) -> bytes:
+    """With the time of day here, by which pages know how much of a slice is left."""
+    timed = {**document, "now": round(time.time(), 2)}
+    text = json.dumps(timed, separators=(",", ":"), allow_nan=False)
+    return f"event: {name}\ndata: {text}\n\n".encode()

@@ -1,0 +1,124 @@
+"""The web page as a process: an address, a server, and who is let in."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.view._web_app import Deeds, make_app
+from optuna_hermes.view._web_feed import Feed
+from optuna_hermes.view._web_guard import Guard
+
+LEAST_TOKEN = 16
+LEAVE_SECONDS = 2
+
+
+def serve(
+    feed: Feed,
+    deeds: Deeds,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    ready: Callable[[str], object],
+) -> None:
+    """Serve the page until SIGINT or SIGTERM.
+
+    Args:
+        feed: what pages show.
+        deeds: what they can ask for.
+        host: the address to listen at.
+        port: likewise, 0 for any that is free.
+        token: what people have to show; None draws one, and on a loopback address lets processes
+            of this user in without.
+        ready: called with the page's address when it can be opened.
+
+    Raises:
+        InvalidInputError: the address cannot be had, or the token is too short.
+    """
+    if token is not None and len(token) < LEAST_TOKEN:
+        raise InvalidInputError(
+            f"--token must have {LEAST_TOKEN} characters or more but got {len(token)}: leave it "
+            "out, and one is drawn."
+        )
+    with _listening(host, port) as sock:
+        trusts_own = token is None and is_loopback(host)
+        port = sock.getsockname()[1]
+        guard = Guard(
+            token=token or secrets.token_urlsafe(24),
+            session=secrets.token_urlsafe(24),
+            cookie=f"hermes-{port}",
+            names=names_of(host),
+        )
+        app = make_app(feed, deeds, guard, trusts_own=trusts_own)
+        # No access log: addresses may hold the token.
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            log_level="warning",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=LEAVE_SECONDS,
+        )
+        name = f"[{host}]" if ":" in host else host
+        shown = "" if trusts_own else f"?token={guard.token}"
+        ready(f"http://{_reachable(name)}:{port}/{shown}")
+        _Server(config, feed).run(sockets=[sock])
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of events first: they would never end on their own."""
+
+    def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
+        super().__init__(config)
+        self._feed = feed
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._feed.close()
+        super().handle_exit(sig, frame)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def names_of(host: str) -> frozenset[str]:
+    """Under which names a server at an address may be called."""
+    names = {"localhost"}
+    if not is_loopback(host):
+        names |= {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+    return frozenset(names)
+
+
+def _reachable(name: str) -> str:
+    """An address that a browser can open: of all addresses of this host its name."""
+    return socket.gethostname() if name in ("0.0.0.0", "[::]") else name
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+            sock.listen(128)
+        except OSError as error:
+            raise InvalidInputError(
+                f"--host and --port must be free here but {host}:{port} is not "
+                f"({error.strerror or error}): choose others."
+            ) from error
+        yield sock

@@ -1,0 +1,215 @@
+"""The web page's server, as a browser or a script meets it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra [web]")
+pytest.importorskip("httpx", reason="needs httpx for starlette's TestClient")
+
+from starlette.testclient import TestClient
+
+from optuna_hermes.errors import BrokerError, InvalidInputError
+from optuna_hermes.view._web_app import FILES, Deeds, make_app
+from optuna_hermes.view._web_feed import Feed
+from optuna_hermes.view._web_guard import COMMAND_HEADER, HEADERS, Guard
+
+TOKEN, SESSION, COOKIE = "a-token-of-many-letters", "another-secret", "hermes-80"
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+OURS = {COMMAND_HEADER: "1", "origin": "http://127.0.0.1", "sec-fetch-site": "same-origin"}
+
+
+class Study:
+    """Deeds that are written down."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, int]] = []
+
+    def act(self, verb: str, number: int) -> str:
+        if number > 9:
+            raise InvalidInputError(f"There is no trial {number}.")
+        self.done.append((verb, number))
+        return f"Trial {number}: {verb}."
+
+    def story(self, number: int) -> dict[str, Any]:
+        if number > 9:
+            raise BrokerError("The broker is gone.")
+        return {"trial": number, "params": {"<b>x</b>": "<script>alert(1)</script>"}}
+
+
+@pytest.fixture
+def study() -> Study:
+    return Study()
+
+
+class OneEvent(Feed):
+    """A feed that is closed when it has sent its first event."""
+
+    async def listen(self) -> AsyncIterator[bytes]:
+        async for event in super().listen():
+            yield event
+            self.close()
+
+
+@pytest.fixture
+def browser(study: Study) -> Iterator[TestClient]:
+    guard = Guard(token=TOKEN, session=SESSION, cookie=COOKIE, names=frozenset({"localhost"}))
+    feed = OneEvent(lambda: {"study": {"name": "digits"}})
+    app = make_app(feed, Deeds(act=study.act, story=study.story), guard, trusts_own=True)
+    with TestClient(app, base_url="http://127.0.0.1", follow_redirects=False) as client:
+        yield client
+
+
+def test_without_the_token_people_are_asked_for_it(browser: TestClient) -> None:
+    """401 with a page that has a field for it, and no word of the study."""
+    answer = browser.get("/")
+    assert answer.status_code == 401
+    assert 'action="/token"' in answer.text
+    assert browser.get("/api/events").json()["error"].startswith("The token is missing")
+
+
+def test_the_token_leaves_the_address(browser: TestClient) -> None:
+    """A cookie stands for it that no script can read and no other site can send."""
+    answer = browser.get(f"/?token={TOKEN}")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert TOKEN not in cookie
+    page = browser.get("/")
+    assert page.status_code == 200
+    assert "<h1" in page.text
+
+
+def test_by_a_link_of_another_site_the_token_works_too(browser: TestClient) -> None:
+    """A redirect would arrive without the strict cookie, so the page goes on by itself."""
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    answer = browser.get(f"/?token={TOKEN}", headers=link)
+    assert answer.status_code == 200
+    assert 'http-equiv="refresh"' in answer.text
+    assert TOKEN not in answer.text
+
+
+@pytest.mark.parametrize("text", ["", "wrong", SESSION, TOKEN[:-1], TOKEN + "x"])
+def test_another_token_opens_nothing(browser: TestClient, text: str) -> None:
+    """Neither in the address nor in the field, and no cookie is given for it."""
+    for answer in (
+        browser.get("/", params={"token": text}),
+        browser.post("/token", data={"token": text}),
+    ):
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+
+
+def test_the_token_may_be_typed(browser: TestClient) -> None:
+    """The field does what the address does."""
+    answer = browser.post("/token", data={"token": f" {TOKEN} "})
+    assert answer.status_code == 303
+    assert COOKIE in answer.cookies
+
+
+def test_every_answer_has_the_policy(browser: TestClient) -> None:
+    """Pages, files, refusals and what is not there."""
+    for path in ("/", "/app.js", "/nowhere", "/style.css", f"/?token={TOKEN}"):
+        for headers in ({}, BEARER, {"host": "evil.example"}):
+            answer = browser.get(path, headers=headers)
+            for name, value in HEADERS.items():
+                assert answer.headers[name] == value
+
+
+@pytest.mark.parametrize("path", ["/../_web_app.py", "/%2e%2e/_web_app.py", "/..%2f_web_app.py"])
+def test_no_other_file_is_served(browser: TestClient, path: str) -> None:
+    """Dots lead nowhere."""
+    assert browser.get(path, headers=BEARER).status_code == 404
+
+
+def test_a_command_is_done_once(browser: TestClient, study: Study) -> None:
+    """The verb and the trial arrive, and what was done is said."""
+    answer = browser.post("/api/trials/3/hold", headers=BEARER | OURS)
+    assert answer.json() == {"done": "Trial 3: hold."}
+    assert study.done == [("hold", 3)]
+
+
+def test_a_forged_command_does_nothing(browser: TestClient, study: Study) -> None:
+    """With the cookie of somebody who is logged in."""
+    browser.cookies.set(COOKIE, SESSION)
+    for forged in (
+        {"origin": "http://evil.example"},
+        {**OURS, "origin": "http://evil.example"},
+        {**OURS, "sec-fetch-site": "cross-site"},
+        {"origin": "http://127.0.0.1"},
+    ):
+        answer = browser.post("/api/trials/3/finish", headers=forged)
+        assert answer.status_code == 403
+        assert "only this one may" in answer.json()["error"] or COMMAND_HEADER in answer.text
+    assert browser.get("/api/trials/3/finish").status_code == 405
+    assert study.done == []
+
+
+def test_what_cannot_be_done_is_said(browser: TestClient) -> None:
+    """In the words of the error."""
+    headers = BEARER | OURS
+    refused = browser.post("/api/trials/10/boost", headers=headers)
+    assert (refused.status_code, refused.json()) == (409, {"error": "There is no trial 10."})
+    assert browser.get("/api/trials/10", headers=BEARER).json() == {"error": "The broker is gone."}
+    unknown = browser.post("/api/trials/3/delete", headers=headers)
+    assert (unknown.status_code, "No verb 'delete'" in unknown.text) == (404, True)
+    assert browser.post(f"/api/trials/{2**64}/hold", headers=headers).status_code == 404
+    assert browser.get(f"/api/trials/{2**64}", headers=headers).status_code == 404
+
+
+def test_a_story_is_json_and_not_html(browser: TestClient) -> None:
+    """What a trial has for text stays text."""
+    answer = browser.get("/api/trials/3", headers=BEARER)
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["params"]["<b>x</b>"] == "<script>alert(1)</script>"
+
+
+def test_events_begin_with_the_page(browser: TestClient) -> None:
+    """The first one is whole, and the stream ends when the server does."""
+    answer = browser.get("/api/events", headers=BEARER)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-store"
+    name, data = answer.text.strip().split("\n")
+    assert name == "event: page"
+    assert json.loads(data.removeprefix("data: "))["study"] == {"name": "digits"}
+
+
+def test_no_file_of_the_page_has_anything_inline() -> None:
+    """The policy would stop it, and people would see a page without it."""
+    for page in FILES.glob("*.html"):
+        html = page.read_text()
+        assert "style=" not in html
+        assert "<style" not in html
+        assert "<script>" not in html
+        assert " on" + "click=" not in html
+    for script in FILES.glob("*.js"):
+        code = script.read_text()
+        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert way not in code, (script.name, way)
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    """Scripts, styles and icons, and the modules that scripts import."""
+    for page in FILES.glob("*.html"):
+        for name in re.findall(r'(?:href|src)="/([^"]+)"', page.read_text()):
+            assert (FILES / name).is_file(), name
+    for script in FILES.glob("*.js"):
+        for name in re.findall(r'from "\./([^"]+)"', script.read_text()):
+            assert (FILES / name).is_file(), name
+
+
+def test_the_chart_library_is_the_one_that_its_readme_names() -> None:
+    """Nobody has changed it since it came from npm."""
+    folder = FILES / "uplot"
+    lines = re.findall(r"`([\w.]+)` \| `([0-9a-f]{64})`", (folder / "README.md").read_text())
+    assert len(lines) == 2
+    for name, digest in lines:
+        assert hashlib.sha256(Path(folder / name).read_bytes()).hexdigest() == digest

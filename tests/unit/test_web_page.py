@@ -1,0 +1,342 @@
+"""What the web page draws, and what is sent of it when something changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optuna_hermes.ledger import RunRecord
+from optuna_hermes.view import Bar, History, Point, TrialHistory
+from optuna_hermes.view._web_delta import delta
+from optuna_hermes.view._web_feed import UNREAD, Feed
+from optuna_hermes.view._web_page import Painter, Scene, rounded, short
+
+RUN = RunRecord(study="key", number=3, trial_id=3, state="parked", tier="host", device_seconds=4.0)
+TRIAL = TrialHistory(
+    number=3,
+    state="parked",
+    run=RUN,
+    points=(Point(1, 0.5, 1.0, 101.0), Point(2, 0.25, 2.0, 102.0)),
+)
+HISTORY = History(
+    key="key", trials=(TRIAL,), bars=(Bar("vm/cpu:0", 3, 100.0, 104.0, 7),), position=2
+)
+ENTRY: dict[str, Any] = {
+    "key": "key",
+    "name": "digits",
+    "policy": "hermes",
+    "draining": False,
+    "finished": False,
+    "problem": None,
+    "away_seconds": None,
+    "no_room": [],
+    "unstarted": 4,
+    "counts": {"running": 1},
+    "device_seconds": 6.0,
+    "held_seconds": 2.0,
+    "spent_seconds": 6.0,
+    "overhead_seconds": 0.1,
+    "switches": 2,
+    "watt_hours": None,
+    "best": {"trial": 3, "value": 0.25},
+    "runs": [
+        {
+            "trial": 3,
+            "state": "running",
+            "tier": None,
+            "device": "cpu:0",
+            "units": 2,
+            "value": 0.25,
+            "slices": 2,
+            "suspensions": 1,
+            "device_seconds": 4.0,
+            "watt_hours": None,
+            "wish": "boosted",
+        }
+    ],
+}
+DEVICE = {
+    "id": "cpu:0",
+    "kind": "cpu",
+    "healthy": True,
+    "memory_bytes": None,
+    "memory_free_bytes": None,
+    "problem": "",
+    "holder": {
+        "study": "digits",
+        "trial": 3,
+        "state": "running",
+        "epoch": 8,
+        "since_seconds": 2.0,
+        "left_seconds": 1.0,
+    },
+}
+BROKER = {"host": "vm", "devices": [DEVICE], "studies": [ENTRY]}
+SCENE = Scene(name="digits", history=HISTORY, broker=BROKER, now=110.0)
+
+
+def test_a_live_study_is_as_broker_and_ledger_know_it() -> None:
+    """States are the broker's, curves and bars the ledger's, and each device has its holder."""
+    page = Painter().paint(SCENE)
+    assert page["live"] == {"is": "live", "text": "Training"}
+    assert page["trials"]["3"]["state"] == "running"
+    assert page["trials"]["3"]["wish"] == "boosted"
+    assert page["curves"] == {"3": {"units": [1, 2], "values": [0.5, 0.25]}}
+    assert page["bars"] == {"7 vm/cpu:0": ["vm/cpu:0", 3, 0.0, 4.0]}
+    assert page["path"] == [[1.0, 0.5, 3], [2.0, 0.25, 3]]
+    assert page["devices"][0]["holder"]["since"] == 108.0
+    assert page["totals"]["device_seconds"] == 4.0
+    assert page["study"]["commands"] is True
+
+
+def test_an_ended_study_needs_no_broker() -> None:
+    """All of it is in the ledger; nothing can be done to its trials."""
+    history = replace(HISTORY, trials=(replace(TRIAL, state="done"),))
+    page = Painter().paint(Scene(name="digits", history=history, was_served=True))
+    assert page["live"]["is"] == "ended"
+    assert page["notes"] == []
+    assert page["best"] == {"trial": 3, "value": 0.25}
+    assert page["totals"]["device_seconds"] == 4.0
+
+
+def test_it_says_when_the_broker_is_away() -> None:
+    """One that was there and does not answer, with trials that are not over."""
+    page = Painter().paint(Scene(name="digits", history=HISTORY, was_served=True))
+    assert page["live"]["is"] == "away"
+    assert "No broker answers" in page["notes"][0]
+    never = Painter().paint(
+        Scene(name="digits", history=replace(HISTORY, trials=(replace(TRIAL, state="stored"),)))
+    )
+    assert (never["live"]["is"], never["notes"]) == ("still", [])
+
+
+def test_what_is_wanted_is_shown_without_a_broker() -> None:
+    """As it is written down; of a trial that is over nothing is wanted any more."""
+    scene = Scene(name="digits", history=HISTORY, wishes={3: "held"})
+    assert Painter().paint(scene)["trials"]["3"]["wish"] == "held"
+    over = replace(HISTORY, trials=(replace(TRIAL, state="done"),))
+    assert Painter().paint(replace(scene, history=over))["trials"]["3"]["wish"] is None
+
+
+def test_it_says_why_the_ledger_is_not_read() -> None:
+    """The reason is shown with what was read before."""
+    page = Painter().paint(replace(SCENE, problem="The ledger cannot be used."))
+    assert page["notes"] == ["The ledger cannot be used."]
+    assert page["curves"]
+
+
+def test_without_a_study_the_broker_is_shown() -> None:
+    """States and devices, and no curves."""
+    page = Painter().paint(Scene(name="digits", broker=BROKER))
+    assert page["trials"]["3"]["value"] == 0.25
+    assert page["best"] == {"trial": 3, "value": 0.25}
+    assert page["curves"] == {}
+    assert page["study"]["has_ledger"] is False
+
+
+def test_the_best_of_a_study_that_maximises_is_its_highest() -> None:
+    """The best is chosen by the study's own direction."""
+    other = replace(TRIAL, number=4, points=(Point(1, 0.75, 1.0, 103.0),))
+    history = replace(HISTORY, trials=(TRIAL, other), maximize=True)
+    assert Painter().paint(Scene(name="digits", history=history))["best"]["trial"] == 4
+    history = replace(history, maximize=False)
+    assert Painter().paint(Scene(name="digits", history=history))["best"]["trial"] == 3
+
+
+def test_a_page_is_json_whatever_was_reported() -> None:
+    """NaN and infinity have no number there."""
+    points = (Point(1, math.nan, 1.0, 101.0), Point(2, -math.inf, 2.0, 102.0))
+    history = replace(HISTORY, trials=(replace(TRIAL, points=points),))
+    page = Painter().paint(Scene(name="digits", history=history))
+    assert json.loads(json.dumps(page, allow_nan=False)) == page
+    assert page["curves"]["3"]["values"] == [None, None]
+    assert rounded(1.23456789) == 1.23457
+
+
+def test_what_stands_still_is_not_sent_again() -> None:
+    """Time that passes changes nothing of a page: the slice's end is a point of the clock."""
+    painter = Painter()
+    before = painter.paint(SCENE)
+    holder = {**DEVICE["holder"], "since_seconds": 3.01, "left_seconds": 0.02}  # type: ignore[dict-item]
+    entry = {**ENTRY, "device_seconds": 7.0, "held_seconds": 3.0, "spent_seconds": 7.0}
+    broker = {**BROKER, "devices": [{**DEVICE, "holder": holder}], "studies": [entry]}
+    after = painter.paint(replace(SCENE, broker=broker, now=111.0))
+    assert delta(before, after) == {}
+
+
+def test_of_a_curve_the_new_end_is_sent() -> None:
+    """A report is a point, not a curve."""
+    painter = Painter()
+    before = painter.paint(SCENE)
+    trial = replace(TRIAL, points=(*TRIAL.points, Point(3, 0.2, 3.0, 103.0)))
+    after = painter.paint(replace(SCENE, history=replace(HISTORY, trials=(trial,), position=3)))
+    changes = delta(before, after)
+    assert changes["curves"] == {"3": {"from": 2, "units": [3], "values": [0.2]}}
+    assert "bars" not in changes
+
+
+def test_devices_have_names_as_short_as_they_differ() -> None:
+    """UUIDs are cut where they are one's own."""
+    assert short(["GPU-5c2f0a11-1", "GPU-5c2f0a12-1"]) == ["GPU-5c2f0a11", "GPU-5c2f0a12"]
+    assert short(["cpu:0", "cpu:10"]) == ["cpu:0", "cpu:10"]
+
+
+def applied(page: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """What ``store.js`` makes of a page and its changes."""
+    page = json.loads(json.dumps(page))
+    for name, part in changes.items():
+        if name not in ("trials", "bars", "curves"):
+            page[name] = part
+            continue
+        for key, entry in part.items():
+            if entry is None:
+                page[name].pop(key)
+            elif name != "curves":
+                page[name][key] = entry
+            else:
+                count = entry.pop("from")
+                old = page[name].get(key, {})
+                page[name][key] = {
+                    column: [*old.get(column, [])[:count], *values]
+                    for column, values in entry.items()
+                }
+    return page
+
+
+CURVES = st.dictionaries(
+    st.sampled_from("012"),
+    st.lists(st.tuples(st.integers(1, 9), st.none() | st.integers(0, 3)), max_size=4).map(
+        lambda points: {"units": [u for u, _ in points], "values": [v for _, v in points]}
+    ),
+)
+PAGES = st.fixed_dictionaries(
+    {
+        "trials": st.dictionaries(st.sampled_from("0123"), st.sampled_from(["parked", "done"])),
+        "bars": st.dictionaries(st.sampled_from("ab"), st.integers(0, 2)),
+        "curves": CURVES,
+        "notes": st.lists(st.sampled_from("xy"), max_size=2),
+    }
+)
+
+
+@given(before=PAGES, after=PAGES)
+def test_changes_make_the_new_page_of_the_old_one(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """Whatever two pages are, and nothing is sent if they are alike."""
+    changes = json.loads(json.dumps(delta(before, after)))
+    assert (changes == {}) == (before == after)
+    assert applied(before, changes) == after
+
+
+# -- one look for all --------------------------------------------------------------------------
+
+
+def told(event: bytes) -> tuple[str, Any]:
+    head, body = event.decode().strip().split("\n")
+    return head.removeprefix("event: "), json.loads(body.removeprefix("data: "))
+
+
+async def first(events: AsyncIterator[bytes]) -> tuple[str, Any]:
+    return told(await asyncio.wait_for(anext(events), 10.0))
+
+
+class Counter:
+    """Looks that are counted, and of which every one finds something new."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.rests = 0
+
+    def look(self) -> dict[str, Any]:
+        self.looks += 1
+        return {"looks": self.looks, "name": "digits"}
+
+    def rest(self) -> None:
+        self.rests += 1
+
+
+def test_twenty_pages_cost_one_look() -> None:
+    """Who comes later is sent what is there; a change is sent to all, and only what has changed."""
+    counter = Counter()
+
+    async def story() -> None:
+        feed = Feed(counter.look, counter.rest, every_seconds=3600.0)
+        pages = [feed.listen() for _ in range(20)]
+        found = await asyncio.gather(*map(first, pages))
+        assert counter.looks == 1
+        assert {name for name, _ in found} == {"page"}
+        late = feed.listen()
+        assert (await first(late))[1]["looks"] == 1
+        feed.hurry()
+        name, change = await first(pages[0])
+        assert (name, change["looks"], "name" in change) == ("change", 2, False)
+        feed.close()
+
+    asyncio.run(story())
+
+
+def test_nobody_looks_for_nobody() -> None:
+    """Before the first page and after the last one the broker is left alone."""
+    counter = Counter()
+
+    async def story() -> None:
+        feed = Feed(counter.look, counter.rest, every_seconds=0.001)
+        await asyncio.sleep(0)
+        assert counter.looks == 0
+        page = feed.listen()
+        await first(page)
+        await page.aclose()  # type: ignore[attr-defined]
+        while not counter.rests:
+            await asyncio.sleep(0)
+        looks = counter.looks
+        again = feed.listen()
+        assert (await first(again))[0] == "page"
+        assert counter.looks > looks
+        feed.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+def test_a_page_that_does_not_read_is_sent_the_whole() -> None:
+    """What waits for it does not grow for ever."""
+    counter = Counter()
+
+    async def story() -> None:
+        feed = Feed(counter.look, counter.rest, every_seconds=0.0)
+        slow = feed.listen()
+        await first(slow)
+        while counter.looks < 3 * UNREAD:
+            await asyncio.sleep(0.001)
+        names = [(await first(slow))[0] for _ in range(UNREAD)]
+        assert names[0] == "page"
+        feed.close()
+
+    asyncio.run(asyncio.wait_for(story(), 30.0))
+
+
+def test_a_look_that_fails_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Pages stay, and the next look finds what there is."""
+    counter = Counter()
+
+    def look() -> dict[str, Any]:
+        if counter.looks == 0:
+            counter.looks += 1
+            raise RuntimeError("of no known kind")
+        return counter.look()
+
+    async def story() -> None:
+        feed = Feed(look, counter.rest, every_seconds=0.001)
+        assert (await first(feed.listen()))[1]["looks"] == 2
+        feed.close()
+
+    asyncio.run(story())
+    assert "a look failed" in caplog.text
