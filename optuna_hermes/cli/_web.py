@@ -46,10 +46,11 @@ def web(
         ),
     ] = None,
 ) -> None:
-    """Show a study in the browser: curves, schedule, devices and trials, live.
+    """Show a study in the browser, live.
 
-    Without --storage and --study-name there are no curves, only what the broker tells. Processes of
-    yours on this host need no token as long as you give none.
+    Curves, the schedule of the devices, and trials to hold, boost or finish; also after the end
+    of the study. Without --storage and --study-name only what the broker tells. On 127.0.0.1
+    processes of yours need no token; everybody else does.
 
     \b
     Example:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("starlette", reason="needs the extra [web]")
-pytest.importorskip("httpx", reason="needs httpx for starlette's TestClient")
+pytest.importorskip("httpx2", reason="needs httpx2 for starlette's TestClient")
 
 from starlette.testclient import TestClient
 
