@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -19,12 +17,11 @@ from typing import Any
 import psutil
 
 from optuna_hermes.broker import _away as away
-from optuna_hermes.broker import _election as election
-from optuna_hermes.broker import _holders, _power_commands
+from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._book import Study
-from optuna_hermes.broker._client import peer
 from optuna_hermes.broker._devices import DeviceSource
+from optuna_hermes.broker._doors import HELLO_SECONDS, Doors
 from optuna_hermes.broker._events import (
     Command,
     Connected,
@@ -52,21 +49,22 @@ from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._instance import instance_in
 from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers, all_of, news_of
 from optuna_hermes.broker._logs import log_event
+from optuna_hermes.broker._loop import soon
 from optuna_hermes.broker._malloc import give_back_free_pages
 from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.broker._meter import Meter
 from optuna_hermes.broker._metrics import Figures, serving
 from optuna_hermes.broker._outbox import Asked, Outbox, proof_of_end
-from optuna_hermes.broker._power import unpowered
 from optuna_hermes.broker._power_commands import PowerCommands
-from optuna_hermes.broker._processes import closed_with, kill, watch
+from optuna_hermes.broker._power_switches import PowerSwitches, left_unpowered
+from optuna_hermes.broker._processes import kill, watch
 from optuna_hermes.broker._readings import Readings
 from optuna_hermes.broker._records import Terms
 from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._sharing import REFRESH_SECONDS, watched
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._story import POWER, ROUTINE
-from optuna_hermes.errors import HermesError, ProtocolError
+from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
 
@@ -78,19 +76,8 @@ TRIM_SECONDS = 10.0
 """How often memory that is free is given back to the system."""
 END_SECONDS = 5.0
 """How long the last records may take when the broker ends."""
-_HELLO_SECONDS = 10.0
-FRAME_SECONDS = 30.0
-"""Whoever has begun a frame and does not end it within this time is hung up on."""
-MAX_UNREAD_BYTES = 4 * wire.MAX_FRAME_BYTES
-"""Whoever does not read what it is sent is hung up on when so much of it waits."""
 AT_ONCE = 8
 """Messages of one connection after which it is the turn of the others."""
-MAX_STRANGERS = 256
-"""Connections that have not said hello; one more is hung up on."""
-_OWN_BROKER = "a broker serves its own user, so start one there"
-_STRANGERS = "too many connections have said no hello, so end who opens them"
-_STOPPED = "if it is stopped continue it, else end it"
-_NO_POWER = "wake them, or start the broker with --power-down-command and --power-up-command"
 _LOST = "bring the database back before `optimize` is run again; runs that live say theirs again"
 
 _CHANGES_MEMORY = wire.Parked | wire.Ended | wire.Released
@@ -123,7 +110,7 @@ class Server:
         metrics_port: int | None = None,
         power: PowerCommands | None = None,
     ) -> None:
-        self._power = power
+        self._power = () if power is None else power.texts
         self._directory = directory
         self._metrics_port = metrics_port
         self._meter = Meter()
@@ -132,10 +119,8 @@ class Server:
         self._host = host
         self._idle_seconds = idle_seconds
         self._ledgers: Ledgers
-        self._outbox = Outbox(self._send)
         self._instance = instance_in(directory, host)
         self._refreshing: set[str] = set()
-        self._clients: set[asyncio.Task[None]] = set()
         self._state = State(
             host=host,
             instance=self._instance,
@@ -144,13 +129,15 @@ class Server:
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
             host_budget_bytes=int(HOST_SHARE * psutil.virtual_memory().available),
             powers=power is not None,
-            unpowered=self._left_unpowered(),
+            unpowered=left_unpowered(directory, power),
+        )
+        book = self._state.book
+        self._doors = Doors(book, self._converse, self._left)
+        self._outbox = Outbox(self._doors.send)
+        self._switches = (
+            None if power is None else PowerSwitches(directory, book, power, self._switched)
         )
         self._seeing: set[asyncio.Task[None]] = set()
-        self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._due: dict[int, float] = {}
-        """When connections are hung up on that have not ended a frame, or said hello."""
-        self._last_connection = 0
         self._remembered: tuple[Holder, ...] = ()
         self._hung_up: dict[int, float] = {}
         self._leaving: list[int] = []
@@ -177,13 +164,11 @@ class Server:
         loop = asyncio.get_running_loop()
         times = self._meter.ledger_writes
         terms = Terms(host=self._host, instance=self._instance)
-        self._ledgers = Ledgers(self._heard, partial(_soon, loop), times=times, terms=terms)
+        self._ledgers = Ledgers(self._heard, partial(soon, loop), times=times, terms=terms)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         self._expect()
-        sock = _listen(election.socket_path(self._directory))
-        election.check_socket(self._directory)
-        server = await asyncio.start_unix_server(self._client, sock=sock)
+        server = await self._doors.open(self._directory)
         routines = (self._poll(), self._flush(), self._refresh(), self._trim())
         chores = [loop.create_task(each) for each in routines]
         for chore in chores:
@@ -195,10 +180,7 @@ class Server:
             self._remember()
             for chore in chores:
                 chore.cancel()
-            for client in self._clients:
-                client.cancel()
-            if self._clients:  # what their end means is to be written too
-                await asyncio.wait(self._clients)
+            await self._doors.close()  # what the end of clients means is to be written too
             self._readings.close()
         if self._state.idle:
             self._ledgers.leave()
@@ -244,120 +226,37 @@ class Server:
                 error,
             )
 
-    # -- power ---------------------------------------------------------------------------------
-
-    def _left_unpowered(self) -> tuple[str, ...]:
-        """The devices that the broker before this one has powered down."""
-        left = _power_commands.recall(self._directory)
-        if self._power is None and left:
-            log.warning("%s may be without power, %s", ", ".join(left), _NO_POWER)
-            return ()
-        return left
-
-    def _switch(self, command: SwitchPower) -> None:
-        """Run the user's command; this comes after the next broker could know of it."""
-        assert self._power is not None
-        self._remember_power()
-        words = self._power.up if command.up else self._power.down
-        loop = asyncio.get_running_loop()
-
-        def ended(problem: str, seconds: float) -> None:
-            event = PowerSwitched(
-                device=command.device, up=command.up, seconds=seconds, problem=problem
-            )
-            _soon(loop, partial(self._switched, event))
-
-        _power_commands.start(words, command.device, ended)
-
-    def _switched(self, event: PowerSwitched) -> None:
-        way = "up" if event.up else "down"
-        if event.problem:
-            log.error("%s was not powered %s: %s", event.device, way, event.problem)
-        else:
-            log.info("%s is powered %s after %.1f s", event.device, way, event.seconds)
-        self._apply(event)
-        self._remember_power()
-        if event.up:  # it can be granted once it was seen
-            seeing = asyncio.get_running_loop().create_task(self._see())
-            self._seeing.add(seeing)
-            seeing.add_done_callback(self._seeing.discard)
-
-    async def _see(self) -> None:
-        self._apply(await self._readings.read(self._own_pids()))
-
-    def _remember_power(self) -> None:
-        """Tell the next broker which devices it has to wake before it grants them."""
-        try:
-            _power_commands.remember(self._directory, unpowered(self._state.book))
-        except OSError as error:
-            log.error(
-                "the next broker will not know what is powered down, so make room in %s: %s",
-                self._directory,
-                error,
-            )
-
     # -- connections ---------------------------------------------------------------------------
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        pid, uid = peer(writer.get_extra_info("socket"))
-        if uid != os.getuid():
-            log.warning("process %d of uid %d was turned away: %s", pid, uid, _OWN_BROKER)
-            writer.close()
-            return
-        self._last_connection += 1
-        connection = self._last_connection
-        if len(self._writers) - len(self._state.book.clients) >= MAX_STRANGERS:
-            log.warning("process %d was turned away: %s", pid, _STRANGERS)
-            writer.close()
-            return
-        self._writers[connection] = writer
-        self._due[connection] = time.monotonic() + _HELLO_SECONDS
-        task = asyncio.current_task()
-        assert task is not None
-        self._clients.add(task)
-        task.add_done_callback(self._clients.discard)
-        try:
-            with closed_with(pid, writer):
-                await self._converse(connection, pid, reader)
-        except (OSError, EOFError, asyncio.CancelledError):
-            pass  # gone, with or without a word: the same thing to us
-        except HermesError as error:
-            log.warning("connection %d of process %d closed: %s", connection, pid, error)
-            client = self._state.book.clients.get(connection)
-            if client is not None and client.role == "worker":
-                kill(pid)  # it may have a device, which is another's in a moment
-        finally:
-            self._writers.pop(connection, None)
-            self._due.pop(connection, None)
-            self._outbox.forget(connection)
-            writer.close()
-            # When this broker leaves, those who hold a device go on with the next one.
-            if connection in self._state.book.clients and not self._stop.is_set():
-                self._hung_up[pid] = time.monotonic()
-                await self._leave(connection)
-
-    async def _converse(self, connection: int, pid: int, reader: asyncio.StreamReader) -> None:
-        hello = await self._read(connection, reader)
+    async def _converse(self, connection: int, pid: int) -> None:
+        hello = await self._doors.read(connection)
         if not isinstance(hello, wire.Hello) or hello.version != wire.VERSION:
-            self._send(connection, wire.Refused(reason=_other_version()))
+            self._doors.send(connection, wire.Refused(reason=_other_version()))
             return
         started = _holders.started(pid)
         self._apply(Connected(connection=connection, pid=pid, role=hello.role, started=started))
-        self._send(connection, self._welcome())
+        self._doors.send(connection, self._welcome())
         for count in itertools.count(1):
             if count % AT_ONCE == 0:
                 await asyncio.sleep(0)  # what has arrived already is read without a pause
-            message = await self._read(connection, reader)
+            message = await self._doors.read(connection)
             if isinstance(message, wire.Quit):
                 self._quit(connection)
             elif isinstance(message, wire.OpenStudy | wire.Register | wire.Resume):
                 await self._read_study(connection, message)
             elif (reason := _unusable(message)) is not None:
-                self._send(connection, wire.Refused(reason=reason))
+                self._doors.send(connection, wire.Refused(reason=reason))
             else:
                 if isinstance(message, _CHANGES_MEMORY):
                     await self._look()
                 self._apply(Received(connection=connection, message=message))
+
+    async def _left(self, connection: int, pid: int) -> None:
+        self._outbox.forget(connection)
+        # When this broker leaves, those who hold a device go on with the next one.
+        if connection in self._state.book.clients and not self._stop.is_set():
+            self._hung_up[pid] = time.monotonic()
+            await self._leave(connection)
 
     async def _leave(self, connection: int) -> None:
         """Tell of all who leave at this moment together: a crowd may have been one process."""
@@ -372,29 +271,6 @@ class Server:
             for left, each in zip(range(len(leaving) - 1, -1, -1), leaving, strict=True):
                 self._apply(Disconnected(connection=each, more=left > 0))
 
-    async def _read(self, connection: int, reader: asyncio.StreamReader) -> wire.FromClient:
-        start = await reader.readexactly(1)
-        self._due.setdefault(connection, time.monotonic() + FRAME_SECONDS)
-        length = wire.body_length(start + await reader.readexactly(wire.HEADER_BYTES - 1))
-        message = wire.decode_from_client(await reader.readexactly(length))
-        self._due.pop(connection, None)
-        return message
-
-    def _hang_up_on_the_slow(self) -> None:
-        now = time.monotonic()
-        for connection in [key for key, due in self._due.items() if due < now]:
-            del self._due[connection]
-            self._hang_up(connection, f"it does not end what it says: {_STOPPED}")
-
-    def _hang_up(self, connection: int, reason: str) -> None:
-        """Close a connection, unless its process has a device, which it may be using."""
-        if self._state.book.holds(connection):
-            return
-        writer = self._writers[connection]
-        pid = peer(writer.get_extra_info("socket"))[0]
-        log.warning("connection %d of process %d closed: %s", connection, pid, reason)
-        writer.transport.abort()
-
     def _welcome(self) -> wire.Welcome:
         return wire.Welcome(
             version=wire.VERSION,
@@ -403,7 +279,7 @@ class Server:
             instance=self._instance,
             devices=self._devices,
             device_ids=tuple(self._state.book.slots),
-            power=() if self._power is None else self._power.texts,
+            power=self._power,
         )
 
     def _quit(self, connection: int) -> None:
@@ -411,7 +287,7 @@ class Server:
         others = self._state.book.served - (client.role != "viewer")
         if others:
             reason = f"The broker still serves {others} other process(es)."
-            self._send(connection, wire.Refused(reason=reason))
+            self._doors.send(connection, wire.Refused(reason=reason))
         else:
             self._stop.set()
 
@@ -425,7 +301,7 @@ class Server:
             make_policy(spec.policy)
             known = await self._known(spec)
         except HermesError as error:
-            self._send(connection, wire.Refused(reason=str(error)))
+            self._doors.send(connection, wire.Refused(reason=str(error)))
             return
         if not self._is_served(spec.key):
             self._ledgers.keep(spec.key, spec.ledger_url)
@@ -479,7 +355,8 @@ class Server:
             elif isinstance(command, Withdraw):
                 self._outbox.drop({command.epoch})
             elif isinstance(command, SwitchPower):
-                self._switch(command)
+                assert self._switches is not None
+                self._switches.switch(command)
             elif isinstance(command, Kill):
                 log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
                 kill(command.pid)
@@ -520,18 +397,6 @@ class Server:
         """Leases of these studies whose holders have still to hear that they are to leave."""
         return away.unasked(self._state.book, self._outbox.unasked, studies, draining=draining)
 
-    def _send(self, connection: int, message: wire.FromBroker) -> None:
-        writer = self._writers.get(connection)
-        if writer is None or writer.is_closing():
-            return
-        if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
-            self._hang_up(connection, f"it does not read what it is sent: {_STOPPED}")
-            return
-        try:
-            writer.write(wire.frame(message))
-        except ProtocolError as error:
-            self._hang_up(connection, str(error))
-
     def _wind_up(self, now: float) -> None:
         due = self._state.next_wakeup(now)
         if self._timer is not None:
@@ -549,6 +414,16 @@ class Server:
         elif self._ticking is None or self._ticking.done():
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
+    def _switched(self, event: PowerSwitched) -> None:
+        self._apply(event)
+        if event.up:  # it can be granted once it was seen
+            seeing = asyncio.get_running_loop().create_task(self._see())
+            self._seeing.add(seeing)
+            seeing.add_done_callback(self._seeing.discard)
+
+    async def _see(self) -> None:
+        self._apply(await self._readings.read(self._own_pids()))
+
     async def _tick(self) -> None:
         await self._look()
         self._apply(Tick())
@@ -565,7 +440,7 @@ class Server:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS if self._idle_seconds is None else self._interval())
-            self._apply(await self._readings.read(self._own_pids()))
+            await self._see()
             if self._ledgers.pending:
                 self._last_busy = time.monotonic()
             quiet = time.monotonic() - self._last_busy
@@ -599,12 +474,12 @@ class Server:
     def _patience(self) -> float:
         """Whoever has started this process may take a while to connect."""
         assert self._idle_seconds is not None
-        return max(self._idle_seconds, 0.0 if self._last_connection else _HELLO_SECONDS)
+        return max(self._idle_seconds, 0.0 if self._doors.used else HELLO_SECONDS)
 
     async def _look(self) -> None:
         """See to it that what is decided next is decided by the memory that is free now."""
         if self._readings.has_gpus:
-            self._apply(await self._readings.read(self._own_pids()))
+            await self._see()
 
     def _own_pids(self) -> set[int]:
         book = self._state.book
@@ -625,7 +500,7 @@ class Server:
             await asyncio.sleep(FLUSH_SECONDS)
             self._ledgers.flush()
             self._ledgers.rest(self._state.book.studies)
-            self._hang_up_on_the_slow()
+            self._doors.hang_up_on_the_slow()
 
     async def _trim(self) -> None:
         while True:
@@ -644,12 +519,6 @@ def _unusable(message: wire.FromClient) -> str | None:
     return None
 
 
-def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Call it in the loop, from any thread; not after its end."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(call)
-
-
 def _proof(record: Write) -> int | str | None:
     """By what a message that waits for this record names it."""
     if isinstance(record, LeaseRecord):
@@ -662,15 +531,3 @@ def _proof(record: Write) -> int | str | None:
 def _other_version() -> str:
     pid = os.getpid()
     return f"This broker is of another version: when its studies have ended, `kill {pid}`."
-
-
-def _listen(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The folder is 0700 already; this closes the moment between bind and chmod as well.
-    mask = os.umask(0o177)
-    try:
-        sock.bind(str(path))
-    finally:
-        os.umask(mask)
-    sock.listen()  # at once: whoever sees the socket may connect
-    return sock

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from optuna_hermes.broker import OpenStudy, StudySpec, _server, connect, connect_or_start
+from optuna_hermes.broker import OpenStudy, StudySpec, _doors, connect, connect_or_start
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._server import Server
@@ -70,7 +70,7 @@ def test_half_a_frame_is_not_waited_for(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever begins to say something, and does not end it, is hung up on after a while."""
-    monkeypatch.setattr(_server, "FRAME_SECONDS", 0.2)
+    monkeypatch.setattr(_doors, "FRAME_SECONDS", 0.2)
 
     async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
         reader, writer = await connect()
@@ -89,7 +89,7 @@ def test_who_says_no_hello_is_not_waited_for(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that stays silent is closed, and so is one that says half a hello."""
-    monkeypatch.setattr(_server, "_HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(_doors, "HELLO_SECONDS", 0.2)
 
     async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
         for start in (b"", hello()[:-1]):
@@ -105,7 +105,7 @@ def test_connections_without_hello_are_not_piled_up(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One too many is closed at once; those who have said hello do not count."""
-    monkeypatch.setattr(_server, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(_doors, "MAX_STRANGERS", 2)
 
     async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
         known = [await connect() for _ in range(2)]
@@ -128,7 +128,7 @@ def test_who_reads_nothing_is_hung_up_on(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a client does not read fills the broker's memory up to a limit only."""
-    monkeypatch.setattr(_server, "MAX_UNREAD_BYTES", 1 << 16)
+    monkeypatch.setattr(_doors, "MAX_UNREAD_BYTES", 1 << 16)
 
     async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
         _, writer = await connect()

@@ -1,0 +1,13 @@
+"""Into the broker's event loop, from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+
+def soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Call it in the loop; not after its end."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
