@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from optuna_hermes._optuna import pruned, reported_steps, sign
+from optuna_hermes._turns import Turns
 from optuna_hermes.broker import session_of
-from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
-from optuna_hermes.suspend import Session, kept_rng, read, rng_state, set_rng_state
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.suspend import Session, rng_state, set_rng_state
 from optuna_hermes.suspend._named import Named
 from optuna_hermes.suspend._place import Place
-from optuna_hermes.suspend._saver import Saver
-from optuna_hermes.suspend._state import captured_graphs
-from optuna_hermes.suspend._storages import Gauge
-from optuna_hermes.suspend._tree import frozen
-
-_BEAT_SECONDS = 1.0
 
 Batch = TypeVar("Batch")
-
-log = logging.getLogger(__name__)
-
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def suspendable(trial: Any, /, **named: Any) -> Run:
@@ -63,34 +49,16 @@ def suspendable(trial: Any, /, **named: Any) -> Run:
     return Run(trial, named, session_of(trial))
 
 
-class Run:
+class Run(Turns):
     """A training loop that can be suspended; see ``suspendable``."""
 
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
-        self.value: float | None = None
-        """The value reported last."""
-        self._trial = trial
-        self._run = f"trial {getattr(trial, 'number', '?')}"
-        self._named = Named(named)
-        self._session = session
         self._epoch = 0
         self._n_epochs: int | None = None
-        self._batches = 0
-        self._unit = 0
         self._place = Place()
-        self._looped = self._due = False
+        self._looped = self._due = self._warned = False
         self._epoch_rng: dict[str, Any] = {}
-        self._reported: frozenset[int] = frozenset()
-        self._restored: dict[str, Any] | None = None
-        self._saver: Saver | None = None
-        self._stores = self._begun = self._unsaved = self._warned = False
-        self._gauge = Gauge()
-        self._busy = True
-        self._next_beat = -math.inf
-        if session is not None:
-            self._own(session)
-            self._reported = reported_steps(trial)
-            self._resume(session)
+        super().__init__(trial, Named(named), session)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -146,13 +114,13 @@ class Run:
             )
         self._due = False
         iterator = self._iterate(loader)
-        self._between_batches()
+        self._pass_point()
         for batch in iterator:
             yield batch
             del batch
             self._place.batch += 1
             self._batches += 1
-            self._between_batches()
+            self._pass_point()
 
     def report(self, value: float) -> None:
         """Report a value: after each epoch, or whenever there is one.
@@ -166,35 +134,13 @@ class Run:
                 f"run.report() must come after a batch of run.batches(), but {self._run} has "
                 "trained none: others could never have its device."
             )
-        value = self.value = float(value)
-        self._unit += 1
-        self._busy = self._unsaved = True
-        if self._unit not in self._reported:  # it may be trained again, after a crash
-            self._trial.report(value, step=self._unit)
-        if self._session is not None:
-            lower_is_better = sign(self._trial) * value
-            self._session.report(
-                unit=self._unit,
-                step=self._unit,
-                value=lower_is_better,
-                units_left=self._units_left(),
-            )
-        if self._trial.should_prune():
-            raise pruned(f"Pruned after unit {self._unit} at {value}.")
+        super().report(value)
 
     def _units_left(self) -> int | None:
         """Known where each epoch until now had one report."""
         if self._n_epochs is None or self._unit != self._epoch + 1:
             return None
         return self._n_epochs - self._unit
-
-    def beat(self) -> None:
-        """Say that the run is alive: for within a validation that takes minutes."""
-        session, now = self._session, time.monotonic()
-        if session is None or now < self._next_beat:
-            return
-        self._next_beat = now + _BEAT_SECONDS
-        session.beat(self._batches, self._gauge.read(self._named.roots()))
 
     # -- between two batches -------------------------------------------------------------------
 
@@ -212,131 +158,30 @@ class Run:
             self._place.batch = 0
             return iter(loader)
         iterator = self._place.iterate(loader, None if restored is None else restored["place"])
-        self._watch(session)
+        self._watch(session, self._place.problem)
         return iterator
 
-    def _watch(self, session: Session) -> None:
-        problem = self._place.problem
-        if session.checkpoint_dir is None:
-            problem = "it has no folder for checkpoints"
-        if problem is not None and not self._begun:
-            log.info("The run of %s can only wait in memory: %s.", self._run, problem)
-        self._stores = problem is None
-        if self._stores and self._saver is None:
-            self._saver = Saver(session, self._run)
-
-    def _between_batches(self) -> None:
-        session = self._session
-        if session is None:
-            return
-        if self._busy or session.must_yield:
-            self._attend(session)
-        if time.monotonic() >= self._next_beat:
-            self.beat()
-
-    def _attend(self, session: Session) -> None:
-        if not self._begun:
-            self._begun = True
-            self._restore()
-            session.training(stores=self._stores)
-        saver = self._saver
-        if saver is not None:
-            saver.finish(wait=False)
-        if self._stores and self._place.batch == self._place.length:
-            return  # what follows may need the last batch's loss, which would not come back
-        if session.must_yield:
-            self._park(session)
-        if self._unsaved and self._stores and saver is not None:
-            saver.begin(self._dump(rng_state()), units=self._unit)
-            self._unsaved = False
-        self._busy = saver is not None and saver.busy
-
-    def _park(self, session: Session) -> None:
-        with kept_rng() as rng:
-            session.park(_Point(self, rng))
-        if self._saver is not None and self._saver.behind:
-            self._busy = self._unsaved = True
-        session.training(stores=self._stores)
+    def _waits(self) -> bool:
+        # What follows may need the last batch's loss, which would not come back.
+        return self._place.batch == self._place.length
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
-        warning = self._place.warning
-        if warning is not None and not self._warned:
-            self._warned = True
-            log.warning("%s: %s", self._run.capitalize(), warning)
+    def _warning(self) -> str | None:
+        warning = None if self._warned else self._place.warning
+        self._warned = self._warned or warning is not None
+        return warning
+
+    def _where(self) -> dict[str, Any]:
         return {
-            "named": self._named.state_dict(),
             "place": self._place.state_dict(),
             "epoch": self._epoch,
-            "batches": self._batches,
-            "unit": self._unit,
-            "value": self.value,
             "epoch_rng": self._epoch_rng,
-            "rng": rng,
         }
 
-    def _resume(self, session: Session) -> None:
-        found = read(session.checkpoints, self._run, session.checkpoint_dir)
-        if found is None:
-            return
-        state, tree = found
-        try:
-            self._load(frozen(tree))  # a copy: it is loaded again, right before the next batch
-        except SuspendError as error:
-            raise CheckpointError(
-                f"Checkpoint {state.path} of {self._run} must fit the objects that are named, but "
-                f"{error}. Make the same ones whenever the objective runs."
-            ) from error
-        self._restored = tree
-
-    def _restore(self) -> None:
-        """Undo what the objective has done since."""
-        tree, self._restored = self._restored, None
-        if tree is not None:
-            self._load(tree)
-            set_rng_state(tree["rng"])
-
-    def _load(self, tree: dict[str, Any]) -> None:
-        self._named.load_state_dict(tree["named"])
-        self._epoch, self._batches = tree["epoch"], tree["batches"]
-        self._unit, self.value = tree["unit"], tree["value"]
-
-    def _own(self, session: Session) -> None:
-        if session in _sessions:
-            raise InvalidInputError(
-                f"suspendable() must be called once in an objective, but {self._run} calls it "
-                "again: name all objects in one call."
-            )
-        _sessions.add(session)
+    def _be_at(self, tree: dict[str, Any]) -> None:
+        self._epoch = tree["epoch"]
 
     def _leave(self) -> None:
-        try:
-            if self._saver is not None:
-                self._saver.finish(wait=True)
-        except CheckpointError as error:
-            log.warning("%s", error)  # the run has ended by itself, or with a worse error
+        super()._leave()
         self._place.leave()
-
-
-class _Point:
-    """A run between two batches (``suspend.State``)."""
-
-    def __init__(self, run: Run, rng: dict[str, Any]) -> None:
-        self.name = run._run
-        self.units = run._unit
-        self.stores = run._stores
-        self.moves = not captured_graphs()
-        self._run = run
-        self._rng = rng
-
-    def ended(self) -> bool:
-        return False
-
-    def roots(self) -> Iterable[object]:
-        return self._run._named.roots()
-
-    def dump(self) -> dict[str, Any]:
-        if self._run._saver is not None:
-            self._run._saver.finish(wait=True)  # one checkpoint at a time, and in their order
-        return self._run._dump(self._rng)

@@ -1,0 +1,251 @@
+"""What every training that takes turns does at its clean points, whatever it trains."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from optuna_hermes._optuna import pruned, reported_steps, sign
+from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
+from optuna_hermes.suspend import (
+    Session,
+    StoredState,
+    kept_rng,
+    read,
+    rng_state,
+    set_rng_state,
+)
+from optuna_hermes.suspend._named import Named
+from optuna_hermes.suspend._saver import Saver
+from optuna_hermes.suspend._state import captured_graphs
+from optuna_hermes.suspend._storages import Gauge
+from optuna_hermes.suspend._tree import frozen
+
+_BEAT_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Turns:
+    """A run that reports, lets others have its device at clean points, and comes back to them.
+
+    Whoever trains says how far it is by ``_where``, goes back there by ``_be_at``, and calls
+    ``_pass_point`` at each clean point.
+
+    Args:
+        trial: the ``optuna.Trial`` of this run.
+        named: all that the training changes.
+        session: None where nobody schedules the trials.
+    """
+
+    _maker: ClassVar[str] = "suspendable()"
+    """How users make it, as a message names it."""
+    _moves = True
+    """Whether all that it holds on its device are tensors of torch, which may be moved."""
+
+    def __init__(self, trial: Any, named: Named, session: Session | None) -> None:
+        self.value: float | None = None
+        """The value reported last."""
+        self._trial = trial
+        self._run = f"trial {getattr(trial, 'number', '?')}"
+        self._named = named
+        self._session = session
+        self._batches = 0
+        self._unit = 0
+        self._reported: frozenset[int] = frozenset()
+        self._restored: dict[str, Any] | None = None
+        self._saver: Saver | None = None
+        self._stores = self._begun = self._unsaved = False
+        self._gauge = Gauge()
+        self._busy = True
+        self._next_beat = -math.inf
+        if session is not None:
+            self._own(session)
+            self._reported = reported_steps(trial)
+            self._resume(session)
+
+    def report(self, value: float) -> None:
+        """Report a value: after each epoch, or whenever there is one.
+
+        Raises:
+            TrialPruned: the study's pruner says so.
+        """
+        value = self.value = float(value)
+        self._unit += 1
+        self._busy = self._unsaved = True
+        if self._unit not in self._reported:  # it may be trained again, after a crash
+            self._trial.report(value, step=self._unit)
+        if self._session is not None:
+            lower_is_better = sign(self._trial) * value
+            self._session.report(
+                unit=self._unit,
+                step=self._unit,
+                value=lower_is_better,
+                units_left=self._units_left(),
+            )
+        if self._trial.should_prune():
+            raise pruned(f"Pruned after unit {self._unit} at {value}.")
+
+    def beat(self) -> None:
+        """Say that the run is alive: for within a validation that takes minutes."""
+        session, now = self._session, time.monotonic()
+        if session is None or now < self._next_beat:
+            return
+        self._next_beat = now + _BEAT_SECONDS
+        session.beat(self._batches, self._gauge.read(self._named.roots()))
+
+    # -- what differs --------------------------------------------------------------------------
+
+    def _where(self) -> dict[str, Any]:
+        """How far the training is, as a tree of plain values and tensors."""
+        raise NotImplementedError
+
+    def _be_at(self, tree: dict[str, Any]) -> None:
+        """Go on from where ``_where`` said."""
+        raise NotImplementedError
+
+    def _units_left(self) -> int | None:
+        """Units until the end, None if unknown."""
+        return None
+
+    def _waits(self) -> bool:
+        """Whether the run goes on to its next clean point although it stores."""
+        return False
+
+    def _warning(self) -> str | None:
+        """What cannot be brought back exactly, None if all can."""
+        return None
+
+    # -- at a clean point ----------------------------------------------------------------------
+
+    def _watch(self, session: Session, problem: str | None) -> None:
+        """Say why the run cannot be stored, None if it can."""
+        if session.checkpoint_dir is None:
+            problem = "it has no folder for checkpoints"
+        if problem is not None and not self._begun:
+            log.info("The run of %s can only wait in memory: %s.", self._run, problem)
+        self._stores = problem is None
+        if self._stores and self._saver is None:
+            self._saver = Saver(session, self._run)
+
+    def _pass_point(self) -> None:
+        session = self._session
+        if session is None:
+            return
+        if self._busy or session.must_yield:
+            self._attend(session)
+        if time.monotonic() >= self._next_beat:
+            self.beat()
+
+    def _attend(self, session: Session) -> None:
+        if not self._begun:
+            self._begun = True
+            self._restore()
+            session.training(stores=self._stores)
+        saver = self._saver
+        if saver is not None:
+            saver.finish(wait=False)
+        if self._stores and self._waits():
+            return
+        if session.must_yield:
+            self._park(session)
+        if self._unsaved and self._stores and saver is not None:
+            saver.begin(self._dump(rng_state()), units=self._unit)
+            self._unsaved = False
+        self._busy = saver is not None and saver.busy
+
+    def _park(self, session: Session) -> None:
+        with kept_rng() as rng:
+            session.park(_Point(self, rng))
+        if self._saver is not None and self._saver.behind:
+            self._busy = self._unsaved = True
+        session.training(stores=self._stores)
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
+        warning = self._warning()
+        if warning is not None:
+            log.warning("%s: %s", self._run.capitalize(), warning)
+        return {
+            "named": self._named.state_dict(),
+            **self._where(),
+            "batches": self._batches,
+            "unit": self._unit,
+            "value": self.value,
+            "rng": rng,
+        }
+
+    def _find(self, session: Session) -> tuple[StoredState, Any] | None:
+        """The newest checkpoint that can be used."""
+        return read(session.checkpoints, self._run, session.checkpoint_dir)
+
+    def _resume(self, session: Session) -> None:
+        found = self._find(session)
+        if found is None:
+            return
+        state, tree = found
+        try:
+            self._load(frozen(tree))  # a copy: it is loaded again, right before the next batch
+        except SuspendError as error:
+            raise CheckpointError(
+                f"Checkpoint {state.path} of {self._run} must fit the objects that are named, but "
+                f"{error}. Make the same ones whenever the objective runs."
+            ) from error
+        self._restored = tree
+
+    def _restore(self) -> None:
+        """Undo what the objective has done since."""
+        tree, self._restored = self._restored, None
+        if tree is not None:
+            self._load(tree)
+            set_rng_state(tree["rng"])
+
+    def _load(self, tree: dict[str, Any]) -> None:
+        self._named.load_state_dict(tree["named"])
+        self._be_at(tree)
+        self._batches, self._unit, self.value = tree["batches"], tree["unit"], tree["value"]
+
+    def _own(self, session: Session) -> None:
+        if session in _sessions:
+            raise InvalidInputError(
+                f"{self._maker} must be called once in an objective, but {self._run} calls it "
+                "again: name all objects in one call."
+            )
+        _sessions.add(session)
+
+    def _leave(self) -> None:
+        try:
+            if self._saver is not None:
+                self._saver.finish(wait=True)
+        except CheckpointError as error:
+            log.warning("%s", error)  # the run has ended by itself, or with a worse error
+
+
+class _Point:
+    """A run at a clean point (``suspend.State``)."""
+
+    def __init__(self, turns: Turns, rng: dict[str, Any]) -> None:
+        self.name = turns._run
+        self.units = turns._unit
+        self.stores = turns._stores
+        self.moves = turns._moves and not captured_graphs()
+        self._turns = turns
+        self._rng = rng
+
+    def ended(self) -> bool:
+        return False
+
+    def roots(self) -> Iterable[object]:
+        return self._turns._named.roots()
+
+    def dump(self) -> dict[str, Any]:
+        if self._turns._saver is not None:
+            self._turns._saver.finish(wait=True)  # one checkpoint at a time, and in their order
+        return self._turns._dump(self._rng)
