@@ -1,0 +1,243 @@
+"""Suspend and resume a LightGBM training between any two rounds."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import lightgbm
+import numpy as np
+from lightgbm.basic import EvalResult, _InnerPredictor
+from lightgbm.callback import CallbackEnv
+
+from optuna_hermes._boosting import Rounds, watched
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.suspend import Session
+
+log = logging.getLogger(__name__)
+
+_RARELY = 1 << 20
+"""A ``bagging_freq`` that is never reached: rows are drawn when they are asked for."""
+
+_INEXACT = {
+    "boosting": ("gbdt", "changes earlier trees, or counts rounds from where it was begun"),
+    "data_sample_strategy": ("bagging", "counts rounds from where it was begun"),
+    "tree_learner": ("serial", "trains in several processes"),
+    "linear_tree": ("0", "predicts with other roundings than it trains"),
+    "use_quantized_grad": ("0", "draws random numbers that no model keeps"),
+    "bagging_by_query": ("0", "draws random numbers that no model keeps"),
+    "cegb_penalty_feature_lazy": ("", "keeps which features it has paid for"),
+    "cegb_penalty_feature_coupled": ("", "keeps which features it has paid for"),
+    "lambdarank_position_bias_regularization": ("0", "keeps what it has learned of positions"),
+}
+"""The one value of a parameter with which a model's text is the whole of it, and what others do."""
+
+
+class HermesCallback:
+    """Reports a run every few rounds, and lets other runs have its device between rounds.
+
+    Under ``optuna_hermes.optimize`` the run is suspended when its slice is over and goes on later
+    as if nothing had happened, in this process or in another one: with the same trees, bit for
+    bit on a CPU. Under plain Optuna it reports to the trial and asks the study's pruner.
+
+    Rows and columns are drawn from the seeds and the number of the round, so that a run that comes
+    back draws the same ones. To come back in another process the data are predicted once, so a
+    ``Dataset`` must keep them: ``free_raw_data=False``. Else the run waits in memory only.
+
+    Args:
+        trial: the ``optuna.Trial`` of this run.
+        monitor: name of an evaluated value, the data's and the metric's:
+            ``"valid_0-binary_logloss"``.
+        report_interval: how many rounds are one unit of the run.
+
+    Raises:
+        MonitorError: in training, when there is no value of this name.
+
+    Example:
+        .. code-block:: python
+
+            def objective(trial):
+                params = {"eta": trial.suggest_float("eta", 0.01, 0.3, log=True), "num_threads": 1}
+                hermes = HermesCallback(trial, "valid_0-l2")
+                train = lightgbm.Dataset(x, y, free_raw_data=False)
+                valid = train.create_valid(x_valid, y_valid)
+                lightgbm.train(params, train, 200, valid_sets=[valid], callbacks=[hermes])
+                return hermes.value
+    """
+
+    before_iteration = True
+    order = -(1 << 20)  # before others that change parameters
+
+    def __init__(
+        self,
+        trial: Any,
+        monitor: str,
+        *,
+        report_interval: int = 10,
+        _session: Session | None = None,
+    ) -> None:
+        self._rounds = Rounds(trial, monitor, report_interval, _session)
+
+    @property
+    def value(self) -> float | None:
+        """The monitored value after the last round."""
+        return self._rounds.value
+
+    def __call__(self, env: CallbackEnv) -> None:
+        """Before each round: others may have the device."""
+        number = env.iteration - env.begin_iteration
+        model = self._begin(env) if number == 0 else env.model
+        assert isinstance(model, _Watched)
+        if not model._evaluated:
+            self._rounds.end_round(None, {})  # there is no data to evaluate with
+        self._rounds.begin_round(number)
+        model._begin_round(number)
+
+    def _begin(self, env: CallbackEnv) -> _Watched:
+        model, rounds = env.model, self._rounds
+        if not isinstance(model, lightgbm.Booster):
+            raise InvalidInputError(
+                f"HermesCallback must be given to lightgbm.train but is in a "
+                f"{type(model).__name__}: lightgbm.cv cannot be suspended."
+            )
+        params = _parameters(model)
+        rounds.begin(
+            lambda: model.model_to_string(num_iteration=-1).encode(),
+            _why_not_stored(model, params, env.begin_iteration),
+            env.end_iteration - env.begin_iteration,
+        )
+        if rounds._stores and params["force_row_wise"] == params["force_col_wise"] == "0":
+            log.warning(
+                "The run of %s may differ in the last bits: LightGBM chooses the order of its sums "
+                "by a race. Give it force_row_wise=True, or force_col_wise=True.",
+                rounds._run,
+            )
+        if rounds.model is not None:
+            _go_on(model, env.params, rounds.model.decode())
+        watched[model] = rounds
+        model.__class__ = _Watched
+        assert isinstance(model, _Watched)
+        model._seeds = _Seeds(params)
+        return model
+
+
+class _Seeds:
+    """What a round draws its random numbers from, whatever was drawn before it."""
+
+    def __init__(self, params: dict[str, str]) -> None:
+        names = ("bagging_seed", "feature_fraction_seed", "extra_seed")
+        self._seeds = {name: int(params[name]) for name in names}
+        self._freq = int(params["bagging_freq"])
+        self._odd = False
+        self._now: dict[str, int] = {}
+
+    def of_round(self, number: int) -> dict[str, int]:
+        """Parameters for a round; rows are drawn again after each ``bagging_freq``."""
+        turns = dict.fromkeys(self._seeds, number)
+        if self._freq:
+            turns["bagging_seed"] = number // self._freq
+        self._now = {name: _seed(seed, turns[name]) for name, seed in self._seeds.items()}
+        return self._now
+
+    def again(self) -> dict[str, int]:
+        """Parameters for whenever others are changed: rows are drawn only where some differ."""
+        self._odd = not self._odd
+        return {**self._now, "bagging_freq": _RARELY + self._odd} if self._freq else self._now
+
+
+class _Watched(lightgbm.Booster):
+    """A booster that has rounds already of which its training does not know."""
+
+    _seeds: _Seeds
+    _number = -1
+    _evaluated = True
+
+    def _begin_round(self, number: int) -> None:
+        self._number, self._evaluated = number, False
+        self._train_said: list[EvalResult] = []
+        self._seeds.of_round(number)
+        self.reset_parameter({})
+
+    def reset_parameter(self, params: dict[str, Any]) -> lightgbm.Booster:
+        super().reset_parameter({**params, **self._seeds.again()})
+        return self
+
+    def update(self, *args: Any, **kwargs: Any) -> bool:
+        return self._told() is None and bool(super().update(*args, **kwargs))
+
+    def eval_train(self, feval: Any = None) -> list[EvalResult]:
+        told = self._told()
+        if told is not None:
+            return _rows(told["train"])
+        self._train_said = super().eval_train(feval)
+        return self._train_said
+
+    def eval_valid(self, feval: Any = None) -> list[EvalResult]:
+        told = self._told()
+        if told is not None:
+            self._evaluated = True
+            return _rows(told["valid"])
+        said = super().eval_valid(feval)
+        rounds = watched.get(self)
+        if rounds is not None and not self._evaluated:
+            self._evaluated = True
+            all_said = [*self._train_said, *said]
+            plain = {"train": _plain(self._train_said), "valid": _plain(said)}
+            rounds.end_round(plain, {f"{row[0]}-{row[1]}": float(row[2]) for row in all_said})
+        return said
+
+    def _told(self) -> Any:
+        rounds = watched.get(self)
+        return None if rounds is None else rounds.told(self._number)
+
+
+def _go_on(model: lightgbm.Booster, params: dict[str, Any], text: str) -> None:
+    """Make a booster that is in training what another one was, and has written."""
+    before = lightgbm.Booster(model_str=text)
+    predictor = _InnerPredictor.from_booster(before, pred_parameter={})
+    vars(predictor)["source"] = before  # it must live as long
+    for data in (model.train_set, *model.valid_sets):
+        data._set_predictor(predictor)
+    fresh = lightgbm.Booster({**params, **model.params}, model.train_set)
+    for data, name in zip(model.valid_sets, model.name_valid_sets, strict=True):
+        fresh.add_valid(data, name)
+    model._handle, fresh._handle = fresh._handle, model._handle
+    model.train_set_version = fresh.train_set_version
+    vars(model)["_Booster__init_predictor"] = predictor
+
+
+def _why_not_stored(
+    model: lightgbm.Booster, params: dict[str, str], begin_iteration: int
+) -> str | None:
+    """Why a booster could not go on in another process with the same trees."""
+    sets = (model.train_set, *model.valid_sets)
+    if begin_iteration:
+        return "it goes on from an init_model"
+    if any(data.data is None or isinstance(data.data, str) for data in sets):
+        return "its Datasets do not keep their data: give them free_raw_data=False"
+    if any(data.get_init_score() is not None for data in sets):
+        return "its Datasets have an init_score"
+    if params["objective"] == "rank_xendcg":
+        return "its objective draws random numbers that no model keeps"
+    for name, (exact, reason) in _INEXACT.items():
+        if params[name] != exact:
+            return f"with {name}={params[name]} LightGBM {reason}"
+    return None
+
+
+def _parameters(model: lightgbm.Booster) -> dict[str, str]:
+    """All parameters of a booster, under the names that LightGBM itself uses."""
+    return dict(re.findall(r"^\[(\w+): (.*)\]$", model.model_to_string(), re.MULTILINE))
+
+
+def _seed(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)
+
+
+def _plain(rows: list[EvalResult]) -> list[list[Any]]:
+    return [[str(row[0]), str(row[1]), float(row[2]), bool(row[3])] for row in rows]
+
+
+def _rows(plain: list[list[Any]]) -> list[EvalResult]:
+    return [EvalResult(*row) for row in plain]

@@ -1,0 +1,144 @@
+"""Suspend and resume an XGBoost training between any two rounds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import xgboost
+from xgboost.callback import TrainingCallback
+
+from optuna_hermes._boosting import Rounds, watched
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.suspend import Session
+
+
+class HermesCallback(TrainingCallback):
+    """Reports a run every few rounds, and lets other runs have its device between rounds.
+
+    Under ``optuna_hermes.optimize`` the run is suspended when its slice is over and goes on later
+    as if nothing had happened, in this process or in another one: with the same trees, bit for
+    bit on a CPU. Under plain Optuna it reports to the trial and asks the study's pruner.
+
+    Rows and columns are drawn from the seed and the number of the round (``seed_per_iteration``),
+    so that a run that comes back draws the same ones.
+
+    Args:
+        trial: the ``optuna.Trial`` of this run.
+        monitor: name of an evaluated value, the data's and the metric's: ``"valid-logloss"``.
+        report_interval: how many rounds are one unit of the run.
+
+    Raises:
+        MonitorError: in training, when there is no value of this name.
+
+    Example:
+        .. code-block:: python
+
+            def objective(trial):
+                params = {"eta": trial.suggest_float("eta", 0.01, 0.3, log=True), "nthread": 1}
+                hermes = HermesCallback(trial, "valid-logloss")
+                xgboost.train(params, train, 200, evals=[(valid, "valid")], callbacks=[hermes])
+                return hermes.value
+    """
+
+    def __init__(
+        self,
+        trial: Any,
+        monitor: str,
+        *,
+        report_interval: int = 10,
+        _session: Session | None = None,
+    ) -> None:
+        super().__init__()
+        self._rounds = Rounds(trial, monitor, report_interval, _session)
+
+    @property
+    def value(self) -> float | None:
+        """The monitored value after the last round."""
+        return self._rounds.value
+
+    def before_training(self, model: Any) -> Any:
+        """Watch the booster from here on."""
+        if not isinstance(model, xgboost.Booster):
+            raise InvalidInputError(
+                f"HermesCallback must be given to xgboost.train but is in a {type(model).__name__}:"
+                " xgboost.cv cannot be suspended."
+            )
+        rounds = self._rounds
+        rounds.begin(lambda: bytes(model.save_raw("ubj")), _why_not_stored(model))
+        watched[model] = rounds
+        model.__class__ = _Watched
+        return model
+
+    def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        """Others may have the device; a run that comes back has the booster it had."""
+        rounds = self._rounds
+        if epoch == 0:  # not before: other callbacks have counted the rounds that it has
+            if rounds.model is not None:
+                _go_on(model, rounds.model)
+            model.set_param({"seed_per_iteration": True})
+        rounds.begin_round(epoch)
+        if rounds.told(epoch) is None:
+            # Sampled columns come from a generator that no model keeps: it is made anew from the
+            # seed of the round, whether or not the run has been away.
+            model.load_config(model.save_config())
+        return False
+
+    def after_training(self, model: Any) -> Any:
+        """Leave the booster as it was."""
+        watched.pop(model, None)
+        model.__class__ = xgboost.Booster
+        self._rounds._leave()
+        return model
+
+
+class _Watched(xgboost.Booster):
+    """A booster that has rounds already of which its training does not know."""
+
+    def update(self, dtrain: Any, iteration: int, fobj: Any = None) -> None:
+        rounds = watched.get(self)
+        if rounds is None or rounds.told(iteration) is None:
+            super().update(dtrain, iteration, fobj)
+
+    def eval_set(self, evals: Any, iteration: int = 0, *args: Any, **kwargs: Any) -> str:
+        rounds = watched.get(self)
+        told = None if rounds is None else rounds.told(iteration)
+        if told is not None:
+            return str(told)
+        said = str(super().eval_set(evals, iteration, *args, **kwargs))
+        if rounds is not None:
+            rounds.end_round(said, _values(said))
+        return said
+
+
+def _go_on(model: xgboost.Booster, saved: bytes) -> None:
+    """Make a booster that is in training what another one was; its parameters stay its own."""
+    config = json.loads(model.save_config())
+    model.load_model(bytearray(saved))  # what was not saved with the model is as by default now
+    loaded = json.loads(model.save_config())
+    for of_model, present in zip(_of_model(config), _of_model(loaded), strict=True):
+        of_model.update(present)
+    model.load_config(json.dumps(config))
+
+
+def _of_model(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a configuration tells of the model itself."""
+    learner = config["learner"]
+    booster = learner["gradient_booster"]
+    trees = booster.get("gbtree", booster).get("gbtree_model_param", {})  # linear ones have none
+    return [learner["learner_model_param"], trees]
+
+
+def _values(said: str) -> dict[str, float]:
+    """The values in a line as XGBoost prints it: ``[7]\\ttrain-logloss:0.4\\tvalid-auc:0.9``."""
+    pairs = (part.rpartition(":") for part in said.split()[1:])
+    return {name: float(value) for name, _, value in pairs}
+
+
+def _why_not_stored(model: xgboost.Booster) -> str | None:
+    """Why a booster could not go on in another process with the same trees."""
+    config = json.loads(model.save_config())["learner"]["gradient_booster"]
+    trees = config.get("gbtree", config).get("gbtree_train_param", {})  # linear ones have none
+    if trees.get("process_type") == "update":
+        return "it changes the trees of another model (process_type=update)"
+    return None

@@ -1,0 +1,394 @@
+"""A suspended boosting is, bit for bit, the boosting that was never suspended.
+
+As a script, this file is the next process of a run: ``test_boosting.py FOLDER CASE``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import optuna
+import pytest
+from sklearn.datasets import load_breast_cancer, load_iris
+
+from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
+from optuna_hermes.model import TierName
+from optuna_hermes.suspend import StoredState
+from optuna_hermes.testing import FakeSession
+
+lightgbm = pytest.importorskip("lightgbm")
+xgboost = pytest.importorskip("xgboost")
+
+from optuna_hermes.lightgbm import HermesCallback as LightGBMCallback  # noqa: E402
+from optuna_hermes.xgboost import HermesCallback as XGBoostCallback  # noqa: E402
+
+ROUNDS = 20
+LIGHTGBM = {"num_threads": 1, "verbosity": -1, "deterministic": True, "force_row_wise": True}
+ROWS = {"bagging_fraction": 0.6, "bagging_freq": 3}
+COLUMNS = {"colsample_bytree": 0.7, "colsample_bylevel": 0.7, "colsample_bynode": 0.7}
+
+
+class End(NamedTuple):
+    """All that a training leaves."""
+
+    trees: str
+    said: Any
+    best: int | None
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "xgboost-plain": {},
+    "xgboost-rows": {"subsample": 0.6},
+    "xgboost-columns": {"subsample": 0.8, **COLUMNS},
+    "xgboost-approx": {"tree_method": "approx", "subsample": 0.6, **COLUMNS},
+    "xgboost-exact": {"tree_method": "exact", "subsample": 0.6, "colsample_bytree": 0.7},
+    "xgboost-forest": {"num_parallel_tree": 2, "subsample": 0.6},
+    "xgboost-dart": {"booster": "dart", "rate_drop": 0.3, "skip_drop": 0.3},
+    "xgboost-linear": {"booster": "gblinear"},
+    "xgboost-classes": {"objective": "multi:softprob", "num_class": 3, "subsample": 0.6},
+    "xgboost-gradients": {"sampling_method": "uniform", "max_delta_step": 1, "subsample": 0.5},
+    "lightgbm-plain": {},
+    "lightgbm-rows": ROWS,
+    "lightgbm-rows-of-a-class": {
+        "pos_bagging_fraction": 0.5,
+        "neg_bagging_fraction": 0.9,
+        "bagging_freq": 1,
+    },
+    "lightgbm-columns": {"feature_fraction": 0.6, "feature_fraction_bynode": 0.7, **ROWS},
+    "lightgbm-extra": {"extra_trees": True},
+    "lightgbm-classes": {"objective": "multiclass", "num_class": 3, **ROWS},
+    "lightgbm-quantile": {"objective": "quantile", "alpha": 0.3, **ROWS},
+}
+SOME = ["xgboost-columns", "lightgbm-columns"]
+
+
+@functools.cache
+def data(case: str) -> tuple[Any, Any, Any, Any]:
+    x, y = (load_iris if "classes" in case else load_breast_cancer)(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    n = len(x) * 3 // 4
+    return x[order[:n]], y[order[:n]], x[order[n:]], y[order[n:]]
+
+
+def matrix() -> Any:
+    return xgboost.DMatrix([[1.0], [2.0]], [1.0, 2.0])
+
+
+class Ticks(xgboost.callback.TrainingCallback):
+    """Tells a session of each round that is trained in this process."""
+
+    def __init__(self, session: FakeSession | None, first: int) -> None:
+        self._session = session
+        self._first = first
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        if self._session is not None and epoch >= self._first:
+            self._session.tick()
+        return False
+
+    def __call__(self, env: Any) -> None:
+        self.after_iteration(env.model, env.iteration, None)
+
+
+def train(
+    session: FakeSession | None,
+    case: str = "xgboost-plain",
+    *,
+    trial: Any = None,
+    monitor: str | None = None,
+    **options: Any,
+) -> tuple[Any, End]:
+    """One process of a run, as a user would write it."""
+    by = xgboost_train if case.startswith("xgboost") else lightgbm_train
+    trial = trial or optuna.create_study().ask()
+    return by(session, case, trial, monitor, **options)
+
+
+def xgboost_train(
+    session: FakeSession | None,
+    case: str,
+    trial: Any,
+    monitor: str | None,
+    *,
+    params: Any = None,
+    patience: int = 50,
+    rate: float = 0.3,
+) -> tuple[Any, End]:
+    x, y, x_valid, y_valid = data(case)
+    train, valid = xgboost.DMatrix(x, y), xgboost.DMatrix(x_valid, y_valid)
+    given = {"nthread": 1, "objective": "binary:logistic", **CASES[case], **(params or {})}
+    metric = "mlogloss" if "classes" in case else "logloss"
+    hermes = XGBoostCallback(
+        trial, monitor or f"valid-{metric}", report_interval=5, _session=session
+    )
+    rates = xgboost.callback.LearningRateScheduler(lambda number: rate * 0.95**number)
+    said: dict[str, Any] = {}
+    booster = xgboost.train(
+        given,
+        train,
+        ROUNDS,
+        evals=[(train, "train"), (valid, "valid")],
+        evals_result=said,
+        verbose_eval=False,
+        early_stopping_rounds=patience,
+        callbacks=[hermes, rates, Ticks(session, hermes._rounds._trained)],
+    )
+    trees = bytes(booster.save_raw("json")).decode()
+    return hermes, End(trees, said, booster.best_iteration)
+
+
+def lightgbm_train(
+    session: FakeSession | None,
+    case: str,
+    trial: Any,
+    monitor: str | None,
+    *,
+    params: Any = None,
+    patience: int = 50,
+    rate: float = 0.3,
+    free: bool = False,
+) -> tuple[Any, End]:
+    x, y, x_valid, y_valid = data(case)
+    given = {"objective": "binary", **LIGHTGBM, **CASES[case], **(params or {})}
+    train = lightgbm.Dataset(x, y, free_raw_data=free)
+    valid = train.create_valid(x_valid, y_valid)
+    metric = given.get("metric", {"multiclass": "multi_logloss"}.get(given["objective"]))
+    metric = metric or {"quantile": "quantile"}.get(given["objective"], "binary_logloss")
+    hermes = LightGBMCallback(
+        trial, monitor or f"valid_0-{metric}", report_interval=5, _session=session
+    )
+    said: dict[str, Any] = {}
+    first = hermes._rounds._trained
+    booster = lightgbm.train(
+        given,
+        train,
+        ROUNDS,
+        valid_sets=[valid, train],
+        callbacks=[
+            lightgbm.record_evaluation(said),
+            lightgbm.reset_parameter(learning_rate=lambda number: rate * 0.95**number),
+            *([lightgbm.early_stopping(patience, verbose=False)] if patience else []),
+            hermes,
+            Ticks(session, first),
+        ],
+    )
+    text = booster.model_to_string(num_iteration=-1).partition("\nparameters:")[0]
+    # A tree without a split has its weight in the text only until it is read again.
+    lines = [line for line in text.splitlines() if not line.startswith(("leaf_weight", "tree_siz"))]
+    return hermes, End("\n".join(lines), said, booster.best_iteration)
+
+
+@functools.cache
+def expected(case: str) -> End:
+    """What the run that is never suspended leaves."""
+    return train(FakeSession(), case)[1]
+
+
+def suspended(session: FakeSession, case: str, **options: Any) -> FakeSession:
+    """Train until the run is put on disk, and give the session of its next process."""
+    with pytest.raises(Suspended):
+        train(session, case, **options)
+    return session.again()
+
+
+def scramble() -> None:
+    random.seed(5)
+    np.random.seed(5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_disk(case: str, tmp_path: Path) -> None:
+    """Two suspensions to disk, neither at the end of a unit, leave no trace."""
+    session = suspended(FakeSession({7: "disk"}, checkpoint_dir=tmp_path), case)
+    session = suspended(session.again({4: "disk"}), case)
+    assert train(session, case)[1] == expected(case)
+
+
+@pytest.mark.parametrize("case", SOME)
+@pytest.mark.parametrize("tiers", [(), ("disk",)])
+def test_memory(case: str, tiers: tuple[TierName, ...], tmp_path: Path) -> None:
+    """A run that waits in its process, also one that is put on disk later, goes on as it was."""
+    session = FakeSession(
+        {8: "resident"}, checkpoint_dir=tmp_path, while_parked=scramble, evicts=tiers
+    )
+    if tiers:
+        session = suspended(session, case)
+    assert train(session, case)[1] == expected(case)
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_host_memory_is_no_place_for_a_booster(case: str, tmp_path: Path) -> None:
+    """What a library holds outside of torch cannot be moved: the run goes to disk instead."""
+    session = FakeSession({8: "host"}, checkpoint_dir=tmp_path)
+    again = suspended(session, case)
+    assert session.parks == ["disk"]
+    assert train(again, case)[1] == expected(case)
+
+
+@pytest.mark.parametrize("case", ["xgboost-rows", "lightgbm-rows"])
+def test_early_stopping(case: str, tmp_path: Path) -> None:
+    """What counts the rounds without progress counts on, and chooses the same round."""
+    whole = train(FakeSession(), case, rate=3.0, patience=3)[1]
+    assert whole.best is not None
+    assert whole.best + 3 < ROUNDS - 1, "it stops early"
+    session = FakeSession({whole.best + 2: "disk"}, checkpoint_dir=tmp_path)
+    session = suspended(session, case, rate=3.0, patience=3)
+    assert train(session, case, rate=3.0, patience=3)[1] == whole
+
+
+def test_new_process(tmp_path: Path) -> None:
+    """A run goes on in another process as in its first one."""
+    for case in SOME:
+        session = suspended(FakeSession({9: "disk"}, checkpoint_dir=tmp_path / case), case)
+        state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
+        (tmp_path / case / "state.json").write_text(json.dumps(state))
+    command = [sys.executable, __file__, str(tmp_path), *SOME]
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for case in SOME:
+        end = json.loads((tmp_path / case / "end.json").read_text())
+        assert end == json.loads(json.dumps(expected(case)))
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_without_a_broker(case: str) -> None:
+    """Under plain Optuna the trees are the same, and every unit is reported."""
+    trial = optuna.create_study().ask()
+    hermes, end = train(None, case, trial=trial)
+    assert end == expected(case)
+    values = trial.study.trials[0].intermediate_values
+    assert sorted(values) == [1, 2, 3, 4]
+    assert hermes.value == values[4]
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_reports(case: str, tmp_path: Path) -> None:
+    """A unit is reported once, whoever trained it, and its checkpoint is written."""
+    trial = optuna.create_study().ask()
+    session = suspended(FakeSession({12: "disk"}, checkpoint_dir=tmp_path), case, trial=trial)
+    assert [state.units for state in session.checkpoints] == [2, 2]
+    train(session, case, trial=trial)  # a second report would be a warning
+    assert [unit for unit, _, _ in session.reports] == [3, 4]
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_pruned(case: str) -> None:
+    """The study's pruner is asked after each unit."""
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=-1.0))
+    with pytest.raises(optuna.TrialPruned, match="Pruned after unit 1"):
+        train(FakeSession(), case, trial=study.ask())
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "reason"),
+    [
+        ("lightgbm-plain", {"free": True}, "free_raw_data=False"),
+        ("lightgbm-plain", {"params": {"boosting": "dart"}, "patience": 0}, "boosting=dart"),
+        ("lightgbm-plain", {"params": {"data_sample_strategy": "goss"}}, "=goss"),
+        ("lightgbm-plain", {"params": {"linear_tree": True}}, "linear_tree"),
+        ("lightgbm-plain", {"params": {"use_quantized_grad": True}}, "use_quantized_grad"),
+    ],
+)
+def test_what_would_not_be_exact_waits_in_memory(
+    case: str, options: Any, reason: str, tmp_path: Path, caplog: Any
+) -> None:
+    """Where the model is not the whole of the training the run is not stored, and says why."""
+    caplog.set_level("INFO")
+    session = FakeSession({6: "disk"}, checkpoint_dir=tmp_path)
+    end = train(session, case, **options)[1]
+    assert session.parks == ["resident"]
+    assert "can only wait in memory: " in caplog.text
+    assert reason in caplog.text
+    assert end == train(FakeSession(), case, **options)[1]
+
+
+def test_sums_in_an_order_of_chance_are_warned_of(tmp_path: Path, caplog: Any) -> None:
+    """LightGBM may choose another order of sums in the next process."""
+    train(FakeSession(checkpoint_dir=tmp_path), "lightgbm-plain", params={"force_row_wise": False})
+    assert "force_row_wise=True" in caplog.text
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_a_value_that_is_not_there(case: str) -> None:
+    """The names that there are are told."""
+    with pytest.raises(MonitorError, match=r"'valid-auc'.*there are: .*logloss"):
+        train(None, case, monitor="valid-auc")
+
+
+def test_no_data_to_evaluate_with() -> None:
+    """Without them there is nothing to report."""
+    trial = optuna.create_study().ask()
+    x, y, _, _ = data("lightgbm-plain")
+    with pytest.raises(MonitorError, match="there are: none"):
+        lightgbm.train(
+            LIGHTGBM, lightgbm.Dataset(x, y), 3, callbacks=[LightGBMCallback(trial, "valid_0-l2")]
+        )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda hermes: xgboost.cv({}, matrix(), 1, nfold=2, callbacks=[hermes]),
+        lambda hermes: XGBoostCallback(hermes, "a-b", report_interval=0),
+    ],
+)
+def test_refused(call: Callable[[Any], Any]) -> None:
+    """What cannot be suspended is refused in one line."""
+    with pytest.raises(InvalidInputError, match="must be"):
+        call(XGBoostCallback(optuna.create_study().ask(), "test-rmse"))
+
+
+def test_cross_validation_of_lightgbm_is_refused() -> None:
+    """Several boosters at once are no run."""
+    x, y, _, _ = data("lightgbm-plain")
+    hermes = LightGBMCallback(optuna.create_study().ask(), "valid-l2")
+    with pytest.raises(InvalidInputError, match=r"lightgbm\.cv cannot be suspended"):
+        lightgbm.cv(LIGHTGBM, lightgbm.Dataset(x, y), 1, nfold=2, callbacks=[hermes])
+
+
+def test_one_training(tmp_path: Path) -> None:
+    """A second training with the same callback would count the same rounds."""
+    hermes = XGBoostCallback(optuna.create_study().ask(), "train-rmse")
+    pair = matrix()
+    call = functools.partial(
+        xgboost.train, {}, pair, 1, evals=[(pair, "train")], callbacks=[hermes]
+    )
+    call(verbose_eval=False)
+    with pytest.raises(InvalidInputError, match="one training, but trial 0"):
+        call(verbose_eval=False)
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_no_good_checkpoint(case: str, tmp_path: Path) -> None:
+    """A run none of whose checkpoints is good is an error, never a restart from round 0."""
+    session = suspended(FakeSession({7: "disk"}, checkpoint_dir=tmp_path), case)
+    for state in session.checkpoints:
+        state.path.write_bytes(state.path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"No checkpoint of trial 0 can be used.*must have"):
+        train(session, case)
+
+
+def main(folder: Path, case: str) -> None:
+    """Go on from the checkpoint described in ``folder``, and write down what the run leaves."""
+    state = json.loads((folder / "state.json").read_text())
+    stored = StoredState(**{**state, "path": Path(state["path"])})
+    end = train(FakeSession(checkpoint_dir=folder, checkpoints=(stored,)), case)[1]
+    (folder / "end.json").write_text(json.dumps(end))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        main(Path(sys.argv[1]) / name, name)
