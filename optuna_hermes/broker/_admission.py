@@ -205,8 +205,7 @@ def _count_on(study: Study, counted: Counted) -> None:
 def _begun_since(book: Book, study: Study) -> int:
     """Trials that workers have begun, or are about to, since their driver has counted."""
     key = study.spec.key
-    leases = [slot.lease for slot in book.slots.values() if slot.lease]
-    coming = sum(1 for lease in leases if lease.study == key and lease.number is None)
+    coming = sum(1 for lease in book.leases() if lease.study == key and lease.number is None)
     return coming + sum(1 for number in study.runs if not study.was_counted(number))
 
 

@@ -27,11 +27,10 @@ class Away:
                 study.away_since, study.away_reason = now, event.reason
             study.watched_since = None
             self._ends.wants(study)
-        for slot in self._book.slots.values():
-            lease = slot.lease
-            if lease is not None and lease.study in event.studies and lease.epoch in event.held:
+        for lease in self._book.leases():
+            if lease.study in event.studies and lease.epoch in event.held:
                 lease.held = True
-            if lease is not None and lease.epoch in event.unasked:
+            if lease.epoch in event.unasked:
                 lease.yielding = None
                 run = self._book.run_of(lease)
                 if run is not None:
@@ -41,9 +40,8 @@ class Away:
         """Leases that were held begin now."""
         for study in self._studies(event.studies):
             study.away_since = None
-        for slot in self._book.slots.values():
-            lease = slot.lease
-            if lease is not None and lease.held and lease.study in event.studies:
+        for lease in self._book.leases():
+            if lease.held and lease.study in event.studies:
                 lease.held = False
                 lease.deadline += now - lease.slice_started
                 lease.started = lease.slice_started = lease.last_progress = now
@@ -93,6 +91,5 @@ def unasked(
     book: Book, epochs: Collection[int], studies: Collection[str], *, draining: bool
 ) -> tuple[int, ...]:
     """Those of the epochs that are of leases of such studies, draining or not."""
-    leases = (slot.lease for slot in book.slots.values() if slot.lease)
-    its = (lease for lease in leases if lease.study in studies and lease.epoch in epochs)
+    its = (lease for lease in book.leases() if lease.study in studies and lease.epoch in epochs)
     return tuple(a.epoch for a in its if book.studies[a.study].draining == draining)

@@ -5,14 +5,23 @@ Plain mutable records without a clock; ``_state`` alone changes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from optuna_hermes.broker._holder import Awaited
 from optuna_hermes.broker._protocol import BatchSizes, Params, SavedCheckpoint, StudySpec
 from optuna_hermes.ledger._base import EventRecord, LeaseRecord, RunRecord
-from optuna_hermes.model import Curve, Device, RunState, RunView, TierName, Unstarted, Wish
+from optuna_hermes.model import (
+    Curve,
+    Device,
+    RunState,
+    RunView,
+    Speed,
+    TierName,
+    Unstarted,
+    Wish,
+)
 from optuna_hermes.policies import Policy
 
 _COST_MEMORY = 0.7
@@ -28,14 +37,15 @@ class Run:
 
     Args:
         connection: the process that holds it, None when there is none.
-        device: where it runs, or where its process is parked.
+        device: where it runs, or where its process is parked; the first one if there are several.
+        others: the further ones.
         epoch: of its last lease.
         stores: whether it can be suspended to disk, as it said last.
         moves: whether it can be moved to host memory; it is asked before it has said so.
         asked: the tier it was asked to go to and has not answered yet, since ``asked_at``.
         host: where it had a device last, None before its first lease.
-        need_bytes: the most device memory it has been seen to need, None if unknown.
-        held_bytes: device memory it holds while it is parked, None if unknown.
+        need_bytes: the most memory of each device it has been seen to need, None if unknown.
+        held_bytes: memory of each device it holds while it is parked, None if unknown.
         host_bytes: host memory it has taken for what it moved off its device.
         alone: it outgrew its memory beside others, and gets its device to itself.
         stranded: it found no room although nobody could go: it waits until somebody has gone.
@@ -43,6 +53,7 @@ class Run:
         units_left: units until its end after its last report, None if unknown.
         params: its hyper-parameters, empty if unknown.
         sizes: of its batches, None if they do not change, or nobody has said so yet.
+        speeds: what was measured of it.
         seen: how a policy saw it last, behind all that made it look so.
         awaited: a process that has not come back yet may have it.
         owner: the broker it belongs to in the ledger, where several hosts share the study.
@@ -58,6 +69,7 @@ class Run:
     tier: TierName | None = None
     connection: int | None = None
     device: str | None = None
+    others: tuple[str, ...] = ()
     epoch: int = 0
     stores: bool = False
     moves: bool = True
@@ -79,6 +91,7 @@ class Run:
     units_left: int | None = None
     params: Params = field(default_factory=dict)
     sizes: BatchSizes | None = None
+    speeds: tuple[Speed, ...] = ()
     seen: tuple[Any, RunView] | None = field(default=None, repr=False, compare=False)
     awaited: bool = False
     owner: str | None = None
@@ -89,6 +102,15 @@ class Run:
     def live(self) -> bool:
         """Whether it has still to be trained."""
         return self.state not in ("done", "failed")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices where it runs, or where its process is parked."""
+        return () if self.device is None else (self.device, *self.others)
+
+    def sits_on(self, devices: Sequence[str]) -> None:
+        """It runs there, or its process is parked there."""
+        self.device, self.others = (devices[0], tuple(devices[1:])) if devices else (None, ())
 
     @property
     def held(self) -> bool:
@@ -112,6 +134,24 @@ class Run:
         promised = (self.takes_bytes or 0) if self.asked == "host" else 0
         return max(self.host_bytes, promised)
 
+    @property
+    def device_range(self) -> tuple[int, int]:
+        """The least and the most devices that it may be given; another number goes over disk."""
+        now = max(1, len(self.devices))
+        if self.connection is not None and not self.stores:
+            return now, now
+        if self.sizes is None:
+            return (1, 1) if self.connection is None else (now, now)
+        return 1, self.sizes.most_devices
+
+    def suits(self, slots: Sequence[Slot]) -> bool:
+        """Whether its process, if it has one, could go on there: a GPU's leaves it never."""
+        if self.connection is None or not self.devices:
+            return True
+        gpus = any(slot.device.kind == "gpu" for slot in slots)
+        same = {slot.device.id for slot in slots} == set(self.devices)
+        return same if gpus else len(slots) == len(self.devices)
+
     def needs(self, memory_bytes: int | None) -> None:
         """It has been seen to need so much device memory."""
         if memory_bytes is not None:
@@ -119,7 +159,8 @@ class Run:
 
     def forget_process(self) -> None:
         """Its process is gone: what is left of it is its last checkpoint, if there is one."""
-        self.connection, self.device, self.asked = None, None, None
+        self.connection, self.asked = None, None
+        self.sits_on(())
         self.held_bytes, self.host_bytes = None, 0
         self.state = "stored" if self.checkpoints else "pending"
         self.tier = "disk" if self.checkpoints else None
@@ -127,10 +168,11 @@ class Run:
 
 @dataclass(kw_only=True)
 class Lease:
-    """A lease that is out.
+    """A lease that is out: one object, which hangs on the slot of each of its devices.
 
     Args:
         number: None until a new trial has begun.
+        devices: one or more.
         started: when it was granted; ``slice_started`` when it was renewed last.
         from_tier: where its run came from.
         yielding: the tier by which it was asked to leave.
@@ -144,13 +186,14 @@ class Lease:
             said so; this one's holder looks for that trial before it creates another.
         refused: its holder has found a trial that it may not have.
         claimed: the row of its run, which was nobody's before; None if it was this broker's.
-        energy_joules: what its device's counter said when it was granted, None if it has none.
+        energy_joules: what the counters of its devices said in all when it was granted, None if
+            one has none.
     """
 
     epoch: int
     study: str
     number: int | None
-    device: str
+    devices: tuple[str, ...]
     connection: int
     started: float
     slice_started: float
@@ -169,10 +212,22 @@ class Lease:
     claimed: RunRecord | None = field(default=None, repr=False)
     energy_joules: float | None = None
 
+    @property
+    def device(self) -> str:
+        """The first of its devices."""
+        return self.devices[0]
+
+    def device_seconds(self, end: float) -> float:
+        """Device time from its beginning to ``end``."""
+        return (end - self.started) * len(self.devices)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Want:
-    """What a device is reserved for: a run, or a new trial (``number`` None)."""
+    """What devices are reserved for: a run, or a new trial (``number`` None).
+
+    One object, which hangs on the slot of each of them.
+    """
 
     study: str
     number: int | None
@@ -348,7 +403,7 @@ class Client:
         role: as in ``Hello``.
         study: whom it serves.
         prepared: the run whose checkpoint it has read ahead of time.
-        leaving: the device whose memory it still has, after it said that it leaves, since
+        leaving: the devices whose memory it still has, after it said that it leaves, since
             ``left_at``.
         started: when its process did, as its kernel counts.
         described: parameters of the trials of studies that it is about to open.
@@ -359,7 +414,7 @@ class Client:
     started: int = 0
     study: str | None = None
     prepared: int | None = None
-    leaving: str | None = None
+    leaving: tuple[str, ...] = ()
     left_at: float = 0.0
     described: dict[str, dict[int, Params]] = field(default_factory=dict)
 
@@ -407,11 +462,23 @@ class Book:
 
     def holds(self, connection: int) -> bool:
         """Whether a client has a device, or a run in its memory."""
-        leased = any(s.lease and s.lease.connection == connection for s in self.slots.values())
+        leased = any(lease.connection == connection for lease in self.leases())
         return leased or any(run.connection == connection for run in self.runs())
 
+    def leases(self) -> list[Lease]:
+        """The leases that are out, each once."""
+        return list({id(s.lease): s.lease for s in self.slots.values() if s.lease}.values())
+
+    def wants(self) -> list[Want]:
+        """What devices are reserved for, each once."""
+        return list({id(s.next): s.next for s in self.slots.values() if s.next}.values())
+
+    def slots_of(self, held: Lease | Want) -> list[Slot]:
+        """The slots of the devices of a lease, or of what they are reserved for."""
+        return [slot for slot in self.slots.values() if held is slot.lease or held is slot.next]
+
     def slot_of(self, epoch: int) -> Slot | None:
-        """The slot whose live lease has this epoch; None if that lease is over."""
+        """The first slot whose live lease has this epoch; None if that lease is over."""
         for slot in self.slots.values():
             if slot.lease and slot.lease.epoch == epoch:
                 return slot
@@ -435,16 +502,24 @@ class Book:
 
     def parked_on(self, slot: Slot) -> list[Run]:
         """Runs whose processes are parked on a device, in its memory or in the host's."""
-        return [r for r in self.runs() if r.state == "parked" and r.device == slot.device.id]
+        return [r for r in self.runs() if r.state == "parked" and slot.device.id in r.devices]
 
     def reserved(self, study: str) -> list[Want]:
         """What devices are reserved for, of this study."""
-        return [s.next for s in self.slots.values() if s.next and s.next.study == study]
+        return [want for want in self.wants() if want.study == study]
 
-    def unreserve(self, slot: Slot) -> None:
-        """What a device was reserved for comes to nothing; a new trial may still be created."""
-        want, slot.next = slot.next, None
-        if want is not None and want.number is None:
+    def wants_process(self, want: Want) -> bool:
+        """Whether a worker that waits is needed for what devices are reserved for."""
+        if want.number is None:
+            return True
+        run = self.studies[want.study].runs[want.number]
+        return run.connection is None or not run.suits(self.slots_of(want))
+
+    def unreserve(self, want: Want) -> None:
+        """What devices were reserved for comes to nothing; a new trial may still be created."""
+        for slot in self.slots_of(want):
+            slot.next = None
+        if want.number is None:
             study = self.studies[want.study]
             study.unstarted = None if study.unstarted is None else study.unstarted + 1
 

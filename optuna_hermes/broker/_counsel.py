@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from optuna_hermes.broker._book import Book, Run, Slot, Study, Want
+from optuna_hermes.broker._book import Book, Run, Slot, Study
 from optuna_hermes.broker._boost import boosted_first
 from optuna_hermes.broker._order import wanted_first
 from optuna_hermes.broker._protocol import BatchSizes
@@ -18,7 +18,6 @@ from optuna_hermes.model import (
     RunState,
     RunView,
     Snapshot,
-    Speed,
     Unstarted,
     Wish,
 )
@@ -104,10 +103,10 @@ class Counsel:
 
     def _host_room(self, open_ids: Container[str]) -> int:
         """Host memory that is left beside what runs need whose devices are not up for decision."""
-        begins = [s.next or s.lease for id_, s in self._book.slots.items() if id_ not in open_ids]
         taken = 0
-        for each in begins:
-            if each is not None:
+        for slot in self._book.slots.values():
+            each = slot.next or slot.lease
+            if each is not None and slot.device.id not in open_ids:
                 study = self._book.studies[each.study]
                 run = None if each.number is None else study.runs.get(each.number)
                 taken += study.need_of(run) or 0
@@ -119,9 +118,9 @@ class Counsel:
         if count is None:
             return len(self._book.slots)
         here = sum(run.live and not study.is_elsewhere(run) for run in study.runs.values())
-        begins = [slot.lease or slot.next for slot in self._book.slots.values()]
-        key = study.spec.key
-        return count + here + sum(1 for x in begins if x and x.study == key and x.number is None)
+        begins = (slot.lease or slot.next for slot in self._book.slots.values())
+        new = {id(x) for x in begins if x and x.study == study.spec.key and x.number is None}
+        return count + here + len(new)
 
     def _devices_of(self, study: Study) -> tuple[str, ...]:
         begins = ((id_, slot.lease or slot.next) for id_, slot in self._book.slots.items())
@@ -130,11 +129,10 @@ class Counsel:
     def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
         """Device time of the leases that are out, up to what was decided about last."""
         held: dict[int, float] = {}
-        for slot in self._book.slots.values():
-            lease = slot.lease
-            if lease is not None and lease.study == study.spec.key and lease.number is not None:
+        for lease in self._book.leases():
+            if lease.study == study.spec.key and lease.number is not None:
                 end = now if lease.number in up else lease.slice_started
-                held[lease.number] = end - lease.started
+                held[lease.number] = lease.device_seconds(end)
         return held
 
     def _seats(self, study: Study) -> int:
@@ -143,18 +141,15 @@ class Counsel:
         Only what is there counts: a device is not kept for a worker that may never come.
         """
         may_leave = sum(1 for r in study.runs.values() if r.stores and r.connection is not None)
-        taken = sum(wants_process(study, w) for w in self._book.reserved(study.spec.key))
+        taken = sum(map(self._book.wants_process, self._book.reserved(study.spec.key)))
         return max(0, len(study.idle) + may_leave - taken)
 
     def _bound(self, run: Run) -> bool:
-        """A run whose process has a GPU can go on only there."""
+        """A run whose process has a GPU can go on only there, unless it may go over disk."""
         slot = self._book.slots.get(run.device or "")
-        return run.connection is not None and slot is not None and slot.device.kind == "gpu"
-
-
-def wants_process(study: Study, want: Want) -> bool:
-    """Whether a worker that waits is needed for what a device is reserved for."""
-    return want.number is None or study.runs[want.number].connection is None
+        least, most = run.device_range
+        stays = run.connection is not None and least == most
+        return stays and slot is not None and slot.device.kind == "gpu"
 
 
 def _view(
@@ -185,10 +180,12 @@ def _view(
         run.device_seconds + held,
         run.waiting_since,
         run.tier,
-        run.device,
+        run.devices,
+        run.device_range,
         run.units_left,
         run.params,
         run.sizes,
+        run.speeds,
         run.need_bytes,
         cost,
         bound,
@@ -225,27 +222,30 @@ def _new_view(
         waiting_since=None if state == "running" else waiting_since,
         tier="resident" if up_for_decision else run.tier,
         device=run.device,
-        bound_to=(run.device,) if bound and run.device else (),
+        devices=run.devices if run.others else (),
+        bound_to=run.devices if bound else (),
         switch_cost_seconds=0.0 if up_for_decision else cost,
         units_left=0 if state == "done" else run.units_left,
         params=run.params,
-        elastic=None if run.sizes is None else _elastic(run.sizes),
+        devices_wanted=_within(run.device_range, len(run.devices)),
+        elastic=None if run.sizes is None else _elastic(run, run.sizes),
         # What it needs on a device is what it takes of the host's memory when it has to leave.
         needs=Resources(device_bytes=run.need_bytes, host_bytes=run.need_bytes),
     )
 
 
-def _elastic(sizes: BatchSizes) -> Elastic:
+def _elastic(run: Run, sizes: BatchSizes) -> Elastic:
     return Elastic(
         batch_size=sizes.now,
         batch_sizes=(sizes.least, sizes.most),
+        devices=run.device_range,
         unit_samples=sizes.unit_samples,
-        speeds=tuple(
-            Speed(devices=1, batch_size=size, step_seconds=seconds)
-            for size, seconds in sorted(sizes.seconds.items())
-            if seconds > 0
-        ),
+        speeds=run.speeds,
     )
+
+
+def _within(limits: tuple[int, int], count: int) -> int:
+    return min(max(count, limits[0]), limits[1])
 
 
 def _ask(study: Study, snapshot: Snapshot) -> Decision:
@@ -287,7 +287,20 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
             "a policy assigns waiting runs and free devices, each once at most, but got "
             + ", ".join(wrong)
         )
+    _check_counts(decision, snapshot)
     _check_sizes(decision, snapshot)
+
+
+def _check_counts(decision: Decision, snapshot: Snapshot) -> None:
+    limits = {run.number: run.device_range for run in snapshot.runs}
+    for each in decision.assignments:
+        least, most = (1, 1) if each.run is None else limits[each.run]
+        if not least <= len(each.devices) <= most:
+            who = "a new trial" if each.run is None else f"run {each.run}"
+            raise ValueError(
+                "a policy assigns as many devices as a run may have, one to a new trial, but got "
+                f"{len(each.devices)} for {who}"
+            )
 
 
 def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
+from optuna_hermes.broker import _energy as energy
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study, Want
-from optuna_hermes.broker._counsel import Counsel, wants_process
+from optuna_hermes.broker._counsel import Counsel
 from optuna_hermes.broker._events import Command, SaveMemory, Send
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._prefetch import worker_for
@@ -37,10 +41,11 @@ class Dispatcher:
         """
         if self._book.recovering:
             return
-        for slot in self._book.slots.values():
-            wanted = None if slot.lease else slot.next
-            if wanted and (not self._memory.usable(slot) or self._is_hopeless(wanted)):
-                self._book.unreserve(slot)
+        for want in self._book.wants():
+            empty = [slot for slot in self._book.slots_of(want) if not slot.lease]
+            usable = all(self._memory.usable(slot) for slot in empty)
+            if empty and (not usable or self._is_hopeless(want)):
+                self._book.unreserve(want)
         here = [s for s in self._book.studies.values() if s.away_since is None]
         studies = [s for s in here if s.wants_device or self._holds(s)]
         for shared in (True, False) if len(studies) > 1 else (False,):
@@ -49,32 +54,34 @@ class Dispatcher:
                 if shared:
                     share = max(1, len(self._book.slots) // len(studies))
                     quota = max(0, share - self._held(study, now))
-                    open_ = sorted(open_, key=lambda slot: _rank(slot, study))[:quota]
+                    open_ = _whole(sorted(open_, key=lambda slot: _rank(slot, study))[:quota])
                 if open_ or (self._book.asleep and not shared):
                     self._decide(study, open_, now, out)
         self.fill(now, out)
 
     def fill(self, now: float, out: list[Command]) -> None:
-        """Grant every reserved device that is empty, as far as there are processes."""
-        for slot in self._book.slots.values():
-            if slot.next and not slot.lease and self._memory.usable(slot):
-                self._grant_next(slot, now, out)
+        """Grant all reserved devices that are empty, as far as there are processes."""
+        for want in self._book.wants():
+            slots = self._book.slots_of(want)
+            self._send_over_disk(want, slots, now, out)
+            if all(not slot.lease and self._memory.usable(slot) for slot in slots):
+                self._grant_next(want, slots, now, out)
         for study in self._book.studies.values():
             if study.away_since is None:
                 self._free_processes(study, now, out)
 
     def ask_to_yield(
-        self, slot: Slot, now: float, out: list[Command], *, to_disk: bool = False
+        self, lease: Lease, now: float, out: list[Command], *, to_disk: bool = False
     ) -> None:
-        """Revoke the lease of a slot, once; ``to_disk`` because its run cannot stay there."""
-        lease = slot.lease
-        if lease is None or lease.yielding:
+        """Revoke a lease, once; ``to_disk`` because its run cannot stay there."""
+        if lease.yielding:
             return
         run = self._book.run_of(lease)
         lease.yielding = "disk"
         if run is not None:
-            if not to_disk:
-                lease.yielding = self._memory.tier_to_leave(slot, run, now, out)
+            if not to_disk and not self._goes_over_disk(run):
+                slots = self._book.slots_of(lease)
+                lease.yielding = self._memory.tier_to_leave(slots, run, now, out)
             run.asked, run.asked_at = lease.yielding, now
         lease.last_progress = now
         out.append(
@@ -87,7 +94,7 @@ class Dispatcher:
     # -- deciding ------------------------------------------------------------------------------
 
     def _holds(self, study: Study) -> bool:
-        return any(s.lease and s.lease.study == study.spec.key for s in self._book.slots.values())
+        return any(lease.study == study.spec.key for lease in self._book.leases())
 
     def _held(self, study: Study, now: float) -> int:
         """Devices of a study that are not up for decision."""
@@ -100,10 +107,11 @@ class Dispatcher:
         )
 
     def _undecided(self, slot: Slot, now: float) -> bool:
-        """Whether a policy may be asked about this device now."""
-        if slot.next or not slot.device.healthy or slot.awaited is not None:
-            return False
+        """Whether a policy may be asked about this device now, with all others of its lease."""
         lease = slot.lease
+        together = [slot] if lease is None else self._book.slots_of(lease)
+        if any(x.next or not x.device.healthy or x.awaited is not None for x in together):
+            return False
         if lease is None:
             return self._memory.usable(slot)
         if lease.number is None or self._book.studies[lease.study].away_since is not None:
@@ -117,34 +125,37 @@ class Dispatcher:
             out.append(SaveMemory(study=study.spec.key, memory=decision.memory))
         if not (study.draining or study.problem):  # else its policy was not asked
             study.powered_down = frozenset(decision.powered_down)
-        by_id = {slot.device.id: slot for slot in slots}
+        open_ = {slot.device.id: slot for slot in slots}
         for assignment in decision.assignments:
-            slot = by_id[assignment.devices[0]]
-            lease = slot.lease
-            if lease and lease.study == study.spec.key and lease.number == assignment.run:
+            given = [open_[id_] for id_ in assignment.devices]
+            lease = given[0].lease
+            if lease and _keeps(study, lease, assignment):
                 self._renew(study, lease, assignment.slice_seconds, now)
                 _resize(study, lease, assignment.batch_size, out)
-                del by_id[slot.device.id]
+                for id_ in lease.devices:
+                    del open_[id_]
             else:
-                self._reserve(study, slot, assignment)
-        for slot in by_id.values():
-            if slot.next or (slot.lease and slot.lease.study == study.spec.key):
-                self.ask_to_yield(slot, now, out)
+                self._reserve(study, given, assignment)
+        for slot in open_.values():
+            if slot.lease and (slot.next or slot.lease.study == study.spec.key):
+                self.ask_to_yield(slot.lease, now, out)
 
     def _renew(self, study: Study, lease: Lease, wish: float | None, now: float) -> None:
         """What bringing the run back cost is paid."""
         lease.slice_started, lease.looked = now, False
         lease.deadline = now + self._slice(study, None, wish)
 
-    def _reserve(self, study: Study, slot: Slot, assignment: Assignment) -> None:
+    def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:
         if assignment.run is None and study.unstarted is not None:
             study.unstarted -= 1
-        slot.next = Want(
+        want = Want(
             study=study.spec.key,
             number=assignment.run,
             slice_seconds=assignment.slice_seconds,
             batch_size=assignment.batch_size,
         )
+        for slot in slots:
+            slot.next = want
 
     def _slice(self, study: Study, tier: TierName | None, wish: float | None) -> float:
         least = study.spec.slice_seconds if wish is None else wish
@@ -153,11 +164,32 @@ class Dispatcher:
     # -- moving --------------------------------------------------------------------------------
 
     def _is_hopeless(self, want: Want) -> bool:
-        """Whether no process will come for what a device is reserved for."""
+        """Whether no process will come for what devices are reserved for."""
         study = self._book.studies[want.study]
-        if not wants_process(study, want) or self._coming(study) > 0:
+        if not self._book.wants_process(want):
+            return False
+        run = None if want.number is None else study.runs[want.number]
+        if run is not None and run.connection is not None and not (run.stores or run.asked):
+            return True
+        if self._coming(study) > 0:
             return False
         return not any(run.stores and run.connection is not None for run in study.runs.values())
+
+    def _goes_over_disk(self, run: Run) -> bool:
+        """Whether devices are reserved for a run on which its process cannot go on."""
+        wants = self._book.reserved(run.study)
+        want = next((each for each in wants if each.number == run.number), None)
+        return run.stores and want is not None and not run.suits(self._book.slots_of(want))
+
+    def _send_over_disk(
+        self, want: Want, slots: Sequence[Slot], now: float, out: list[Command]
+    ) -> None:
+        """A parked run that is to have other devices than its process can use leaves it."""
+        run = None if want.number is None else self._book.studies[want.study].runs[want.number]
+        if run is None or run.state != "parked" or run.asked or run.suits(slots):
+            return
+        if run.stores:
+            self._memory.evict(run, "disk", now, out)
 
     def _coming(self, study: Study) -> int:
         """Processes that will wait for a run without anybody being asked."""
@@ -168,7 +200,7 @@ class Dispatcher:
     def _free_processes(self, study: Study, now: float, out: list[Command]) -> None:
         """Send parked runs to disk, so that a process is ready when a device is."""
         wants = self._book.reserved(study.spec.key)
-        needed = sum(1 for want in wants if wants_process(study, want))
+        needed = sum(map(self._book.wants_process, wants))
         if study.may_open.any or any(run.state == "stored" for run in study.runs.values()):
             needed += len(self._book.slots)  # one in reserve for each device
         missing = needed - self._coming(study)
@@ -179,30 +211,37 @@ class Dispatcher:
         for run in self._counsel.wanted_last(parked, now)[:missing]:
             self._memory.evict(run, "disk", now, out)
 
-    def _grant_next(self, slot: Slot, now: float, out: list[Command]) -> None:
-        want = slot.next
-        assert want is not None
+    def _grant_next(
+        self, want: Want, slots: Sequence[Slot], now: float, out: list[Command]
+    ) -> None:
         study = self._book.studies[want.study]
         run = None if want.number is None else study.runs[want.number]
-        if run is not None and (run.state == "running" or run.asked):
+        if run is not None and (run.state == "running" or run.asked or not run.suits(slots)):
             return  # it has still to leave where it is, or is on its way back
         connection = run.connection if run else None
         if connection is None:
             connection = worker_for(self._book, study, run)
-        if connection is None or not self._memory.ready(slot, now, out):
+        if connection is None or not self._are_ready(slots, now, out):
             return
         if connection in study.idle:
             study.idle.remove(connection)
-        alone = self._memory.grants_alone(slot)
-        slot.next = None
-        lease = self._lease(study, slot, run, connection, want.slice_seconds, now, out)
+        alone = all(self._memory.grants_alone(slot) for slot in slots)
+        for slot in slots:
+            self._memory.warn(slot, now, out)
+        for slot in slots:
+            slot.next = None
+        lease = self._lease(study, slots, run, connection, want.slice_seconds, now, out)
         grant = _grant_message(lease, run, alone, want.batch_size)
         out.append(Send(connection=connection, message=grant))
+
+    def _are_ready(self, slots: Sequence[Slot], now: float, out: list[Command]) -> bool:
+        """Whether all can be granted; whoever is in the way on any of them is asked now."""
+        return all([self._memory.ready(slot, now, out) for slot in slots])
 
     def _lease(
         self,
         study: Study,
-        slot: Slot,
+        slots: Sequence[Slot],
         run: Run | None,
         connection: int,
         slice_seconds: float | None,
@@ -216,7 +255,7 @@ class Dispatcher:
             epoch=self._book.epoch,
             study=study.spec.key,
             number=run.number if run else None,
-            device=slot.device.id,
+            devices=tuple(slot.device.id for slot in slots),
             connection=connection,
             started=now,
             slice_started=now,
@@ -226,18 +265,19 @@ class Dispatcher:
             before=run.epoch if run else 0,
             lost=study.lost.pop() if run is None and study.lost else (),
             claimed=claimed,
-            energy_joules=slot.device.energy_joules,
+            energy_joules=energy.counted_joules(slots),
         )
-        if slot.empty_since is not None:
-            study.overhead_seconds += now - slot.empty_since
-        slot.lease, slot.empty_since = lease, None
+        for slot in slots:
+            if slot.empty_since is not None:
+                study.overhead_seconds += now - slot.empty_since
+            slot.lease, slot.empty_since = lease, None
         wall = now + self._book.wall_offset
         out.append(
             LeaseRecord(
                 study=lease.study,
                 epoch=lease.epoch,
                 number=lease.number,
-                devices=(f"{self._book.host}/{slot.device.id}",),
+                devices=tuple(f"{self._book.host}/{id_}" for id_ in lease.devices),
                 host=self._book.host,
                 started=wall,
                 owner=study.broker,
@@ -245,13 +285,26 @@ class Dispatcher:
         )
         if run is not None:
             run.state, run.tier, run.waiting_since = "running", None, None
-            run.connection, run.device, run.epoch = connection, slot.device.id, lease.epoch
+            run.connection, run.epoch = connection, lease.epoch
+            run.sits_on(lease.devices)
             run.held_bytes = None
             run.slices += 1
             came_from, run.host = run.host, self._book.host
             save(self._book, run, now, out)
             out.extend(story.granted(self._book, run, lease, came_from, now))
         return lease
+
+
+def _keeps(study: Study, lease: Lease, assignment: Assignment) -> bool:
+    """Whether the run that has a lease is to have the same devices again."""
+    same = lease.study == study.spec.key and lease.number == assignment.run
+    return same and set(lease.devices) == set(assignment.devices)
+
+
+def _whole(slots: Sequence[Slot]) -> list[Slot]:
+    """Those whose leases have all of their devices among them."""
+    found = Counter(slot.lease.epoch for slot in slots if slot.lease)
+    return [s for s in slots if s.lease is None or found[s.lease.epoch] == len(s.lease.devices)]
 
 
 def _resize(study: Study, lease: Lease, batch_size: int | None, out: list[Command]) -> None:
@@ -265,7 +318,7 @@ def _resize(study: Study, lease: Lease, batch_size: int | None, out: list[Comman
 def _grant_message(lease: Lease, run: Run | None, alone: bool, batch_size: int | None) -> Grant:
     return Grant(
         epoch=lease.epoch,
-        devices=(lease.device,),
+        devices=lease.devices,
         alone=alone,
         number=run.number if run else None,
         trial_id=run.trial_id if run else None,

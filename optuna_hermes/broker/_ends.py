@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from optuna_hermes.broker import _energy as energy
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
@@ -17,26 +19,26 @@ class Ends:
         self._book = book
         self._memory = memory
 
-    def lease(self, slot: Slot, now: float, out: list[Command]) -> None:
-        """A lease is over, whatever becomes of its run."""
-        lease = slot.lease
-        assert lease is not None
-        held = now - lease.started
+    def lease(self, lease: Lease, now: float, out: list[Command]) -> None:
+        """A lease is over, on all of its devices, whatever becomes of its run."""
+        held = lease.device_seconds(now)
         self._book.studies[lease.study].spent_seconds += held
         run = self._book.run_of(lease)
+        slots = self._book.slots_of(lease)
         if run is not None:
             run.device_seconds += held
-            energy.add(run, energy.taken_joules(slot, lease, now))
-        slot.lease = None
-        slot.empty_since = now if slot.next else None
+            energy.add(run, energy.taken_joules(slots, lease, now))
+        for slot in slots:
+            slot.lease = None
+            slot.empty_since = now if slot.next else None
         ended = now + self._book.wall_offset
         out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
 
-    def holder(self, slot: Slot, lease: Lease, now: float, out: list[Command]) -> None:
+    def holder(self, lease: Lease, now: float, out: list[Command]) -> None:
         """The process that held a lease is gone."""
         run = self._book.run_of(lease)
-        self.lease(slot, now, out)
-        self._memory.left(slot.device.id, now)
+        self.lease(lease, now, out)
+        self._memory.left(lease.devices, now)
         study = self._book.studies[lease.study]
         if run is None:
             if study.unstarted is not None:
@@ -58,43 +60,38 @@ class Ends:
 
     def wants(self, study: Study, *, only_impossible: bool = False) -> None:
         """What devices are reserved for, of this study, comes to nothing."""
-        for slot in self._book.slots.values():
-            want = slot.next
-            if want is None or want.study != study.spec.key:
-                continue
+        for want in self._book.reserved(study.spec.key):
             run = None if want.number is None else study.runs[want.number]
             possible = study.driver is not None if run is None else study.can_run(run)
             if not (only_impossible and possible):
-                self._book.unreserve(slot)
+                self._book.unreserve(want)
 
     def unwritten(self, event: WritesFailed, now: float, out: list[Command]) -> None:
         """Leases that the ledger refused never were."""
         failed = {event.study} if event.study else set()
-        for slot in self._book.slots.values():
-            if slot.lease is not None and slot.lease.epoch in event.epochs:
-                failed.add(slot.lease.study)
-                self.undo(slot, slot.lease, now, out, refused=True)
+        for lease in self._book.leases():
+            if lease.epoch in event.epochs:
+                failed.add(lease.study)
+                self.undo(lease, now, out, refused=True)
         for key in failed & self._book.studies.keys():
             self._book.studies[key].problem = event.reason
 
     def withdrawn(self, study: Study, now: float, out: list[Command]) -> None:
         """Leases of a study that nobody has heard of are not granted any more."""
-        for slot in self._book.slots.values():
-            lease = slot.lease
-            if lease is not None and lease.held and lease.study == study.spec.key:
+        for lease in self._book.leases():
+            if lease.held and lease.study == study.spec.key:
                 out.append(Withdraw(epoch=lease.epoch))
-                self.undo(slot, lease, now, out)
+                self.undo(lease, now, out)
 
-    def undo(
-        self, slot: Slot, lease: Lease, now: float, out: list[Command], *, refused: bool = False
-    ) -> None:
+    def undo(self, lease: Lease, now: float, out: list[Command], *, refused: bool = False) -> None:
         """A lease never was: its run, or whoever waited for one, is where it came from.
 
         One that was ``refused`` is not in the ledger, where another broker's may have its epoch.
         """
         study, run = self._book.studies[lease.study], self._book.run_of(lease)
         client = self._book.clients.get(lease.connection)
-        slot.lease = None
+        for slot in self._book.slots_of(lease):
+            slot.lease = None
         if not refused:
             ended = now + self._book.wall_offset
             out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
@@ -113,28 +110,31 @@ class Ends:
         if lease.from_tier == "disk" or lease.connection in study.idle:
             run.forget_process()
         elif lease.from_tier is None:
-            run.device = None
+            run.sits_on(())
         if refused and lease.claimed:
             run.owner, run.row = None, lease.claimed  # as before
         else:
             save(self._book, run, now, out)
 
-    def room(self, slot: Slot, run: Run, what: str, now: float, out: list[Command]) -> None:
-        """The memory of a device did not suffice for its run.
+    def room(
+        self, slots: Sequence[Slot], run: Run, what: str, now: float, out: list[Command]
+    ) -> None:
+        """The memory of a device, or of one of several, did not suffice for its run.
 
         It is tried again with the device to itself. If that did not help either it waits until
         somebody has gone who could not be moved; where nobody is left, its study ends.
         """
-        need, free = size(run.need_bytes), size(self._memory.free_bytes(slot))
+        tightest = min(slots, key=self._memory.known_free_bytes)
+        need, free = size(run.need_bytes), size(self._memory.free_bytes(tightest))
         reason = (
-            f"Trial {run.number} {what} {slot.device.id}: it needs {need} there or more, "
+            f"Trial {run.number} {what} {tightest.device.id}: it needs {need} there or more, "
             f"and {free} were free."
         )
-        if run.alone and self._memory.shares(slot, run):
+        if run.alone and any(self._memory.shares(slot, run) for slot in slots):
             run.stranded = True
         elif run.alone:
             study = self._book.studies[run.study]
             study.problem = f"{reason} It had the device to itself: end what else takes its memory."
         run.alone = True
-        detail = {"device": slot.device.id, "reason": reason}
+        detail = {"device": tightest.device.id, "reason": reason}
         out.append(self._book.event(run.study, run.number, "outgrew its memory", detail, now))

@@ -1,22 +1,29 @@
-"""What a lease has taken of its device's energy. Pure."""
+"""What a lease has taken of its devices' energy. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 from optuna_hermes.broker._book import Lease, Run, Slot
 
 JOULES_PER_WATT_HOUR = 3600.0
 
 
-def taken_joules(slot: Slot, lease: Lease, now: float) -> float | None:
-    """The energy that a device has taken since its lease began, None if nobody can tell.
+def counted_joules(slots: Iterable[Slot]) -> float | None:
+    """What the counters of some devices say in all, None if one has none."""
+    return _sum(slot.device.energy_joules for slot in slots)
 
-    That is what its counter says. Where there is none, or it began anew, it is the device's rated
-    power for as long as the lease has lasted, which is more than it took.
+
+def taken_joules(slots: Sequence[Slot], lease: Lease, now: float) -> float | None:
+    """The energy that devices have taken since their lease began, None if nobody can tell.
+
+    That is what their counters say. Where one is missing, or they began anew, it is the rated power
+    of the devices for as long as the lease has lasted, which is more than they took.
     """
-    counted, before = slot.device.energy_joules, lease.energy_joules
+    counted, before = counted_joules(slots), lease.energy_joules
     if counted is not None and before is not None and counted >= before:
         return counted - before
-    watts = slot.device.power_watts
+    watts = _sum(slot.device.power_watts for slot in slots)
     return None if watts is None else watts * (now - lease.started)
 
 
@@ -24,6 +31,11 @@ def add(run: Run, joules: float | None) -> None:
     """A lease of a run is over."""
     if joules is not None:
         run.energy_joules = (run.energy_joules or 0.0) + joules
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return sum(each or 0.0 for each in known) if known and None not in known else None
 
 
 def watt_hours(joules: float | None) -> float | None:

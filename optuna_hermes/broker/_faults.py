@@ -53,11 +53,11 @@ class Faults:
 
     def _leave(self, slot: Slot, now: float, out: list[Command]) -> None:
         if slot.next is not None:
-            self._book.unreserve(slot)
+            self._book.unreserve(slot.next)
         if slot.lease is not None:
             run = self._book.run_of(slot.lease)
             if run is None or (not self._end(slot, run, out) and run.stores):
-                self._dispatcher.ask_to_yield(slot, now, out, to_disk=True)
+                self._dispatcher.ask_to_yield(slot.lease, now, out, to_disk=True)
         for run in self._book.parked_on(slot):
             if self._end(slot, run, out) or run.asked or not run.stores:
                 continue

@@ -16,8 +16,10 @@ class Holder:
         study: key of the run's study.
         number: of the run; None for a new trial that has not begun.
         epoch: of its last lease.
-        device: which it holds, None if it is parked.
-        energy_joules: what that device's counter said when it was granted, None if it has none.
+        device: which it holds, None if it is parked; the first one if there are several.
+        others: the further ones.
+        energy_joules: what the counters of these said in all when they were granted, None if one
+            has none.
     """
 
     pid: int
@@ -28,6 +30,12 @@ class Holder:
     epoch: int
     device: str | None
     energy_joules: float | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All that it holds."""
+        return () if self.device is None else (self.device, *self.others)
 
 
 @dataclass(kw_only=True)

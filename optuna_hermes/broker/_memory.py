@@ -35,13 +35,18 @@ class Memory:
         self._book = book
         self._wanted_last = wanted_last
 
-    def tier_to_leave(self, slot: Slot, run: Run, now: float, out: list[Command]) -> TierName:
-        """The tier by which ``run`` leaves its device; others that have to go are asked now."""
+    def tier_to_leave(
+        self, slots: Iterable[Slot], run: Run, now: float, out: list[Command]
+    ) -> TierName:
+        """The tier by which ``run`` leaves its devices; others that have to go are asked now."""
         if self._book.studies[run.study].draining:
             return "disk" if run.stores else "resident"
-        moves = self._moves(slot, [run], now)
-        tier = moves.pop(_id(run), "resident")
-        self._evict_all(moves, now, out)
+        tier: TierName = "resident"
+        for slot in slots:
+            moves = self._moves(slot, [run], now)
+            wish = moves.pop(_id(run), tier)
+            tier = tier if tier == "disk" else wish
+            self._evict_all(moves, now, out)
         return tier
 
     def usable(self, slot: Slot) -> bool:
@@ -65,7 +70,7 @@ class Memory:
         """Whether an empty device can be granted to what comes next on it.
 
         If not, whoever can make room is asked to. A device whose memory does not suffice is
-        granted all the same when nobody is left who could.
+        granted all the same when nobody is left who could, see ``warn``.
         """
         study, run = self._next(slot)
         alone = run is not None and run.alone
@@ -84,7 +89,6 @@ class Memory:
         if moves:
             self._evict_all(moves, now, out)
             return False
-        self._warn(slot, study, run, now, out)
         return True
 
     def grants_alone(self, slot: Slot) -> bool:
@@ -97,7 +101,7 @@ class Memory:
         holder = None if slot.lease is None else self._book.run_of(slot.lease)
         if run.alone or holder is None or holder.alone or self._is_moving(slot):
             return False
-        if run.device != slot.device.id:
+        if run.devices != (slot.device.id,):
             return False
         return bool(self._has_room(slot, self._book.studies[run.study], run))
 
@@ -113,11 +117,11 @@ class Memory:
         run.asked, run.asked_at = "resident", now
         out.append(Send(connection=run.connection, message=Recall(epoch=run.epoch)))
 
-    def left(self, device: str | None, now: float) -> None:
-        """Somebody says to have left a device's memory, or its process is gone."""
-        slot = self._book.slots.get(device or "")
-        if slot is not None:
-            slot.settles_at = now + SETTLE_SECONDS
+    def left(self, devices: Iterable[str], now: float) -> None:
+        """Somebody says to have left the memory of devices, or its process is gone."""
+        for id_ in devices:
+            if id_ in self._book.slots:
+                self._book.slots[id_].settles_at = now + SETTLE_SECONDS
         for run in self._book.runs():
             run.stranded = False
 
@@ -125,8 +129,8 @@ class Memory:
         """A run's process ends, or says that it will: until then it has its memory."""
         client = self._book.clients.get(run.connection or 0)
         if client is not None:
-            client.leaving, client.left_at = run.device, now
-        self.left(run.device, now)
+            client.leaving, client.left_at = run.devices, now
+        self.left(run.devices, now)
 
     def shares(self, slot: Slot, run: Run) -> bool:
         """Whether other runs have memory of this run's device."""
@@ -136,6 +140,11 @@ class Memory:
         """Free memory of a GPU: what it says, or else what nobody there says to have."""
         free = slot.device.memory_free_bytes
         return self._unclaimed(slot) if free is None else free
+
+    def known_free_bytes(self, slot: Slot) -> float:
+        """The same for comparisons: what is not known is more than anything."""
+        free = self.free_bytes(slot)
+        return math.inf if free is None else free
 
     # -- who goes ------------------------------------------------------------------------------
 
@@ -193,7 +202,7 @@ class Memory:
 
     def _leaving(self, slot: Slot) -> bool:
         """Whether a process has still to end that said that it leaves."""
-        return any(c.leaving == slot.device.id for c in self._book.clients.values())
+        return any(slot.device.id in c.leaving for c in self._book.clients.values())
 
     def _is_moving(self, slot: Slot) -> bool:
         """Whether somebody makes room, here or in host memory for those that are here."""
@@ -239,12 +248,12 @@ class Memory:
         if free is None or unclaimed is None:
             return 0
         here = {run.connection for run in self._book.parked_on(slot)}
-        going = [c for c in self._book.clients.values() if c.leaving == slot.device.id]
+        going = [c for c in self._book.clients.values() if slot.device.id in c.leaving]
         return unclaimed - free - CONTEXT_BYTES * (len(here) + len(going))
 
-    def _warn(
-        self, slot: Slot, study: Study, run: Run | None, now: float, out: list[Command]
-    ) -> None:
+    def warn(self, slot: Slot, now: float, out: list[Command]) -> None:
+        """Say so where a device is granted whose memory does not suffice for what comes next."""
+        study, run = self._next(slot)
         free, missing = self.free_bytes(slot), _missing(slot, study, run)
         if not _less(free, missing):
             return
@@ -266,7 +275,7 @@ def size(count: int | None) -> str:
 def _missing(slot: Slot, study: Study, run: Run | None) -> int | None:
     """What the next run needs beside what it holds on the device."""
     need = study.need_of(run)
-    if need is None or run is None or run.device != slot.device.id:
+    if need is None or run is None or slot.device.id not in run.devices:
         return need
     return max(0, need - (run.held_bytes or 0))
 
@@ -281,11 +290,12 @@ def _id(run: Run) -> residency.RunId:
 
 
 def _sitter(run: Run) -> residency.Sitter:
+    """A run on several devices stays there, or goes to disk."""
     in_host = run.tier == "host"
     return residency.Sitter(
         run=_id(run),
         tier="host" if in_host else "resident",
         takes_bytes=run.host_bytes if in_host else run.takes_bytes,
-        moves=run.moves and not in_host,
+        moves=run.moves and not in_host and not run.others,
         stores=run.stores,
     )

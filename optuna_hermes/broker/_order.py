@@ -52,7 +52,17 @@ def _pretended(snapshot: Snapshot, runs: tuple[RunView, ...]) -> Snapshot:
 
 def _waiting(run: RunView, now: float) -> RunView:
     since = now if run.waiting_since is None else run.waiting_since
-    return replace(run, state="parked", waiting_since=since, device=None, bound_to=())
+    elastic = None if run.elastic is None else replace(run.elastic, devices=(1, 1))
+    return replace(
+        run,
+        state="parked",
+        waiting_since=since,
+        device=None,
+        devices=(),
+        bound_to=(),
+        devices_wanted=1,
+        elastic=elastic,
+    )
 
 
 def _busy(run: RunView) -> RunView:

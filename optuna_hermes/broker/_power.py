@@ -79,7 +79,7 @@ class Power:
     def _is_empty(self, slot: Slot) -> bool:
         """Whether nothing is on a device, nor on its way there."""
         taken = slot.lease or slot.next or slot.awaited is not None
-        leaving = any(c.leaving == slot.device.id for c in self._book.clients.values())
+        leaving = any(slot.device.id in c.leaving for c in self._book.clients.values())
         works = slot.device.healthy and slot.device.free
         return works and not (taken or leaving or self._book.parked_on(slot))
 

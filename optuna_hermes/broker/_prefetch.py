@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from optuna_hermes.broker._book import Book, Run, Slot, Study
+from collections.abc import Sequence
+
+from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
 from optuna_hermes.broker._counsel import Counsel
 from optuna_hermes.broker._events import Command, Send
 from optuna_hermes.broker._memory import Memory
@@ -20,10 +22,9 @@ class Prefetch:
         self._counsel = counsel
         self._memory = memory
 
-    def due(self, slot: Slot) -> float | None:
+    def due(self, lease: Lease) -> float | None:
         """When to look: as long before the end of the slice as bringing a run back takes."""
-        lease = slot.lease
-        if lease is None or lease.looked or lease.yielding or lease.number is None:
+        if lease.looked or lease.yielding or lease.number is None:
             return None
         study = self._book.studies[lease.study]
         if study.away_since is not None:
@@ -38,21 +39,22 @@ class Prefetch:
         """Look ahead where it is time to."""
         if self._book.recovering:
             return
-        for slot in self._book.slots.values():
-            due = self.due(slot)
-            if due is not None and slot.lease is not None and due <= now < slot.lease.deadline:
-                slot.lease.looked = True
-                self._look(self._book.studies[slot.lease.study], slot, now, out)
+        for lease in self._book.leases():
+            due = self.due(lease)
+            if due is not None and due <= now < lease.deadline:
+                lease.looked = True
+                slots = self._book.slots_of(lease)
+                self._look(self._book.studies[lease.study], slots, now, out)
 
-    def _look(self, study: Study, slot: Slot, now: float, out: list[Command]) -> None:
-        decision = self._counsel.decide(study, [slot], now)
+    def _look(self, study: Study, slots: Sequence[Slot], now: float, out: list[Command]) -> None:
+        decision = self._counsel.decide(study, slots, now)
         number = next((a.run for a in decision.assignments), None)
         run = None if number is None else study.runs[number]
         if run is None or run.asked is not None:
             return
         if run.tier == "disk" and run.connection is None:
             self._prepare(study, run, out)
-        elif run.tier == "host" and self._memory.fits_beside(slot, run):
+        elif run.tier == "host" and self._memory.fits_beside(slots[0], run):
             self._memory.recall(run, now, out)
 
     def _prepare(self, study: Study, run: Run, out: list[Command]) -> None:

@@ -11,7 +11,7 @@ from optuna_hermes.broker._book import Book, Lease, Run, Study
 from optuna_hermes.broker._events import Command, DropCheckpoint, Kill, NameLease, Send
 from optuna_hermes.broker._rows import claim, save
 from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
-from optuna_hermes.model import Curve
+from optuna_hermes.model import Curve, Speed
 
 
 def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[Command]) -> None:
@@ -32,7 +32,8 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
         return
     claim(book, run, out)
     run.state, run.tier, run.waiting_since = "running", None, None
-    run.device, run.epoch, run.connection = lease.device, lease.epoch, lease.connection
+    run.epoch, run.connection = lease.epoch, lease.connection
+    run.sits_on(lease.devices)
     run.host = book.host
     if is_new:
         out.append(story.admitted(book, run, now))
@@ -65,7 +66,7 @@ def training(book: Book, lease: Lease, run: Run, message: wire.Training, now: fl
     if lease.from_tier is not None:
         study = book.studies[lease.study]
         study.measure(lease.from_tier, now - lease.started)
-        study.overhead_seconds += now - lease.started
+        study.overhead_seconds += lease.device_seconds(now)
         study.switches += 1
 
 
@@ -78,7 +79,8 @@ def report(
     out.extend(story.went_back(book, lease, run, message, now))
     lease.reported = True
     run.units_left, run.params = message.units_left, message.params or run.params
-    add_report(book, run, lease.started, message, now, out)
+    then = now - message.age_seconds
+    add_report(book, run, max(0.0, lease.device_seconds(then)), message, now, out)
 
 
 def has_reported(run: Run, message: wire.Report) -> bool:
@@ -91,11 +93,11 @@ def has_reported(run: Run, message: wire.Report) -> bool:
 
 
 def add_report(
-    book: Book, run: Run, started: float, message: wire.Report, now: float, out: list[Command]
+    book: Book, run: Run, held: float, message: wire.Report, now: float, out: list[Command]
 ) -> None:
-    """Put a report into curve and ledger; its lease was ``started`` then."""
+    """Put a report into curve and ledger; its lease had given so much device time by then."""
     then = now - message.age_seconds
-    seconds = run.device_seconds + max(0.0, then - started)
+    seconds = run.device_seconds + held
     run.units += 1
     run.curve = _with_report(run.curve, message.unit, message.step, message.value, seconds)
     out.append(
@@ -120,7 +122,20 @@ def stretches(
         return
     if run.sizes is not None and run.sizes.now != sizes.now:
         out.append(story.resized(book, run, run.sizes.now, sizes.now, now))
+    take_sizes(run, sizes)
+
+
+def take_sizes(run: Run, sizes: wire.BatchSizes) -> None:
+    """What a run says of its batches; what was measured on other numbers of devices still holds."""
     run.sizes = sizes
+    here = len(run.devices)
+    speeds = [each for each in run.speeds if each.devices != here]
+    speeds += (
+        Speed(devices=here, batch_size=size, step_seconds=seconds)
+        for size, seconds in sizes.seconds.items()
+        if seconds > 0
+    )
+    run.speeds = tuple(sorted(speeds, key=lambda each: (each.devices, each.batch_size)))
 
 
 def saved(

@@ -13,7 +13,7 @@ import msgspec
 from optuna_hermes.errors import ProtocolError
 from optuna_hermes.model import TierName
 
-VERSION = 7
+VERSION = 8
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 HEADER_BYTES = 4
 MOST_SIZES = 64
@@ -78,7 +78,7 @@ class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchSizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The sizes that the batches of a run may have, and the one that they have.
+    """The sizes that the batches of a run may have, the one that they have, and its devices.
 
     Args:
         now: samples in its next batch.
@@ -86,6 +86,7 @@ class BatchSizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         most: the largest size.
         seconds: what a batch took, by the sizes that were measured.
         unit_samples: samples in a unit, None if unknown.
+        most_devices: how many devices it may be given at once; batches are those of all together.
     """
 
     now: Size
@@ -93,6 +94,7 @@ class BatchSizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     most: Size
     seconds: Annotated[dict[Size, Seconds], msgspec.Meta(max_length=MOST_SIZES)] = {}
     unit_samples: Size | None = None
+    most_devices: Size = 1
 
     @property
     def valid(self) -> bool:
@@ -218,7 +220,7 @@ class Beat(_Message, frozen=True, kw_only=True):
 
 
 class Stretches(_Message, frozen=True, kw_only=True):
-    """The size of the run's batches may change: at first, after each change, and with each beat."""
+    """The run's batches, or its devices, may change: at first, after a change, with each beat."""
 
     epoch: Count
     sizes: BatchSizes
@@ -263,7 +265,7 @@ class Resume(_Message, frozen=True, kw_only=True):
     Args:
         number: None for a new trial that has not begun.
         epoch: of its last lease.
-        device: which that lease was for.
+        device: which that lease was for; the first one if there were several.
         held_seconds: since that lease was granted.
         training: its first batch has begun.
         asked: the tier by which it was asked to leave, or to which it moves while it is parked.
@@ -274,7 +276,8 @@ class Resume(_Message, frozen=True, kw_only=True):
         reports: the last ones, oldest first.
         checkpoints: those that nobody has said to be in the ledger, oldest first.
         parked: how it has stopped, None while it has the device.
-        sizes: of its batches, None if they do not change.
+        sizes: of its batches, None if neither they nor its devices change.
+        others: the further devices.
     """
 
     study: StudySpec
@@ -293,6 +296,12 @@ class Resume(_Message, frozen=True, kw_only=True):
     checkpoints: tuple[SavedCheckpoint, ...] = ()
     parked: Parked | None = None
     sizes: BatchSizes | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices of that lease."""
+        return (self.device, *self.others)
 
 
 class Ended(_Message, frozen=True, kw_only=True):

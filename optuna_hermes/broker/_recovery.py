@@ -37,9 +37,9 @@ class Recovery:
         self._book.awaited[event.connection] = Awaited(holder=holder, until=now + self._seconds)
         # Another study's ledger may know of earlier epochs only.
         self._book.epoch = max(self._book.epoch, holder.epoch)
-        slot = self._book.slots.get(holder.device or "")
-        if slot is not None:
-            slot.awaited = event.connection
+        for id_ in holder.devices:
+            if id_ in self._book.slots:
+                self._book.slots[id_].awaited = event.connection
 
     def wakeups(self) -> Iterator[float]:
         """When somebody has been waited for long enough."""
@@ -126,8 +126,9 @@ class Recovery:
         if run is not None and lease is None and _is_on_disk(run, message):
             out.extend(_kept(connection, message))  # it only wanted to hear this, and leaves
             return None
-        slot = self._book.slots.get(message.device)
-        if run is not None and lease is not None and message.parked and slot and slot.lease:
+        slots = self._slots(message)
+        leased = any(slot.lease for slot in slots)
+        if run is not None and lease is not None and message.parked and leased:
             out.append(end_orphan(self._book, lease, now))  # it has stopped, another one trains
             lease, known = None, True
         problem = self._problem(study, run, lease, message, known)
@@ -147,7 +148,10 @@ class Recovery:
             run = study.runs[message.number]
             run.units_left, run.params = message.units_left, message.params or run.params
             run.needs(message.need_bytes)
-            run.sizes = message.sizes if message.sizes and message.sizes.valid else None
+            if message.sizes and message.sizes.valid:
+                progress.take_sizes(run, message.sizes)
+            else:
+                run.sizes = None
             self._hear(run, message, now, out)
             out.append(story.resumed(self._book, run, now))
             out.extend(_kept(connection, message))
@@ -168,12 +172,19 @@ class Recovery:
             return None if waits else f"Its lease (epoch {message.epoch}) is over."
         if lease.number not in (None, message.number):
             return f"Its lease (epoch {message.epoch}) is of trial {lease.number}."
-        slot = self._book.slots.get(message.device)
-        if slot is None or lease.devices != (f"{self._book.host}/{message.device}",):
-            return f"Its lease (epoch {message.epoch}) is not for device {message.device}."
-        if slot.lease is not None or (message.parked is None and self._is_taken(slot)):
-            return f"Another process has device {message.device}."
+        slots, words = self._slots(message), ", ".join(message.devices)
+        granted = tuple(f"{self._book.host}/{id_}" for id_ in message.devices)
+        if len(slots) < len(message.devices) or lease.devices != granted:
+            return f"Its lease (epoch {message.epoch}) is not for device {words}."
+        taken = message.parked is None and any(map(self._is_taken, slots))
+        if taken or any(slot.lease for slot in slots):
+            return f"Another process has device {words}."
         return None
+
+    def _slots(self, message: Resume) -> list[Slot]:
+        """Those of the devices that a process says it has."""
+        slots = self._book.slots
+        return [slots[id_] for id_ in message.devices if id_ in slots]
 
     def _is_taken(self, slot: Slot) -> bool:
         """Whether somebody who is waited for has a device; not if that lease never was."""
@@ -198,7 +209,7 @@ class Recovery:
             epoch=record.epoch,
             study=study.spec.key,
             number=record.number,
-            device=message.device,
+            devices=message.devices,
             connection=connection,
             started=now - message.held_seconds,
             slice_started=now,
@@ -210,7 +221,8 @@ class Recovery:
             reported=bool(message.reports),
             energy_joules=counted,
         )
-        self._book.slots[message.device].lease = lease
+        for slot in self._slots(message):
+            slot.lease = lease
         if lease.number is None and study.unstarted is not None:
             study.unstarted -= 1
         if message.number is None:
@@ -226,10 +238,11 @@ class Recovery:
 
     def _hear(self, run: Run, message: Resume, now: float, out: list[Command]) -> None:
         """What a process said last, as far as it is news."""
-        started = now - message.held_seconds
         for report in message.reports:
             if not progress.has_reported(run, report):
-                progress.add_report(self._book, run, started, report, now, out)
+                seconds = max(0.0, message.held_seconds - report.age_seconds)
+                held = seconds * len(message.devices)
+                progress.add_report(self._book, run, held, report, now, out)
         for checkpoint in message.checkpoints:
             progress.keep(self._book, run, checkpoint, now, out)
 
@@ -257,9 +270,9 @@ class Recovery:
         """Whoever was waited for is gone, or has said what it has: its lease is over."""
         del self._book.awaited[connection]
         holder = each.holder
-        slot = self._book.slots.get(holder.device or "")
-        if slot is not None and slot.awaited == connection:
-            slot.awaited = None
+        for slot in self._book.slots.values():
+            if slot.awaited == connection:
+                slot.awaited = None
         study = self._book.studies.get(holder.study)
         if study is None:
             return
@@ -273,7 +286,7 @@ class Recovery:
 
 def holders(book: Book) -> tuple[Holder, ...]:
     """Whom the next broker has to wait for, if this one dies now."""
-    leases = {slot.lease.epoch: slot.lease for slot in book.slots.values() if slot.lease}
+    leases = {lease.epoch: lease for lease in book.leases()}
     held: list[tuple[int, int | None, str, int | None]] = [
         (run.epoch, run.connection, run.study, run.number) for run in book.runs() if run.connection
     ]
@@ -291,6 +304,7 @@ def holders(book: Book) -> tuple[Holder, ...]:
                     number=number,
                     epoch=epoch,
                     device=leases[epoch].device if epoch in leases else None,
+                    others=leases[epoch].devices[1:] if epoch in leases else (),
                     energy_joules=leases[epoch].energy_joules if epoch in leases else None,
                 )
             )
@@ -324,6 +338,7 @@ def _kept(connection: int, message: Resume) -> list[Send]:
 
 def _adopt_parked(run: Run, connection: int, message: Resume, now: float) -> None:
     """A parked run is in the memory of its process, as it was."""
-    run.connection, run.device, run.epoch = connection, message.device, message.epoch
+    run.connection, run.epoch = connection, message.epoch
+    run.sits_on(message.devices)
     run.state, run.waiting_since = "parked", now
     run.stores = run.moves = True  # as far as it says so

@@ -53,6 +53,7 @@ class Said:
     parked: Parked | None = None
     end: Ended | Released | None = None
     sizes: BatchSizes | None = None
+    others: tuple[str, ...] = ()
 
     def granted(self, grant: Grant, now: float) -> Said:
         """The next lease; what was said before it is in the ledger, but for checkpoints."""
@@ -60,6 +61,7 @@ class Said:
             self,
             epoch=grant.epoch,
             device=grant.devices[0],
+            others=grant.devices[1:],
             number=self.number if grant.number is None else grant.number,
             trial_id=self.trial_id if grant.trial_id is None else grant.trial_id,
             granted_at=now,
@@ -91,4 +93,5 @@ class Said:
             checkpoints=tuple(self.checkpoints.values()),
             parked=self.parked,
             sizes=self.sizes,
+            others=self.others,
         )

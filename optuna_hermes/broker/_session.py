@@ -98,8 +98,10 @@ class RunSession:
     @property
     def device_seconds(self) -> float:
         """Device time the run has had, this slice included."""
-        current = 0.0 if self._granted_at is None else time.monotonic() - self._granted_at
-        return self._had_seconds + current
+        if self._granted_at is None:
+            return self._had_seconds
+        held = time.monotonic() - self._granted_at
+        return self._had_seconds + held * (1 + len(self._said.others))
 
     # -- before training -----------------------------------------------------------------------
 

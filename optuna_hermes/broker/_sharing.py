@@ -159,9 +159,9 @@ class Sharing:
     def outrun(self, event: Outrun, now: float, out: list[Command]) -> None:
         """Another broker was faster: what was decided is undone, and decided anew."""
         self._book.epoch = max(self._book.epoch, event.last_epoch)
-        for slot in self._book.slots.values():
-            if slot.lease is not None and slot.lease.epoch in event.epochs:
-                self._ends.undo(slot, slot.lease, now, out, refused=True)
+        for lease in self._book.leases():
+            if lease.epoch in event.epochs:
+                self._ends.undo(lease, now, out, refused=True)
         study = self._book.studies.get(event.study)
         if study is None:
             return
@@ -197,8 +197,7 @@ def recount(book: Book, study: Study) -> None:
     if study.limit is None or study.broker is None:
         return
     key = study.spec.key
-    leases = [slot.lease for slot in book.slots.values() if slot.lease]
-    begun = sum(1 for lease in leases if lease.study == key and lease.number is None)
+    begun = sum(1 for lease in book.leases() if lease.study == key and lease.number is None)
     begun += sum(1 for want in book.reserved(key) if want.number is None)
     study.unstarted = max(0, study.limit - len(study.runs) - begun - study.coming)
 

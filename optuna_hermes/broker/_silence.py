@@ -52,9 +52,9 @@ class Silence:
 
     def wakeups(self) -> Iterator[float]:
         """When somebody's grace period ends."""
-        for slot in self._book.slots.values():
-            if slot.lease and slot.lease.yielding and not slot.lease.held:
-                yield slot.lease.last_progress + self._grace(slot.lease, slot.lease.yielding)
+        for lease in self._book.leases():
+            if lease.yielding and not lease.held:
+                yield lease.last_progress + self._grace(lease, lease.yielding)
         for run in self._asked():
             yield run.asked_at + self._grace_seconds
         for client in self._leaving().values():
@@ -62,9 +62,8 @@ class Silence:
 
     def begin_anew(self, now: float) -> None:
         """The broker itself was stopped: what its clients said meanwhile is still to be read."""
-        for slot in self._book.slots.values():
-            if slot.lease is not None:
-                slot.lease.last_progress = now
+        for lease in self._book.leases():
+            lease.last_progress = now
         for run in self._asked():
             run.asked_at = now
         for client in self._leaving().values():
@@ -76,9 +75,8 @@ class Silence:
         The process of a plain trial is its user's: it is waited for where it has a device, and
         not asked again where it is parked.
         """
-        for slot in self._book.slots.values():
-            lease = slot.lease
-            if lease is None or not lease.yielding or lease.held:
+        for lease in self._book.leases():
+            if not lease.yielding or lease.held:
                 continue
             if now >= lease.last_progress + self._grace(lease, lease.yielding):
                 lease.last_progress = now

@@ -175,11 +175,11 @@ class State:
     def _next_wakeup(self, now: float) -> float | None:
         times = [*self._silence.wakeups(), *self._away.wakeups(), *self._recovery.wakeups()]
         for slot in self.book.slots.values():
-            lease = slot.lease
-            if lease is None and slot.next and slot.settles_at > now:
+            if slot.lease is None and slot.next and slot.settles_at > now:
                 times.append(slot.settles_at)
-            elif lease and not lease.yielding and lease.deadline > now and not lease.held:
-                due = self._prefetch.due(slot)
+        for lease in self.book.leases():
+            if not lease.yielding and lease.deadline > now and not lease.held:
+                due = self._prefetch.due(lease)
                 times.append(lease.deadline if due is None else due)
         return min(times, default=None)
 
@@ -262,9 +262,9 @@ class State:
         elif isinstance(message, wire.Stretches):
             progress.stretches(self.book, run, message, now, out)
         elif isinstance(message, wire.Ended):
-            self._ended(slot, run, message, now, out)
+            self._ended(lease, run, message, now, out)
         elif isinstance(message, wire.Released):
-            self._released(slot, run, message, now, out)
+            self._released(lease, run, message, now, out)
 
     def _ready(self, connection: int, message: wire.Ready, now: float, out: list[Command]) -> None:
         self._recovery.empty_handed(self.book.clients[connection].pid, now, out)
@@ -310,12 +310,12 @@ class State:
             out.extend(story.moved(self.book, run, message.tier, now))
             self._put(run, message, now)
         else:
-            came_not_back = _came_not_back(slot.lease)
+            lease, slots = slot.lease, self.book.slots_of(slot.lease)
             out.append(story.suspended(self.book, run, message.tier, now))
-            self._stopped(slot, run, message, now, out)
+            self._stopped(lease, run, message, now, out)
             self._put(run, message, now)
-            if came_not_back:
-                self._ends.room(slot, run, "could not come back to", now, out)
+            if _came_not_back(lease):
+                self._ends.room(slots, run, "could not come back to", now, out)
         save(self.book, run, now, out)
         if message.checkpoint is not None:
             kept = wire.Kept(path=message.checkpoint.path)
@@ -324,15 +324,16 @@ class State:
             self._memory.evict(run, "disk", now, out)
 
     def _stopped(
-        self, slot: Slot, run: Run, message: wire.Parked, now: float, out: list[Command]
+        self, lease: Lease, run: Run, message: wire.Parked, now: float, out: list[Command]
     ) -> None:
         """A lease ends with its run suspended."""
-        self.book.studies[run.study].overhead_seconds += message.suspend_seconds
+        spent = message.suspend_seconds * len(lease.devices)
+        self.book.studies[run.study].overhead_seconds += spent
         run.suspensions += 1
         run.waiting_since = now
         run.needs(message.held_bytes)
         run.stores = run.moves = True  # as far as it says so
-        self._ends.lease(slot, now, out)
+        self._ends.lease(lease, now, out)
 
     def _put(self, run: Run, message: wire.Parked, now: float) -> None:
         """A run is in a tier; what it was asked for and did not do it is not asked again there."""
@@ -346,7 +347,7 @@ class State:
             self._memory.leaves(run, now)
             run.forget_process()
         elif message.tier == "host":
-            self._memory.left(run.device, now)
+            self._memory.left(run.devices, now)
 
     def _run_of(self, connection: int, epoch: int, slot: Slot | None) -> Run | None:
         """The run that has this lease, or had it and is parked."""
@@ -359,9 +360,9 @@ class State:
         return None
 
     def _ended(
-        self, slot: Slot, run: Run, message: wire.Ended, now: float, out: list[Command]
+        self, lease: Lease, run: Run, message: wire.Ended, now: float, out: list[Command]
     ) -> None:
-        self._ends.lease(slot, now, out)
+        self._ends.lease(lease, now, out)
         self._memory.leaves(run, now)
         run.forget_process()
         run.state, run.tier = "failed" if message.state == "failed" else "done", None
@@ -371,12 +372,13 @@ class State:
         self._dispatcher.schedule(now, out)
 
     def _released(
-        self, slot: Slot, run: Run, message: wire.Released, now: float, out: list[Command]
+        self, lease: Lease, run: Run, message: wire.Released, now: float, out: list[Command]
     ) -> None:
-        self._ends.lease(slot, now, out)
+        slots = self.book.slots_of(lease)
+        self._ends.lease(lease, now, out)
         self._ends.process(run, now, out)
         if message.outgrown:
-            self._ends.room(slot, run, "outgrew its memory on", now, out)
+            self._ends.room(slots, run, "outgrew its memory on", now, out)
         else:
             self.book.studies[run.study].problem = message.reason
             detail = {"reason": message.reason}
@@ -390,10 +392,10 @@ class State:
         study.draining = True
         self._ends.wants(study)
         self._ends.withdrawn(study, now, out)
-        for slot in self.book.slots.values():
-            if slot.lease and slot.lease.study == key:
-                slot.lease.deadline = now
-                self._dispatcher.ask_to_yield(slot, now, out)
+        for lease in self.book.leases():
+            if lease.study == key:
+                lease.deadline = now
+                self._dispatcher.ask_to_yield(lease, now, out)
         for run in study.parked:
             self._memory.evict(run, "disk", now, out)
         for connection in study.idle:
@@ -496,10 +498,9 @@ class State:
                 waiting.remove(connection)
             if not waiting:
                 del self.book.early[key]
-        for slot in self.book.slots.values():
-            lease = slot.lease
-            if lease and lease.connection == connection:
-                self._ends.holder(slot, lease, now, out)
+        for lease in self.book.leases():
+            if lease.connection == connection:
+                self._ends.holder(lease, now, out)
         study = self.book.studies.get(client.study or "") if client else None
         if study is None:
             return False

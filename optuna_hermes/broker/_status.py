@@ -65,11 +65,8 @@ def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
 
 
 def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any]:
-    held = sum(
-        now - slot.lease.started
-        for slot in book.slots.values()
-        if slot.lease and slot.lease.study == study.spec.key
-    )
+    leases = [lease for lease in book.leases() if lease.study == study.spec.key]
+    held = sum(lease.device_seconds(now) for lease in leases)
     shown: dict[str, Any] = {
         "key": study.spec.key,
         "name": study.spec.name,
@@ -110,9 +107,9 @@ def _wanted(study: Study, wish: Wish) -> list[int]:
 def _joules(study: Study, book: Book, now: float) -> float | None:
     """What all runs took, those that train now included; None if nothing of it is known."""
     known = [run.energy_joules for run in study.runs.values()]
-    for slot in book.slots.values():
-        if slot.lease and slot.lease.study == study.spec.key:
-            known.append(energy.taken_joules(slot, slot.lease, now))
+    for lease in book.leases():
+        if lease.study == study.spec.key:
+            known.append(energy.taken_joules(book.slots_of(lease), lease, now))
     found = [joules for joules in known if joules is not None]
     return sum(found) if found else None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from optuna_hermes.broker._book import Book, Lease, Run
 from optuna_hermes.broker._protocol import Ended, Report
 from optuna_hermes.ledger._base import EventRecord
@@ -30,7 +32,13 @@ def granted(
     if came_from not in (None, book.host):
         detail = {"host": book.host, "from": came_from}
         events.append(book.event(run.study, run.number, "carried on", detail, now))
-    grant = {"device": lease.device, "from": lease.from_tier, "epoch": lease.epoch}
+    grant: dict[str, Any] = {
+        "device": lease.device,
+        "from": lease.from_tier,
+        "epoch": lease.epoch,
+    }
+    if len(lease.devices) > 1:
+        grant["devices"] = list(lease.devices)
     events.append(book.event(run.study, run.number, "granted", grant, now))
     return events
 

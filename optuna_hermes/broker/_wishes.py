@@ -10,7 +10,7 @@ from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
-from optuna_hermes.broker._book import Book, Run, Slot, Study
+from optuna_hermes.broker._book import Book, Lease, Run, Study
 from optuna_hermes.broker._dispatch import Dispatcher
 from optuna_hermes.broker._events import Command, Kill, Refreshed, SaveMemory, SaveWish, Send
 from optuna_hermes.broker._memory import Memory
@@ -50,16 +50,16 @@ class Wishes:
 
     def heed(self, now: float, out: list[Command]) -> None:
         """Nobody who is held has a device, or gets one."""
-        for slot in self._book.slots.values():
-            if slot.next is not None and self._is_held(slot.next.study, slot.next.number):
-                self._book.unreserve(slot)
-            lease = slot.lease
-            if lease is None or lease.yielding or not self._is_held(lease.study, lease.number):
+        for want in self._book.wants():
+            if self._is_held(want.study, want.number):
+                self._book.unreserve(want)
+        for lease in self._book.leases():
+            if lease.yielding or not self._is_held(lease.study, lease.number):
                 continue
             study = self._book.studies[lease.study]
-            if study.away_since is None:  # else its device could not be given to anybody
+            if study.away_since is None:  # else its devices could not be given to anybody
                 lease.deadline = min(lease.deadline, now)
-                self._leave(study, slot, now, out)
+                self._leave(study, lease, now, out)
 
     def refreshed(self, event: Refreshed, now: float, out: list[Command]) -> None:
         """Take in what was wanted on other hosts."""
@@ -129,10 +129,10 @@ class Wishes:
         study = self._book.studies[key]
         return number is not None and study.is_held(study.runs[number])
 
-    def _leave(self, study: Study, slot: Slot, now: float, out: list[Command]) -> None:
-        run = self._book.run_of(slot.lease) if slot.lease else None
+    def _leave(self, study: Study, lease: Lease, now: float, out: list[Command]) -> None:
+        run = self._book.run_of(lease)
         ends = run is not None and study.wish_of(run) == "finishing" and run.stores
-        self._dispatcher.ask_to_yield(slot, now, out, to_disk=ends)
+        self._dispatcher.ask_to_yield(lease, now, out, to_disk=ends)
 
     def _stop(self, study: Study, run: Run, now: float, out: list[Command]) -> None:
         """Let a parked run that is to be finished leave its process, by way of the disk if it can.

@@ -247,7 +247,7 @@ class FakeBroker:
         """What must hold after any events: raises AssertionError where it does not."""
         epochs = [c.epoch for c in self.log if isinstance(c, LeaseRecord)]
         assert epochs == sorted(set(epochs)), "epochs only grow"
-        holders = [s.lease.number for s in self.state.book.slots.values() if s.lease]
+        holders = [lease.number for lease in self.state.book.leases()]
         named = [number for number in holders if number is not None]
         assert len(named) == len(set(named)), "no run on two devices"
         book = self.state.book

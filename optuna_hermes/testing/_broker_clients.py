@@ -11,7 +11,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import TierName
 
 UNITS = 4
-"""Units that a trial trains."""
+"""Units that a trial trains; three times as many if it can be trained on several devices."""
 
 Mixed = Literal["twice", "late"]
 """How a message arrives that does not arrive once, and before the next one."""
@@ -27,8 +27,10 @@ class Trial:
         need: device memory.
         stores: whether it can be suspended to disk.
         moves: whether it can be moved to host memory.
+        most_devices: how many devices it can be trained on at once.
         units: units that its living process has trained.
-        files: units of each checkpoint file that is there.
+        files: units of each checkpoint file that is there, by their paths in order.
+        saves: how many there ever were.
         safe: units of the newest checkpoint that the ledger is known to have.
         kept: paths that were acknowledged, newest first.
         opened: the epoch of the lease under which it was created, or found again.
@@ -41,35 +43,48 @@ class Trial:
     need: int
     stores: bool
     moves: bool
+    most_devices: int = 1
     units: int = 0
     files: dict[str, int] = field(default_factory=dict)
+    saves: int = 0
     safe: int = 0
     kept: list[str] = field(default_factory=list)
     opened: int | None = None
     end: wire.Ending | None = None
     spoilt: bool = False
 
+    @property
+    def length(self) -> int:
+        """Units that it trains."""
+        return UNITS if self.most_devices == 1 else 3 * UNITS
+
     def save(self) -> wire.SavedCheckpoint:
         """Write a checkpoint of what is trained."""
-        path = f"/{self.study}/{self.number}/{len(self.files)}-{self.units}"
+        self.saves += 1
+        path = f"/{self.study}/{self.number}/{self.saves}-{self.units}"
         self.files[path] = self.units
         return wire.SavedCheckpoint(path=path, units=self.units, size_bytes=1, sha256="0")
 
     def keep(self, path: str) -> None:
         """A checkpoint is acknowledged: all before it but one may go."""
         self.kept = [path, *self.kept[:1]]
-        oldest = list(self.files).index(self.kept[-1])
-        for old in list(self.files)[:oldest]:
+        files = list(self.files)
+        oldest = min(files.index(each) for each in self.kept if each in files)
+        for old in files[:oldest]:
             del self.files[old]
 
 
 @dataclass(kw_only=True)
 class Optuna:
-    """The trials of a study, as many as ``wanted`` in the end."""
+    """The trials of a study, as many as ``wanted`` in the end.
+
+    ``stretches`` says whether some of them can be trained on several devices.
+    """
 
     key: str
     wanted: int
     random: Random
+    stretches: bool = False
     trials: list[Trial] = field(default_factory=list)
 
     def create(self) -> Trial:
@@ -80,6 +95,7 @@ class Optuna:
             need=self.random.choice([1, 4, 6, 8]),
             stores=self.random.random() < 0.8,
             moves=self.random.random() < 0.8,
+            most_devices=self.random.choice([1, 2, 3, 3]) if self.stretches else 1,
         )
         self.trials.append(trial)
         return trial
@@ -110,7 +126,7 @@ class Process:
     study: str
     honest: bool = True
     trial: Trial | None = None
-    device: str = ""
+    devices: tuple[str, ...] = ()
     uses: int = 0
     epoch: int = 0
     alone: bool = False
@@ -132,7 +148,8 @@ class Process:
         return wire.Resume(
             study=spec,
             epoch=self.epoch,
-            device=self.device,
+            device=self.devices[0],
+            others=self.devices[1:],
             number=self.trial.number,
             trial_id=self.trial.number,
             training=self.doing == "trains",
@@ -142,7 +159,16 @@ class Process:
             reports=() if self.report is None else (self.report,),
             checkpoints=tuple(self.saved),
             parked=self.parked if stops else None,
+            sizes=self.sizes(),
         )
+
+    def sizes(self) -> wire.BatchSizes | None:
+        """What it says of its batches and devices; nothing if neither can change."""
+        if self.trial is None or self.trial.most_devices == 1:
+            return None
+        seconds = {8: 1 / max(1, len(self.devices))}
+        most = self.trial.most_devices
+        return wire.BatchSizes(now=8, least=8, most=8, seconds=seconds, most_devices=most)
 
 
 class Behaviour:
@@ -152,7 +178,7 @@ class Behaviour:
         process: which.
         optuna: the trials of its study.
         say: sends a message to the broker.
-        free: bytes that are free on the device where it is.
+        free: bytes that are free on each device where it is, the least.
         random: takes its decisions.
     """
 
@@ -209,11 +235,16 @@ class Behaviour:
 
     def _take(self, grant: wire.Grant) -> None:
         process = self._process
-        process.epoch, process.device, process.alone = grant.epoch, grant.devices[0], grant.alone
+        if process.doing == "parked":
+            assert len(grant.devices) == len(process.devices), "ranks do not come and go"
+            moved = set(grant.devices) != set(process.devices)
+            assert not (moved and grant.devices[0].startswith("GPU")), "a process keeps its GPUs"
+        process.epoch, process.devices, process.alone = grant.epoch, grant.devices, grant.alone
         if process.trial is None:
             self._open(grant)
         trial = process.trial
         assert trial is not None
+        assert len(grant.devices) <= trial.most_devices or trial.spoilt, "too many devices"
         if process.doing == "leaves":
             return
         if trial.end is not None:  # whoever told Optuna died before it told the broker
@@ -224,6 +255,9 @@ class Behaviour:
         else:
             process.doing = "trains"
             self._say(wire.Training(epoch=process.epoch, stores=self._stores))
+            sizes = process.sizes()
+            if sizes is not None:
+                self._say(wire.Stretches(epoch=process.epoch, sizes=sizes))
 
     def _open(self, grant: wire.Grant) -> None:
         """Find the trial of a grant, and go back to its newest checkpoint."""
@@ -277,7 +311,7 @@ class Behaviour:
         value = self._random.choice([1 / trial.units, float("nan"), float("inf")])
         process.report = wire.Report(epoch=epoch, unit=trial.units, step=trial.units, value=value)
         self._say(process.report)
-        if trial.units >= UNITS:
+        if trial.units >= trial.length:
             trial.end, process.doing = "done", "leaves"
             if self._random.random() < 0.8:  # or it dies between telling Optuna and the broker
                 self._say(wire.Ended(epoch=epoch, state="done"))
@@ -291,6 +325,7 @@ class Behaviour:
         """Go to a tier, or, where that cannot be, to another."""
         process, trial = self._process, self._process.trial
         assert trial is not None
+        assert tier != "host" or len(process.devices) == 1, "ranks stay, or go to disk"
         moves = trial.moves and process.role == "worker"
         if self._random.random() < 0.1:
             tier = self._random.choice([tier, "resident", "disk"])

@@ -16,8 +16,7 @@ _ENDS: tuple[wire.Ending, ...] = ("done", "failed")
 def own_epochs(world: World, process: Process) -> set[int]:
     """The epochs about which the broker listens to a process."""
     book = world.state.book
-    leases = (slot.lease for slot in book.slots.values() if slot.lease)
-    own = {lease.epoch for lease in leases if lease.connection == process.connection}
+    own = {lease.epoch for lease in book.leases() if lease.connection == process.connection}
     parked = (run for run in book.runs() if run.connection == process.connection)
     return own | {run.epoch for run in parked if run.state == "parked"}
 
@@ -79,7 +78,10 @@ def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
         wire.Report(epoch=epoch, unit=random.randint(1, 9), step=0, value=random.random()),
         wire.Beat(epoch=epoch, batches=0, memory_bytes=taken),
         wire.Stretches(
-            epoch=epoch, sizes=wire.BatchSizes(now=random.randint(1, 9), least=2, most=8)
+            epoch=epoch,
+            sizes=wire.BatchSizes(
+                now=random.randint(1, 9), least=2, most=8, most_devices=random.randint(1, 4)
+            ),
         ),
         wire.Parked(
             epoch=epoch,

@@ -16,13 +16,19 @@ from optuna_hermes.testing._broker_world import World
 def check(world: World) -> None:
     """Raise ``AssertionError`` where a rule is broken."""
     book = world.state.book
-    leases = [slot.lease for slot in book.slots.values() if slot.lease]
+    leases = book.leases()
+    _once((id_ for lease in leases for id_ in lease.devices), "a device has one lease")
+    for lease in leases:
+        there = [book.slots[id_].lease is lease for id_ in lease.devices]
+        assert all(there), "a lease that has lost a device"
     _once((lease.epoch for lease in leases), "an epoch has one lease")
     _once((lease.connection for lease in leases), "a process has one lease")
     held = [(lease.study, lease.number) for lease in leases if lease.number is not None]
     _once(held, "a run has one lease")
     for slot in book.slots.values():
         _check_slot(world, slot)
+    for want in book.wants():
+        assert not any(slot.lease and slot.lease.yielding is None for slot in book.slots_of(want))
     for study in book.studies.values():
         _check_study(world, study)
         for run in study.runs.values():
@@ -35,6 +41,15 @@ def check(world: World) -> None:
     wire.frame(wire.Status(document=world.state.status(world.now)))
 
 
+def check_broken(world: World, device: str) -> None:
+    """Raise ``AssertionError`` if a run stays with a device that was seen to be broken."""
+    lease = world.state.book.slots[device].lease
+    run = None if lease is None else world.state.book.run_of(lease)
+    if lease is not None and not lease.yielding and not world.is_dying(lease.connection):
+        assert run is not None, "a new trial stays with a broken device"
+        assert not run.stores, "a run stays with a broken device"
+
+
 def _once(values: Iterable[object], what: str) -> None:
     more = [value for value, count in Counter(values).items() if count > 1]
     assert not more, f"{what}: {more}"
@@ -44,12 +59,13 @@ def _check_slot(world: World, slot: Slot) -> None:
     book, lease, want = world.state.book, slot.lease, slot.next
     if lease is not None:
         assert lease.connection in book.clients, "a lease whose holder is gone"
-        assert lease.device == slot.device.id
+        assert slot.device.id in lease.devices
         assert not lease.held or book.studies[lease.study].away_since is not None, "held for ever"
         run = book.run_of(lease)
         if run is not None:
             assert run.state == "running", f"a lease of a run that is {run.state}"
             assert (run.connection, run.epoch) == (lease.connection, lease.epoch)
+            assert run.devices == lease.devices
             study = book.studies[lease.study]
             leaves = lease.yielding or study.away_since is not None
             assert leaves or not study.is_held(run), "a device for a run that is held"
@@ -63,7 +79,7 @@ def _check_study(world: World, study: Study) -> None:
     clients, key = world.state.book.clients, study.spec.key
     _once(study.idle, "a process waits once")
     busy = {run.connection for run in study.runs.values()}
-    busy |= {s.lease.connection for s in world.state.book.slots.values() if s.lease}
+    busy |= {lease.connection for lease in world.state.book.leases()}
     for connection in study.idle:
         assert clients[connection].role == "worker", "only workers wait for any run"
         assert connection in study.workers
@@ -98,7 +114,7 @@ def _check_devices(world: World) -> None:
     """Those who behave never meet on a device."""
     here = (*world.processes.values(), *world.away_ones)
     there = [p for p in here if p.honest and p.doing == "trains"]
-    _once((p.device for p in there), "a device has one holder")
+    _once((id_ for p in there for id_ in p.devices), "a device has one holder")
     _once(((p.study, p.trial.number) for p in there if p.trial), "a trial has one process")
 
 
@@ -113,9 +129,11 @@ def _check_promises(world: World) -> None:
 def _check_grants(world: World) -> None:
     for command in world.answer:
         if isinstance(command, Send) and isinstance(command.message, wire.Grant):
-            slot = world.state.book.slots[command.message.devices[0]]
-            if slot.lease is not None and slot.lease.epoch == command.message.epoch:
-                _check_grant(world, slot, slot.lease)
+            for id_ in command.message.devices:
+                slot = world.state.book.slots[id_]
+                if slot.lease is not None and slot.lease.epoch == command.message.epoch:
+                    assert slot.lease.devices == command.message.devices
+                    _check_grant(world, slot, slot.lease)
 
 
 def _check_grant(world: World, slot: Slot, lease: Lease) -> None:

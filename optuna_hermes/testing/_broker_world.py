@@ -63,6 +63,7 @@ class World:
         ledgers: databases for the studies, 1 or 2.
         policies: of each study.
         wanted: trials of each study.
+        stretches: whether trials can be trained on several devices.
         random: takes the decisions that nobody takes.
     """
 
@@ -77,6 +78,7 @@ class World:
         policies: Sequence[str],
         wanted: int,
         random: Random,
+        stretches: bool = False,
     ) -> None:
         self.random = random
         self.told = told
@@ -92,7 +94,9 @@ class World:
         keys = [f"study-{index}" for index in range(len(policies))]
         databases = [MemoryLedger() for _ in range(ledgers)]
         self.ledgers = {key: databases[index % ledgers] for index, key in enumerate(keys)}
-        self.studies = {key: Optuna(key=key, wanted=wanted, random=random) for key in keys}
+        self.studies = {
+            key: Optuna(key=key, wanted=wanted, random=random, stretches=stretches) for key in keys
+        }
         self.specs = {
             key: wire.StudySpec(key=key, name=key, ledger_url="memory:", policy=policy)
             for key, policy in zip(keys, policies, strict=True)
@@ -444,7 +448,7 @@ class World:
             return
         optuna = self.studies[process.study]
         behaviour = Behaviour(
-            process, optuna, self._tell, lambda: self.free(process.device), self.random
+            process, optuna, self._tell, lambda: min(map(self.free, process.devices)), self.random
         )
         if not behaviour.act():
             self.hang_up(process)
@@ -465,6 +469,10 @@ class World:
             del self.lost[connection]
             self.feed(Disconnected(connection=connection))
 
+    def is_dying(self, connection: int) -> bool:
+        """Whether a process was killed, and its end is still to be seen."""
+        return connection in self._dying
+
     def _kill(self, command: Kill) -> None:
         process = self.processes.get(command.connection) or self.lost.get(command.connection)
         if process is None:
@@ -480,7 +488,7 @@ class World:
         if not device.startswith("GPU"):
             return 1000 * SIZE
         there = (*self.processes.values(), *self.away_ones)
-        here = (p.uses for p in there if p.device == device)
+        here = (p.uses for p in there if device in p.devices)
         return SIZE - self.strangers[device] - sum(here)
 
     def change(self, device: str, **fields: Any) -> None:

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _state
-from optuna_hermes.broker._book import Book, Slot, Study
+from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
 from optuna_hermes.broker._ends import Ends
 from optuna_hermes.broker._events import Command, Event, Send, StudyRead
 from optuna_hermes.broker._state import State
@@ -31,7 +31,7 @@ from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.testing._broker_clients import Mixed, Process
 from optuna_hermes.testing._broker_liars import about_lease, lie, own_epochs
-from optuna_hermes.testing._broker_rules import check
+from optuna_hermes.testing._broker_rules import check, check_broken
 from optuna_hermes.testing._broker_world import World
 
 STEPS = 50
@@ -42,6 +42,8 @@ WANTED = 4
 WISHES: tuple[Literal["held", "boosted"] | None, ...] = ("held", "held", "boosted", None)
 PATIENCE = 600
 """Rounds in which processes that behave finish what was begun."""
+
+STRETCHING = "optuna_hermes.testing._stretching:Stretching"
 
 numbers = st.integers(0, 2**16)
 
@@ -161,8 +163,11 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(which=numbers, healthy=st.booleans(), free=st.booleans())
     def change_device(self, which: int, healthy: bool, free: bool) -> None:
         devices = list(self.world.devices)
-        self.world.change(devices[which % len(devices)], healthy=healthy, free=free)
+        device = devices[which % len(devices)]
+        self.world.change(device, healthy=healthy, free=free)
         self.world.poll()
+        if not healthy:
+            check_broken(self.world, device)
 
     @rule(which=numbers, taken=st.integers(0, 10))
     def meet_stranger(self, which: int, taken: int) -> None:
@@ -316,6 +321,27 @@ TestBroker.settings = settings(
 )
 
 
+class StretchedMachine(BrokerMachine):
+    """Most runs can be trained on several devices, and are: now on more, now on fewer."""
+
+    @initialize(
+        gpus=st.booleans(),
+        devices=st.integers(2, 3),
+        told=st.sampled_from(["all", "total", "nothing"]),
+        budget=st.sampled_from([0, 8]),
+        ledgers=st.integers(1, 2),
+        policies=st.sampled_from([[STRETCHING], [STRETCHING] * 2, [STRETCHING, "ones"], ["smd"]]),
+        seed=numbers,
+        opened=st.integers(1, 2),
+    )
+    def begin(self, seed: int, opened: int, **world: Any) -> None:
+        super().begin(seed, opened, stretches=True, **world)
+
+
+TestStretchedBroker = pytest.mark.timeout(300 + EXAMPLES)(StretchedMachine.TestCase)
+TestStretchedBroker.settings = TestBroker.settings
+
+
 # -- what it can see ---------------------------------------------------------------------------
 
 
@@ -368,6 +394,22 @@ def host_memory_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Book, "host_used_bytes", 0)
 
 
+def a_lease_ends_on_its_first_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = Ends.lease
+
+    def half(self: Ends, lease: Lease, now: float, out: list[Command]) -> None:
+        further = self._book.slots_of(lease)[1:]
+        end(self, lease, now, out)
+        for slot in further:
+            slot.lease = lease
+
+    monkeypatch.setattr(Ends, "lease", half)
+
+
+def ranks_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "suits", lambda self, slots: True)
+
+
 def epochs_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     admit = _state.admit_study
 
@@ -397,6 +439,26 @@ def test_the_machine_sees_a_planted_bug(
 ) -> None:
     """What the attack is there to find, it finds."""
     plant(monkeypatch)
+    assert_seen(seen, CrampedMachine)
+
+
+@pytest.mark.parametrize(
+    ("plant", "seen"),
+    [
+        (a_lease_ends_on_its_first_device, "a device has one lease"),
+        (ranks_come_and_go, "ranks do not come and go"),
+    ],
+)
+def test_the_machine_sees_a_bug_of_several_devices(
+    plant: Callable[[pytest.MonkeyPatch], None], seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases that come apart, and processes that are given what they cannot use."""
+    plant(monkeypatch)
+    assert_seen(seen, StretchedMachine)
+
+
+def assert_seen(seen: str, machine: type[BrokerMachine]) -> None:
+    """An attack finds a planted bug."""
     budget = settings(
         TestBroker.settings,
         max_examples=300,
@@ -407,4 +469,4 @@ def test_the_machine_sees_a_planted_bug(
         print_blob=False,
     )
     with pytest.raises(Exception, match=seen):
-        run_state_machine_as_test(CrampedMachine, settings=budget)
+        run_state_machine_as_test(machine, settings=budget)

@@ -1,0 +1,323 @@
+"""A lease of several devices: granted, ended, broken, counted and taken over as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._book import Lease, Run
+from optuna_hermes.broker._events import WritesFailed
+from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot
+from optuna_hermes.policies import Policy
+from optuna_hermes.policies._base import free_devices, opened, unopened
+from optuna_hermes.testing import FakeBroker
+
+
+class Wanting(Policy):
+    """In the order of numbers, each run as many devices as it is told; new trials get one."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        self.seen = Snapshot()
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        self.seen = snapshot
+        free = [device.id for device in free_devices(snapshot)]
+        given: list[Assignment] = []
+        for run in [*opened(snapshot), *unopened(snapshot)]:
+            number = None if run is None else run.number
+            count = 1 if number is None else self.counts.get(number, 1)
+            if len(free) >= count > 0:
+                given.append(Assignment(run=number, devices=tuple(free[:count])))
+                free = free[count:]
+        return Decision(assignments=tuple(given))
+
+    def run(self, number: int) -> RunView:
+        return next(run for run in self.seen.runs if run.number == number)
+
+
+class Host:
+    """A broker with two devices and a study of one trial, whose run may have both."""
+
+    def __init__(self, devices: int | list[Device] = 2) -> None:
+        self.broker = FakeBroker(devices=devices)
+        self.broker.driver(slice_seconds=1.0, unstarted=1)
+        self.policy = self.serve(self.broker)
+        self.worker = self.broker.worker()
+        self.epoch = self.begin(self.broker, self.worker)
+
+    @staticmethod
+    def serve(broker: FakeBroker) -> Wanting:
+        policy = Wanting()
+        broker.state.book.studies["s"].policy = policy
+        return policy
+
+    @staticmethod
+    def begin(broker: FakeBroker, worker: int, seconds: float = 1.0, *, stores: bool = True) -> int:
+        epoch: int = broker.last(worker, "Grant").epoch
+        broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
+        broker.say(worker, wire.Training(epoch=epoch, stores=stores))
+        sizes = wire.BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
+        broker.say(worker, wire.Stretches(epoch=epoch, sizes=sizes))
+        return epoch
+
+    def leave(self, tier: str = "disk") -> None:
+        """The run does as it was asked to, and its process ends."""
+        saved = wire.SavedCheckpoint(path="/c", units=0, size_bytes=1, sha256="0")
+        parked = wire.Parked(
+            epoch=self.epoch,
+            tier=tier,  # type: ignore[arg-type]
+            suspend_seconds=0.5,
+            checkpoint=saved if tier == "disk" else None,
+            stores=True,
+        )
+        self.broker.say(self.worker, parked)
+        if tier == "disk":
+            self.broker.hang_up(self.worker)
+
+    def grow(self) -> None:
+        """The run goes over disk and comes back with both devices, in another process."""
+        self.policy.counts[0] = 2
+        self.broker.advance(1.0)
+        self.leave()
+        self.worker = self.broker.worker()
+        self.epoch = self.begin(self.broker, self.worker, 0.6)
+
+    @property
+    def run(self) -> Run:
+        return self.broker.state.book.studies["s"].runs[0]
+
+    @property
+    def leases(self) -> list[Lease]:
+        return self.broker.state.book.leases()
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        events = self.broker.ledger.load_events("s")
+        return [event.detail for event in events if event.kind == kind]
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def test_another_number_goes_over_disk(host: Host) -> None:
+    """A run that is to have two devices leaves to disk, and another process gets both."""
+    host.policy.counts[0] = 2
+    host.broker.advance(1.0)
+    assert host.broker.last(host.worker, "Yield").tier == "disk"
+    host.leave()
+    grant = host.broker.last(host.broker.worker(), "Grant")
+    assert (grant.number, grant.devices) == (0, ("cpu:0", "cpu:1"))
+    assert host.broker.leases()[-1].devices == ("h/cpu:0", "h/cpu:1")
+    assert host.run.devices == ("cpu:0", "cpu:1")
+    assert host.told("granted")[-1]["devices"] == ["cpu:0", "cpu:1"]
+
+
+def test_the_same_number_stays_in_its_process(host: Host) -> None:
+    """At the end of its slice a run keeps both, and one that waited in memory has both again."""
+    host.grow()
+    host.broker.advance(1.0)
+    assert host.broker.last(host.worker, "Yield") is None
+    host.policy.counts[0] = 0
+    host.broker.advance(1.0)
+    assert host.broker.last(host.worker, "Yield").tier == "resident"
+    host.leave("resident")
+    assert (host.run.state, host.run.devices) == ("parked", ("cpu:0", "cpu:1"))
+    host.policy.counts[0] = 2
+    host.broker.poll("cpu:0")
+    assert host.broker.last(host.worker, "Grant").devices == ("cpu:0", "cpu:1")
+    assert host.broker.last(host.worker, "Grant").epoch > host.epoch
+
+
+def test_a_parked_run_goes_over_disk_too(host: Host) -> None:
+    """Its process has two ranks: one device is for another one."""
+    host.grow()
+    host.policy.counts[0] = 0
+    host.broker.advance(1.0)
+    host.leave("resident")
+    host.policy.counts[0] = 1
+    host.broker.poll("cpu:0")
+    assert host.broker.last(host.worker, "Evict").tier == "disk"
+    host.leave()
+    assert host.broker.last(host.broker.worker(), "Grant").devices == ("cpu:0",)
+
+
+def test_a_run_that_cannot_be_stored_keeps_its_number(host: Host) -> None:
+    """A policy is not offered what would need a disk."""
+    host.broker.say(host.worker, wire.Training(epoch=host.epoch, stores=False))
+    host.broker.advance(1.0)
+    assert host.policy.run(0).device_range == (1, 1)
+
+
+def test_a_run_that_does_not_reach_the_disk_is_not_waited_for(host: Host) -> None:
+    """The devices that were reserved for it are free again, and it goes on with one."""
+    host.policy.counts[0] = 2
+    host.broker.advance(1.0)
+    host.policy.counts[0] = 1
+    host.broker.say(host.worker, wire.Parked(epoch=host.epoch, tier="resident", suspend_seconds=0))
+    grant = host.broker.last(host.worker, "Grant")
+    assert (grant.epoch > host.epoch, grant.devices) == (True, ("cpu:0",))
+
+
+def test_a_policy_sees_devices_and_speeds(host: Host) -> None:
+    """What was measured on one device is remembered when it trains on two."""
+    host.grow()
+    host.broker.advance(1.0)
+    seen = host.policy.run(0)
+    assert seen.seats == ("cpu:0", "cpu:1")
+    assert (seen.device_range, seen.devices_wanted) == ((1, 2), 2)
+    assert seen.elastic is not None
+    speeds = [(x.devices, x.batch_size, x.step_seconds) for x in seen.elastic.speeds]
+    assert speeds == [(1, 8, 1.0), (2, 8, 0.6)]
+
+
+@pytest.mark.parametrize(("count", "who"), [(3, "3 for run 0"), (2, "2 for a new trial")])
+def test_more_devices_than_allowed_end_the_study(count: int, who: str) -> None:
+    """A policy that gives a run more than it may have, or a new trial several, is named."""
+    host = Host(3)
+
+    class Generous(Wanting):
+        def decide(self, snapshot: Snapshot) -> Decision:
+            number = None if count == 2 else 0
+            devices = tuple(device.id for device in free_devices(snapshot))[:count]
+            return Decision(assignments=(Assignment(run=number, devices=devices),))
+
+    host.broker.state.book.studies["s"].policy = Generous()
+    host.broker.advance(1.0)
+    assert f"but got {who}" in str(host.broker.state.book.studies["s"].problem)
+
+
+def test_device_time_is_that_of_both(host: Host) -> None:
+    """Runs, reports, studies and energy count each device."""
+    host.grow()
+    before = host.run.device_seconds
+    host.broker.now += 3.0
+    host.broker.say(host.worker, wire.Report(epoch=host.epoch, unit=1, step=1, value=0.5))
+    assert host.run.curve.device_seconds == (pytest.approx(before + 6.0),)
+    (entry,) = host.broker.state.status(host.broker.now)["studies"]
+    assert entry["held_seconds"] == pytest.approx(6.0)
+    host.policy.counts[0] = 2
+    host.broker.poll("cpu:0")
+    assert host.policy.run(0).attained_seconds == pytest.approx(before + 6.0)
+    host.broker.now += 1.0
+    host.broker.say(host.worker, wire.Ended(epoch=host.epoch, state="done"))
+    assert host.run.device_seconds == pytest.approx(before + 8.0)
+
+
+def test_energy_is_that_of_both() -> None:
+    """Counters are added up; where one counts nothing, so are the rated powers."""
+
+    def gpu(name: str, joules: float | None) -> Device:
+        return Device(id=name, kind="gpu", free=True, energy_joules=joules, power_watts=100.0)
+
+    for counted, expected in ((50.0, 70.0 + 30.0), (None, 2 * 100.0 * 2)):
+        host = Host([gpu("GPU-a", 10.0), gpu("GPU-b", counted)])
+        host.grow()
+        before = host.run.energy_joules or 0.0
+        host.broker.now += 2.0
+        host.broker.poll("GPU-a", energy_joules=80.0)
+        host.broker.poll("GPU-b", energy_joules=None if counted is None else counted + 30.0)
+        host.broker.say(host.worker, wire.Ended(epoch=host.epoch, state="done"))
+        assert host.run.energy_joules == pytest.approx(before + expected)
+
+
+@pytest.mark.parametrize("how", ["ended", "died", "refused"])
+def test_all_devices_are_free_together(host: Host, how: str) -> None:
+    """However a lease ends."""
+    host.grow()
+    assert len(host.leases) == 1
+    if how == "ended":
+        host.broker.say(host.worker, wire.Ended(epoch=host.epoch, state="done"))
+    elif how == "died":
+        host.broker.hang_up(host.worker)
+    else:
+        host.broker.say(host.worker, wire.Released(epoch=host.epoch, reason="so"))
+    assert host.leases == []
+    assert [lease.ended for lease in host.broker.ledger.load_leases("s")].count(None) == 0
+
+
+def test_a_broken_device_ends_the_lease_of_all(host: Host) -> None:
+    """The run leaves both, and goes on with the one that works."""
+    host.grow()
+    host.policy.counts[0] = 1
+    host.broker.poll("cpu:1", healthy=False, problem="lost")
+    assert host.broker.last(host.worker, "Yield").tier == "disk"
+    host.leave()
+    assert host.broker.last(host.broker.worker(), "Grant").devices == ("cpu:0",)
+
+
+def test_a_device_that_breaks_is_not_waited_for(host: Host) -> None:
+    """What needed it is given up on the others too."""
+    host.policy.counts[0] = 2
+    host.broker.advance(1.0)
+    host.policy.counts[0] = 1
+    host.broker.poll("cpu:1", healthy=False, problem="lost")
+    assert host.broker.state.book.wants() == []
+    host.leave()
+    assert host.broker.last(host.broker.worker(), "Grant").devices == ("cpu:0",)
+
+
+def test_the_next_broker_takes_both_over(host: Host) -> None:
+    """A process that comes back has its two devices, which nobody else could get meanwhile."""
+    host.grow()
+    pid = host.broker.state.book.clients[host.worker].pid
+    after = host.broker.successor()
+    after.driver(slice_seconds=1.0, unstarted=1)
+    policy = host.serve(after)
+    other = after.worker()
+    assert after.last(other, "Grant") is None
+    sizes = wire.BatchSizes(now=8, least=8, most=8, seconds={8: 0.6}, most_devices=2)
+    resume = wire.Resume(
+        study=wire.StudySpec(key="s", name="s", ledger_url="memory:"),
+        epoch=host.epoch,
+        device="cpu:0",
+        others=("cpu:1",),
+        number=0,
+        trial_id=0,
+        held_seconds=3.0,
+        training=True,
+        stores=True,
+        reports=(wire.Report(epoch=host.epoch, unit=1, step=1, value=1.0, age_seconds=1.0),),
+        sizes=sizes,
+    )
+    after.resume(pid, resume)
+    (lease,) = after.state.book.leases()
+    assert (lease.epoch, lease.devices) == (host.epoch, ("cpu:0", "cpu:1"))
+    assert after.last(other, "Grant") is None
+    run = after.state.book.studies["s"].runs[0]
+    assert run.curve.device_seconds[-1] - run.device_seconds == pytest.approx(4.0)
+    policy.counts[0] = 2
+    after.advance(1.0)
+    assert policy.run(0).device_range == (1, 2)
+
+
+def test_a_process_that_claims_other_devices_is_refused(host: Host) -> None:
+    """A lease is for the devices that the ledger says, all of them."""
+    host.grow()
+    pid = host.broker.state.book.clients[host.worker].pid
+    after = host.broker.successor()
+    resume = wire.Resume(
+        study=wire.StudySpec(key="s", name="s", ledger_url="memory:"),
+        epoch=host.epoch,
+        device="cpu:0",
+        number=0,
+        trial_id=0,
+    )
+    worker = after.resume(pid, resume)
+    assert "is not for device cpu:0" in after.last(worker, "Refused").reason
+
+
+def test_what_the_ledger_refuses_never_was(host: Host) -> None:
+    """A lease that was never written is undone on both devices."""
+    host.policy.counts[0] = 2
+    host.broker.advance(1.0)
+    host.leave()
+    host.broker.worker()
+    (epoch,) = (c.epoch for c in host.broker.log[-9:] if isinstance(c, LeaseRecord))
+    host.broker.apply(WritesFailed(epochs=(epoch,), reason="full"))
+    assert host.leases == []
+    assert host.run.state == "stored"
