@@ -1,0 +1,91 @@
+"""Suspend and resume a loop over scikit-learn's ``partial_fit`` between any two calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import sklearn.base
+
+from optuna_hermes.broker import session_of
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.pytorch import Run
+from optuna_hermes.suspend import Session
+from optuna_hermes.suspend._objects import Objects
+
+_GENERATORS = (np.random.RandomState, np.random.Generator)
+
+
+def suspendable(trial: Any, /, **named: Any) -> Run:
+    """Let other runs have the device between two calls of ``partial_fit``.
+
+    As ``optuna_hermes.pytorch.suspendable``, which has the same ``epochs``, ``batches``, ``report``
+    and ``kept``, for estimators of scikit-learn and random generators of NumPy.
+
+    A run that comes back in another process begins its objective again. This call gives the
+    estimators that the objective has made the attributes they had: arrays, plain values, and
+    objects of classes of their own package. Nothing is unpickled.
+
+    Args:
+        trial: the ``optuna.Trial`` of this run.
+        named: all that the loop changes, by names of your choice: estimators, scalers, random
+            generators, or whatever has ``state_dict`` and ``load_state_dict``.
+
+    Raises:
+        InvalidInputError: an object is none of these, or this is the trial's second call.
+        CheckpointError: the run's checkpoints cannot be used.
+
+    Example:
+        .. code-block:: python
+
+            def objective(trial):
+                model = SGDClassifier(alpha=trial.suggest_float("alpha", 1e-6, 1e-1, log=True))
+                rng = np.random.default_rng(0)
+                run = suspendable(trial, model=model, rng=rng)
+                for epoch in run.epochs(30):
+                    for batch in run.batches(np.array_split(rng.permutation(len(x)), 20)):
+                        model.partial_fit(x[batch], y[batch], classes=classes)
+                    run.report(model.score(x_valid, y_valid))
+                return run.value
+    """
+    return make_run(trial, named, session_of(trial))
+
+
+def make_run(trial: Any, named: dict[str, Any], session: Session | None) -> Run:
+    """See ``suspendable``; the session is the caller's."""
+    return _Run(trial, {name: _kept(name, each) for name, each in named.items()}, session)
+
+
+class _Run(Run):
+    """A loop that may draw the order of an epoch from a generator that is named."""
+
+    def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
+        self._generators = {
+            name: each
+            for name, each in named.items()
+            if isinstance(each, Objects) and isinstance(each.root, _GENERATORS)
+        }
+        self._at_begin: dict[str, Any] = {}
+        super().__init__(trial, named, session)
+
+    def _begin(self, epoch: int) -> None:
+        if self._session is not None:
+            if self._restored is not None:
+                for name, generator in self._generators.items():
+                    generator.load_state_dict(self._restored["epoch_generators"][name])
+            self._at_begin = {name: each.state_dict() for name, each in self._generators.items()}
+        super()._begin(epoch)
+
+    def _where(self) -> dict[str, Any]:
+        return {**super()._where(), "epoch_generators": self._at_begin}
+
+
+def _kept(name: str, each: Any) -> Any:
+    if isinstance(each, (sklearn.base.BaseEstimator, *_GENERATORS)):
+        return Objects(name, each)
+    if hasattr(each, "state_dict"):
+        return each
+    raise InvalidInputError(
+        f"suspendable({name}=...) must be an estimator of scikit-learn, a generator of NumPy, or "
+        f"have state_dict() and load_state_dict(), but is of {type(each).__name__}."
+    )

@@ -1,0 +1,245 @@
+"""Plain Python objects as trees of plain values: their attributes, and nothing that runs.
+
+A checkpoint names classes, and they are only looked for where the object that is put back comes
+from: in modules of the packages of its own class and that one's bases, imported already. No
+constructor is called, save that of types which no Python code defines (of Cython), have no
+attributes, and say by ``__reduce__`` that plain arguments make them. Functions and classes stay
+what the objective has made them.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from optuna_hermes.errors import CheckpointError, SuspendError
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_NUMBERS = "biufc"  # NumPy's kinds
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
+_GLOBAL: Any = np.random.mtrand._rand
+_OF_PYTHON = {"builtins", "abc", "typing"}
+_HEAP_TYPE = 1 << 9  # of ``__flags__``: a class that Python code has defined
+
+
+class Objects:
+    """An object that is changed, and all that it leads to.
+
+    Args:
+        name: as a message names it.
+        root: its attributes are replaced by ``load_state_dict``; it stays itself.
+    """
+
+    def __init__(self, name: str, root: Any) -> None:
+        self._name = name
+        self.root = root
+        """The object itself."""
+        self._packages = {_package(kind) for kind in type(root).__mro__} - _OF_PYTHON
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state, as a tree of arrays and plain values.
+
+        Raises:
+            CheckpointError: it leads to something that cannot be put back.
+        """
+        writer = _Writer(self._packages)
+        tree = {"object": writer.node(self.root, (self._name,))}
+        writer.refuse_overlaps()
+        return tree
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make it what it was.
+
+        Raises:
+            SuspendError: the state is not of such an object.
+        """
+        _Reader(self._packages).node(state["object"], self.root)
+
+
+class _Writer:
+    def __init__(self, packages: Collection[str]) -> None:
+        self._packages = packages
+        self._seen: dict[int, int] = {}
+        self._kept: list[Any] = []  # no number is used twice
+        self._regions: dict[tuple[int, int, str], tuple[int, str]] = {}
+
+    def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
+        kind = type(value)
+        if kind in _PLAIN or (isinstance(value, np.generic) and value.dtype.kind in _NUMBERS):
+            return ["plain", value]
+        if isinstance(value, _CODE):
+            return ["present"]
+        if id(value) in self._seen:
+            return ["same", self._seen[id(value)]]
+        if kind in (list, tuple, set, frozenset):
+            items = [self.node(item, (*place, str(n))) for n, item in enumerate(value)]
+            return [kind.__name__, items]
+        if kind is dict:
+            pairs = [
+                [self.node(key, place), self.node(item, (*place, str(key)))]
+                for key, item in value.items()
+            ]
+            return ["dict", pairs]
+        self._seen[id(value)] = len(self._seen)
+        self._kept.append(value)
+        return self._object(value, place)
+
+    def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
+        kind = type(value)
+        if kind is np.ndarray:
+            if value.dtype.kind in _NUMBERS:
+                return self._array(value, ".".join(place))
+            items = [self.node(item, place) for item in value.ravel().tolist()]
+            return ["array of", value.dtype.str, list(value.shape), items]
+        if isinstance(value, np.random.RandomState):
+            if value is _GLOBAL:
+                return ["global"]
+            return ["generator", "RandomState", self.node(value.get_state(legacy=False), place)]
+        if kind is np.random.Generator:
+            bits = value.bit_generator
+            return ["generator", type(bits).__name__, self.node(bits.state, place)]
+        if _package(kind) in self._packages:
+            name = [kind.__module__, kind.__qualname__]
+            if hasattr(value, "__dict__"):
+                parts = [[n, self.node(v, (*place, n))] for n, v in vars(value).items()]
+                return ["object", *name, parts]
+            made = value.__reduce__()
+            if made[0] is kind and len(made) == 2 and not kind.__flags__ & _HEAP_TYPE:
+                return ["made", *name, self.node(made[1], place)]
+        raise CheckpointError(
+            f"{'.'.join(place)} must be an array, a plain value or an object with attributes of "
+            f"{' or '.join(sorted(self._packages))}, to be stored, but is a {kind.__module__}."
+            f"{kind.__qualname__}: leave it out, or use another one."
+        )
+
+    def _array(self, value: np.ndarray[Any, Any], name: str) -> list[Any]:
+        begin, end = _bounds(value)
+        region = (begin, end, value.dtype.str)
+        order = "C" if value.flags.c_contiguous else "F"
+        whole = value.flags.forc and value.nbytes == end - begin
+        if whole and region in self._regions:  # the same numbers in another shape
+            return ["reshaped", self._regions[region][0], order, *value.shape]
+        if value.size:
+            self._regions[region] = self._seen[id(value)], name
+        return ["array", order, value]
+
+    def refuse_overlaps(self) -> None:
+        """Arrays that are parts of each other would be apart when they come back.
+
+        Raises:
+            CheckpointError: there are such.
+        """
+        before, last = 0, ""
+        for (begin, end, _), (_, name) in sorted(self._regions.items()):
+            if begin < before:
+                raise CheckpointError(
+                    f"{name} must have memory of its own, to be stored, but shares it with {last}: "
+                    "use another estimator."
+                )
+            if end > before:
+                before, last = end, name
+
+
+class _Reader:
+    def __init__(self, packages: Collection[str]) -> None:
+        self._packages = packages
+        self._seen: list[Any] = []
+
+    def node(self, node: list[Any], present: Any = None) -> Any:
+        """The value of a node; ``present`` is what is there now, and is kept where it can be."""
+        kind, *rest = node
+        if kind == "plain":
+            return rest[0]
+        if kind == "same":
+            return self._seen[rest[0]]
+        if kind == "present":
+            return present
+        if kind in ("list", "tuple", "set", "frozenset"):
+            items = [self.node(item) for item in rest[0]]
+            return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
+        if kind == "dict":
+            return {self.node(key): self.node(item) for key, item in rest[0]}
+        number = len(self._seen)
+        self._seen.append(None)
+        return self._object(kind, rest, present, number)
+
+    def _object(self, kind: str, rest: list[Any], present: Any, number: int) -> Any:
+        if kind == "object":
+            return self._with_attributes(rest, present, number)
+        value = self._seen[number] = self._without(kind, rest, present)
+        return value
+
+    def _without(self, kind: str, rest: list[Any], present: Any) -> Any:
+        if kind == "array":
+            return np.array(rest[1], order=rest[0])
+        if kind == "reshaped":
+            return self._seen[rest[0]].reshape(rest[2:], order=rest[1])
+        if kind == "array of":
+            dtype, shape, items = rest
+            values = np.empty(len(items), dtype)
+            values[:] = [self.node(item) for item in items]
+            return values.reshape(shape)
+        if kind == "global":
+            return _GLOBAL
+        if kind == "generator":
+            return _generator(rest[0], self.node(rest[1]), present)
+        if kind == "made":
+            made = self._class(*rest[:2])
+            if made.__flags__ & _HEAP_TYPE:
+                raise SuspendError(f"it would call {made.__module__}.{made.__qualname__}")
+            return made(*self.node(rest[2]))
+        raise SuspendError(f"it holds a {kind!r}, which this version does not know")
+
+    def _with_attributes(self, rest: list[Any], present: Any, number: int) -> Any:
+        made = self._class(*rest[:2])
+        value = present if type(present) is made else object.__new__(made)
+        self._seen[number] = value
+        attributes = vars(value)
+        before = dict(attributes)
+        attributes.clear()
+        for name, node in rest[2]:
+            attributes[name] = self.node(node, before.get(name))
+        return value
+
+    def _class(self, module: str, name: str) -> type:
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if not isinstance(found, type) or _package(found) not in self._packages:
+            raise SuspendError(f"it holds a {module}.{name}, and not only classes of this package")
+        if (found.__module__, found.__qualname__) != (module, name):
+            raise SuspendError(f"it holds a {module}.{name}, which is another class now")
+        return found
+
+
+def _bounds(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """First byte of an array's memory, and the one after its last."""
+    begin = end = array.__array_interface__["data"][0]
+    for count, stride in zip(array.shape, array.strides, strict=True):
+        begin += min(0, stride * (count - 1))
+        end += max(0, stride * (count - 1))
+    return begin, end + array.itemsize
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _generator(name: str, state: Any, present: Any) -> Any:
+    """A generator with this state; the one that is there, if it is of the same kind."""
+    if name == "RandomState":
+        own = isinstance(present, np.random.RandomState) and present is not _GLOBAL
+        old = present if own else np.random.RandomState()
+        old.set_state(state)
+        return old
+    bits = getattr(np.random, name)
+    if not (isinstance(bits, type) and issubclass(bits, np.random.BitGenerator)):
+        raise SuspendError(f"it holds a {name}, which is no generator of NumPy")
+    same = type(present) is np.random.Generator and type(present.bit_generator) is bits
+    generator = present if same else np.random.Generator(bits())
+    generator.bit_generator.state = state
+    return generator

@@ -1,0 +1,143 @@
+"""A suspended loop over ``partial_fit`` is, bit for bit, the loop that was never suspended.
+
+As a script, this file is the next process of a run: ``test_sklearn.py FOLDER CASE``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import FixedTrial
+from sklearn.cluster import Birch, MiniBatchKMeans
+from sklearn.datasets import load_digits
+from sklearn.linear_model import SGDClassifier
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.preprocessing import StandardScaler
+
+from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended
+from optuna_hermes.model import TierName
+from optuna_hermes.sklearn import make_run, suspendable
+from optuna_hermes.suspend import StoredState
+from optuna_hermes.testing import FakeSession
+
+EPOCHS, BATCHES = 3, 6
+MODELS: dict[str, Callable[[], Any]] = {
+    "linear": lambda: SGDClassifier(average=20, random_state=0),
+    "linear-unseeded": lambda: SGDClassifier(learning_rate="adaptive", eta0=0.1),
+    "network": lambda: MLPClassifier((8,), random_state=np.random.RandomState(3)),
+    "bayes": GaussianNB,
+    "clusters": lambda: MiniBatchKMeans(10, random_state=0),
+}
+
+
+@functools.cache
+def digits() -> tuple[Any, Any]:
+    x, y = load_digits(return_X_y=True)
+    return x[:360] / 16, y[:360]
+
+
+def train(session: FakeSession | None, case: str, *, trial: Any = None, model: Any = None) -> str:
+    """One process of a run, as a user would write it; all that it leaves, to the bit."""
+    x, y = digits()
+    trial = trial or optuna.create_study().ask()
+    np.random.seed(1)
+    model, scaler, rng = model or MODELS[case](), StandardScaler(), np.random.default_rng(0)
+    run = make_run(trial, {"model": model, "scaler": scaler, "rng": rng}, session)
+    for _ in run.epochs(EPOCHS):
+        for batch in run.batches(np.array_split(rng.permutation(len(x)), BATCHES)):
+            scaler.partial_fit(x[batch])
+            classes = case in ("linear", "linear-unseeded", "network", "bayes")
+            more = {"classes": range(10)} if classes else {}
+            model.partial_fit(scaler.transform(x[batch]), y[batch], **more)
+            if session is not None:
+                session.tick()
+        run.report(rng.random() if case == "tree" else model.score(scaler.transform(x), y))
+    left = [run.value, rng.random(), np.random.rand(), scaler.mean_.tobytes().hex()]
+    parts = {name: each for name, each in vars(model).items() if name.endswith("_")}
+    for name in sorted(parts):
+        arrays = parts[name] if isinstance(parts[name], list) else [parts[name]]
+        left += [a.tobytes().hex() for a in map(np.asarray, arrays) if a.dtype.kind != "O"]
+    return json.dumps(left)
+
+
+@functools.cache
+def expected(case: str) -> str:
+    """What the run that is never suspended leaves."""
+    return train(FakeSession(), case)
+
+
+def suspended(session: FakeSession, case: str) -> FakeSession:
+    """Train until the run is put on disk, and give the session of its next process."""
+    with pytest.raises(Suspended):
+        train(session, case)
+    return session.again()
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_disk(case: str, tmp_path: Path) -> None:
+    """Suspensions to disk, before anything is learned too, leave no trace."""
+    session = suspended(FakeSession({1: "disk"}, checkpoint_dir=tmp_path), case)
+    session = suspended(session.again({6: "disk"}), case)
+    assert train(session, case) == expected(case)
+
+
+@pytest.mark.parametrize("tier", ["resident", "host"])
+def test_memory(tier: TierName, tmp_path: Path) -> None:
+    """A run that waits in its process goes on as it was."""
+    session = FakeSession({2: tier, 9: tier}, checkpoint_dir=tmp_path)
+    assert train(session, "network") == expected("network")
+    assert session.parks == [tier] * 2
+
+
+def test_new_process(tmp_path: Path) -> None:
+    """A run goes on in another process as in its first one."""
+    session = suspended(FakeSession({9: "disk"}, checkpoint_dir=tmp_path), "network")
+    state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path), "network"],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "end.json").read_text() == expected("network")
+
+
+def test_without_a_broker() -> None:
+    """Under plain Optuna the loop is the same loop."""
+    assert train(None, "linear", trial=FixedTrial({})) == expected("linear")
+
+
+def test_what_cannot_be_named() -> None:
+    """Data are none of a run's state."""
+    with pytest.raises(InvalidInputError, match=r"x=\.\.\.\) must be an estimator.*of ndarray"):
+        suspendable(optuna.create_study().ask(), x=np.zeros(3))
+
+
+def test_an_estimator_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    """At its first checkpoint, with the place."""
+    with pytest.raises(CheckpointError, match=r"model\.\w+.* must have memory of its own"):
+        train(FakeSession(checkpoint_dir=tmp_path), "tree", model=Birch(threshold=0.1))
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    found = json.loads((folder / "state.json").read_text())
+    stored = StoredState(**{**found, "path": Path(found["path"])})
+    again = FakeSession(checkpoint_dir=folder, checkpoints=(stored,))
+    (folder / "end.json").write_text(train(again, sys.argv[2]))
