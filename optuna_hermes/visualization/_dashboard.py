@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from optuna_hermes.errors import InvalidInputError
@@ -14,18 +15,15 @@ from optuna_hermes.visualization._plotly import (
 if TYPE_CHECKING:
     import optuna
 
-_PLOTS = {
-    "hermes-schedule": plot_schedule,
-    "hermes-curves": plot_curves,
-    "hermes-best": plot_best_over_device_time,
-}
 
-
-def save_to_dashboard(study: optuna.Study) -> list[str]:
+def save_to_dashboard(
+    study: optuna.Study, against: Sequence[str] = ("fifo", "round-robin")
+) -> list[str]:
     """Show the three plots on the study's page of optuna-dashboard, in place of earlier ones.
 
     Args:
         study: a study that was run with this package.
+        against: see ``plot_best_over_device_time``.
 
     Returns:
         The ids that the dashboard knows them by.
@@ -47,7 +45,11 @@ def save_to_dashboard(study: optuna.Study) -> list[str]:
             "Plots in the dashboard need optuna-dashboard, which is not installed: run "
             '`pip install "optuna-hermes[dashboard]"`.'
         ) from error
-    figures = {name: plot(study) for name, plot in _PLOTS.items()}
+    figures = {
+        "hermes-schedule": plot_schedule(study),
+        "hermes-curves": plot_curves(study),
+        "hermes-best": plot_best_over_device_time(study, against),
+    }
     return [
         save_plotly_graph_object(study, figure, graph_object_id=name)
         for name, figure in figures.items()

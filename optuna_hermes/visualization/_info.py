@@ -74,11 +74,15 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CurvesInfo:
-    """Curves by group of states, those to be drawn first first, and the best one."""
+    """Curves by group of states, those to be drawn first first, and the best one.
+
+    ``counts`` says that x is whole numbers.
+    """
 
     groups: tuple[tuple[Look, tuple[Line, ...]], ...]
     best: Line | None
     x_label: str
+    counts: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +146,7 @@ def curves_info(history: History, axis: Axis) -> CurvesInfo:
     return CurvesInfo(
         groups=tuple((LOOKS[name], tuple(found)) for name, found in groups.items() if found),
         best=None if best is None else lines[best],
+        counts=axis == "unit",
         x_label="Unit" if axis == "unit" else f"Device Time of the Trial ({unit})",
     )
 

@@ -16,6 +16,7 @@ import pytest
 
 from optuna_hermes import _optuna as private
 from optuna_hermes import visualization
+from optuna_hermes.cli import run as run_cli
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.testing._records import checkpoint, lease, report, run
@@ -238,3 +239,75 @@ def test_the_dashboard_gets_all_three(study: optuna.Study) -> None:
     found = plots.get_plotly_graph_objects(study._storage.get_study_system_attrs(study._study_id))
     assert sorted(found) == sorted(ids) == ["hermes-best", "hermes-curves", "hermes-schedule"]
     assert '"this study"' in found["hermes-best"]
+
+
+@pytest.fixture
+def stored(
+    study: optuna.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[optuna.Study]:
+    """A study that the command line finds, without a database."""
+    verbosity = optuna.logging.get_verbosity()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(private, "load_study", lambda storage, name: study)
+    yield study
+    optuna.logging.set_verbosity(verbosity)
+
+
+def plot(*words: str) -> int:
+    return run_cli(["plot", "--storage", "journal", "--study-name", "s", *words])
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_page_needs_no_network(tmp_path: Path) -> None:
+    """All three plots are in one file, with the library that draws them."""
+    assert plot("--out", "plots.html", "--against", "fifo") == 0
+    page = (tmp_path / "plots.html").read_text()
+    assert page.count("Plotly.newPlot(") == 3
+    assert page.count("plotly.js v") == 1
+    assert 'src="http' not in page
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+@pytest.mark.usefixtures("stored")
+def test_a_picture_has_all_three(ending: str, tmp_path: Path) -> None:
+    """One below the other, drawn by matplotlib, which needs no browser."""
+    assert plot("--out", f"plots.{ending}") == 0
+    written = (tmp_path / f"plots.{ending}").read_bytes()
+    assert written.startswith({"png": b"\x89PNG", "svg": b"<?xml"}[ending])
+    (number,) = importlib.import_module("matplotlib.pyplot").get_fignums()
+    axes = importlib.import_module("matplotlib.pyplot").figure(number).axes
+    assert [each.get_title() for each in axes] == [
+        "Best Value over Device Time",
+        "Curves",
+        "Schedule",
+    ]
+
+
+def test_the_command_fills_the_dashboard(
+    stored: optuna.Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the policies that were asked for."""
+    assert plot("--dashboard", "--against", "las") == 0
+    attributes = stored._storage.get_study_system_attrs(stored._study_id)
+    assert '"name":"las"' in "".join(map(str, attributes.values()))
+    assert "on the page of study 's'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "--out plots.html or --dashboard"),
+        (("--out", "plots.gif"), "must end in .html, .png, .svg, .pdf but got 'plots.gif'"),
+        (("--out", "away/plots.png"), "No folder 'away'"),
+        (("--out", "plots.png", "--against", "nobody"), "nobody"),
+    ],
+)
+@pytest.mark.usefixtures("stored")
+def test_what_cannot_be_plotted_is_refused(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line and status 2."""
+    assert plot(*words) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1

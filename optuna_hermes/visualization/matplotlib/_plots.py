@@ -14,6 +14,7 @@ from optuna_hermes.visualization._study import tell
 if TYPE_CHECKING:
     import optuna
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LABELLED_SHARE = 0.02
 """A bar that is a smaller part of the whole time has no room for the number of its trial."""
@@ -30,9 +31,13 @@ def plot_schedule(study: optuna.Study) -> Axes:
     Returns:
         A ``matplotlib.axes.Axes``.
     """
-    ax = _axes("Schedule", "Time", "Device")
     told = tell(study)
     boxes = drawn.schedule_info(told.history, told.now)
+    return _draw_schedule(_axes(), boxes)
+
+
+def _draw_schedule(ax: Axes, boxes: Sequence[drawn.Box]) -> Axes:
+    _name(ax, "Schedule", "Time", "Device")
     if not boxes:
         return ax
     rows = {device: row for row, device in enumerate(dict.fromkeys(box.device for box in boxes))}
@@ -55,7 +60,7 @@ def plot_schedule(study: optuna.Study) -> Axes:
     ax.invert_yaxis()
     ax.xaxis_date()
     ax.grid(visible=False, axis="y")
-    ax.figure.autofmt_xdate()
+    ax.tick_params(axis="x", rotation=30)
     return ax
 
 
@@ -80,8 +85,11 @@ def plot_curves(
     Raises:
         ValueError: there is no such axis.
     """
-    info = drawn.curves_info(tell(study).history, axis)
-    ax = _axes("Curves", info.x_label, target_name)
+    return _draw_curves(_axes(), drawn.curves_info(tell(study).history, axis), target_name)
+
+
+def _draw_curves(ax: Axes, info: drawn.CurvesInfo, target_name: str) -> Axes:
+    _name(ax, "Curves", info.x_label, target_name)
     for look, lines in info.groups:
         style: dict[str, Any] = {"color": look.colour, "alpha": look.opacity, "linewidth": 1.2}
         for index, line in enumerate(lines):
@@ -91,7 +99,7 @@ def plot_curves(
         style = {"color": drawn.BEST_COLOUR, "linewidth": 2.5, **_dot(info.best)}
         ax.plot(info.best.xs, info.best.ys, **style, label=f"best: trial {info.best.name}")
         _legend(ax)
-    if axis == "unit":
+    if info.counts:
         from matplotlib.ticker import MaxNLocator
 
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -121,8 +129,11 @@ def plot_best_over_device_time(
     Raises:
         UnknownPolicyError: there is no such policy.
     """
-    info = best_info_of(study, against, n_devices)
-    ax = _axes("Best Value over Device Time", info.x_label, target_name)
+    return _draw_best(_axes(), best_info_of(study, against, n_devices), target_name)
+
+
+def _draw_best(ax: Axes, info: drawn.BestInfo, target_name: str) -> Axes:
+    _name(ax, "Best Value over Device Time", info.x_label, target_name)
     for index, line in enumerate(info.lines):
         ax.step(
             line.xs,
@@ -138,7 +149,27 @@ def plot_best_over_device_time(
     return ax
 
 
-def _axes(title: str, x_label: str, y_label: str) -> Axes:
+def figure_of_all(study: optuna.Study, against: Sequence[str]) -> Figure:
+    """The three plots below each other.
+
+    Args:
+        study: a study that was run with this package.
+        against: see ``plot_best_over_device_time``.
+    """
+    best, told = best_info_of(study, against, None), tell(study)
+    figure = _figure(3)
+    upper, middle, lower = figure.axes
+    _draw_best(upper, best, "Best Intermediate Value")
+    _draw_curves(middle, drawn.curves_info(told.history, "unit"), "Intermediate Value")
+    _draw_schedule(lower, drawn.schedule_info(told.history, told.now))
+    return figure
+
+
+def _axes() -> Axes:
+    return _figure(1).axes[0]
+
+
+def _figure(rows: int) -> Figure:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -147,11 +178,14 @@ def _axes(title: str, x_label: str, y_label: str) -> Axes:
             '`pip install "optuna-hermes[plot]"`.'
         ) from error
     plt.style.use("ggplot")  # as Optuna's plots
-    _, ax = plt.subplots(layout="constrained")
+    size = None if rows == 1 else (9.0, 4.5 * rows)
+    return plt.subplots(rows, figsize=size, layout="constrained")[0]
+
+
+def _name(ax: Axes, title: str, x_label: str, y_label: str) -> None:
     ax.set_title(title)
     ax.set_xlabel(x_label)
     ax.set_ylabel(y_label)
-    return ax
 
 
 def _legend(ax: Axes) -> None:
