@@ -17,6 +17,7 @@ from optuna_hermes._optuna._samplers import (
     StudyView,
     as_seen,
     fixed_list,
+    left_to_propose,
     reseed,
 )
 from optuna_hermes._optuna._storages import (
@@ -84,6 +85,7 @@ __all__ = [
     "keep_reports",
     "known_key",
     "ledger_url",
+    "left_to_propose",
     "load_study",
     "log_warnings_only",
     "no_such_study",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,21 @@ def fixed_list(study: optuna.Study, unstarted: int | None) -> bool:
     return len(waiting) >= unstarted or type(_proposer(study.sampler)) in _BLIND_SAMPLERS
 
 
+def left_to_propose(study: optuna.Study) -> int | None:
+    """How many more trials the sampler has something new for; None for those that never end."""
+    sampler = _proposer(study.sampler)
+    if not isinstance(sampler, optuna.samplers.GridSampler):
+        return None
+    proposed = {
+        trial.system_attrs["grid_id"]
+        for trial in study.get_trials(deepcopy=False)
+        if "grid_id" in trial.system_attrs
+        and trial.state != TrialState.WAITING
+        and sampler._same_search_space(trial.system_attrs["search_space"])
+    }
+    return len(sampler._all_grids) - len(proposed)
+
+
 def _proposer(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:
     """The sampler at the bottom of those that wrap others."""
     base = getattr(sampler, "base", None) or getattr(sampler, "_base_sampler", None)
@@ -79,10 +94,25 @@ class StudyView(optuna.Study):
         use_cache: bool = False,
     ) -> list[FrozenTrial]:
         trials = super()._get_trials(deepcopy=False, states=None, use_cache=use_cache)
-        shown = [as_seen(trial, self.directions) for trial in trials]
+        needed = _constraints(trials)
+        shown = [
+            as_seen(trial, self.directions)
+            if trial.state == TrialState.RUNNING and needed <= trial.constraints.keys()
+            else trial
+            for trial in trials
+        ]
         if states is not None:
             shown = [trial for trial in shown if trial.state in states]
         return copy.deepcopy(shown) if deepcopy else shown
+
+
+def _constraints(trials: Sequence[FrozenTrial]) -> Set[str]:
+    """What a trial must have to be COMPLETE: samplers raise where some have none.
+
+    They are known at the end of a trial, unless the objective sets them.
+    """
+    last = next((each for each in reversed(trials) if each.state == TrialState.COMPLETE), None)
+    return set() if last is None else last.constraints.keys()
 
 
 def as_seen(trial: FrozenTrial, directions: list[StudyDirection]) -> FrozenTrial:

@@ -28,7 +28,7 @@ def plot(
         str, typer.Option(metavar="NAMES", help="Policies to replay the study under, with commas.")
     ] = DEFAULT_AGAINST,
 ) -> None:
-    """Plot who had which device when, all curves, and how soon good values were there.
+    """Plot devices, curves and the best value over time.
 
     The best value so far stands beside what other policies would have made of the same trials.
     With --dashboard the plots are kept with the study, and optuna-dashboard shows them on its page.

@@ -36,7 +36,7 @@ from optuna_hermes.workers._objective import Objective, pack
 from optuna_hermes.workers._opening import descriptions, most_alive, opening
 from optuna_hermes.workers._result import OptimizeResult, best_of, trial_results
 from optuna_hermes.workers._staff import Staff
-from optuna_hermes.workers._worker import Job
+from optuna_hermes.workers._worker import NOTHING_LEFT, STOP, Job
 
 PARK_SECONDS = 10.0
 """How long Ctrl-C waits for every live trial to be suspended, before it ends their processes."""
@@ -243,10 +243,12 @@ class Driver:
                 break
             if mine["draining"]:
                 continue
-            if self._should_stop(mine):
+            if STOP in staff.said or self._should_stop(mine):
                 connection.send(Drain(study=key))
-            else:
-                staff.keep(min(max_alive, self._wanted(mine)))
+                continue
+            if NOTHING_LEFT in staff.said and _may_open(mine):
+                connection.send(structs.replace(anew(), unstarted=0, adopted={}, ended={}))
+            staff.keep(min(max_alive, self._wanted(mine)))
         self._problem, self._stopped = mine["problem"], mine["draining"]
         if self._stopped:
             self._dismiss(connection, staff, key, at_once=late)
@@ -369,6 +371,10 @@ def _counted(mine: dict[str, Any]) -> Counted:
         overhead_seconds=mine["overhead_seconds"],
         spent_seconds=max(0.0, mine["spent_seconds"] - mine["held_seconds"]),
     )
+
+
+def _may_open(mine: dict[str, Any]) -> bool:
+    return mine["unstarted"] is None or mine["unstarted"] > 0
 
 
 def _refuse_unshared(study: optuna.Study) -> None:

@@ -143,8 +143,7 @@ class _Nursery:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for end in (self._parent, self._wake, self._wake_end):
                 end.close()
-            work(self._job, self._objective)
-            status = 0
+            status = work(self._job, self._objective)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -63,6 +63,10 @@ def opening(
     opened = len(trials) - len(waiting)
     placed = {*known, *waiting}
     foreign = [t for t in trials if t.number not in placed and not private.opened_by(t)]
+    left = private.left_to_propose(study)
+    if left is not None:
+        most = len(trials) + left
+        n_trials = most if n_trials is None else min(n_trials, most)
     unstarted = None if n_trials is None else max(0, n_trials - opened)
     return OpenStudy(
         study=spec,

@@ -35,6 +35,7 @@ class Staff:
     def __init__(self, objective: bytes | str, devices: str) -> None:
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()
+        self._said: set[int] = set()
         self._asked = 0
         self._buffer = b""
         with end:
@@ -75,6 +76,11 @@ class Staff:
             self._asked += missing
             self._socket.sendall(b"f" * missing)
 
+    @property
+    def said(self) -> frozenset[int]:
+        """The exit statuses of workers, each once."""
+        return frozenset(self._said)
+
     def wait(self, seconds: float) -> None:
         """Wait for news of workers, or for ``seconds``."""
         readable, _, _ = select.select([self._socket], [], [], seconds)
@@ -110,6 +116,7 @@ class Staff:
                 self._alive.add(line["forked"])
             elif "exited" in line:
                 self._alive.discard(line["exited"])
+                self._said.add(line["status"])
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         data = self._socket.recv(65536)

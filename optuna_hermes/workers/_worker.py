@@ -9,7 +9,7 @@ import traceback
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import cloudpickle
 import filelock
@@ -31,6 +31,9 @@ NOTES_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
 """How long a worker that leaves waits for its last values; its checkpoint folder keeps them."""
 
+STOP, NOTHING_LEFT = 10, 11
+"""Exit statuses: the objective called ``study.stop()``, or the sampler, with no more to propose."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -49,24 +52,28 @@ class Job:
     checkpoint_root: Path
 
 
-def work(job: Job, objective: Objective) -> None:
-    """Serve one lease after another of one run, then return."""
+def work(job: Job, objective: Objective) -> int:
+    """Serve one lease after another of one run, then return the exit status."""
     study: optuna.Study = private.patiently(cloudpickle.loads, job.study)
-    with private.patient(study):
-        _work(job, study, objective)
+    with private.patient(study), private.optimize_loop(study):
+        return _work(job, study, objective)
 
 
-def _work(job: Job, study: optuna.Study, objective: Objective) -> None:
+def _work(job: Job, study: optuna.Study, objective: Objective) -> int:
     study.get_trials(deepcopy=False)  # what can be done before a device waits for it
     ready = Ready(study=job.spec.key)
     connection = connect_patiently("worker")
     session = RunSession(connection, job.spec, ready, reconnect=partial(connect, "worker"))
     sessions.worker = session
     grant = session.wait_for_grant()
+    status = 0
     if grant is not None:
         os.environ.update(environment(grant.devices))
-        _Engagement(job, study, session).serve(grant, objective)
+        engagement = _Engagement(job, study, session)
+        engagement.serve(grant, objective)
+        status = engagement.status
     session.close()
+    return status
 
 
 class _Engagement:
@@ -76,6 +83,14 @@ class _Engagement:
         self._job = job
         self._study = study
         self._session = session
+        self._stopped = False
+
+    @property
+    def status(self) -> int:
+        """See ``STOP``: who calls it after the objective has ended is the sampler."""
+        if self._stopped:
+            return STOP
+        return NOTHING_LEFT if private.asked_to_stop(self._study) else 0
 
     def serve(self, grant: Grant, objective: Objective) -> None:
         trial = self._trial(grant)
@@ -123,7 +138,7 @@ class _Engagement:
         error: str | None = None
         values, state = None, None
         try:
-            values = objective(trial)
+            values = self._run(trial, objective)
         except optuna.TrialPruned:
             state = TrialState.PRUNED
         except HermesError:
@@ -144,6 +159,12 @@ class _Engagement:
         if failed and error is None:
             error = f"the objective returned {values!r}"
         self._session.end("failed" if failed else "done", error)
+
+    def _run(self, trial: optuna.Trial, objective: Objective) -> Any:
+        try:
+            return objective(trial)
+        finally:
+            self._stopped = private.asked_to_stop(self._study)
 
 
 def _die(words: str) -> NoReturn:
