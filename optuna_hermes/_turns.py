@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from optuna_hermes._optuna import pruned, reported_steps, sign
+from optuna_hermes._optuna import pruned, report, reported_steps, should_prune, sign
 from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
 from optuna_hermes.suspend import (
     Session,
@@ -80,7 +80,7 @@ class Turns:
         self._unit += 1
         self._busy = self._unsaved = True
         if self._unit not in self._reported:  # it may be trained again, after a crash
-            self._trial.report(value, step=self._unit)
+            report(self._trial, value, self._unit)
         if self._session is not None:
             lower_is_better = sign(self._trial) * value
             self._session.report(
@@ -89,7 +89,7 @@ class Turns:
                 value=lower_is_better,
                 units_left=self._units_left(),
             )
-        if self._trial.should_prune():
+        if should_prune(self._trial):
             raise pruned(f"Pruned after unit {self._unit} at {value}.")
 
     def beat(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from optuna_hermes import _lightning as private
-from optuna_hermes._optuna import pruned, reported_steps, sign
+from optuna_hermes._optuna import pruned, report, reported_steps, should_prune, sign
 from optuna_hermes.broker import session_of
 from optuna_hermes.errors import (
     CheckpointError,
@@ -253,11 +253,11 @@ class HermesCallback(Callback):
     def _say(self, unit: int, value: float, units_left: int | None = None) -> bool:
         """Tell Optuna and the broker, and ask whether the trial is pruned."""
         if unit not in self._reported:  # it may be trained again, after a crash
-            self._trial.report(value, step=unit)
+            report(self._trial, value, unit)
         if self._session is not None:
             value = sign(self._trial) * value
             self._session.report(unit=unit, step=unit, value=value, units_left=units_left)
-        return bool(self._trial.should_prune())
+        return should_prune(self._trial)
 
     def _end_epoch(self, trainer: Trainer, *, last: bool) -> None:
         ended, self._epoch_ended = self._epoch_ended, False

@@ -103,6 +103,22 @@ def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
     return optuna.Trial(study, trial_id)
 
 
+def report(trial: Any, value: float, step: int) -> None:
+    """As ``trial.report``; a trial of several objectives has no intermediate values in Optuna."""
+    if not _has_several_objectives(trial):
+        trial.report(value, step=step)
+
+
+def should_prune(trial: Any) -> bool:
+    """As ``trial.should_prune``; Optuna prunes no trial of several objectives."""
+    return not _has_several_objectives(trial) and bool(trial.should_prune())
+
+
+def _has_several_objectives(trial: Any) -> bool:
+    study = getattr(trial, "study", None)  # a FixedTrial has none
+    return study is not None and len(study.directions) > 1
+
+
 def reported_steps(trial: Any) -> frozenset[int]:
     """Steps that Optuna has a value for, from before this process; none for a ``FixedTrial``."""
     study = getattr(trial, "study", None)

@@ -37,6 +37,31 @@ def test_unfinished_trials_are_shown_complete_at_their_last_value(study: optuna.
     assert [trial.state for trial in study.trials] == [TrialState.RUNNING] * 2
 
 
+def test_a_trial_whose_constraints_are_not_known_yet_is_shown_as_running() -> None:
+    """Samplers raise where one COMPLETE trial has constraints and another has none."""
+    study = optuna.create_study()
+    with_them = reported(study, 0.9)
+    with_them.set_constraint("memory", -1.0)
+    study.tell(with_them, 0.9)
+    reported(study, 0.4)
+    reported(study, 0.3).set_constraint("memory", 1.0)
+    seen = private.StudyView(study).get_trials()
+    assert [t.state.name for t in seen] == ["COMPLETE", "RUNNING", "COMPLETE"]
+
+
+def test_a_grid_has_an_end() -> None:
+    """Points that nobody has begun are left, whatever else is in the study; others never end."""
+    grid = optuna.samplers.GridSampler({"x": [0.0, 1.0], "k": [1, 2]})
+    study = optuna.create_study(sampler=HermesSampler(grid))
+    study.enqueue_trial({"x": 1.0, "k": 2})
+    study.ask()
+    assert private.left_to_propose(study) == 4
+    study.ask()
+    study.tell(study.ask(), state=TrialState.FAIL)
+    assert private.left_to_propose(study) == 2
+    assert private.left_to_propose(optuna.create_study(sampler=HermesSampler())) is None
+
+
 @pytest.mark.parametrize("url", [None, "sqlite"])
 def test_states_of_trials_are_read_without_the_rest(url: str | None, storage_url: str) -> None:
     """They are those of ``get_trials``, of this study only, in a database and in memory."""

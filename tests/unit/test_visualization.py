@@ -267,13 +267,11 @@ def test_a_page_needs_no_network(tmp_path: Path) -> None:
     assert 'src="http' not in page
 
 
-@pytest.mark.parametrize("ending", ["png", "svg"])
 @pytest.mark.usefixtures("stored")
-def test_a_picture_has_all_three(ending: str, tmp_path: Path) -> None:
+def test_a_picture_has_all_three(tmp_path: Path) -> None:
     """One below the other, drawn by matplotlib, which needs no browser."""
-    assert plot("--out", f"plots.{ending}") == 0
-    written = (tmp_path / f"plots.{ending}").read_bytes()
-    assert written.startswith({"png": b"\x89PNG", "svg": b"<?xml"}[ending])
+    assert plot("--out", "plots.png") == 0
+    assert (tmp_path / "plots.png").read_bytes().startswith(b"\x89PNG")
     (number,) = importlib.import_module("matplotlib.pyplot").get_fignums()
     axes = importlib.import_module("matplotlib.pyplot").figure(number).axes
     assert [each.get_title() for each in axes] == [

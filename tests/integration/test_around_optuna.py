@@ -1,0 +1,209 @@
+"""What Optuna has around a study: samplers, ways to stop, constraints, several objectives."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from optuna_hermes import HermesPruner, HermesSampler, optimize
+from optuna_hermes import _optuna as private
+from optuna_hermes.ledger import MemoryLedger, open_ledger
+from optuna_hermes.workers._opening import opening
+
+GRID = {"x": [-1.0, 0.0, 1.0], "k": [0, 1]}
+N_TRIALS = 7
+
+
+def samplers() -> dict[str, optuna.samplers.BaseSampler]:
+    found = optuna.samplers
+    with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
+        return {
+            "TPE": found.TPESampler(seed=0, n_startup_trials=2),
+            "random": found.RandomSampler(seed=0),
+            "grid": found.GridSampler(GRID, seed=0),
+            "CMA-ES": found.CmaEsSampler(seed=0, n_startup_trials=1),
+            "GP": found.GPSampler(seed=0, n_startup_trials=2),
+            "QMC": found.QMCSampler(seed=0),
+            "NSGA-II": found.NSGAIISampler(seed=0, population_size=3),
+            "NSGA-III": found.NSGAIIISampler(seed=0, population_size=3),
+            "brute force": found.BruteForceSampler(seed=0),
+            "partly fixed": found.PartialFixedSampler({"k": 1}, found.TPESampler(seed=0)),
+        }
+
+
+def objective(trial: optuna.Trial) -> float:
+    """Three units; what a brute force can enumerate is all there is."""
+    x, k = trial.suggest_float("x", -1, 1, step=1.0), trial.suggest_int("k", 0, 1)
+    value = 0.0
+    for unit in range(1, 4):
+        value = (x - 1) ** 2 + k + 1 / unit
+        trial.report(value, unit)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return value
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ledgers of studies in memory are the test's own; Optuna warns only."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    yield
+    optuna.logging.set_verbosity(verbosity)
+
+
+def make_study(
+    sampler: optuna.samplers.BaseSampler, storage: str | None = None, **parts: Any
+) -> optuna.Study:
+    return optuna.create_study(
+        storage=storage,
+        sampler=HermesSampler(sampler, devices="cpu:2", slice_seconds=0.01),
+        pruner=HermesPruner(),
+        **parts,
+    )
+
+
+def states(study: optuna.Study) -> list[str]:
+    return [trial.state.name for trial in study.trials]
+
+
+def test_every_sampler_of_optuna_proposes() -> None:
+    """Each one can be the base of HermesSampler; those that exhaust a space end the study."""
+    for name, sampler in samplers().items():
+        study = make_study(sampler)
+        study.optimize(objective, n_trials=N_TRIALS, n_jobs=3)
+        assert {*states(study)} == {"COMPLETE"}, name
+        different = {tuple(sorted(trial.params.items())) for trial in study.trials}
+        assert len(different) >= 2, name
+        exhausts = name in ("grid", "brute force")
+        assert len(study.trials) == N_TRIALS or exhausts, name
+        assert len(different) == 6 or not exhausts, name
+
+
+@pytest.mark.parametrize(("n_trials", "unstarted"), [(None, 6), (50, 6), (3, 3)])
+def test_a_grid_bounds_its_study(n_trials: int | None, unstarted: int) -> None:
+    """Nobody is let open a trial for which no point is left."""
+    study = make_study(samplers()["grid"])
+    spec = private.study_spec(study, policy="hermes", slice_seconds=1.0)
+    found = opening(study, spec, MemoryLedger(), "a", n_trials=n_trials, max_alive=2)
+    assert (found.unstarted, found.limit) == (unstarted, unstarted)
+
+
+@pytest.mark.slow
+def test_a_grid_is_trained_once(storage_url: str) -> None:
+    """No point twice, however many trials may be alive; nothing is left, and nothing unfinished."""
+    study = make_study(optuna.samplers.GridSampler({"x": [-1.0, 1.0], "k": [0, 1]}), storage_url)
+    assert private.left_to_propose(study) == 4
+    optimize(study, objective, n_trials=50, devices="cpu:2", show_progress=False)
+    points = [(trial.params["x"], trial.params["k"]) for trial in study.trials]
+    assert sorted(points) == [(-1.0, 0), (-1.0, 1), (1.0, 0), (1.0, 1)]
+    assert {*states(study)} == {"COMPLETE"}
+    assert private.left_to_propose(study) == 0
+
+
+@pytest.mark.slow
+def test_a_sampler_with_nothing_left_ends_the_study(storage_url: str) -> None:
+    """What is alive is trained to its end, and no further trial is opened."""
+    study = make_study(samplers()["brute force"], storage_url)
+    result = optimize(study, objective, n_trials=200, devices="cpu:1", show_progress=False)
+    assert {*states(study)} == {"COMPLETE"}
+    assert 6 <= len(study.trials) < 200
+    assert not result.unfinished
+
+
+def stops_itself(trial: optuna.Trial) -> float:
+    if trial.number == 1:
+        trial.study.stop()
+    return objective(trial)
+
+
+@pytest.mark.parametrize(
+    "way", ["stop in the objective", pytest.param("MaxTrialsCallback", marks=pytest.mark.slow)]
+)
+def test_a_study_is_stopped_as_in_optuna(way: str, storage_url: str) -> None:
+    """It ends early, and the same call goes on with what is unfinished."""
+    study = make_study(samplers()["random"], storage_url)
+    train: Callable[[optuna.Trial], float] = objective
+    more: dict[str, Any] = {}
+    if way == "MaxTrialsCallback":
+        more = {"callbacks": [optuna.study.MaxTrialsCallback(2)]}
+    else:
+        train = stops_itself
+    result = optimize(study, train, 60, devices="cpu:1", show_progress=False, **more)
+    assert result.stopped
+    assert 1 <= states(study).count("COMPLETE") < 60
+
+
+def constrained(trial: optuna.Trial) -> float:
+    value = objective(trial)
+    trial.set_user_attr("excess", trial.params["x"] - 0.5)
+    return value
+
+
+def test_constraints_are_known_at_the_end_of_a_trial() -> None:
+    """A suspended trial that has none yet is shown as running: samplers raise if some have none."""
+
+    def excess(trial: optuna.trial.FrozenTrial) -> tuple[float]:
+        return (float(trial.user_attrs["excess"]),)
+
+    found: dict[str, Any] = {
+        "TPE": optuna.samplers.TPESampler,
+        "GP": optuna.samplers.GPSampler,
+        "NSGA-II": optuna.samplers.NSGAIISampler,
+    }
+    for name, make in found.items():
+        with warnings.catch_warnings(action="ignore"):  # Optuna would rather have set_constraint
+            study = make_study(make(seed=0, constraints_func=excess))
+        if name == "GP":
+            study.sampler.base._n_startup_trials = 2
+        study.optimize(constrained, n_trials=N_TRIALS, n_jobs=4)
+        assert {*states(study)} == {"COMPLETE"}, name
+        assert study.best_trial.params["x"] <= 0.5, name
+
+
+def two_objectives(trial: optuna.Trial) -> tuple[float, float]:
+    import torch
+
+    from optuna_hermes import suspendable
+
+    x = trial.suggest_float("x", 0, 1)
+    model = torch.nn.Linear(1, 1)
+    run = suspendable(trial, model=model)
+    for _ in run.epochs(3):
+        for _ in run.batches([0, 1]):
+            pass
+        run.report(x)
+    return x, 1 - x
+
+
+@pytest.mark.slow
+def test_trials_of_several_objectives_take_turns(storage_url: str) -> None:
+    """Optuna keeps no intermediate values of theirs, the ledger does: turns go by them."""
+    directions = ["maximize", "minimize"]
+    study = make_study(samplers()["NSGA-II"], storage_url, directions=directions)
+    optimize(study, two_objectives, n_trials=3, devices="cpu:2", show_progress=False)
+    assert {*states(study)} == {"COMPLETE"}
+    assert all(trial.values == [trial.params["x"], 1 - trial.params["x"]] for trial in study.trials)
+    with closing(open_ledger(private.ledger_url(study))) as ledger:
+        curves = ledger.load_curves(private.study_key(study))
+    assert {n: curve.values for n, curve in curves.items()} == {
+        trial.number: (-trial.params["x"],) * 3 for trial in study.trials
+    }
+
+
+def test_a_trial_of_several_objectives_reports_to_nobody_but_the_broker() -> None:
+    """Optuna refuses its intermediate values and never prunes it: neither is an error here."""
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    trial = study.ask()
+    private.report(trial, 0.5, 1)
+    assert private.should_prune(trial) is False
+    single = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=0.1)).ask()
+    private.report(single, 0.5, 1)
+    assert private.should_prune(single) is True
