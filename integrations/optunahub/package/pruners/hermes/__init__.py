@@ -1,0 +1,15 @@
+"""HermesPruner, for OptunaHub: all of it is in the package optuna-hermes."""
+
+from __future__ import annotations
+
+try:
+    from optuna_hermes import HermesPruner
+except ModuleNotFoundError as error:
+    if error.name != "optuna_hermes":
+        raise
+    raise ImportError(
+        "pruners/hermes needs the package optuna-hermes: run `pip install optuna-hermes`.",
+        name="optuna_hermes",
+    ) from error
+
+__all__ = ["HermesPruner"]
