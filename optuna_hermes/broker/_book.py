@@ -278,6 +278,7 @@ class Study:
         coming: leases of other hosts from which further runs will come.
         watched_since: since when the ledger has told without a pause who lives, None if it has not.
         spare: devices of other hosts that have nothing to train of it.
+        leave_seconds: expected cost of suspending a run to disk, 0.0 before the first time.
         powered_down: devices that its policy has no use for.
         wishes: what people want of its runs, by their numbers.
         defers: whether they are less busy than this one: what is nobody's is left to them.
@@ -298,6 +299,7 @@ class Study:
     away_reason: str = ""
     memory: Any = None
     costs: dict[TierName, float] = field(default_factory=dict)
+    leave_seconds: float = 0.0
     switches: int = 0
     overhead_seconds: float = 0.0
     spent_seconds: float = 0.0
@@ -341,6 +343,17 @@ class Study:
         """Take one more measurement of bringing a run back from ``tier``."""
         past = self.costs.get(tier, seconds)
         self.costs[tier] = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
+
+    def measure_leaving(self, seconds: float) -> None:
+        """Take one more measurement of suspending a run to disk."""
+        past = self.leave_seconds or seconds
+        self.leave_seconds = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
+
+    @property
+    def stretches(self) -> bool:
+        """Whether any of its runs may have several devices."""
+        sizes = (run.sizes for run in self.runs.values() if run.live)
+        return any(each is not None and each.most_devices > 1 for each in sizes)
 
     def cost(self, tier: TierName | None) -> float:
         """Expected seconds of bringing a run back from ``tier``."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from optuna_hermes.broker._book import Book, Run, Slot, Study
 from optuna_hermes.broker._boost import boosted_first
 from optuna_hermes.broker._order import wanted_first
-from optuna_hermes.broker._protocol import BatchSizes
 from optuna_hermes.model import (
     Decision,
     Elastic,
@@ -31,13 +30,24 @@ class Counsel:
     def __init__(self, book: Book) -> None:
         self._book = book
 
-    def decide(self, study: Study, slots: Sequence[Slot], now: float) -> Decision:
+    def decide(
+        self, study: Study, slots: Sequence[Slot], now: float, fixed: Collection[int] = ()
+    ) -> Decision:
         """What the policy of ``study`` does with ``slots``, as if their slices were over.
 
         Runs that people prefer come first. A policy that breaks its contract decides nothing, and
         ends its study only.
+
+        Args:
+            study: whose policy.
+            slots: that it may give out.
+            now: seconds of the broker's clock.
+            fixed: the numbers of runs that are to keep the devices they have, if they go on.
         """
         snapshot = self._snapshot(study, slots, now)
+        if fixed:
+            runs = (_fixed(run) if run.number in fixed else run for run in snapshot.runs)
+            snapshot = replace(snapshot, runs=tuple(runs))
         if study.draining or study.problem or not study.wishes:
             return _ask(study, snapshot)
         boosted = frozenset(n for n, wish in study.wishes.items() if wish == "boosted")
@@ -152,6 +162,13 @@ class Counsel:
         return stays and slot is not None and slot.device.kind == "gpu"
 
 
+def _fixed(view: RunView) -> RunView:
+    """A run that keeps its devices, or waits."""
+    count = len(view.seats)
+    elastic = None if view.elastic is None else replace(view.elastic, devices=(count, count))
+    return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.seats)
+
+
 def _view(
     run: Run,
     *,
@@ -228,13 +245,17 @@ def _new_view(
         units_left=0 if state == "done" else run.units_left,
         params=run.params,
         devices_wanted=_within(run.device_range, len(run.devices)),
-        elastic=None if run.sizes is None else _elastic(run, run.sizes),
+        elastic=elastic_of(run),
         # What it needs on a device is what it takes of the host's memory when it has to leave.
         needs=Resources(device_bytes=run.need_bytes, host_bytes=run.need_bytes),
     )
 
 
-def _elastic(run: Run, sizes: BatchSizes) -> Elastic:
+def elastic_of(run: Run) -> Elastic | None:
+    """How far a run may be stretched, None if it has not said so."""
+    sizes = run.sizes
+    if sizes is None:
+        return None
     return Elastic(
         batch_size=sizes.now,
         batch_sizes=(sizes.least, sizes.most),

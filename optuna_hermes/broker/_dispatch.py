@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from optuna_hermes.broker import _energy as energy
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study, Want
-from optuna_hermes.broker._counsel import Counsel
+from optuna_hermes.broker._counsel import Counsel, elastic_of
 from optuna_hermes.broker._events import Command, SaveMemory, Send
+from optuna_hermes.broker._gate import pays
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._prefetch import worker_for
 from optuna_hermes.broker._protocol import Grant, Resize, Yield
 from optuna_hermes.broker._rows import claim, save
 from optuna_hermes.ledger._base import LeaseRecord
-from optuna_hermes.model import Assignment, TierName
+from optuna_hermes.model import Assignment, Decision, TierName
 
 SWITCH_SHARE = 60
 """A slice lasts at least this many times what bringing its run back costs.
@@ -119,7 +120,7 @@ class Dispatcher:
         return lease.deadline <= now and not lease.yielding
 
     def _decide(self, study: Study, slots: list[Slot], now: float, out: list[Command]) -> None:
-        decision = self._counsel.decide(study, slots, now)
+        decision = self._worthwhile(study, slots, now)
         if decision.memory != study.memory:
             study.memory = decision.memory
             out.append(SaveMemory(study=study.spec.key, memory=decision.memory))
@@ -140,10 +141,41 @@ class Dispatcher:
             if slot.lease and (slot.next or slot.lease.study == study.spec.key):
                 self.ask_to_yield(slot.lease, now, out)
 
+    def _worthwhile(self, study: Study, slots: Sequence[Slot], now: float) -> Decision:
+        """What the policy wants; a run whose change is not worth its cost keeps its devices."""
+        kept: set[int | None] = set()
+        while True:
+            fixed = [number for number in kept if number is not None]
+            decision = self._counsel.decide(study, slots, now, fixed)
+            vain = {
+                each.run for each in decision.assignments if self._is_vain(study, each, decision)
+            }
+            if not vain - kept:
+                return decision
+            kept |= vain
+
+    def _is_vain(self, study: Study, assignment: Assignment, decision: Decision) -> bool:
+        """Whether a run that has devices would get another number of them for nothing."""
+        run = None if assignment.run is None else study.runs[assignment.run]
+        if run is None or run.state != "running" or len(run.devices) == len(assignment.devices):
+            return False
+        others = (each for each in decision.assignments if each is not assignment)
+        elsewhere = {id_ for each in others for id_ in each.devices}
+        seen = elastic_of(run)
+        return seen is not None and not pays(
+            seen,
+            len(run.devices),
+            len(assignment.devices),
+            given_away=len(elsewhere.intersection(run.devices)),
+            slice_seconds=self._slice(study, "disk", assignment.slice_seconds),
+            leave_seconds=study.leave_seconds,
+            back_seconds=study.cost("disk"),
+        )
+
     def _renew(self, study: Study, lease: Lease, wish: float | None, now: float) -> None:
         """What bringing the run back cost is paid."""
         lease.slice_started, lease.looked = now, False
-        lease.deadline = now + self._slice(study, None, wish)
+        lease.deadline = self._end(study, None, wish, now)
 
     def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:
         if assignment.run is None and study.unstarted is not None:
@@ -156,6 +188,27 @@ class Dispatcher:
         )
         for slot in slots:
             slot.next = want
+
+    def _end(self, study: Study, tier: TierName | None, wish: float | None, now: float) -> float:
+        """When a slice that begins now is over.
+
+        Slices of a study whose runs may have several devices end together, for else its policy
+        would hardly ever see more than one of them free. A slice that begins in between ends with
+        the others if half of it fits until then, or a slice later. All are as long as for a run
+        that comes from disk, since whoever changes its number does.
+        """
+        if not study.stretches:
+            return now + self._slice(study, tier, wish)
+        length = self._slice(study, "disk", wish)
+        ends = (
+            lease.deadline
+            for lease in self._book.leases()
+            if lease.study == study.spec.key and lease.deadline > now and not lease.yielding
+        )
+        left = min(ends, default=now + length) - now
+        if left > 1.5 * length:
+            left = length
+        return now + left + (length if left < length / 2 else 0.0)
 
     def _slice(self, study: Study, tier: TierName | None, wish: float | None) -> float:
         least = study.spec.slice_seconds if wish is None else wish
@@ -259,7 +312,7 @@ class Dispatcher:
             connection=connection,
             started=now,
             slice_started=now,
-            deadline=now + self._slice(study, tier, slice_seconds),
+            deadline=self._end(study, tier, slice_seconds, now),
             from_tier=tier,
             last_progress=now,
             before=run.epoch if run else 0,

@@ -328,7 +328,10 @@ class State:
     ) -> None:
         """A lease ends with its run suspended."""
         spent = message.suspend_seconds * len(lease.devices)
-        self.book.studies[run.study].overhead_seconds += spent
+        study = self.book.studies[run.study]
+        study.overhead_seconds += spent
+        if message.tier == "disk":
+            study.measure_leaving(message.suspend_seconds)
         run.suspensions += 1
         run.waiting_since = now
         run.needs(message.held_bytes)

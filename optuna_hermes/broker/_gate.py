@@ -1,0 +1,53 @@
+"""Whether another number of devices is worth what it costs. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from optuna_hermes.model import Elastic
+from optuna_hermes.policies._stretch import fit_steps
+
+WORTH = 1.1
+"""A change must win more than so many times what it costs."""
+
+
+def pays(
+    elastic: Elastic,
+    before: int,
+    after: int,
+    *,
+    given_away: int,
+    slice_seconds: float,
+    leave_seconds: float,
+    back_seconds: float,
+) -> bool:
+    """Whether a run had better go on with another number of devices for its next slice.
+
+    All is counted in device time. A run that is quicker wins the time that the devices it had would
+    have needed for what the new ones train in addition, by the fit to its measured steps; what
+    nothing was measured of counts as perfect. What others get of its devices is won too. A change
+    costs the old devices while the run leaves to disk, and the new ones while it comes back.
+
+    Args:
+        elastic: what is known of the run.
+        before: devices that it has.
+        after: devices that it would have.
+        given_away: of the devices that it has, those that others would get.
+        slice_seconds: how long its next slice lasts.
+        leave_seconds: what suspending to disk was measured to take, 0.0 if it never was.
+        back_seconds: what coming back from disk was measured to take, 0.0 if it never was.
+    """
+    quicker = max(0.0, _speedup(elastic, before, after) - 1)
+    gain = slice_seconds * (before * quicker + given_away)
+    return gain > WORTH * (leave_seconds * before + back_seconds * after)
+
+
+def _speedup(elastic: Elastic, before: int, after: int) -> float:
+    """By how much a step is quicker; 1.0 if no step was measured."""
+    model = fit_steps(elastic.speeds, elastic.device_batch_size)
+    if model is None:
+        return 1.0
+    counts = np.array([before, after], dtype=float)
+    batches = np.full(2, float(elastic.batch_size))
+    old, new = model.step_seconds(counts, batches, np.zeros(2)).tolist()
+    return float(old / new) if new > 0 else 1.0
