@@ -32,6 +32,7 @@ from optuna_hermes.suspend._storages import Gauge
 from optuna_hermes.suspend._tree import frozen
 
 if TYPE_CHECKING:
+    from optuna_hermes._lightning._devices import ElasticDevices
     from optuna_hermes._lightning._elastic import ElasticBatch
 
 _KEY = "optuna_hermes"
@@ -65,10 +66,14 @@ class HermesCallback(Callback):
         batch_scaling: what follows a change. ``linear`` and ``sqrt``: learning rates, by the
             quotient of the sizes or its root. ``accumulate``: the number of batches in a step, so
             that a step takes as many samples as before.
+        max_devices: how many devices a policy may give the run for a slice; None for one, always.
+            The Trainer is made with ``trainer_options``. Devices share each batch of the loader,
+            so that a step has as many samples on any number of them.
 
     Raises:
         MonitorError: in training, when the metric was not logged.
-        InvalidInputError: elastic limits that are none; in training, batches that cannot change.
+        InvalidInputError: elastic limits that are none, or both kinds of them; in training,
+            batches or devices that cannot change.
 
     Example:
         ```python
@@ -87,6 +92,7 @@ class HermesCallback(Callback):
         *,
         elastic_batch: tuple[int, int] | None = None,
         batch_scaling: Literal["linear", "sqrt", "accumulate"] = "linear",
+        max_devices: int | None = None,
         _session: Session | None = None,
     ) -> None:
         self.value: float | None = None
@@ -115,11 +121,41 @@ class HermesCallback(Callback):
         self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
-        self._elastic: ElasticBatch | None = None
+        self._elastic: ElasticBatch | ElasticDevices | None = None
+        self._spreads: ElasticDevices | None = None
+        if elastic_batch is not None and max_devices is not None:
+            raise InvalidInputError(
+                "A run may have elastic_batch or max_devices but was given both: choose one."
+            )
+        if max_devices is not None:
+            from optuna_hermes._lightning._devices import ElasticDevices
+
+            self._elastic = self._spreads = ElasticDevices(max_devices, self._run)
         if elastic_batch is not None:
             from optuna_hermes._lightning._elastic import ElasticBatch  # most runs need none of it
 
             self._elastic = ElasticBatch(elastic_batch, batch_scaling, self._run)
+
+    @property
+    def devices(self) -> int:
+        """How many devices the run has in this process; 1 without ``optimize``."""
+        session = self._rank or self._session or session_of(self._trial)
+        return 1 if session is None else max(1, len(session.devices))
+
+    @property
+    def trainer_options(self) -> dict[str, Any]:
+        """``Trainer`` arguments for the devices that the run has in this process.
+
+        These are ``accelerator``, ``devices`` and ``strategy``.
+        """
+        session = self._session or session_of(self._trial)
+        ids = () if session is None else session.devices
+        on_cpu = all(id_.startswith("cpu:") for id_ in ids)
+        return {
+            "accelerator": ("cpu" if on_cpu else "gpu") if ids else "auto",
+            "devices": self.devices,
+            "strategy": "ddp_fork" if self.devices > 1 else "auto",
+        }
 
     # -- Lightning's hooks ---------------------------------------------------------------------
 
@@ -136,6 +172,8 @@ class HermesCallback(Callback):
             raise private.refused_strategy(trainer.strategy)
         self._trainer = trainer
         self._wiring = private.Wiring(trainer, *self._replays(trainer))
+        if self._spreads is not None:
+            self._spreads.prepare(trainer, self._wiring, self.devices)
         self._resume()
         if session.checkpoint_dir is not None:
             private.own_root(trainer, session.checkpoint_dir)
@@ -339,7 +377,7 @@ class HermesCallback(Callback):
             self._warned = True
             log.warning("%s", warning)
 
-    # -- another batch size --------------------------------------------------------------------
+    # -- another batch size, or number of devices ----------------------------------------------
 
     def _replays(self, trainer: Trainer) -> tuple[Callable[..., Any], ...]:
         """What the wiring hangs into loaders, if that is not what it always does."""
@@ -348,13 +386,13 @@ class HermesCallback(Callback):
         return (functools.partial(self._elastic.replay, trainer),)
 
     def _begin_elastic(
-        self, elastic: ElasticBatch, trainer: Trainer, wiring: private.Wiring
+        self, elastic: ElasticBatch | ElasticDevices, trainer: Trainer, wiring: private.Wiring
     ) -> None:
         if self._fits > 1:
             raise elastic.refused("the objective calls fit more than once")
         elastic.begin(trainer, wiring, getattr(self._trial, "params", {}))
 
-    def _follow(self, elastic: ElasticBatch, session: Session) -> None:
+    def _follow(self, elastic: ElasticBatch | ElasticDevices, session: Session) -> None:
         if elastic.follow(session.batch_size):
             self._tell_sizes(session)
 
@@ -376,6 +414,8 @@ class HermesCallback(Callback):
             "loop": private.loop_state(self._trainer),
             "loggers": private.logger_state(self._trainer),
         }
+        if self._spreads is not None:
+            checkpoint[_KEY]["seed"] = self._spreads.seed
         return checkpoint if self._rank is None else self._part(checkpoint, self._rank)
 
     def _resume(self) -> None:
@@ -384,8 +424,17 @@ class HermesCallback(Callback):
         state, checkpoint = self._found
         self._found = None
         rank, count = (0, 1) if self._rank is None else (self._rank.rank, self._rank.count)
-        checkpoint = private.part_of(checkpoint, rank, count, self._run)
-        self._restored = checkpoint.pop(_KEY)
+        spreads, before = self._spreads, private.count_of(checkpoint)
+        checkpoint = private.part_of(
+            checkpoint, rank, count, self._run, any_count=spreads is not None
+        )
+        self._restored = restored = checkpoint.pop(_KEY)
+        restored["gone"] = [part[_KEY]["loop"] for part in private.gone(checkpoint)]
+        if spreads is not None:
+            spreads.seed = restored.get("seed", spreads.seed)
+        restored["changed"] = before != count
+        if rank >= before:
+            restored["rng"], restored["loop"] = None, private.count_anew(restored["loop"])
         assert self._wiring is not None
         self._wiring.resume_from(checkpoint, state.path)
         assert self._trainer is not None
@@ -398,10 +447,16 @@ class HermesCallback(Callback):
         assert self._wiring is not None
         self._wiring.hide_loader_states()
         private.restore_loop_state(trainer, restored["loop"])
+        private.add_up(trainer, restored["gone"])
+        if restored["changed"]:
+            self._wiring.follow_log()
         private.rewind_loggers(trainer, restored["loggers"])
         if "buffers" in restored:
             private.restore_buffers(trainer.lightning_module, restored["buffers"])
-        set_rng_state(restored["rng"])
+        if restored["rng"] is not None:
+            set_rng_state(restored["rng"])
+        elif self._spreads is not None:
+            self._spreads.seed_new(trainer)
 
     def _why_not_stored(self, trainer: Trainer, session: Session) -> str | None:
         if session.checkpoint_dir is None:
@@ -428,7 +483,10 @@ class HermesCallback(Callback):
         """Listen to the processes of this run, which are started within."""
         self._take_session()
         session = self._session
-        if session is not None and self._elastic is not None:
+        if session is not None and self._spreads is not None:
+            self._spreads.check(count, self.devices)
+            self._spreads.settle()
+        elif session is not None and self._elastic is not None:
             raise self._elastic.refused("it trains in several processes")
         self._saver = None if session is None else Saver(session, self._run)
         ranks = Ranks(

@@ -6,6 +6,8 @@ from optuna_hermes._lightning._around import ended, leave_out, parked
 from optuna_hermes._lightning._callbacks import expect_suspension
 from optuna_hermes._lightning._ddp import (
     buffers,
+    count_of,
+    gone,
     merged,
     own_part,
     part_of,
@@ -21,7 +23,7 @@ from optuna_hermes._lightning._loggers import (
     restore_loggers,
     rewind_loggers,
 )
-from optuna_hermes._lightning._loops import loop_state, restore_loop_state
+from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
 from optuna_hermes._lightning._units import units_left
 from optuna_hermes._lightning._wiring import (
     Wiring,
@@ -34,11 +36,15 @@ from optuna_hermes._lightning._wiring import (
 
 __all__ = [
     "Wiring",
+    "add_up",
     "batches_done",
     "buffers",
     "clean",
+    "count_anew",
+    "count_of",
     "ended",
     "expect_suspension",
+    "gone",
     "leave_out",
     "logger_state",
     "loop_state",

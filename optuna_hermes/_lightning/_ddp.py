@@ -22,7 +22,7 @@ from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended, 
 from optuna_hermes.suspend._rank import Rank, Seats
 from optuna_hermes.suspend._ranks import Ranks
 
-_RANKS = "ranks"
+_RANKS, _GONE = "ranks", "gone"
 
 Tree = dict[str, Any]
 
@@ -74,14 +74,29 @@ def merged(parts: list[Tree]) -> Tree:
     return {**parts[0], _RANKS: parts[1:]}
 
 
-def part_of(checkpoint: Tree, rank: int, count: int, run: str) -> Tree:
+def part_of(checkpoint: Tree, rank: int, count: int, run: str, *, any_count: bool = False) -> Tree:
     """The checkpoint as a rank is to load it.
+
+    Where there were fewer ranks, one that is new gets what rank 0 has. Where there were more, those
+    that are gone leave theirs to rank 0, see ``gone``.
+
+    Args:
+        checkpoint: of all ranks.
+        rank: counted from 0.
+        count: how many there are now.
+        run: whose it is, as a message names it.
+        any_count: whether there may have been more ranks, or fewer.
 
     Raises:
         CheckpointError: there were more ranks, or fewer.
     """
     parts = checkpoint.pop(_RANKS, [])
-    if len(parts) + 1 != count:
+    if any_count:
+        if rank == 0:
+            checkpoint[_GONE] = parts[count - 1 :]
+        elif rank > len(parts):
+            return checkpoint
+    elif len(parts) + 1 != count:
         raise CheckpointError(
             f"A checkpoint of {run} must be resumed by as many processes as have written it, but "
             f"these were {len(parts) + 1} and now are {count}: give the Trainer as many devices "
@@ -95,6 +110,17 @@ def part_of(checkpoint: Tree, rank: int, count: int, run: str) -> Tree:
         "optimizer_states": checkpoint["optimizer_states"],
         "state_dict": {**checkpoint["state_dict"], **own["state_dict"]},
     }
+
+
+def gone(checkpoint: Tree) -> list[Tree]:
+    """The parts of ranks that are there no more, out of what ``part_of`` gave."""
+    found: list[Tree] = checkpoint.pop(_GONE, [])
+    return found
+
+
+def count_of(checkpoint: Tree) -> int:
+    """How many ranks have written a checkpoint."""
+    return 1 + len(checkpoint.get(_RANKS, []))
 
 
 def why_not_exact(trainer: Trainer) -> str | None:

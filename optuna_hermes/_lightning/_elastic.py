@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, Literal, get_args
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader
 from optuna_hermes._lightning._around import show_length
 from optuna_hermes._lightning._pace import Pace
 from optuna_hermes._lightning._rates import scale_rates
+from optuna_hermes._lightning._stopwatch import Stopwatch
 from optuna_hermes._lightning._stretch import why_not_elastic
 from optuna_hermes._lightning._wiring import Wiring, clean
 from optuna_hermes.errors import InvalidInputError
@@ -55,8 +55,7 @@ class ElasticBatch:
         self._windows = 1
         self._fixed = False
         self._wish: int | None = None
-        self._seconds: dict[int, tuple[int, float]] = {}
-        self._last_end: float | None = None
+        self._watch = Stopwatch()
 
     def refused(self, reason: str) -> InvalidInputError:
         """The error of a run whose batches cannot change their size."""
@@ -108,7 +107,7 @@ class ElasticBatch:
         self._trainer = trainer
         self._windows = trainer.accumulate_grad_batches
         self._fixed = _is_searched(first, params)
-        self._last_end = None
+        self._watch.interrupted()
         if self._scaling != "accumulate" and trainer.lightning_module.automatic_optimization:
             self._pace = Pace(trainer, self._replay)
             wiring.update_schedulers(self._pace.update)
@@ -140,7 +139,7 @@ class ElasticBatch:
             now=now,
             least=min(self._limits[0], now),
             most=max(self._most(), now),
-            seconds={size: spent / batches for size, (batches, spent) in self._seconds.items()},
+            seconds=self._watch.seconds,
             unit_samples=self._replay.samples * (epochs or 1),
         )
 
@@ -198,7 +197,7 @@ class ElasticBatch:
             schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
             scale_rates(trainer.optimizers, schedulers, factor)
         show_length(trainer)
-        self._last_end = None
+        self._watch.interrupted()
 
     def _show_length(self) -> None:
         """The number of batches of the epoch, where Lightning looks for it."""
@@ -238,17 +237,13 @@ class ElasticBatch:
     # -- speed ---------------------------------------------------------------------------------
 
     def batch_ended(self) -> None:
-        """Take the time of a batch; the first one after an interruption does not count."""
-        now = time.monotonic()
-        if self._last_end is not None and self._replay is not None:
-            batches, seconds = self._seconds.get(self._replay.size, (0, 0.0))
-            spent = seconds + now - self._last_end
-            self._seconds[self._replay.size] = batches + 1, spent
-        self._last_end = now
+        """Take the time of a batch."""
+        if self._replay is not None:
+            self._watch.batch_ended(self._replay.size)
 
     def interrupted(self) -> None:
         """Something other than training comes next."""
-        self._last_end = None
+        self._watch.interrupted()
 
 
 def _is_searched(size: int, params: Mapping[str, Any]) -> bool:

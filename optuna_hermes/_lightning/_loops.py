@@ -92,6 +92,36 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
             parameter.grad = state["gradients"][name]
 
 
+def add_up(trainer: Trainer, states: list[dict[str, Any]]) -> None:
+    """Let this process have what others had counted up in an epoch, which are there no more."""
+    module, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
+    metrics = dict(_metrics(module))
+    for state in states:
+        there = moved({key: state[key] for key in ("metrics", "results")}, module.device)
+        for name, saved in there["metrics"].items():
+            if name in metrics and saved["updates"]:
+                _add(metrics[name], saved)
+        for saved in there["results"]:
+            item = results.get(saved["key"])
+            if item is not None and item.is_tensor and item.meta.on_epoch:
+                _add(item, saved["metric"])
+
+
+def count_anew(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a process that has counted nothing up in this epoch."""
+    return {**state, "metrics": {}, "results": []}
+
+
+def _add(metric: Metric, saved: dict[str, Any]) -> None:
+    meta = getattr(metric, "meta", None)
+    if meta is not None and (meta.is_max_reduction or meta.is_min_reduction):
+        metric.value = meta.reduce_fx(metric.value, saved["states"]["value"])
+        return
+    metric._update_count += saved["updates"]
+    metric._reduce_states(saved["states"])
+    metric._computed = None
+
+
 def _data_generators(trainer: Trainer) -> list[Any]:
     """Those that the data sets have of their own; their draws in this process are not lost."""
     loops = (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop)

@@ -17,6 +17,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import RestartStage
+from lightning.pytorch.trainer.states import RunningStage
 
 from optuna_hermes.suspend._loader import RandomWatch, Replay
 from optuna_hermes.suspend._state import plain
@@ -61,6 +62,21 @@ class Wiring:
         """Call a function in the place of ``update_lr_schedulers``, which is its first argument."""
         epoch_loop = self._trainer.fit_loop.epoch_loop
         self._override(epoch_loop, "update_lr_schedulers", call, epoch_loop.update_lr_schedulers)
+
+    def keep_samplers(self) -> None:
+        """Let every process have the training loader as the user made it."""
+        connector = self._trainer._data_connector
+        prepare = connector._prepare_dataloader
+        self._override(connector, "_prepare_dataloader", _unless_training, prepare)
+
+    def follow_log(self) -> None:
+        """Let metrics be synchronised, or not, as the module logs them next.
+
+        Lightning refuses a metric whose ``sync_dist`` is another one than before, and forgets that
+        it was given where there is one process only.
+        """
+        results = self._trainer.fit_loop.epoch_loop._results
+        self._override(results, "log", _follow, results, set(results), results.log)
 
     def remove(self) -> None:
         """Leave the trainer and its loaders as they were."""
@@ -205,6 +221,29 @@ def validated_names(trainer: Trainer) -> set[str]:
         if not item.has_reset
         for name in results._forked_name(item, False)
     }
+
+
+def _unless_training(
+    prepare: Callable[..., object], loader: object, shuffle: bool, mode: RunningStage
+) -> object:
+    return loader if mode == RunningStage.TRAINING else prepare(loader, shuffle=shuffle, mode=mode)
+
+
+def _follow(
+    results: Any,
+    waiting: set[str],
+    log: Callable[..., None],
+    fx: str,
+    name: str,
+    *args: Any,
+    **options: Any,
+) -> None:
+    for key in [key for key in waiting if key in results]:
+        meta = results[key].meta
+        if (meta.fx, meta.name) == (fx, name):
+            meta.sync.should = options.get("sync_dist", False)
+            waiting.discard(key)
+    log(fx, name, *args, **options)
 
 
 def _in_turn(first: Callable[[], None], second: Callable[[], None]) -> None:

@@ -183,6 +183,7 @@ class RunSession:
             most=sizes.most,
             seconds=dict(known),
             unit_samples=sizes.unit_samples,
+            most_devices=sizes.most_devices,
         )
         with self._line.lock:
             self._said.sizes = wired
@@ -307,7 +308,8 @@ class RunSession:
                 tier=tier,
                 suspend_seconds=spent,
                 checkpoint=stored,
-                held_bytes=None if held is None else held.device_bytes,
+                # What its ranks hold this process does not know.
+                held_bytes=None if held is None or said.others else held.device_bytes,
                 host_bytes=0 if held is None else held.host_bytes,
                 stores=stores,
                 moves=state is not None and state.moves and sessions.worker is self,

@@ -30,7 +30,7 @@ class StoredState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSizes:
-    """The sizes that the batches of a run may have, and the one that they have.
+    """The sizes that the batches of a run may have, the one that they have, and its devices.
 
     Args:
         now: samples in its next batch.
@@ -38,6 +38,7 @@ class BatchSizes:
         most: the largest size.
         seconds: what a batch took, by the sizes that were measured.
         unit_samples: samples in a unit, None if unknown.
+        most_devices: how many devices it may be given at once; batches are those of all together.
     """
 
     now: int
@@ -45,6 +46,7 @@ class BatchSizes:
     most: int
     seconds: Mapping[int, float] = field(default_factory=dict)
     unit_samples: int | None = None
+    most_devices: int = 1
 
 
 class State(Protocol):
@@ -142,6 +144,9 @@ class Session(Protocol):
     Only a run that has called ``stretches`` is ever asked for another size.
     """
 
+    devices: tuple[str, ...]
+    """Those of the lease; empty if that is not known."""
+
     checkpoints: tuple[StoredState, ...]
     """What the ledger knows of, newest first: where a run goes on from when its process is lost.
 
@@ -153,7 +158,7 @@ class Session(Protocol):
         """The first batch since the grant begins; ``stores`` says whether the run can be stored."""
 
     def stretches(self, sizes: BatchSizes) -> None:
-        """Say that the size of the batches may change, and what it is.
+        """Say that the size of the batches, or the number of devices, may change, and what it is.
 
         That is said after each ``training``, after each change, and from time to time.
         """

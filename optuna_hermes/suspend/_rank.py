@@ -57,6 +57,7 @@ class Seats:
         parent: the process that started them.
         leased: whether the run has a session.
         checkpoint_dir: see ``Session``.
+        devices: see ``Session``.
     """
 
     ours: tuple[Connection, ...]
@@ -65,6 +66,7 @@ class Seats:
     parent: int
     leased: bool
     checkpoint_dir: Path | None
+    devices: tuple[str, ...] = ()
 
     def take(self, rank: int) -> Rank:
         """Be this rank, in its own process, which ends with its parent."""
@@ -94,6 +96,7 @@ class Rank:
         self.asked: TierName = "disk"
         """Nobody waits in the midst of a validation: that could not be agreed on."""
         self.batch_size: int | None = None
+        self.devices = seats.devices
         self.checkpoint_dir = seats.checkpoint_dir
         self.checkpoints: tuple[StoredState, ...] = ()
         """None: they are read by the process that starts the ranks."""
@@ -114,7 +117,8 @@ class Rank:
         self._tell("training", {"stores": stores})
 
     def stretches(self, sizes: BatchSizes) -> None:
-        """The batch size of a run in several processes does not change."""
+        """See ``Session``."""
+        self._tell("stretches", {"sizes": sizes})
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """Said with ``reported``."""

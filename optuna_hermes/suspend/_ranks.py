@@ -62,6 +62,7 @@ class Ranks:
             parent=os.getpid(),
             leased=session is not None,
             checkpoint_dir=session.checkpoint_dir if session is not None else None,
+            devices=session.devices if session is not None else (),
         )
         self._run = run
         self._session = session
@@ -118,6 +119,8 @@ class Ranks:
             self._finish(*content)
         elif kind == "beat":
             self._leased.beat(**content)
+        elif kind == "stretches":
+            self._leased.stretches(**content)
         elif kind == "training":
             self._leased.training(**content)
         else:

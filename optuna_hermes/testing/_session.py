@@ -23,6 +23,7 @@ class FakeSession:
         checkpoints: see ``Session``.
         while_parked: called when the run waits in this process, as if others trained meanwhile.
         evicts: the tiers that a run goes to from the first one, after ``while_parked``.
+        devices: see ``Session``.
         batch_sizes: by number of batches since this session began, which size the next ones shall
             have; where the run yields too it learns of it when it goes on.
     """
@@ -35,12 +36,14 @@ class FakeSession:
         checkpoints: tuple[StoredState, ...] = (),
         while_parked: Callable[[], None] = lambda: None,
         evicts: tuple[TierName, ...] = (),
+        devices: tuple[str, ...] = ("cpu:0",),
         batch_sizes: Mapping[int, int] | None = None,
     ) -> None:
         self.must_yield = False
         self.sizes = dict(batch_sizes or {})
         self.batch_size = self._next_size = self.sizes.pop(0, None)
         self.stretched: list[BatchSizes] = []
+        self.devices = devices
         self.checkpoint_dir = checkpoint_dir
         self.checkpoints = checkpoints
         self.trainings: list[bool] = []

@@ -125,6 +125,7 @@ def say(kind: str, detail: Mapping[str, Any]) -> str:
     """
     words_of = _WORDS.get(kind)
     known = {**dict.fromkeys(("tier", "from")), **detail}
+    known["device"] = ", ".join(detail.get("devices", [known.get("device") or "a device"]))
     known["tier"] = _TIERS.get(known["tier"], known["tier"])
     known["before"] = _TIERS.get(known["from"], known["from"])
     if words_of is not None:

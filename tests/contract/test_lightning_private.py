@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.throughput import Throughput
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
@@ -33,7 +34,11 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import RestartStage, _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
-from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _Sync
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _Sync,
+)
 from lightning.pytorch.trainer.states import RunningStage
 from rich.progress import Progress
 from torch.utils.data import DataLoader, TensorDataset
@@ -41,7 +46,7 @@ from torchmetrics import MeanMetric
 
 from optuna_hermes import _lightning as private
 from optuna_hermes._lightning._callbacks import _FIELDS
-from optuna_hermes._lightning._loops import _metric_state, _restore_metric
+from optuna_hermes._lightning._loops import _add, _metric_state, _restore_metric
 from optuna_hermes.suspend._state import plain
 
 
@@ -471,3 +476,55 @@ def test_schedulers_are_stepped_by_a_function_of_the_loop() -> None:
     assert "self.batch_progress.increment_ready()" in source.split("update_lr_schedulers")[0]
     counted = inspect.getsource(_TrainingEpochLoop._accumulated_batches_reached)
     assert "current.ready % self.trainer.accumulate_grad_batches == 0" in counted
+
+
+def test_a_training_loader_is_prepared_by_a_function_of_the_connector() -> None:
+    """What it returns is trained with; validation loaders come there too, told apart by a mode."""
+    modes: list[RunningStage] = []
+
+    def stand_between(trainer: Trainer) -> None:
+        connector = trainer._data_connector
+        prepare = connector._prepare_dataloader
+
+        def between(loader: Any, shuffle: bool, mode: RunningStage) -> object:
+            modes.append(mode)
+            if mode == RunningStage.TRAINING:
+                return DataLoader(loader.dataset, batch_size=1)
+            return prepare(loader, shuffle=shuffle, mode=mode)
+
+        vars(connector)["_prepare_dataloader"] = between
+
+    trainer = fit(At("setup", stand_between), max_epochs=1)
+    assert set(modes) == {RunningStage.TRAINING, RunningStage.VALIDATING}
+    assert trainer.train_dataloader is not None
+    assert trainer.train_dataloader.batch_size == 1
+
+
+def test_a_metric_may_synchronise_otherwise_from_now_on() -> None:
+    """What was logged otherwise before is refused, unless it is told; then it counts on."""
+    results = _ResultCollection(training=True)
+    said: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": 2}
+    results.log("training_step", "loss", torch.tensor(1.0), **said)
+    with pytest.raises(MisconfigurationException, match="different arguments"):
+        results.log("training_step", "loss", torch.tensor(3.0), sync_dist=True, **said)
+    results["training_step.loss"].meta.sync.should = True
+    results.log("training_step", "loss", torch.tensor(3.0), sync_dist=True, **said)
+    assert results["training_step.loss"].compute() == 2.0
+
+
+def test_what_another_metric_has_counted_can_be_added() -> None:
+    """Means and what Lightning logs are weighted as if one metric had seen all."""
+    first, second = MeanMetric(), MeanMetric()
+    first.update(torch.tensor([1.0, 1.0, 1.0]))
+    second.update(torch.tensor([5.0]))
+    _add(first, _metric_state(second))
+    assert first.compute() == 2.0
+    results = [_ResultCollection(training=True) for _ in range(2)]
+    for value, size, each in ((1.0, 3, results[0]), (5.0, 1, results[1])):
+        options: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": size}
+        each.log("training_step", "loss", torch.tensor(value), **options)
+        each.log("training_step", "most", torch.tensor(value), reduce_fx="max", **options)
+    for key in ("training_step.loss", "training_step.most"):
+        _add(results[0][key], _metric_state(results[1][key]))
+    assert results[0]["training_step.loss"].compute() == 2.0
+    assert results[0]["training_step.most"].compute() == 5.0

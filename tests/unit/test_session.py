@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -394,3 +395,27 @@ def test_what_cannot_be_kept_or_read_is_said(
     assert caplog.messages[1].startswith(
         f"{file} cannot be read, so units may be trained again: Expected `float`, got `str`"
     )
+
+
+def test_several_devices_are_named_and_their_time_is_counted(
+    brokers: Brokers,
+    connect: Any,
+    wait_for: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next broker is told of all of them; a second on two devices is two seconds."""
+    session = connect()
+    brokers.last.say(wire.Grant(epoch=7, devices=("cpu:0", "cpu:2"), number=3, trial_id=3))
+    session.wait_for_grant()
+    assert session.devices == ("cpu:0", "cpu:2")
+    session.started(stores=True)
+    session.stretches(BatchSizes(now=8, least=8, most=8, most_devices=4))
+    assert brokers.last.of(wire.Stretches)[-1].sizes.most_devices == 4
+    at = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: at)
+    before = session.device_seconds
+    monkeypatch.setattr(time, "monotonic", lambda: at + 5)
+    assert session.device_seconds == pytest.approx(before + 10)
+    monkeypatch.undo()
+    (resume,) = lose(brokers, wait_for).of(wire.Resume)
+    assert (resume.devices, resume.sizes.most_devices) == (("cpu:0", "cpu:2"), 4)

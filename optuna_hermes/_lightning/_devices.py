@@ -1,0 +1,168 @@
+"""A training whose number of devices changes when it comes back from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader
+
+from optuna_hermes._lightning._stopwatch import Stopwatch
+from optuna_hermes._lightning._wiring import Wiring, batches_done
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.suspend import BatchSizes
+from optuna_hermes.suspend._elastic import why_not_regrouped
+from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._seed import seed_everything, trial_seed
+from optuna_hermes.suspend._shares import Shares
+
+
+class ElasticDevices:
+    """Divides every batch of a run among the devices that it has.
+
+    Args:
+        most: devices that it may have at once.
+        run: whose it is, as a message names it.
+
+    Raises:
+        InvalidInputError: there must be one at least.
+    """
+
+    def __init__(self, most: int, run: str) -> None:
+        if type(most) is not int or most < 1:
+            raise InvalidInputError(
+                f"max_devices must be a whole number of 1 or more but is {most!r}."
+            )
+        self.seed: int | None = None
+        """Of the order in which samples come, and of processes that are new; of the run for ever.
+        """
+        self._most = most
+        self._run = run
+        self._watch = Stopwatch()
+        self._reason: str | None = None
+        self._trainer: Trainer | None = None
+        self._batch_size = 1
+        self._samples = 1
+
+    def refused(self, reason: str) -> InvalidInputError:
+        """The error of a run whose devices cannot change."""
+        return InvalidInputError(
+            f"HermesCallback(max_devices={self._most}) needs a training that goes on with any "
+            f"number of devices, but {self._run} cannot: {reason}. Mend that, or leave max_devices "
+            "out."
+        )
+
+    # -- around a fit --------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """The run has its seed, in the process that starts all others."""
+        if self.seed is None:
+            self.seed = torch.initial_seed()
+
+    def prepare(self, trainer: Trainer, wiring: Wiring, devices: int) -> None:
+        """Let all processes have the same training loader; for ``setup``.
+
+        Raises:
+            InvalidInputError: the trainer has another number of devices than the lease.
+        """
+        self.check(trainer.world_size, devices)
+        wiring.keep_samplers()
+
+    def check(self, given: int, devices: int) -> None:
+        """See that a trainer has the devices of the lease.
+
+        Raises:
+            InvalidInputError: it has more, or fewer.
+        """
+        if given != devices:
+            raise self.refused(
+                f"its lease has {devices}, and the Trainer was given {given} (use "
+                "Trainer(**hermes.trainer_options), and leave devices, strategy and accelerator "
+                "to it)"
+            )
+
+    def replay(
+        self, trainer: Trainer, loader: DataLoader[Any], trained: Callable[[], int]
+    ) -> Replay:
+        """What is hung into a training loader."""
+        self._reason = why_not_regrouped(loader)
+        if self._reason is not None:
+            return Replay(loader, trained)
+        self.settle()
+        assert self.seed is not None
+        self._batch_size = int(loader.batch_size or 1)
+        progress: Any = trainer.fit_loop.epoch_progress.current
+        limit = trainer.limit_train_batches
+        self._samples = len(loader.batch_sampler.sampler)  # type: ignore[union-attr]
+        if isinstance(limit, int):
+            self._samples = min(self._samples, limit * self._batch_size)
+        return Shares(
+            loader,
+            trained,
+            epoch=lambda: int(progress.processed),
+            seed=self.seed,
+            rank=trainer.global_rank,
+            count=trainer.world_size,
+        )
+
+    def begin(self, trainer: Trainer, wiring: Wiring, params: Mapping[str, Any]) -> None:
+        """See what can be done; for ``on_train_start``.
+
+        Raises:
+            InvalidInputError: its devices cannot change.
+        """
+        combined = trainer.fit_loop._combined_loader
+        if combined is None or len(combined.flattened) != 1:
+            raise self.refused("it must have one train loader")
+        loader = combined.flattened[0]
+        if not isinstance(getattr(loader, "batch_sampler", None), Shares):
+            raise self.refused(self._reason or why_not_regrouped(loader) or "its loader is another")
+        self._trainer = trainer
+        self._watch.interrupted()
+
+    def seed_new(self, trainer: Trainer) -> None:
+        """Give a process that was not there before random numbers of its own.
+
+        They depend on the run, on which process it is, and on the batches that were trained.
+        """
+        assert self.seed is not None
+        rank = trial_seed(self.seed, trainer.global_rank)
+        seed_everything(trial_seed(rank, batches_done(trainer)))
+
+    def begin_epoch(self) -> None:
+        """For its start."""
+        self._watch.interrupted()
+
+    def sizes(self, *, by_validation: bool) -> BatchSizes | None:
+        """What the run may be given.
+
+        Args:
+            by_validation: whether each validation is a unit, or else each epoch.
+        """
+        trainer, size = self._trainer, self._batch_size
+        if trainer is None:
+            return None
+        epochs = trainer.check_val_every_n_epoch if by_validation else None
+        return BatchSizes(
+            now=size,
+            least=size,
+            most=size,
+            seconds=self._watch.seconds,
+            unit_samples=self._samples * (epochs or 1),
+            most_devices=max(1, min(self._most, size)),
+        )
+
+    def follow(self, wish: int | None) -> None:
+        """Its batches keep their size."""
+
+    # -- speed ---------------------------------------------------------------------------------
+
+    def batch_ended(self) -> None:
+        """Take the time of a batch."""
+        self._watch.batch_ended(self._batch_size)
+
+    def interrupted(self) -> None:
+        """Something other than training comes next."""
+        self._watch.interrupted()

@@ -1,0 +1,82 @@
+"""A plain ``DataLoader`` whose batches are shared by as many processes as a run has just now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._seed import seed_everything, trial_seed
+from optuna_hermes.suspend._state import kept_rng, rng_state
+
+LEAST_SAMPLES = 2
+"""Of a process in a batch: modules with batch normalisation raise with one."""
+
+
+class Shares(Replay):
+    """A ``Replay`` that gives each process its part of every batch.
+
+    An epoch has the same batches, of the same samples in the same order, however many processes
+    there are: the order is drawn from a seed of the run and of the epoch, and kept by all.
+
+    Args:
+        loader: the same one in all processes, with the user's own sampler.
+        trained: see ``Replay``.
+        epoch: says which epoch it is, counted from 0.
+        seed: of the run.
+        rank: which of the processes this one is, counted from 0.
+        count: how many there are.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        trained: Callable[[], int],
+        *,
+        epoch: Callable[[], int],
+        seed: int,
+        rank: int,
+        count: int,
+    ) -> None:
+        super().__init__(loader, trained)
+        self._epoch = epoch
+        self._seed = seed
+        self._rank = rank
+        self._count = count
+
+    def _draw(self) -> Iterator[Any]:
+        if self._resume is None or self._resume["rng"] is None:
+            generators = (
+                self._generator_states() if self._resume is None else self._resume["generators"]
+            )
+            with kept_rng():
+                seed_everything(trial_seed(self._seed, self._epoch()))
+                self._resume = {"skip": 0, "rng": rng_state(), "generators": generators}
+        yield from super()._draw()
+
+    def _items(self) -> Iterator[Any]:
+        # All at once: what a sampler draws later would be drawn from what differs by process.
+        return iter(list(self._sampler))
+
+    def _batches(self, items: Iterator[Any]) -> Iterator[Any]:
+        return (share(batch, self._rank, self._count) for batch in items)
+
+
+def share(batch: list[Any], rank: int, count: int) -> list[Any]:
+    """The part of a batch that one of ``count`` processes takes.
+
+    All parts have the same length. Where a batch cannot be divided some samples are taken twice, as
+    ``DistributedSampler`` does at the end of an epoch.
+
+    Example:
+        >>> [share([1, 2, 3, 4, 5, 6], rank, 2) for rank in (0, 1)]
+        [[1, 3, 5], [2, 4, 6]]
+        >>> [share([1, 2, 3, 4, 5], rank, 2) for rank in (0, 1)]
+        [[1, 3, 5], [2, 4, 1]]
+    """
+    if count == 1:
+        return batch
+    length = max(-(-len(batch) // count), min(LEAST_SAMPLES, len(batch)))
+    return [batch[(rank + count * place) % len(batch)] for place in range(length)]
