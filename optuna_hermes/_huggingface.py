@@ -1,0 +1,218 @@
+"""The loop of a Hugging Face ``Trainer``, seen from where it fetches the batches of a step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+from transformers import Trainer, TrainerState
+from transformers.trainer_callback import ExportableState
+
+from optuna_hermes._turns import Turns
+from optuna_hermes.suspend import Session, StoredState, rng_state, set_rng_state
+from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._named import Named
+from optuna_hermes.suspend._place import Place
+
+Fetch = Callable[[Iterator[Any], int, Any], Any]
+"""``Trainer.get_batch_samples``: from an iterator, how many, for which device."""
+
+_STATE_FILE = "trainer_state.json"
+_COUNTERS = (
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "_initial_global_step",
+    "_initial_num_input_tokens_seen",
+    "current_flos",
+)
+"""What a ``Trainer`` counts for what it logs."""
+
+
+class Steps(Turns):
+    """The steps of one training."""
+
+    _maker: ClassVar[str] = "HermesCallback.train()"
+
+    def __init__(
+        self,
+        trial: Any,
+        trainer: Trainer,
+        session: Session | None,
+        found: tuple[StoredState, Any] | None,
+    ) -> None:
+        self.begun = False
+        """Whether the first step has."""
+        self._trainer = trainer
+        self._found = found
+        self._place = Place()
+        self._epoch_rng: dict[str, Any] = {}
+        self._theirs: Any = None
+        self._ours: Iterator[Any] = iter(())
+        self._fetched = 0
+        self._data_seed: int | None = None
+        self._told = False
+        owners = {
+            "model": trainer.model,
+            "optimizer": trainer.optimizer,
+            "scheduler": trainer.lr_scheduler,
+            "loop": _Loop(trainer),
+        }
+        if trainer.accelerator.scaler is not None:
+            owners["scaler"] = trainer.accelerator.scaler
+        super().__init__(trial, Named(owners), session)
+
+    def next_step(self, fetch: Fetch, iterator: Any, number: int, device: Any) -> Any:
+        """Others may have the device; then the batches of the next step are fetched."""
+        if iterator is not self._theirs:
+            self._begin_epoch(iterator)
+        self._place.batch += self._fetched
+        self._batches += self._fetched
+        self.begun = True
+        self._pass_point()
+        samples, items = fetch(self._ours, number, device)
+        self._fetched = len(samples)
+        return samples, items
+
+    def _begin_epoch(self, iterator: Any) -> None:
+        """Iterate over the loader that Accelerate has wrapped.
+
+        Its own fetches a batch ahead, whose random numbers are drawn before the point where the run
+        may be suspended.
+        """
+        self._theirs, self._fetched = iterator, 0
+        loader: Any = self._trainer.callback_handler.train_dataloader
+        restored, session = self._restored, self._session
+        if restored is not None:
+            set_rng_state(restored["epoch_rng"])
+        if session is not None:
+            self._epoch_rng = rng_state()
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(int(self._trainer.state.epoch or 0))
+        place = None if restored is None else restored["place"]
+        inner = getattr(loader, "base_dataloader", loader)
+        if Replay.fits(inner):
+            self._seed(inner)
+            self._ours = self._place.iterate(inner, place)
+            problem = self._place.problem
+        else:
+            self._ours, problem = iterator, "its training data are no map-style data set"
+        if session is not None:
+            self._watch(session, problem)
+
+    def _seed(self, loader: Any) -> None:
+        """Let the sampler draw what it would have drawn in the run's first process."""
+        sampler = getattr(loader.batch_sampler, "sampler", None)
+        if not isinstance(sampler, SeedableRandomSampler):
+            return
+        if sampler.generator is None:  # made with its first number, and seeded before each epoch
+            sampler.generator = torch.Generator()
+        if self._restored is not None:
+            sampler.initial_seed = self._restored["data_seed"]
+        self._data_seed = sampler.initial_seed
+
+    def _find(self, session: Session) -> tuple[StoredState, Any] | None:
+        found, self._found = self._found, None
+        return found
+
+    def _units_left(self) -> int | None:
+        """Known where reports come after the same number of steps."""
+        state = self._trainer.state
+        left, rest = divmod((state.max_steps - state.global_step) * self._unit, state.global_step)
+        return left if rest == 0 else None
+
+    def _warning(self) -> str | None:
+        warning = None if self._told else self._place.warning
+        self._told = self._told or warning is not None
+        return warning
+
+    def _where(self) -> dict[str, Any]:
+        step = self._trainer.state.global_step
+        return {
+            "place": self._place.state_dict(),
+            "step": step,
+            "epoch_rng": self._epoch_rng,
+            "data_seed": self._data_seed,
+        }
+
+    def _be_at(self, tree: dict[str, Any]) -> None:
+        """The trainer was told the step when it began."""
+
+    def _leave(self) -> None:
+        super()._leave()
+        self._place.leave()
+
+
+class _Loop:
+    """What a trainer, and the callbacks that say what they remember, keep of a training."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        state = {field.name: getattr(trainer.state, field.name) for field in fields(TrainerState)}
+        del state["stateful_callbacks"]
+        return {
+            "state": state,
+            "loss": trainer._tr_loss,
+            "counters": {name: getattr(trainer, name) for name in _COUNTERS},
+            "callbacks": [_attributes(each) for each in self.remembering()],
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        trainer = self._trainer
+        vars(trainer.state).update(saved["state"])
+        trainer._tr_loss = saved["loss"].to(trainer.args.device, copy=True)
+        vars(trainer).update(saved["counters"])
+        for each, attributes in zip(self.remembering(), saved["callbacks"], strict=True):
+            vars(each).update(attributes)
+
+    def remembering(self) -> list[ExportableState]:
+        every = [*self._trainer.callback_handler.callbacks, self._trainer.control]
+        return [each for each in every if isinstance(each, ExportableState)]
+
+
+def _attributes(callback: ExportableState) -> dict[str, Any]:
+    found: dict[str, Any] = callback.state()["attributes"]
+    return found
+
+
+@contextlib.contextmanager
+def own_batches(trainer: Any, next_step: Callable[[Fetch, Any, int, Any], Any]) -> Iterator[None]:
+    """Call ``next_step`` where a trainer fetches the batches of a step, with how it does so."""
+    original = trainer.get_batch_samples
+    trainer.get_batch_samples = functools.partial(next_step, original)
+    try:
+        yield
+    finally:
+        del trainer.get_batch_samples
+
+
+@contextlib.contextmanager
+def position(trainer: Any, found: tuple[StoredState, Any] | None) -> Iterator[str | None]:
+    """A checkpoint of the trainer's own kind that tells it which step is next, and nothing else."""
+    if found is None:
+        yield None
+        return
+    skips, trainer.args.ignore_data_skip = trainer.args.ignore_data_skip, False
+    trainer._load_from_checkpoint = lambda *args, **kwargs: None  # weights come with the rest
+    try:
+        with tempfile.TemporaryDirectory(prefix="hermes-") as folder:
+            loop = found[1]["named"]["owners"]["loop"]["state"]["state"]
+            plain = {"global_step": found[1]["step"]}
+            plain |= {name: loop[name] for name in ("max_steps", "num_train_epochs", "epoch")}
+            plain |= {name: loop[name] for name in ("logging_steps", "eval_steps", "save_steps")}
+            plain["train_batch_size"] = loop["train_batch_size"]
+            plain["stateful_callbacks"] = _Loop(trainer).remembering()
+            TrainerState(**plain).save_to_json(str(Path(folder) / _STATE_FILE))
+            yield folder
+    finally:
+        trainer.args.ignore_data_skip = skips
+        del trainer._load_from_checkpoint

@@ -1,0 +1,150 @@
+"""Suspend and resume a Hugging Face ``Trainer`` between any two steps of its optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_utils import TrainOutput
+
+from optuna_hermes._huggingface import Fetch, Steps, own_batches, position
+from optuna_hermes.broker import session_of
+from optuna_hermes.errors import InvalidInputError, MonitorError
+from optuna_hermes.suspend import Session, StoredState, read
+
+
+class HermesCallback(TrainerCallback):
+    """Reports a run after each evaluation, and lets other runs have its device between steps.
+
+    Under ``optuna_hermes.optimize`` the run is suspended when its slice is over and goes on later
+    with the same losses and weights as if nothing had happened, in this process or in another one.
+    Under plain Optuna it reports to the trial and asks the study's pruner.
+
+    Args:
+        trial: the ``optuna.Trial`` of this run.
+        monitor: name of a logged value: of an evaluation (``eval_loss``, ``eval_accuracy``), or of
+            training (``loss``). Each time that it is logged is one unit of the run.
+
+    Raises:
+        InvalidInputError: in training, where this cannot be done.
+        MonitorError: after training, when the value was never logged.
+
+    Example:
+        .. code-block:: python
+
+            def objective(trial):
+                lr = trial.suggest_float("lr", 1e-5, 1e-3, log=True)
+                args = TrainingArguments(f"out/{trial.number}", learning_rate=lr,
+                                         eval_strategy="epoch", save_strategy="no")
+                hermes = HermesCallback(trial, monitor="eval_loss")
+                trainer = Trainer(model, args, train_dataset=train, eval_dataset=valid,
+                                  callbacks=[hermes])
+                hermes.train(trainer)  # instead of trainer.train()
+                return hermes.value
+    """
+
+    def __init__(
+        self, trial: Any, monitor: str = "eval_loss", *, _session: Session | None = None
+    ) -> None:
+        self._trial = trial
+        self._monitor = monitor
+        self._session = _session
+        self._trainer: Trainer | None = None
+        self._steps: Steps | None = None
+        self._found: tuple[StoredState, Any] | None = None
+        self._names: set[str] = set()
+
+    @property
+    def value(self) -> float | None:
+        """The value reported last."""
+        return None if self._steps is None else self._steps.value
+
+    def train(self, trainer: Trainer) -> TrainOutput:
+        """Train as ``trainer.train()`` does, from where the run is.
+
+        Args:
+            trainer: with this callback or without, made for this trial.
+
+        Raises:
+            InvalidInputError: it trains in several processes, or finds out its batch size.
+            Suspended: the run is on disk.
+            CheckpointError: the run cannot be stored, or not be brought back.
+        """
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
+        session = self._session = self._session or session_of(self._trial)
+        _refuse(trainer, session)
+        self._trainer = trainer
+        found = None
+        if session is not None:
+            run = f"trial {getattr(self._trial, 'number', '?')}"
+            found = self._found = read(session.checkpoints, run, session.checkpoint_dir)
+        try:
+            with own_batches(trainer, self._next_step), position(trainer, found) as checkpoint:
+                return trainer.train(resume_from_checkpoint=checkpoint)
+        finally:
+            self._trainer = None
+            if self._steps is not None:
+                self._steps._leave()
+
+    # -- the trainer's events ------------------------------------------------------------------
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Bring the run back, now that there is an optimizer."""
+        if self._trainer is None:
+            raise InvalidInputError(
+                "HermesCallback must start the training itself, but trainer.train() was called: "
+                "call hermes.train(trainer) instead."
+            )
+        self._steps = Steps(self._trial, self._trainer, self._session, self._found)
+        self._found = None
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A unit is done, if this is the monitored value."""
+        steps = self._steps
+        if self._trainer is None or steps is None or not steps.begun:
+            return
+        self._names |= set(logs or {})
+        if logs is not None and self._monitor in logs:
+            steps.report(logs[self._monitor])
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        """A long evaluation is progress too."""
+        if self._trainer is not None and self._steps is not None:
+            self._steps.beat()
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """All that was to be logged is."""
+        if self.value is None:
+            names = ", ".join(sorted(self._names)) or "none"
+            raise MonitorError(
+                f"HermesCallback(monitor={self._monitor!r}) needs a value of this name in the "
+                f"logs, but there are: {names}. Is eval_strategy set?"
+            )
+
+    def _next_step(self, fetch: Fetch, iterator: Any, number: int, device: Any) -> Any:
+        assert self._steps is not None
+        return self._steps.next_step(fetch, iterator, number, device)
+
+
+def _refuse(trainer: Trainer, session: Session | None) -> None:
+    if session is None:
+        return
+    several = trainer.args.world_size > 1 or trainer.args.n_gpu > 1
+    if several or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        raise InvalidInputError(
+            "HermesCallback must train in one process on one device, but the Trainer uses several: "
+            "leave torchrun, DeepSpeed and FSDP out; a trial has one device here."
+        )
+    if trainer.args.auto_find_batch_size:
+        raise InvalidInputError(
+            "HermesCallback must know the batch size, but auto_find_batch_size is set: leave it "
+            "out."
+        )

@@ -1,0 +1,302 @@
+"""A suspended Hugging Face training is, bit for bit, the training that was never suspended.
+
+As a script, this file is the next process of a run: ``test_huggingface.py FOLDER SEED CASES``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
+from optuna_hermes.model import TierName
+from optuna_hermes.suspend import StoredState
+from optuna_hermes.testing import FakeSession
+
+transformers = pytest.importorskip("transformers")
+
+from optuna_hermes.huggingface import HermesCallback  # noqa: E402
+
+EPOCHS, BATCHES = 3, 5
+TIMES = ("runtime", "per_second", "total_flos")
+
+
+class Texts(Dataset[dict[str, torch.Tensor]]):
+    """Made-up sentences, of which a few words are masked anew whenever they are read."""
+
+    def __init__(self, count: int = BATCHES * 8, masked: float = 0.2) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self._ids = torch.randint(2, 32, (count, 6), generator=generator)
+        self._masked = masked
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        hidden = torch.rand(6) + 0.01 * random.random() + 0.01 * np.random.rand() < self._masked
+        label = (self._ids[index] > 16).sum() > 3
+        return {"input_ids": self._ids[index].masked_fill(hidden, 1), "labels": label.long()}
+
+
+class Stream(IterableDataset[Any]):
+    """The same, one after the other."""
+
+    def __iter__(self) -> Any:
+        data = Texts()
+        return (data[index] for index in range(len(data)))
+
+    def __len__(self) -> int:
+        return BATCHES * 8
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    # The last step of an epoch has fewer batches; the order is drawn from everybody's generator.
+    "accumulated": {
+        "gradient_accumulation_steps": 2,
+        "accelerator_config": {"use_seedable_sampler": False},
+    },
+    "by-steps": {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "logging_steps": 3,
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "metric_for_best_model": "eval_loss",
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "save_total_limit": 1,
+        "load_best_model_at_end": True,
+    },
+}
+
+
+class Ticks(transformers.TrainerCallback):
+    """Tells a session of each step."""
+
+    def __init__(self, session: FakeSession | None) -> None:
+        self._session = session
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if self._session is not None:
+            self._session.tick()
+
+
+def trainer(
+    folder: Path, case: str = "plain", *, data: Any = None, seed: int = 1, **options: Any
+) -> Any:
+    torch.manual_seed(seed)  # of the first weights: a run that comes back has others
+    config = transformers.BertConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=8,
+    )
+    given = {"eval_strategy": "epoch", "save_strategy": "no", "learning_rate": 5e-3}
+    args = transformers.TrainingArguments(
+        str(folder),
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=8,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **{**given, **CASES[case], **options},
+    )
+    patient = [transformers.EarlyStoppingCallback(50)] if case == "by-steps" else []
+    return transformers.Trainer(
+        transformers.BertForSequenceClassification(config),
+        args,
+        train_dataset=data or Texts(),
+        eval_dataset=Texts(16),
+        callbacks=patient,
+    )
+
+
+def train(
+    session: FakeSession | None,
+    folder: Path,
+    case: str = "plain",
+    *,
+    trial: Any = None,
+    monitor: str = "eval_loss",
+    **options: Any,
+) -> tuple[HermesCallback, str]:
+    """One process of a run, as a user would write it; all that it leaves, to the bit."""
+    hermes = HermesCallback(trial or new_trial(), monitor, _session=session)
+    made = trainer(folder, case, **options)
+    made.add_callback(Ticks(session))
+    torch.manual_seed(options.get("seed", 3) + 1)
+    random.seed(options.get("seed", 3))
+    np.random.seed(options.get("seed", 3))
+    made.train_random = torch.rand(())
+    output = hermes.train(made)
+    history = [
+        {name: value for name, value in row.items() if not name.endswith(TIMES)}
+        for row in made.state.log_history
+    ]
+    weights = {name: part.numpy().tobytes().hex() for name, part in made.model.state_dict().items()}
+    left = [history, weights, hermes.value, output.training_loss, made.state.global_step]
+    return hermes, json.dumps([*left, torch.rand(()).item(), random.random(), np.random.rand()])
+
+
+def new_trial(**parts: Any) -> optuna.Trial:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(**parts).ask()
+
+
+@functools.cache
+def _folder() -> Path:
+    import tempfile
+
+    return Path(tempfile.mkdtemp(prefix="hermes-test-"))
+
+
+@functools.cache
+def expected(case: str) -> str:
+    """What the run that is never suspended leaves."""
+    return train(FakeSession(), _folder() / case, case)[1]
+
+
+def suspended(session: FakeSession, folder: Path, case: str, **options: Any) -> FakeSession:
+    """Train until the run is put on disk, and give the session of its next process."""
+    with pytest.raises(Suspended):
+        train(session, folder / "out", case, **options)
+    return session.again()
+
+
+def scramble() -> None:
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_disk(case: str, tmp_path: Path) -> None:
+    """Suspensions to disk in the midst of an epoch and between two leave no trace."""
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
+    per_epoch = 3 if case == "accumulated" else BATCHES
+    session = suspended(session, tmp_path, case).again({2 * per_epoch - 3: "disk"})
+    session = suspended(session, tmp_path, case, seed=2)
+    assert train(session, tmp_path / "out", case, seed=4)[1] == expected(case)
+
+
+@pytest.mark.parametrize("tier", ["resident", "host"])
+def test_memory(tier: TierName, tmp_path: Path) -> None:
+    """A run that waits in its process while others use the random numbers goes on as it was."""
+    session = FakeSession({2: tier, 5: tier}, checkpoint_dir=tmp_path, while_parked=scramble)
+    assert train(session, tmp_path / "out")[1] == expected("plain")
+    assert session.parks == [tier] * 2
+
+
+def test_new_process(tmp_path: Path) -> None:
+    """A run goes on in another process, with another seed, as in its first one."""
+    session = suspended(FakeSession({7: "disk"}, checkpoint_dir=tmp_path), tmp_path, "plain")
+    state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path), "99"],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "end.json").read_text() == expected("plain")
+
+
+def test_without_a_broker(tmp_path: Path) -> None:
+    """Under plain Optuna the training is the same, and every evaluation is reported."""
+    trial = new_trial()
+    hermes, left = train(None, tmp_path, trial=trial)
+    assert left == expected("plain")
+    values = trial.study.trials[0].intermediate_values
+    assert sorted(values) == [1, 2, 3]
+    assert hermes.value == values[3]
+
+
+def test_reports(tmp_path: Path) -> None:
+    """A unit is reported once, whoever trained it, with how many are left."""
+    trial = new_trial()
+    first = FakeSession({7: "disk"}, checkpoint_dir=tmp_path)
+    session = suspended(first, tmp_path, "plain", trial=trial)
+    train(session, tmp_path / "out", trial=trial)  # a second report would be a warning
+    assert [unit for unit, _, _ in (*first.reports, *session.reports)] == [1, 2, 3]
+    assert [*first.units_left, *session.units_left] == [2, 1, 0]
+    assert session.trainings == [True]
+
+
+def test_training_values(tmp_path: Path) -> None:
+    """What training logs is a value too."""
+    trial = new_trial()
+    train(None, tmp_path, trial=trial, monitor="loss", logging_steps=5, eval_strategy="no")
+    assert sorted(trial.study.trials[0].intermediate_values) == [1, 2, 3]
+
+
+def test_pruned(tmp_path: Path) -> None:
+    """The study's pruner is asked after each unit."""
+    trial = new_trial(pruner=optuna.pruners.ThresholdPruner(upper=-1.0))
+    with pytest.raises(optuna.TrialPruned, match="Pruned after unit 1"):
+        train(FakeSession(checkpoint_dir=tmp_path), tmp_path / "out", trial=trial)
+
+
+def test_streams_wait_in_memory(tmp_path: Path, caplog: Any) -> None:
+    """A place in them cannot be come back to: the run is not stored, and says why."""
+    caplog.set_level("INFO")
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
+    train(session, tmp_path / "out", data=Stream())
+    assert session.parks == ["resident"]
+    assert "can only wait in memory: its training data are no map-style data set" in caplog.text
+
+
+def test_a_value_that_is_not_there(tmp_path: Path) -> None:
+    """The names that there are are told."""
+    with pytest.raises(MonitorError, match=r"'eval_f1'.*there are: .*eval_loss"):
+        train(None, tmp_path, monitor="eval_f1")
+
+
+def test_the_trainer_s_own_train_is_refused(tmp_path: Path) -> None:
+    """It would begin at step 0 when the run comes back."""
+    made = trainer(tmp_path)
+    made.add_callback(HermesCallback(new_trial()))
+    with pytest.raises(InvalidInputError, match=r"call hermes\.train\(trainer\) instead"):
+        made.train()
+
+
+def test_a_search_for_the_batch_size_is_refused(tmp_path: Path) -> None:
+    """It trains again from the beginning."""
+    with pytest.raises(InvalidInputError, match="auto_find_batch_size"):
+        train(FakeSession(), tmp_path, auto_find_batch_size=True)
+
+
+def test_no_good_checkpoint(tmp_path: Path) -> None:
+    """A run none of whose checkpoints is good is an error, never a restart from step 0."""
+    session = suspended(FakeSession({3: "disk"}, checkpoint_dir=tmp_path), tmp_path, "plain")
+    for state in session.checkpoints:
+        state.path.write_bytes(state.path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"No checkpoint of trial 0 can be used.*must have"):
+        train(session, tmp_path / "out")
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    found = json.loads((place / "state.json").read_text())
+    stored = StoredState(**{**found, "path": Path(found["path"])})
+    again = FakeSession(checkpoint_dir=place, checkpoints=(stored,))
+    (place / "end.json").write_text(train(again, place / "out", seed=int(sys.argv[2]))[1])
