@@ -15,8 +15,8 @@ from optuna_hermes.view._web_delta import delta
 EVERY_SECONDS = 0.4
 """Between two looks. A report waits for up to 0.25 s in the broker before it is in the ledger."""
 
-SHARE = 0.1
-"""Of the time at most, looking may take: it costs the broker of a huge study something too."""
+SHARE = 0.5
+"""So much of the time looking may take at most."""
 
 BEAT_SECONDS = 15.0
 """After so long without a change a line without meaning is sent: proxies hang up on silence."""

@@ -21,6 +21,10 @@ FACTS_SECONDS = 2.0
 """How old what Optuna knows of a study may be."""
 
 
+ASK_SHARE = 0.1
+"""So much of the time a broker may be busy with answers: of a huge study each takes long."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Named:
     """A study that was named.
@@ -47,6 +51,9 @@ class Watch:
         self._study = study
         self._painter = Painter()
         self._connection: Connection | None = None
+        self._told: dict[str, Any] | None = None
+        self._told_at = 0.0
+        self._ask_due = 0.0
         self._ledger: Ledger | None = None
         self._history: History | None = None
         self._facts: StudyFacts | None = None
@@ -68,7 +75,7 @@ class Watch:
                 was_served=self._was_served,
                 problem=problem,
                 wishes=self._wishes,
-                now=time.time(),
+                now=self._told_at,
             )
             self._was_served = self._was_served or served(scene) is not None
             return self._painter.paint(scene)
@@ -85,7 +92,16 @@ class Watch:
             self._ledger.close()
 
     def _ask(self) -> dict[str, Any] | None:
-        """What the broker tells, None if none answers; the connection is kept for the next time."""
+        """What the broker tells, None if none answers; what it has just told if it takes long."""
+        begin = time.monotonic()
+        if self._told is None or begin >= self._ask_due:
+            self._told, self._told_at = self._answer(), time.time()
+            now = time.monotonic()
+            self._ask_due = now + (now - begin) / ASK_SHARE
+        return self._told
+
+    def _answer(self) -> dict[str, Any] | None:
+        """The broker's answer; the connection is kept for the next time."""
         from optuna_hermes.broker import connect
 
         for _ in range(2):  # one that was kept may be that of a broker that has ended

@@ -70,7 +70,7 @@ function draw() {
   drawTitle(page);
   drawTiles(page, view.deviceSeconds());
   drawChips(page, view);
-  if (drawn.curves === store.version.curves) curves.redraw();
+  if (drawn.curves === store.version.curves) redrawSoon();
   else curves.update();
   path.update();
   schedule.update();
@@ -95,6 +95,7 @@ function tick() {
   drawDevices(store.page, store.now());
   path.update();
   schedule.update();
+  table.tick();
 }
 
 const THEMES = ["auto", "light", "dark"];

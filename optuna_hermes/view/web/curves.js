@@ -7,9 +7,9 @@ import { bounds, colour, placer, Plot, showTip, span, STEPS, suitsLog, usualBoun
 // From the back to the front: the parked are dimmed, by colour and by strength.
 const LOOKS = {
   failed: { alpha: 0.65, width: 1.2, dash: [2, 3] },
-  stored: { alpha: 0.4, width: 1.1, dash: [5, 3] },
-  pending: { alpha: 0.4, width: 1.1, dash: [2, 4] },
-  parked: { alpha: 0.42, width: 1.2, dash: [] },
+  stored: { alpha: 0.5, width: 1.1, dash: [5, 3] },
+  pending: { alpha: 0.5, width: 1.1, dash: [2, 4] },
+  parked: { alpha: 0.55, width: 1.2, dash: [] },
   done: { alpha: 0.75, width: 1.3, dash: [] },
   running: { alpha: 1, width: 1.9, dash: [] },
 };

@@ -60,16 +60,13 @@ export class Store {
 export function listen(store, { onChange, onLost }) {
   let source = null;
   let retry = null;
-  const open = () => {
+  const open = (stream = window.openStream()) => {
     clearTimeout(retry);
     source?.close();
-    source = new EventSource("/api/events");
-    source.addEventListener("page", (event) => {
-      store.whole(JSON.parse(event.data));
-      onChange();
-    });
-    source.addEventListener("change", (event) => {
-      store.change(JSON.parse(event.data));
+    source = stream;
+    source.hearAll(({ type, data }) => {
+      if (type === "page") store.whole(JSON.parse(data));
+      else store.change(JSON.parse(data));
       onChange();
     });
     source.addEventListener("error", () => {
@@ -77,6 +74,7 @@ export function listen(store, { onChange, onLost }) {
       source.close();
       retry = setTimeout(again, RETRY_MS);
     });
+    if (source.readyState === EventSource.CLOSED) retry = setTimeout(again, RETRY_MS);
   };
   const again = async () => {
     if (document.hidden) return;
@@ -94,5 +92,5 @@ export function listen(store, { onChange, onLost }) {
       source?.close();
     } else open();
   });
-  if (!document.hidden) open();
+  if (!document.hidden) open(window.earlyStream);
 }

@@ -84,6 +84,7 @@ export class Table {
     const shown = this.all ? this.order : this.order.slice(0, SHOWN);
     this.place(shown);
     for (const n of shown) this.fill(n, trials[n]);
+    this.tick();
     for (const cell of document.querySelectorAll("th[data-id]")) {
       const sorted = cell.dataset.id === this.sort.id;
       if (sorted) cell.setAttribute("aria-sort", this.sort.down ? "descending" : "ascending");
@@ -132,7 +133,7 @@ export class Table {
   }
 
   row(n) {
-    const number = make("button", "number", String(n));
+    const number = make("button", "open", String(n));
     number.type = "button";
     number.title = "Its story";
     number.addEventListener("click", () => this.commands.tell(n));
@@ -152,11 +153,22 @@ export class Table {
     return row;
   }
 
+  // Device time grows by itself where a slice lasts.
+  tick() {
+    const { trials, devices } = this.store.page;
+    for (const { holder } of devices) {
+      const trial = trials[holder?.trial];
+      const cell = this.rows.get(holder?.trial)?.children[6];
+      if (trial && cell) put(cell, duration(this.view.trialSeconds(holder.trial, trial)));
+    }
+  }
+
+  // What is shown of a trial; the store has another object where anything has changed.
   fill(n, trial) {
     const row = this.rows.get(n);
-    const { best } = this.store.page;
-    row.classList.toggle("best", best?.trial === n);
-    row.classList.toggle("current", this.view.selected === n);
+    row.classList.toggle("best", this.store.page.best?.trial === n);
+    if (row.shown === trial) return;
+    row.shown = trial;
     const [, state, value, units, slices, pauses, time, watts] = row.children;
     this.state(state, trial);
     put(value, number(trial.value));
@@ -212,7 +224,7 @@ export class Table {
 
   go(n) {
     const row = this.rows.get(n);
-    row?.querySelector(".number").focus();
+    row?.querySelector(".open").focus();
     row?.scrollIntoView({ block: "nearest" });
   }
 
