@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -31,6 +32,8 @@ ROOT = Path(__file__).parents[1]
 OBJECTIVE = f"{ROOT}/examples/digits_lightning.py:objective"
 TRIALS, DEVICES = 24, "cpu:4"
 COLOURS = 256
+GAP = 40
+PATIENCE_MS = 120_000
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "device_scale_factor": 2}
 LOOKS: dict[str, dict[str, Any]] = {
     "web-desktop": {"viewport": {"width": 1360, "height": 1180}, "color_scheme": "light"},
@@ -40,6 +43,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
+    """Draw all pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "images")
     parser.add_argument("--after", type=float, default=45.0, metavar="SECONDS")
@@ -59,39 +63,56 @@ def _draw(address: str, folder: Path, after: float) -> None:
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = _open(browser, address, LOOKS["web-desktop"])
-        page.wait_for_selector("#rows tr", timeout=120_000)
+        page.wait_for_selector("#rows tr", timeout=PATIENCE_MS)
         time.sleep(after)
         _steer(page)
         for name, look in LOOKS.items():
-            _photograph(
-                _open(browser, address, look), folder / f"{name}.png", whole="phone" in name
-            )
+            page = _open(browser, address, look)
+            image = _phone(page) if look.get("is_mobile") else _photograph(page)
+            page.context.close()
+            _save(image, folder / f"{name}.png")
         browser.close()
 
 
 def _steer(page: Page) -> None:
-    """Hold the worst trial that is parked, and boost the next."""
+    """Hold a trial that is parked, and boost another: not the very best, which are soon done."""
     parked = page.locator("#rows tr:has(td.state:has-text('parked'))")
-    numbers = [parked.nth(-i).get_attribute("data-trial") for i in (1, 2)]
+    numbers = [parked.nth(i).get_attribute("data-trial") for i in (2, 3)]
     for number, verb in zip(numbers, ("hold", "boost"), strict=True):
         page.click(f"tr[data-trial='{number}'] [data-verb={verb}]")
-        page.wait_for_selector(f"tr[data-trial='{number}'] [data-verb={verb}][aria-pressed=true]")
+        page.wait_for_selector(
+            f"tr[data-trial='{number}'] [data-verb={verb}][aria-pressed=true]", timeout=PATIENCE_MS
+        )
 
 
-def _photograph(page: Page, target: Path, *, whole: bool) -> None:
+def _photograph(page: Page) -> Image.Image:
     page.wait_for_timeout(1500)
-    page.screenshot(path=str(target), full_page=whole)
-    page.context.close()
-    # A palette has room for all that there is on such a page, and takes a third of the bytes.
-    image = Image.open(target).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    image.save(target, optimize=True)
+    return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+
+
+def _phone(page: Page) -> Image.Image:
+    """Three screens of a phone side by side: from the top, from the charts on, and the trials."""
+    screens = []
+    for place in ("header", ".panel:has(#path)", "#trials"):
+        page.locator(place).evaluate("(found) => scrollTo(0, found.offsetTop - 8)")
+        screens.append(_photograph(page))
+    width, height = screens[0].size
+    image = Image.new("RGB", (3 * width + 2 * GAP, height), "white")
+    for i, screen in enumerate(screens):
+        image.paste(screen, (i * (width + GAP), 0))
+    return image
+
+
+def _save(image: Image.Image, target: Path) -> None:
+    """A palette has room for all the colours of such a page, and takes a third of the bytes."""
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(target, optimize=True)
     print(f"{target}: {target.stat().st_size // 1000} kB")
 
 
 def _open(browser: Browser, address: str, look: dict[str, Any]) -> Page:
     page = browser.new_context(**look).new_page()
     page.goto(address)
-    page.wait_for_selector("body[data-ready]")
+    page.wait_for_selector("body[data-ready]", timeout=PATIENCE_MS)
     return page
 
 

@@ -169,10 +169,11 @@ function stroke(ctx, curves, at, paint, width) {
       }
       const [x, y] = [at.x(units[i]), at.y(values[i])];
       if (pen) ctx.lineTo(x, y);
-      else {
-        ctx.moveTo(x, y);
-        if (values[i + 1] === null || i + 1 === units.length) ctx.lineTo(x + width, y);
-      }
+      else if ((values[i + 1] ?? null) === null) {
+        // A value without a neighbour has no line: it is a ring.
+        ctx.moveTo(x + 1.5 * width, y);
+        ctx.arc(x, y, 1.5 * width, 0, 2 * Math.PI);
+      } else ctx.moveTo(x, y);
       pen = true;
     }
   }

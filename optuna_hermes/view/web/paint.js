@@ -47,9 +47,9 @@ function fewer(plot, splits, index) {
   return splits.map((each) => (Number.isInteger(Math.log10(each)) ? each : null));
 }
 
-// Values of many powers of ten are read on a logarithmic scale.
+// Values of very different sizes are read on a logarithmic scale.
 export function suitsLog([low, high]) {
-  return low > 0 && high / low > 30;
+  return low > 0 && high / low > 10;
 }
 
 export function bounds(values) {

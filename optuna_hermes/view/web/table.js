@@ -189,7 +189,7 @@ export class Table {
     const sign = icon(trial.state);
     sign.classList.add(`state-${trial.state}`);
     const words = [sign, make("span", "", trial.state)];
-    if (wish) words.push(make("b", "", ` · ${wish}`));
+    if (wish) words.push(make("b", "wish", wish));
     if (at) words.push(make("span", "tag more-room", ` · ${at}`));
     cell.replaceChildren(...words);
   }
