@@ -1,9 +1,9 @@
 """Photograph the web page of a live study, for the docs: desktop, dark and phone.
 
-    python docs/draw_web.py [docs/images] [--after 45]
+    python docs/draw_web.py [docs/images]
 
 A study of 24 trials of `examples/digits_lightning.py` trains on four CPU slots, `optuna-hermes web`
-shows it, and after so many seconds a headless Chromium takes the pictures: `web-desktop.png`,
+shows it, and when three are done a headless Chromium takes the pictures: `web-desktop.png`,
 `web-dark.png` and `web-phone.png`. One trial is held and one boosted before. Needs the extras
 `[lightning,web,browser]`, Debian's `chromium`, and Pillow.
 """
@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,8 @@ OBJECTIVE = f"{ROOT}/examples/digits_lightning.py:objective"
 TRIALS, DEVICES = 24, "cpu:4"
 COLOURS = 256
 GAP = 40
-PATIENCE_MS = 120_000
+PATIENCE_MS = 300_000
+DONE = 3
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "device_scale_factor": 2}
 LOOKS: dict[str, dict[str, Any]] = {
     "web-desktop": {"viewport": {"width": 1360, "height": 1180}, "color_scheme": "light"},
@@ -46,7 +46,6 @@ def main() -> None:
     """Draw all pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "images")
-    parser.add_argument("--after", type=float, default=45.0, metavar="SECONDS")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="hermes-draw-") as folder:
@@ -55,16 +54,16 @@ def main() -> None:
         _hermes("create-study", *study, "--direction", "minimize")
         optimize = ("optimize", OBJECTIVE, *study, "--n-trials", str(TRIALS), "--seed", "0")
         with _started(*optimize, "--devices", DEVICES), _page_of(study) as address:
-            _draw(address, options.folder, options.after)
+            _draw(address, options.folder)
 
 
-def _draw(address: str, folder: Path, after: float) -> None:
+def _draw(address: str, folder: Path) -> None:
     path = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = _open(browser, address, LOOKS["web-desktop"])
-        page.wait_for_selector("#rows tr", timeout=PATIENCE_MS)
-        time.sleep(after)
+        done = page.locator("#rows tr:has(td.state:has-text('done'))").nth(DONE - 1)
+        done.wait_for(timeout=PATIENCE_MS)
         _steer(page)
         for name, look in LOOKS.items():
             page = _open(browser, address, look)

@@ -65,7 +65,8 @@ export class Curves {
   }
 
   tellOf([low, high]) {
-    const outside = (value) => value !== null && (value < low || value > high);
+    const room = (high - low) * 1e-6; // logarithms are not exact
+    const outside = (value) => value !== null && (value < low - room || value > high + room);
     const far = Object.entries(this.store.page.curves).filter(([, { values }]) => values.some(outside));
     const who = far.length === 1 ? `trial ${far[0][0]} leaves` : `${far.length} trials leave`;
     put(this.more, `value after each unit${far.length ? ` · ${who} the scale` : ""}`);
