@@ -68,14 +68,14 @@ class Connection:
         length = wire.body_length(self._read(wire.HEADER_BYTES))
         return wire.decode_from_broker(self._read(length))
 
-    def ask_status(self, *, runs: bool = True) -> dict[str, object]:
+    def ask_status(self, *, runs: bool = True, curves: bool = False) -> dict[str, object]:
         """The broker's status; only for connections that nothing else is sent to.
 
         Raises:
             BrokerConflictError: it refused what was sent before.
             BrokerError: the broker is gone.
         """
-        self.send(wire.GetStatus(runs=runs))
+        self.send(wire.GetStatus(runs=runs, curves=curves))
         answer = self.receive()
         if isinstance(answer, wire.Refused):
             raise BrokerConflictError(answer.reason)
@@ -139,8 +139,11 @@ def connect(role: str) -> Connection:
     return Connection(sock, role)
 
 
-def broker_status() -> dict[str, Any] | None:
+def broker_status(*, curves: bool = False) -> dict[str, Any] | None:
     """What this host's broker tells, None if there is none.
+
+    Args:
+        curves: with how the values of each trial went.
 
     Raises:
         BrokerConflictError: its socket is not ours.
@@ -152,7 +155,7 @@ def broker_status() -> dict[str, Any] | None:
     except BrokerError:
         return None
     try:
-        return connection.ask_status()
+        return connection.ask_status(curves=curves)
     except BrokerError:  # it has just ended
         return None
     finally:

@@ -376,9 +376,15 @@ class ChangePolicy(_Message, frozen=True, kw_only=True):
 
 
 class GetStatus(_Message, frozen=True, kw_only=True):
-    """Ask for a ``Status``; ``runs`` says whether it lists every run."""
+    """Ask for a ``Status``.
+
+    Args:
+        runs: whether it lists every run.
+        curves: whether it tells of each how its values went.
+    """
 
     runs: bool = True
+    curves: bool = False
 
 
 class Quit(_Message, frozen=True, kw_only=True):

@@ -49,10 +49,12 @@ from optuna_hermes.broker._power import Power
 from optuna_hermes.broker._prefetch import Prefetch
 from optuna_hermes.broker._recovery import RECOVERY_SECONDS, Recovery
 from optuna_hermes.broker._rows import save
+from optuna_hermes.broker._shape import shape_of
 from optuna_hermes.broker._sharing import Sharing, recount
 from optuna_hermes.broker._silence import GRACE_SECONDS, Silence, heard_from
 from optuna_hermes.broker._status import document
 from optuna_hermes.broker._wishes import Wishes
+from optuna_hermes.curves import Remembered
 from optuna_hermes.ledger._base import HostRecord
 from optuna_hermes.model import Device
 
@@ -109,6 +111,7 @@ class State:
         self._wakeup_known = True
         self._owes_decision = False
         self._recovery = Recovery(self.book, recovery_seconds)
+        self._shapes = Remembered(shape_of)
         self._wishes = Wishes(self.book, self._memory, self._dispatcher)
         self._power = Power(self.book)
         self._power.expect_off(unpowered)
@@ -199,10 +202,11 @@ class State:
         """What this broker says of itself to those of other hosts."""
         return self._sharing.presence()
 
-    def status(self, now: float, *, runs: bool = True) -> dict[str, Any]:
+    def status(self, now: float, *, runs: bool = True, curves: bool = False) -> dict[str, Any]:
         """What ``status`` shows, as plain JSON."""
         problems = {id_: self._memory.problem(slot) for id_, slot in self.book.slots.items()}
-        return document(self.book, now, problems=problems, runs=runs)
+        shapes = self._shapes if curves else None
+        return document(self.book, now, problems=problems, runs=runs, shapes=shapes)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -229,7 +233,8 @@ class State:
         elif isinstance(message, wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy):
             self._wishes.hear(connection, message, now, out)
         elif isinstance(message, wire.GetStatus):
-            status = wire.Status(document=self.status(now, runs=message.runs))
+            told = self.status(now, runs=message.runs, curves=message.curves)
+            status = wire.Status(document=told)
             out.append(Send(connection=connection, message=status))
         elif isinstance(message, wire.Parked):
             self._parked(connection, message, now, out)

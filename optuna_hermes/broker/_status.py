@@ -8,13 +8,22 @@ from typing import Any
 
 from optuna_hermes.broker import _energy as energy
 from optuna_hermes.broker._book import Book, Run, Slot, Study
+from optuna_hermes.broker._shape import Shape
+from optuna_hermes.curves import Remembered
 from optuna_hermes.model import Wish
 
 MAX_LISTED = 5_000
 """Of a study with more runs only those are listed that have a process."""
 
 
-def document(book: Book, now: float, *, problems: Mapping[str, str], runs: bool) -> dict[str, Any]:
+def document(
+    book: Book,
+    now: float,
+    *,
+    problems: Mapping[str, str],
+    runs: bool,
+    shapes: Remembered[Shape] | None = None,
+) -> dict[str, Any]:
     """Devices with their holders, and studies with their runs.
 
     Args:
@@ -22,7 +31,11 @@ def document(book: Book, now: float, *, problems: Mapping[str, str], runs: bool)
         now: seconds of the broker's clock.
         problems: why nobody may have a device, by its id; empty if somebody may.
         runs: whether to list every run of every study.
+        shapes: of the curves of the runs that are listed; None leaves them out.
     """
+    studies = [_study(study, book, now, runs=runs) for study in book.studies.values()]
+    if runs and shapes is not None:
+        _add_shapes(studies, book, shapes)
     return {
         "host": book.host,
         "host_memory": {
@@ -34,8 +47,17 @@ def document(book: Book, now: float, *, problems: Mapping[str, str], runs: bool)
             _device(slot, book, now) | {"problem": problems[id_]}
             for id_, slot in book.slots.items()
         ],
-        "studies": [_study(study, book, now, runs=runs) for study in book.studies.values()],
+        "studies": studies,
     }
+
+
+def _add_shapes(studies: list[dict[str, Any]], book: Book, shapes: Remembered[Shape]) -> None:
+    listed = [(shown, book.studies[entry["key"]]) for entry in studies for shown in entry["runs"]]
+    found = shapes.each(study.runs[shown["trial"]].curve for shown, study in listed)
+    for (shown, study), shape in zip(listed, found, strict=True):
+        is_turned = study.spec.maximize
+        shown["curve"] = [v and -v for v in shape.values] if is_turned else list(shape.values)
+        shown["slope"] = None if shape.slope is None else _shown(shape.slope, study)
 
 
 def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
@@ -52,6 +74,7 @@ def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
             "epoch": lease.epoch,
             "since_seconds": now - lease.started,
             "left_seconds": max(0.0, lease.deadline - now),
+            "slice_seconds": lease.deadline - lease.slice_started,
         }
     return {
         "id": device.id,
@@ -60,6 +83,8 @@ def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
         "memory_bytes": device.memory_bytes,
         "memory_free_bytes": device.memory_free_bytes,
         "power": slot.power,
+        "power_watts": device.power_watts,
+        "energy_joules": device.energy_joules,
         "holder": holder,
     }
 
@@ -71,6 +96,7 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "key": study.spec.key,
         "name": study.spec.name,
         "policy": study.spec.policy,
+        "maximize": study.spec.maximize,
         "policy_folders": list(study.spec.folders),
         "driver_pid": _pid(book, study.driver),
         "draining": study.draining,

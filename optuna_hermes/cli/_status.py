@@ -45,7 +45,7 @@ def status(
     if trial is not None:
         _tell(trial, storage, study_name, as_json=json)
         return
-    document: dict[str, Any] = {"broker": broker_status(), "study": None}
+    document: dict[str, Any] = {"broker": broker_status(curves=True), "study": None}
     if study_name is not None:
         if storage is None:
             raise InvalidInputError(

@@ -164,15 +164,18 @@ def _opened(url: str) -> Iterator[Ledger]:
         ledger.close()
 
 
-def broker_status() -> dict[str, Any] | None:
+def broker_status(*, curves: bool = False) -> dict[str, Any] | None:
     """What this host's broker tells, None if there is none.
+
+    Args:
+        curves: with how the values of each trial went.
 
     Raises:
         BrokerConflictError: its socket is not ours.
     """
     from optuna_hermes.broker import broker_status
 
-    return broker_status()
+    return broker_status(curves=curves)
 
 
 def same_command() -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from optuna_hermes.model import LIVE_STATES
 from optuna_hermes.view._states import holds, serves, state_of
 
 if TYPE_CHECKING:
@@ -75,11 +76,13 @@ class TrialHistory:
         state: as in ``model.RunState``, as far as it can be known now.
         run: its row of the ledger, whose own ``state`` may be older.
         points: each unit once, as it was last reported, in ascending order.
+        wish: what people want of it, see ``model.Wish``; nothing once it is over.
     """
 
     number: int
     state: str
     run: RunRecord
+    wish: str | None = None
     points: tuple[Point, ...] = ()
 
 
@@ -140,11 +143,18 @@ def read_history(
         new[report.number].append(_point(report, facts.sign))
     runs = ledger.load_runs(key)  # after the reports: each of them has its run
     states = _states(ledger, facts, runs, broker)
+    wishes = {n: w for n, w in ledger.load_wishes(key).items() if states.get(n) in LIVE_STATES}
     return History(
         key=key,
         maximize=before.maximize,
         trials=tuple(
-            _trial(known.get(run.number), run, states[run.number], new.get(run.number, ()))
+            _trial(
+                known.get(run.number),
+                run,
+                states[run.number],
+                wishes.get(run.number),
+                new.get(run.number, ()),
+            )
             for run in runs
         ),
         bars=_bars(ledger, key, before.bars),
@@ -178,10 +188,14 @@ def _point(report: ReportRecord, sign: float) -> Point:
 
 
 def _trial(
-    before: TrialHistory | None, run: RunRecord, state: str, new: Iterable[Point]
+    before: TrialHistory | None,
+    run: RunRecord,
+    state: str,
+    wish: str | None,
+    new: Iterable[Point],
 ) -> TrialHistory:
     points = _merged(before.points if before else (), tuple(new))
-    after = TrialHistory(number=run.number, state=state, run=run, points=points)
+    after = TrialHistory(number=run.number, state=state, run=run, points=points, wish=wish)
     return before if before == after and before is not None else after
 
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.view import _words as words
+from optuna_hermes.view._top_picture import Picture
+from optuna_hermes.view._top_read import picture_of
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
 NAMED = 100
@@ -34,6 +36,9 @@ def status_view(document: dict[str, Any]) -> RenderableType:
         parts += _titled(f"Devices of {broker['host']}", _devices(broker))
         for entry in broker["studies"]:
             parts += _titled(f"Study {entry['name']}, policy {entry['policy']}", _served(entry))
+            listed = entry.get("runs", [])
+            if 0 < len(listed) <= NAMED and (study is None or study["name"] != entry["name"]):
+                parts.append(_Trials(picture_of(broker, entry["key"], at=0.0)))
         if not broker["studies"]:
             parts.append("The broker serves no study.")
     if study is not None:
@@ -63,6 +68,24 @@ def trials_by_state(runs: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """
     numbers = {state: [r["trial"] for r in runs if r["state"] == state] for state in _STATES}
     return [(state, words.ranges(found)) for state, found in numbers.items() if found]
+
+
+class _Trials:
+    """The trials of a study as ``top`` shows them."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        from optuna_hermes.view._top_text import columns, heading, row
+
+        shown = columns(options.max_width, self._picture)
+        lines = [heading(shown, "", False), *(row(shown, each) for each in self._picture.trials)]
+        for place, cells in enumerate(lines):
+            words_ = " ".join(cell for cell, _ in cells)
+            yield Text(f" {words_}".rstrip(), "" if place else "bold", no_wrap=True)
 
 
 def _devices(broker: dict[str, Any]) -> Table:

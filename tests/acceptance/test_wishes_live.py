@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from optuna.trial import TrialState
 
 from optuna_hermes.broker import connect
 from optuna_hermes.cli import run
-from optuna_hermes.errors import BrokerError
+from optuna_hermes.cli._top_source import StudySource
+from optuna_hermes.errors import BrokerError, HermesError
 
 OBJECTIVE = textwrap.dedent(
     """
     import os
+    import time
     import torch
     from optuna_hermes import suspendable
 
@@ -27,13 +30,14 @@ OBJECTIVE = textwrap.dedent(
         torch.set_num_threads(1)
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("lr", 0.01, 0.1))
-        loader = torch.utils.data.DataLoader(torch.ones(200, 1), batch_size=1)
+        loader = torch.utils.data.DataLoader(torch.ones(20, 1), batch_size=1)
         run = suspendable(trial, model=model, optimizer=optimizer)
         for _ in run.epochs(100_000):
             for x in run.batches(loader):
                 model(x).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                time.sleep(0.01)  # what a larger network would take, without the heat
             run.report(float(model.weight.detach().square()))
             if os.path.exists("end"):
                 break
@@ -51,7 +55,11 @@ def status() -> dict[str, Any]:
 
 
 def running() -> set[int]:
-    """Trials that train and have reported; none while there is no broker, or nothing to serve."""
+    """Trials that train and have reported; none while there is no broker, or nothing to serve.
+
+    It is asked again and again, but not by a loop that takes a core for itself.
+    """
+    time.sleep(0.1)
     try:
         runs = status()["runs"]
     except (BrokerError, ValueError):
@@ -68,7 +76,7 @@ def test_what_people_want_is_done(
 ) -> None:
     """Two devices, three trials: one is held, one finished as it trains, and one boosted.
 
-    When only the held one is left the study ends by itself. Released, it is carried on.
+    `top` shows it, and says some of it. When only the held one is left the study ends by itself.
     """
     (tmp_path / "train.py").write_text(OBJECTIVE)
     study = ("--storage", storage_url, "--study-name", "s")
@@ -85,15 +93,24 @@ def test_what_people_want_is_done(
     driver = start_cli(*optimize)
     wait_for(lambda: running() == {0, 1}, 60, "two trials train")
 
+    top = StudySource(storage_url, "s")
+    picture = top.look("")
+    assert (picture.study, picture.policy, picture.read_only) == ("s", "fifo", "")
+    assert {device.trial for device in picture.devices} == {0, 1}
+    curves = {trial.number: trial for trial in picture.trials}
+    assert curves[0].curve[-1] == curves[0].value
+    assert curves[0].slope is not None
+    assert {bar.device.partition("/")[2] for bar in top.past()} == {"cpu:0", "cpu:1"}
+
     assert say("hold", "0") == {"trials": [0], "wish": "held", "served": True}
     wait_for(lambda: running() == {1, 2}, 30, "another one has its device")
 
     assert say("policy", "round-robin") == {"study": "s", "policy": "round-robin"}
-    assert say("boost", "2")["wish"] == "boosted"
+    top.want(picture.key, 2, "boosted")
     seen = status()
     assert (seen["policy"], seen["held"], seen["boosted"]) == ("round-robin", [0], [2])
 
-    assert list(say("finish", "1")["finished"]) == ["1"]
+    top.finish(picture.key, 1)
     trials = optuna.load_study(study_name="s", storage=storage_url).trials
     assert trials[1].state == TrialState.COMPLETE
     assert trials[1].value == trials[1].intermediate_values[max(trials[1].intermediate_values)]
@@ -106,10 +123,16 @@ def test_what_people_want_is_done(
     assert document["policy"] == "round-robin"
     assert [t["state"] for t in document["trials"]] == ["STORED", "COMPLETE", "COMPLETE"]
 
+    over = top.look("")
+    assert "No broker of yours" in over.read_only
+    held = over.trials[0]
+    assert (held.state, held.wish) == ("stored", "held")
+    assert over.trials[1].curve[-1] == over.trials[1].value == trials[1].value
+    with pytest.raises(HermesError):
+        top.want(picture.key, 0, None)
+    top.close()
+
     assert say("status", "0")["wish"] == "held"
     assert say("release", "0") == {"trials": [0], "wish": None, "served": False}
-    again = start_cli(*optimize).wait()
-    assert again.returncode == 0, again.stderr
-    assert {t["state"] for t in json.loads(again.stdout)["trials"]} == {"COMPLETE"}
     kinds = [event["kind"] for event in say("status", "0")["events"]]
-    assert kinds.index("held") < kinds.index("no longer held") < kinds.index("finished")
+    assert kinds.index("held") < kinds.index("suspended") < kinds.index("no longer held")

@@ -18,6 +18,19 @@ from optuna_hermes import view
 from optuna_hermes.view import _progress as progress
 from optuna_hermes.view._chart import EMPTY, MIN_HEIGHT, MIN_WIDTH
 
+RUN: dict[str, Any] = {
+    "wish": None,
+    "value": 0.25,
+    "slope": -0.125,
+    "curve": [0.5, 0.25],
+    "units": 2,
+    "device_seconds": 3.5,
+    "tier": None,
+    "slices": 4,
+    "suspensions": 3,
+    "watt_hours": None,
+}
+
 STUDY: dict[str, Any] = {
     "key": "k",
     "name": "digits",
@@ -35,24 +48,26 @@ STUDY: dict[str, Any] = {
     "overhead_seconds": 0.1,
     "switches": 9,
     "best": {"trial": 7, "value": 0.08125},
+    "maximize": False,
     "runs": [
-        {"trial": 1, "state": "running"},
-        {"trial": 2, "state": "parked"},
-        {"trial": 3, "state": "parked"},
-        {"trial": 4, "state": "parked"},
-        {"trial": 9, "state": "stored"},
+        {"trial": 1, "state": "running", **RUN},
+        {"trial": 2, "state": "parked", **RUN},
+        {"trial": 3, "state": "parked", **RUN},
+        {"trial": 4, "state": "parked", **RUN},
+        {"trial": 9, "state": "stored", **RUN},
     ],
 }
 
 
 def device(id_: str, holder: dict[str, Any] | None = None, *, healthy: bool = True) -> Any:
-    memory = {"memory_bytes": None, "memory_free_bytes": None}
+    memory = {"memory_bytes": None, "memory_free_bytes": None, "energy_joules": None}
     device = {"id": id_, "kind": "cpu", "healthy": healthy, "problem": "", "holder": holder}
     return device | memory
 
 
 def holder(trial: int | None, state: str = "running") -> dict[str, Any]:
-    return {"study": "digits", "trial": trial, "state": state, "pid": 1, "since_seconds": 1.5}
+    slice_ = {"since_seconds": 1.5, "left_seconds": 0.5, "slice_seconds": 1.0, "epoch": 7}
+    return {"study": "digits", "trial": trial, "state": state, "pid": 1, **slice_}
 
 
 BROKER: dict[str, Any] = {

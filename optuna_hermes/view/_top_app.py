@@ -1,0 +1,247 @@
+"""``optuna-hermes top``: devices and trials, live, with keys to overrule the policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.widgets import Static
+
+from optuna_hermes.policies import POLICIES
+from optuna_hermes.view import _top_text as text
+from optuna_hermes.view import _words as words_of
+from optuna_hermes.view._top_devices import device_lines
+from optuna_hermes.view._top_past import Past
+from optuna_hermes.view._top_picture import Picture, TrialLine
+from optuna_hermes.view._top_screens import Confirm, Help, Policies, Story
+from optuna_hermes.view._top_source import Source
+from optuna_hermes.view._top_trials import Trials
+from optuna_hermes.view._top_watch import Lost, Said, Seen, Told, Watcher
+
+_COUNT_SECONDS = 0.25
+"""How often slices are counted down in between."""
+
+SAID_SECONDS = 5.0
+"""How long an answer stays."""
+
+PAST_SECONDS = 180.0
+"""How far back it is shown who had which device."""
+
+
+class Top(App[None]):
+    """The screen of ``top``.
+
+    Args:
+        source: see ``Source``.
+    """
+
+    TITLE = "optuna-hermes top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = f"""
+    Screen {{ background: {text.GROUND}; color: {text.INK}; layers: base; }}
+    #head {{ height: 2; background: {text.RAISED}; }}
+    #devices {{ height: auto; max-height: 40%; margin-top: 1; }}
+    #columns {{ height: 1; margin-top: 1; }}
+    #trials {{ height: 1fr; scrollbar-gutter: stable; }}
+    #devices, #trials {{
+        overflow-x: hidden; scrollbar-size-vertical: 1;
+        scrollbar-background: {text.GROUND}; scrollbar-color: {text.FAINT};
+    }}
+    #word {{ height: 1; padding: 0 1; }}
+    #foot {{ height: 1; background: {text.RAISED}; }}
+    """
+    BINDINGS: ClassVar = [
+        Binding("q,ctrl+c,ctrl+q", "quit", priority=True),
+        Binding("h", "want('held')"),
+        Binding("b", "want('boosted')"),
+        Binding("f", "finish"),
+        Binding("p", "policy"),
+        Binding("enter", "story"),
+        Binding("n", "sort('trial')"),
+        Binding("v", "sort('value')"),
+        Binding("l", "sort('slope')"),
+        Binding("t", "sort('time')"),
+        Binding("s", "sort('state')"),
+        Binding("tab", "study", priority=True),
+        Binding("question_mark,f1", "help"),
+    ]
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self._source = source
+        self._watcher = Watcher(source, self.post_message)
+        self._past = Past(PAST_SECONDS)
+        self._picture = Picture(at=time.time())
+        self._seen_at = 0.0
+        self._said_until = 0.0
+        self._head, self._foot = Static(id="head"), Static(id="foot")
+        self._lines, self._columns = Static(id="lines"), Static(id="columns")
+        self._trials, self._word = Trials(), Static(id="word")
+
+    def compose(self) -> ComposeResult:
+        """Head, devices, trials, a line for words, and the keys."""
+        yield self._head
+        yield VerticalScroll(self._lines, id="devices", can_focus=False)
+        yield self._columns
+        yield self._trials
+        yield self._word
+        yield self._foot
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        self._trials.focus()
+        self._say("Looking ...")
+        self.set_interval(_COUNT_SECONDS, self._draw_devices)
+        self._watcher.start()
+
+    def on_unmount(self) -> None:
+        """Look no more."""
+        self._watcher.end()
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def on_seen(self, message: Seen) -> None:
+        """Show a new picture."""
+        self._picture, self._seen_at = message.picture, time.monotonic()
+        self._past.read(message.bars, self._picture.at)
+        self._past.see(self._picture)
+        self._trials.show(self._picture)
+        self._draw()
+
+    def _draw(self) -> None:
+        picture, width = self._picture, self.size.width
+        self._head.update(text.head(picture, width))
+        self._foot.update(text.foot(picture, width))
+        self._draw_columns()
+        self._draw_devices()
+        if time.monotonic() > self._said_until:
+            self._say(picture.problem or picture.read_only, bad=bool(picture.problem))
+
+    def on_fitted(self) -> None:
+        """Show the names of the columns that fit."""
+        self._draw_columns()
+
+    def _draw_columns(self) -> None:
+        line = Text(" ", no_wrap=True)
+        for name, style in self._trials.headings:
+            line.append(name, style).append(" ")
+        self._columns.update(line)
+
+    def _draw_devices(self) -> None:
+        age = time.monotonic() - self._seen_at if self._picture.host else 0.0
+        now = self._picture.at + age
+        width = self.size.width - 1  # the scrollbar
+        self._lines.update(device_lines(self._picture, self._past, now, width))
+
+    def on_resize(self) -> None:
+        """All lines have another width."""
+        self.call_after_refresh(self._draw)
+
+    # -- words ---------------------------------------------------------------------------------
+
+    def on_said(self, message: Said) -> None:
+        """Tell something in the line above the keys, for a while."""
+        self._said_until = time.monotonic() + SAID_SECONDS
+        self._say(message.words, bad=message.bad)
+
+    def on_lost(self, message: Lost) -> None:
+        """Nobody is there to be asked: what was seen stays."""
+        self._picture = replace(self._picture, host="", read_only=message.words)
+        self._draw()
+
+    def _say(self, words: str, *, bad: bool = False) -> None:
+        line = Text(words, text.BAD if bad else text.DIM, no_wrap=True, overflow="ellipsis")
+        self._word.update(line)
+
+    # -- keys ----------------------------------------------------------------------------------
+
+    def action_sort(self, by: str) -> None:
+        """Sort the trials."""
+        self._trials.sort(by)
+        self._draw_columns()
+
+    def action_study(self) -> None:
+        """Show the next study."""
+        keys = self._picture.studies
+        if len(keys) > 1:
+            self._watcher.look_now(keys[(keys.index(self._picture.key) + 1) % len(keys)])
+
+    def action_want(self, wish: Literal["held", "boosted"]) -> None:
+        """Hold or boost the chosen trial, or let go of it."""
+        trial, key = self._may_want(), self._picture.key
+        if trial is not None:
+            new = None if trial.wish == wish else wish
+            words = f"Trial {trial.number} is {new or f'no longer {wish}'}."
+            self._do(words, self._source.want, key, trial.number, new)
+
+    def action_finish(self) -> None:
+        """Close the chosen trial at its last value, after a question."""
+        trial, key = self._may_want(), self._picture.key
+        if trial is None:
+            return
+        number = trial.number
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._say(f"Trial {number} is being finished ...")
+                self._do(f"Trial {number} is finished.", self._source.finish, key, number)
+
+        value = words_of.number(trial.value)
+        question = f"Finish trial {number} at its last value, {value}?\nIt cannot go on afterwards."
+        self.push_screen(Confirm(question), answered)
+
+    def action_policy(self) -> None:
+        """Choose another policy."""
+        if self._picture.read_only or not self._picture.key:
+            self._say(self._picture.read_only or "There is no study.", bad=True)
+            return
+        key, now = self._picture.key, self._picture.policy
+
+        def chosen(name: str | None) -> None:
+            if name is not None and name != now:
+                words = f"Policy {name} decides from the next slice on."
+                self._do(words, self._source.change_policy, key, name)
+
+        self.push_screen(Policies(tuple(POLICIES), now), chosen)
+
+    def action_story(self) -> None:
+        """Tell what happened to the chosen trial."""
+        trial, key = self._trials.chosen, self._picture.key
+        if trial is None:
+            return
+        number = trial.number
+        self._watcher.do(lambda: Told(number, self._source.story(key, number)))
+
+    def on_told(self, message: Told) -> None:
+        """A story was read."""
+        self.push_screen(Story(message.number, message.story))
+
+    def action_help(self) -> None:
+        """Show keys and words."""
+        self.push_screen(Help())
+
+    def _may_want(self) -> TrialLine | None:
+        """The chosen trial, if anything can be wanted of it."""
+        trial = self._trials.chosen
+        if self._picture.read_only:
+            self._say(self._picture.read_only, bad=True)
+            return None
+        if trial is not None and trial.state in ("done", "failed"):
+            self._say(f"Trial {trial.number} has ended ({trial.state}).", bad=True)
+            return None
+        return trial
+
+    def _do(self, words: str, call: Callable[..., None], *arguments: object) -> None:
+        """Do something, and say so when it is done."""
+
+        def work() -> Said:
+            call(*arguments)
+            return Said(words)
+
+        self._watcher.do(work)

@@ -1,0 +1,142 @@
+"""The devices of ``top``: their holders, and a strip of who had them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.style import Style
+from rich.text import Text
+
+from optuna_hermes.view import _words as words
+from optuna_hermes.view._top_past import NEW, Past
+from optuna_hermes.view._top_picture import DeviceLine, Picture
+from optuna_hermes.view._top_text import (
+    COOL,
+    DIM,
+    FAINT,
+    GROUND,
+    INK,
+    RAISED,
+    STATE_COLOURS,
+    WIDE,
+)
+
+_TRIAL_COLOURS = (
+    *("#5f8fbd", "#6fa87d", "#bd9d5e", "#9583c4", "#c07d70"),
+    *("#559f9b", "#ad7c9f", "#889c5d", "#7783c2", "#b08a60"),
+)
+_PARTS = " ▏▎▍▌▋▊▉█"
+
+
+def device_lines(picture: Picture, past: Past, now: float, width: int) -> Text:
+    """Each device with its holder, and who had it in the last minutes.
+
+    Args:
+        picture: what is shown.
+        past: who had what.
+        now: wall clock seconds; slices are counted down from when the picture was taken.
+        width: columns.
+    """
+    parts = _device_columns(picture, width)
+    left = sum(size + 1 for _, size, _ in parts) + 1
+    strip = max(0, width - left - 1)
+    lines = Text(no_wrap=True, end="")
+    lines.append(" ")
+    for name, size, _ in parts:
+        is_right = name in ("trial", "memory", "power")
+        lines.append((name.rjust(size) if is_right else name.ljust(size)) + " ", DIM)
+    lines.append_text(_axis(past.seconds, strip))
+    for device in picture.devices:
+        lines.append("\n ")
+        for _, _, text in parts:
+            lines.append_text(text(device, now - picture.at))
+            lines.append(" ")
+        lines.append_text(_strip(past.cells(device.id, now, strip) if strip else []))
+    return lines
+
+
+_Part = tuple[str, int, Callable[[DeviceLine, float], Text]]
+
+
+def _device_columns(picture: Picture, width: int) -> list[_Part]:
+    """Names, widths and cells; memory and power only where somebody knows of them."""
+    wide = width >= WIDE
+    longest = max((len(each.id) for each in picture.devices), default=6)
+    id_ = min(longest, 40 if wide else 9)
+    id_ = max(6, id_)
+    bar = 10 if wide else 5
+    parts: list[_Part] = [
+        ("device", id_, lambda d, _: Text(_short(d.id, id_).ljust(id_), INK)),
+        ("trial", 5, _holder),
+        ("state", 9, lambda d, _: Text(d.state[:9].ljust(9), STATE_COLOURS.get(d.state, DIM))),
+        ("slice", bar + 8, lambda d, age: _slice(d, age, bar)),
+    ]
+    if any(each.memory_bytes is not None for each in picture.devices):
+        parts.append(("memory", 14, _memory))
+    if any(each.joules is not None for each in picture.devices):
+        parts.append(("power", 6, _power))
+    return parts
+
+
+def _short(id_: str, width: int) -> str:
+    return id_ if len(id_) <= width else id_[: width - 1] + "…"
+
+
+def _holder(device: DeviceLine, age: float) -> Text:
+    name = "" if not device.epoch else "new" if device.trial is None else str(device.trial)
+    return Text(name.rjust(5), trial_colour(device.trial))
+
+
+def _slice(device: DeviceLine, age: float, width: int) -> Text:
+    """What is left of a slice, as a bar and in seconds."""
+    if not device.epoch or device.slice_seconds <= 0:
+        return Text(" " * (width + 8))
+    left = max(0.0, device.left_seconds - age)
+    eighths = round(8 * width * min(1.0, left / device.slice_seconds))
+    bar = "█" * (eighths // 8) + (_PARTS[eighths % 8] if eighths % 8 else "")
+    text = Text(bar.ljust(width), f"{COOL} on {RAISED}")
+    return text.append(words.duration(left).rjust(8), DIM)
+
+
+def _memory(device: DeviceLine, age: float) -> Text:
+    total, free = device.memory_bytes, device.memory_free_bytes
+    if total is None or free is None:
+        return Text(" " * 14)
+    used = (total - free) / 1024**3
+    return Text(f"{used:.1f}/{total / 1024**3:.0f} GiB".rjust(14), INK)
+
+
+def _power(device: DeviceLine, age: float) -> Text:
+    return Text(("-" if device.watts is None else f"{device.watts:.0f} W").rjust(6), INK)
+
+
+def trial_colour(number: int | None) -> str:
+    """A colour that a trial keeps."""
+    return DIM if number in (None, NEW) else _TRIAL_COLOURS[(number or 0) % len(_TRIAL_COLOURS)]
+
+
+def _axis(seconds: float, width: int) -> Text:
+    begin, end = f"{seconds / 60:.0f} min ago", "now"
+    room = width - len(begin) - len(end)
+    return Text(begin + " " * room + end if room > 0 else "".ljust(width), DIM)
+
+
+def _strip(cells: Sequence[int | None]) -> Text:
+    """Blocks of one colour, with the number of the trial where it has room."""
+    strip, begin = Text(), 0
+    while begin < len(cells):
+        end = begin
+        while end < len(cells) and cells[end] == cells[begin]:
+            end += 1
+        strip.append_text(_block(cells[begin], end - begin))
+        begin = end
+    return strip
+
+
+def _block(trial: int | None, width: int) -> Text:
+    if trial is None:
+        return Text("·" * width, FAINT)
+    label = "" if trial == NEW else str(trial)
+    label = label if len(label) < width else ""
+    colour = FAINT if trial == NEW else trial_colour(trial)
+    return Text(label.ljust(width), Style(color=GROUND, bgcolor=colour, bold=True))

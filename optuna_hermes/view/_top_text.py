@@ -1,0 +1,229 @@
+"""The lines of ``top``, as text with colours: head, foot and trials. Pure."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rich.style import Style
+from rich.text import Text
+
+from optuna_hermes.broker._shape import POINTS
+from optuna_hermes.view import _words as words
+from optuna_hermes.view._top_picture import Picture, TrialLine
+
+INK, DIM, FAINT = "#d8dee9", "#8a94a6", "#5b6577"
+GROUND, RAISED, CHOSEN = "#12161d", "#1a202a", "#2b3648"
+GOOD, WARM, COOL, BAD, LEAD = "#8fd19e", "#e3c078", "#7fb2e5", "#ea8a8a", "#b7a3ef"
+
+STATE_COLOURS = {
+    "running": GOOD,
+    "yielding": WARM,
+    "parked": WARM,
+    "stored": COOL,
+    "pending": DIM,
+    "done": INK,
+    "failed": BAD,
+}
+WISH_COLOURS = {"held": BAD, "boosted": LEAD, "finishing": COOL}
+WISH_MARKS = {"held": "‖", "boosted": "▲", "finishing": "✓"}
+_BARS = "▁▂▃▄▅▆▇█"
+_LOG_FROM = 3.0
+WIDE = 120
+"""From so many columns on there is room for more of them, and for whole words."""
+
+
+class Column(NamedTuple):
+    """A column of the table of trials; ``width`` 0 takes what is left, up to what is of use."""
+
+    name: str
+    width: int
+    text: Callable[[TrialLine, int], str]
+    colour: Callable[[TrialLine], str]
+    right: bool = True
+
+
+# -- trials ------------------------------------------------------------------------------------
+
+
+def columns(width: int, picture: Picture) -> list[Column]:
+    """The columns that fit into ``width``; energy only where it is counted."""
+    wide = width >= WIDE
+    found = [
+        Column("trial", 6, lambda t, _: str(t.number), _ink),
+        Column("state", 8, lambda t, _: t.state, _state_colour, right=False),
+        Column("wish", 9, lambda t, _: t.wish or "", _wish_colour, right=False)
+        if wide
+        else Column("", 1, lambda t, _: WISH_MARKS.get(t.wish or "", ""), _wish_colour),
+        Column("value", 9, lambda t, _: words.number(t.value), _ink),
+        Column("slope", 10, lambda t, _: _signed(t.slope), _slope_colour(picture.maximize)),
+        Column("curve", 0, lambda t, w: sparkline(t.curve, w), _state_colour, right=False),
+        Column("units", 5, lambda t, _: str(t.units), _ink),
+        Column("device time" if wide else "time", 11 if wide else 9, _seconds, _ink),
+        Column("tier", 8, lambda t, _: _tier(t), _dim, right=False),
+    ]
+    if wide:
+        device = max((len(each.id) for each in picture.devices), default=6)
+        found += [
+            Column("device", min(12, max(6, device)), _device, _state_colour, right=False),
+            Column("slices", 6, lambda t, _: str(t.slices), _dim),
+            Column("suspensions", 11, lambda t, _: str(t.suspensions), _dim),
+        ]
+    else:
+        found.append(Column("susp", 4, lambda t, _: str(t.suspensions), _dim))
+    if wide and picture.watt_hours is not None:
+        found.append(Column("energy", 9, _energy, _dim))
+    left = width - 1 - (len(found) - 1) - sum(column.width for column in found)
+    most = POINTS if wide else 16
+    return [c if c.width else c._replace(width=max(5, min(most, left))) for c in found]
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """A curve as a line of bars, thinned out if it is longer; a point for what is not finite.
+
+    Losses fall fast and then slowly: positive values of different size are shown by their
+    logarithms, so that both can be seen.
+
+    Example:
+        >>> sparkline((3.0, None, 2.0), 9), sparkline((100.0, 10.0, 1.0), 9)
+        ('█·▁', '█▅▁')
+    """
+    last = len(values) - 1
+    if last >= width:
+        values = [values[round(i * last / (width - 1))] for i in range(width)]
+    finite = [value for value in values if value is not None]
+    if not finite:
+        return ""
+    if min(finite) > 0 and max(finite) > _LOG_FROM * min(finite):
+        values = [None if value is None else math.log(value) for value in values]
+        finite = [math.log(value) for value in finite]
+    low, high = min(finite), max(finite)
+    step = (len(_BARS) - 1) / (high - low or math.inf)
+    return "".join("·" if v is None else _BARS[round((v - low) * step)] for v in values)
+
+
+def heading(shown: Sequence[Column], by: str, back: bool) -> list[tuple[str, Style]]:
+    """The names of columns; the one that trials are sorted by is marked."""
+    mark = "↑" if back else "↓"
+    plain, sorted_ = Style(color=DIM), Style(color=INK, bold=True)
+    parts = []
+    for column in shown:
+        is_key = column.name.split()[-1:] == [by]
+        name = column.name + (mark if is_key and len(column.name) < column.width else "")
+        parts.append((_fit(name, column), sorted_ if is_key else plain))
+    return parts
+
+
+def row(shown: Sequence[Column], trial: TrialLine) -> list[tuple[str, Style]]:
+    """The cells of a trial."""
+    return [
+        (_fit(column.text(trial, column.width), column), Style(color=column.colour(trial)))
+        for column in shown
+    ]
+
+
+def _fit(text: str, column: Column) -> str:
+    text = text[: column.width]
+    return text.rjust(column.width) if column.right else text.ljust(column.width)
+
+
+def _ink(trial: TrialLine) -> str:
+    return DIM if trial.state == "pending" or trial.value is None else INK
+
+
+def _dim(trial: TrialLine) -> str:
+    return DIM
+
+
+def _state_colour(trial: TrialLine) -> str:
+    return STATE_COLOURS[trial.state]
+
+
+def _wish_colour(trial: TrialLine) -> str:
+    return WISH_COLOURS.get(trial.wish or "", DIM)
+
+
+def _slope_colour(maximize: bool) -> Callable[[TrialLine], str]:
+    sign = -1.0 if maximize else 1.0
+
+    def colour(trial: TrialLine) -> str:
+        slope = sign * (trial.slope or 0.0)
+        return GOOD if slope < 0 else WARM if slope > 0 else DIM
+
+    return colour
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2g}"
+
+
+def _seconds(trial: TrialLine, width: int) -> str:
+    return words.duration(trial.seconds) if trial.seconds else "-"
+
+
+def _tier(trial: TrialLine) -> str:
+    return trial.tier or ""
+
+
+def _device(trial: TrialLine, width: int) -> str:
+    return trial.device or ""
+
+
+def _energy(trial: TrialLine, width: int) -> str:
+    return "-" if trial.watt_hours is None else words.energy(trial.watt_hours)
+
+
+# -- head and foot -----------------------------------------------------------------------------
+
+
+def head(picture: Picture, width: int) -> Text:
+    """Two lines: which study, and how far it is."""
+    left = Text(no_wrap=True)
+    left.append(" optuna-hermes top ", Style(color=GROUND, bgcolor=COOL, bold=True))
+    if picture.read_only:
+        left.append("  read-only", Style(color=WARM, bold=True))
+    left.append(f"  {picture.study or 'no study'}", Style(color=INK, bold=True))
+    if picture.policy:
+        left.append(f"  policy {picture.policy}", DIM)
+    clock = time.strftime("%H:%M:%S", time.localtime(picture.at))
+    right = Text(no_wrap=True)
+    if picture.best is not None:
+        number, value = picture.best
+        right.append("best ", DIM).append(words.number(value), Style(color=GOOD, bold=True))
+        right.append(f" trial {number}  ", DIM)
+    right.append(clock + " ", DIM)
+    second = Text(" ", no_wrap=True)
+    second.append(words.plural(len(picture.trials), "trial"), INK)
+    for state, count in picture.counts.items():
+        second.append(f"  {count} {state}", STATE_COLOURS[state])
+    spent = Text("device time ", DIM).append(words.duration(picture.device_seconds), INK)
+    if picture.watt_hours is not None:
+        spent.append(f"  {words.energy(picture.watt_hours)}", INK)
+    spent.append(" ")
+    if second.cell_len + spent.cell_len >= width:
+        spent = Text()
+    return Text("\n", no_wrap=True).join([_ends(left, right, width), _ends(second, spent, width)])
+
+
+def _ends(left: Text, right: Text, width: int) -> Text:
+    """One text at the left, the other at the right; the left one is cut if there is no room."""
+    room = width - right.cell_len
+    left.truncate(max(0, room - 1), overflow="ellipsis")
+    left.pad_right(max(0, room - left.cell_len))
+    return left.append_text(right)
+
+
+def foot(picture: Picture, width: int) -> Text:
+    """The keys that do something now."""
+    acts = [("h", "hold"), ("b", "boost"), ("f", "finish"), ("p", "policy")]
+    keys = [] if picture.read_only else acts
+    keys = [*keys, ("⏎", "story"), ("nvlts", "sort"), ("?", "help"), ("q", "quit")]
+    if len(picture.studies) > 1:
+        keys.insert(-2, ("tab", "study"))
+    line = Text(" ", no_wrap=True)
+    gap = " " * (2 if width < WIDE else 4)
+    for key, verb in keys:
+        line.append(key, Style(color=COOL, bold=True)).append(f" {verb}{gap}", INK)
+    return line

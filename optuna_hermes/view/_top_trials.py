@@ -1,0 +1,139 @@
+"""The table of trials of ``top``: however many there are, only what is seen is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding
+from textual.events import Click
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from optuna_hermes.view import _top_text as text
+from optuna_hermes.view._top_picture import Picture, TrialLine, ordered
+
+
+class Fitted(Message):
+    """The table of trials has other columns than before, perhaps."""
+
+
+class Trials(ScrollView, can_focus=True):
+    """Trials in an order, with a cursor that stays with its trial while they move."""
+
+    BINDINGS: ClassVar = [
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown,space", "page(1)", show=False),
+        Binding("home,g", "move(-1000000)", show=False),
+        Binding("end,G", "move(1000000)", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(id="trials")
+        self._picture = Picture(at=0.0)
+        self._lines: list[TrialLine] = []
+        self._shown: list[text.Column] = []
+        self._chosen: int | None = None
+        self.by = "trial"
+        self.back = False
+
+    @property
+    def chosen(self) -> TrialLine | None:
+        """The trial under the cursor."""
+        return self._lines[self._place] if self._lines else None
+
+    @property
+    def numbers(self) -> list[int]:
+        """The trials in the order in which they are shown."""
+        return [line.number for line in self._lines]
+
+    @property
+    def headings(self) -> Sequence[tuple[str, Style]]:
+        """The names of the columns."""
+        return text.heading(self._shown, self.by, self.back)
+
+    def show(self, picture: Picture) -> None:
+        """Show these trials; the cursor stays with its trial."""
+        self._picture = picture
+        self._lines = ordered(picture.trials, self.by, maximize=picture.maximize, back=self.back)
+        self._fit()
+        self.refresh()
+
+    def sort(self, by: str) -> None:
+        """Sort by a column; the other way round if it is sorted by that one already."""
+        self.back = not self.back if by == self.by else False
+        self.by = by
+        self.show(self._picture)
+        self._follow()
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def render_line(self, y: int) -> Strip:
+        """A line of what is seen."""
+        place, width = y + self.scroll_offset.y, self._width
+        ground = Style(bgcolor=text.GROUND)
+        if place >= len(self._lines):
+            return Strip.blank(width, ground)
+        is_chosen = self._lines[place] is self.chosen and self.has_focus
+        ground = Style(bgcolor=text.CHOSEN) if is_chosen else ground
+        cells = text.row(self._shown, self._lines[place])
+        return line_of(cells, width, ground)
+
+    def on_resize(self) -> None:
+        """Other columns may fit."""
+        self._fit()
+        self.post_message(Fitted())
+
+    def _fit(self) -> None:
+        self._shown = text.columns(self._width, self._picture)
+        self.virtual_size = Size(self._width, len(self._lines))
+
+    @property
+    def _width(self) -> int:
+        return self.scrollable_content_region.width
+
+    # -- the cursor ----------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> int:
+        for place, line in enumerate(self._lines):
+            if line.number == self._chosen:
+                return place
+        return 0
+
+    def action_move(self, lines: int) -> None:
+        """Move the cursor."""
+        if self._lines:
+            place = min(len(self._lines) - 1, max(0, self._place + lines))
+            self._chosen = self._lines[place].number
+            self._follow()
+
+    def action_page(self, pages: int) -> None:
+        """Move the cursor by as much as is seen."""
+        self.action_move(pages * max(1, self.size.height - 1))
+
+    def on_click(self, event: Click) -> None:
+        """The trial that was clicked is chosen."""
+        place = event.y + self.scroll_offset.y
+        if place < len(self._lines):
+            self._chosen = self._lines[place].number
+            self.refresh()
+
+    def _follow(self) -> None:
+        region = Region(0, self._place, self._width, 1)
+        self.scroll_to_region(region, animate=False, force=True)
+        self.refresh()
+
+
+def line_of(cells: Sequence[tuple[str, Style]], width: int, ground: Style) -> Strip:
+    """Cells with a space between them, as one line."""
+    segments = [Segment(" ", ground)]
+    for cell, style in cells:
+        segments += [Segment(cell, ground + style), Segment(" ", ground)]
+    return Strip(segments).adjust_cell_length(width, ground)

@@ -1,0 +1,62 @@
+"""``optuna-hermes top`` in a terminal of its own, with a broker that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optuna_hermes.broker import connect_patiently
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_top_shows_the_devices_and_leaves_at_once(
+    key: bytes, start_cli: Callable[..., Any], wait_for: Callable[..., Any], tmp_path: Path
+) -> None:
+    """80 columns of a real terminal; the broker stays, and the screen is as it was before."""
+    broker = start_cli("broker", "--devices", "cpu:2")
+    connect_patiently("viewer").close()
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    command = [sys.executable, "-m", "optuna_hermes", "top"]
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    top = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=tmp_path
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    seen = bytearray()
+
+    def shows(words: bytes) -> bool:
+        with contextlib.suppress(OSError):
+            seen.extend(os.read(ours, 65536))
+        return words in seen
+
+    try:
+        wait_for(lambda: shows(b"cpu:1"), 60, "the devices")
+        os.write(ours, key)
+        wait_for(lambda: shows(b"\x1b[?1049l"), 10, "the screen is given back")
+        assert top.wait(10) == 0
+    finally:
+        top.kill()
+        top.wait()
+        os.close(ours)
+    assert broker.process.poll() is None
+
+
+def test_top_needs_a_terminal(cli: Callable[..., Any]) -> None:
+    """In a pipe there is nothing to draw on: one line says what to use."""
+    refused = cli("top")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "optuna-hermes status" in refused.stderr

@@ -1,0 +1,407 @@
+"""``optuna-hermes top`` on a screen that is not there, with a source that is not a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from rich.text import Text
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from optuna_hermes.errors import BrokerError, InvalidInputError
+from optuna_hermes.view._history import Bar
+from optuna_hermes.view._top_app import Top
+from optuna_hermes.view._top_picture import ORDERS, DeviceLine, Picture, TrialLine
+from optuna_hermes.view._top_screens import Confirm, Help, Policies, Story
+from optuna_hermes.view._top_source import Source
+from optuna_hermes.view._top_trials import Trials
+
+NARROW, WIDE = (80, 24), (160, 50)
+STATES = ("running", "running", "parked", "stored", "pending", "done", "failed")
+
+
+def trial(number: int) -> TrialLine:
+    """A trial of a study of many; the last of seven never reported."""
+    state = STATES[number % len(STATES)]
+    reported = state != "pending"
+    value = 1.0 / (1 + number * 7 % 11)
+    return TrialLine(
+        number=number,
+        state=state,
+        value=value if reported else None,
+        slope=-0.001 * (number * 5 % 13) if reported else None,
+        curve=(2 * value, None, value) if reported else (),
+        units=3 if reported else 0,
+        seconds=float(number * 3 % 17) if reported else 0.0,
+        tier={"parked": "host", "stored": "disk"}.get(state),
+        slices=number,
+        suspensions=number,
+    )
+
+
+def device(index: int, **fields: Any) -> DeviceLine:
+    known = {"since_seconds": 2.0, "left_seconds": 3.0, "slice_seconds": 5.0, "epoch": index + 1}
+    taken: dict[str, Any] = {"study": "digits", "trial": index, "state": "running", **known}
+    return DeviceLine(id=f"cpu:{index}", **(taken | fields))
+
+
+def picture(count: int = 24, **fields: Any) -> Picture:
+    return Picture(
+        **{
+            "at": 1e9,
+            "host": "box",
+            "key": "k",
+            "study": "digits",
+            "studies": ("k",),
+            "policy": "hermes",
+            "devices": (device(0), device(1)),
+            "trials": tuple(map(trial, range(count))),
+            "best": (3, 0.0625),
+            "device_seconds": 75.0,
+            **fields,
+        }
+    )
+
+
+class FakeSource(Source):
+    """Shows one picture until it is given another; remembers what people wanted."""
+
+    def __init__(self, shown: Picture) -> None:
+        self.shown = shown
+        self.wanted: list[tuple[object, ...]] = []
+        self.refuses = ""
+        self.gone = False
+        self.closed = False
+
+    def look(self, key: str) -> Picture:
+        if self.gone:
+            raise BrokerError("No broker runs on this host any more.")
+        return replace(self.shown, key=key or self.shown.key)
+
+    def past(self) -> Sequence[Bar]:
+        return (Bar("box/cpu:0", 9, self.shown.at - 120, self.shown.at - 60, 100),)
+
+    def want(self, key: str, number: int, wish: Literal["held", "boosted"] | None) -> None:
+        self._note("want", key, number, wish)
+
+    def finish(self, key: str, number: int) -> None:
+        self._note("finish", key, number)
+
+    def change_policy(self, key: str, policy: str) -> None:
+        self._note("policy", key, policy)
+
+    def story(self, key: str, number: int) -> Text:
+        return Text(f"all of trial {number}")
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _note(self, *words: object) -> None:
+        if self.refuses:
+            raise InvalidInputError(self.refuses)
+        self.wanted.append(words)
+
+
+Act = Callable[[Top, "Pilot[None]", FakeSource], Awaitable[None]]
+
+
+def play(act: Act, *, shown: Picture | None = None, size: tuple[int, int] = NARROW) -> FakeSource:
+    """Let somebody use ``top``, once the first picture is there."""
+    source = FakeSource(shown or picture())
+
+    async def run() -> None:
+        app = Top(source)
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: bool(app.query_one(Trials).numbers))
+            await act(app, pilot, source)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    return source
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
+    """Wait for what a thread of the screen will do; a test that waits in vain is timed out."""
+    while not condition():
+        await pilot.pause(0.01)
+
+
+def words(app: Top, id_: str) -> str:
+    """The text of a line."""
+    return str(app.query_one(f"#{id_}", Static).render())
+
+
+def screen(app: Top) -> list[str]:
+    """What is seen, line by line."""
+    return [
+        "".join(segment.text for segment in strip)
+        for strip in app.screen._compositor.render_strips()
+    ]
+
+
+# -- what is seen ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+@pytest.mark.parametrize("gpus", [False, True])
+def test_nothing_is_cut_at_either_size(size: tuple[int, int], gpus: bool) -> None:
+    """Head, devices, strip, columns and keys fit; wide screens have whole words."""
+    many: dict[str, Any] = {}
+    if gpus:
+        fields: dict[str, Any] = {"memory_bytes": 80 << 30, "memory_free_bytes": 30 << 30}
+        cards = [
+            replace(device(i, **fields, joules=9.0, watts=312.0), id=f"GPU-{i}a2b3c4d-{i}")
+            for i in range(4)
+        ]
+        many = {"devices": tuple(cards), "watt_hours": 12.5}
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        lines = screen(app)
+        seen = "\n".join(lines)
+        assert len(lines) == size[1]
+        assert all(len(line) <= size[0] for line in lines)
+        for word in ("digits", "policy hermes", "best 0.0625 trial 3", "24 trials", "8 running"):
+            assert word in seen
+        for word in ("trial", "state", "value", "slope", "curve", "units", "tier", "3 min ago"):
+            assert word in seen
+        assert lines[-1].rstrip().endswith("q quit")
+        assert "…" not in "\n".join(lines[:2])
+        assert ("312 W" in seen, "50.0/80 GiB" in seen) == (gpus, gpus)
+        whole = ("device time", "suspensions", "slices", "wish")
+        assert [word for word in whole if word in seen] == (list(whole) if size == WIDE else [])
+        row = next(line for line in lines if line.split()[:2] == ["3", "stored"])
+        assert "disk" in row
+        assert "█·▁" in row
+
+    play(act, size=size, shown=picture(**many))
+
+
+def test_five_hundred_trials_are_scrolled_with_the_cursor() -> None:
+    """Only what is seen is drawn, and the chosen trial is among it."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        table = app.query_one(Trials)
+        assert len(table.numbers) == 500
+        await pilot.press("end")
+        assert table.chosen is not None
+        assert table.chosen.number == 499
+        await until(pilot, lambda: any(line.split()[:1] == ["499"] for line in screen(app)))
+        await pilot.press("pageup", "up", "down", "home")
+        assert table.chosen.number == 0
+        await until(
+            pilot, lambda: any(line.split()[:2] == ["0", "running"] for line in screen(app))
+        )
+
+    play(act, shown=picture(500))
+
+
+def test_the_past_is_what_was_read_and_what_was_seen() -> None:
+    """A lease of the ledger and the ones of now are blocks with the numbers of their trials."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        line = next(line for line in screen(app) if " cpu:0" in line)
+        strip = line[line.index("·") :]
+        assert "9" in strip
+        assert strip.index("9") < len(strip) * 0.7
+
+    play(act)
+
+
+# -- sorting -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_trials_are_sorted_by_each_column_and_back(maximize: bool) -> None:
+    """The best first, what is unknown last either way, and the cursor stays with its trial."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        table = app.query_one(Trials)
+        await pilot.press("down", "down", "down")
+        trials = {t.number: t for t in source.shown.trials}
+        for by, key in zip(ORDERS, "nvlts", strict=True):
+            if by != "trial":  # by which they are sorted at first
+                await pilot.press(key)
+            assert table.chosen is not None
+            assert table.chosen.number == 3
+            shown = [trials[number] for number in table.numbers]
+            assert "↓" in words(app, "columns")
+            if by in ("value", "slope"):
+                known = [getattr(t, by) for t in shown if getattr(t, by) is not None]
+                assert known == sorted(known, reverse=maximize)
+                assert all(getattr(t, by) is None for t in shown[len(known) :])
+            elif by == "time":
+                assert [t.seconds for t in shown] == sorted(
+                    (t.seconds for t in shown), reverse=True
+                )
+            elif by == "state":
+                assert (shown[0].state, shown[-1].state) == ("running", "failed")
+            before = list(table.numbers)
+            await pilot.press(key)
+            known_count = sum(t.value is not None for t in shown)
+            if by in ("value", "slope"):
+                assert trials[table.numbers[0]].value is not None
+                assert set(table.numbers[:known_count]) == set(before[:known_count])
+            else:
+                assert table.numbers == before[::-1]
+            assert "↑" in words(app, "columns")
+
+    play(act, shown=picture(maximize=maximize))
+
+
+# -- keys --------------------------------------------------------------------------------------
+
+
+def test_keys_hold_boost_and_let_go() -> None:
+    """The same key takes back what it did, and what was done is said in a line."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        await pilot.press("down", "down", "h")
+        await until(pilot, lambda: "Trial 2 is held." in words(app, "word"))
+        trials = [replace(t, wish="held" if t.number == 2 else None) for t in source.shown.trials]
+        source.shown = replace(source.shown, trials=tuple(trials))
+        table = app.query_one(Trials)
+        await until(pilot, lambda: table.chosen is not None and table.chosen.wish == "held")
+        assert any("‖" in line for line in screen(app))
+        await pilot.press("b")
+        await until(pilot, lambda: "boosted" in words(app, "word"))
+        await pilot.press("h")
+        await until(pilot, lambda: "no longer held" in words(app, "word"))
+
+    wanted = play(act).wanted
+    assert wanted == [
+        ("want", "k", 2, "held"),
+        ("want", "k", 2, "boosted"),
+        ("want", "k", 2, None),
+    ]
+
+
+def test_finishing_is_asked_about_first() -> None:
+    """``n`` leaves the trial as it is, ``y`` closes it; what has ended is not asked about."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        await pilot.press("f")
+        assert isinstance(app.screen, Confirm)
+        await pilot.press("n")
+        assert source.wanted == []
+        await pilot.press("f", "y")
+        await until(pilot, lambda: "is finished" in words(app, "word"))
+        await pilot.press("s", "s", "f")
+        assert not isinstance(app.screen, Confirm)
+        assert "has ended" in words(app, "word")
+
+    assert play(act).wanted == [("finish", "k", 0)]
+
+
+def test_another_policy_is_chosen_from_a_list() -> None:
+    """The list says which one decides now; to choose that one again changes nothing."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        await pilot.press("p")
+        assert isinstance(app.screen, Policies)
+        assert any("hermes  (now)" in line for line in screen(app))
+        await pilot.press("enter")
+        await pilot.press("p", "down", "down", "enter")
+        await until(pilot, lambda: "Policy fifo decides" in words(app, "word"))
+
+    assert play(act).wanted == [("policy", "k", "fifo")]
+
+
+def test_a_story_and_the_help_are_opened_and_left() -> None:
+    """Enter tells of the chosen trial, ``?`` of the keys, escape goes back."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, Story))
+        assert any("all of trial 1" in line for line in screen(app))
+        await pilot.press("escape", "question_mark")
+        assert isinstance(app.screen, Help)
+        seen = "\n".join(screen(app))
+        assert all(word in seen for word in ("hold", "boosted", "stored", "slope"))
+        await pilot.press("escape")
+        assert not isinstance(app.screen, Help)
+
+    play(act)
+
+
+def test_what_is_refused_is_said() -> None:
+    """The broker's words are shown, and nothing ends."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        source.refuses = "The database is away."
+        await pilot.press("h")
+        await until(pilot, lambda: "database is away" in words(app, "word"))
+
+    assert play(act).wanted == []
+
+
+def test_read_only_says_so_and_wants_nothing() -> None:
+    """Where no broker of ours serves the study, keys change nothing and are not offered."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        assert "read-only" in words(app, "head")
+        assert "hold" not in words(app, "foot")
+        for key in "hbfp":
+            await pilot.press(key)
+            assert words(app, "word") == "not yours"
+            assert len(app.screen_stack) == 1
+
+    shown = picture(read_only="not yours", host="", devices=(), policy="")
+    assert play(act, shown=shown).wanted == []
+
+
+def test_a_broker_that_ends_leaves_what_was_seen() -> None:
+    """The trials stay, read-only, and a line says why."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        source.gone = True
+        await until(pilot, lambda: "No broker runs on this host any more" in words(app, "word"))
+        assert "read-only" in words(app, "head")
+        assert len(app.query_one(Trials).numbers) == 24
+
+    play(act)
+
+
+def test_tab_shows_the_next_study() -> None:
+    """Each study that the broker serves has its turn."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        assert "tab study" in words(app, "foot")
+        source.shown = replace(source.shown, study="other")
+        await pilot.press("tab")
+        await until(pilot, lambda: "other" in words(app, "head"))
+
+    play(act, shown=picture(studies=("k", "l")))
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c"])
+@pytest.mark.parametrize("over", [[], ["question_mark"], ["p"]])
+def test_leaving_is_at_once(key: str, over: list[str]) -> None:
+    """Whatever is open, and although the broker does not answer."""
+    waits, answers = threading.Event(), threading.Event()
+
+    class Silent(FakeSource):
+        def look(self, key: str) -> Picture:
+            if self.wanted:
+                waits.set()
+                answers.wait()
+            return super().look(key)
+
+    async def run() -> None:
+        source = Silent(picture())
+        app = Top(source)
+        async with app.run_test(size=NARROW) as pilot:
+            await until(pilot, lambda: bool(app.query_one(Trials).numbers))
+            await pilot.press("h", *over)
+            await until(pilot, waits.is_set)
+            await pilot.press(key)
+            assert app._exit
+        assert source.closed
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 30))
+    finally:
+        answers.set()
