@@ -14,6 +14,7 @@ from optuna_hermes.view._history import (
     read_history,
 )
 from optuna_hermes.view._jobs import jobs_view
+from optuna_hermes.view._notebook import shown
 from optuna_hermes.view._progress import Progress, make_progress
 from optuna_hermes.view._simulation import counting, loop_view, simulation_view
 from optuna_hermes.view._states import holds, serves, state_of
@@ -45,6 +46,7 @@ __all__ = [
     "read_history",
     "say",
     "serves",
+    "shown",
     "simulation_view",
     "size",
     "state_of",

@@ -1,6 +1,6 @@
 """What is shown while a study runs: a live screen on a terminal, plain lines elsewhere.
 
-Everything goes to standard error: standard output belongs to results.
+Everything goes to standard error: standard output belongs to results. Notebooks: ``_notebook``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Progress(Protocol):
 
 
 def make_progress(show: bool, *, total: int | None) -> Progress:
-    """The progress that fits standard error.
+    """The progress that fits a notebook, or else standard error.
 
     Args:
         show: False for silence.
@@ -47,6 +47,10 @@ def make_progress(show: bool, *, total: int | None) -> Progress:
     """
     if not show:
         return Silence()
+    from optuna_hermes.view._notebook import Cell, in_notebook  # it draws what is written here
+
+    if in_notebook():
+        return Cell(total)
     return Screen(total) if sys.stderr.isatty() else Lines(total)
 
 

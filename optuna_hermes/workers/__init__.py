@@ -83,16 +83,23 @@ def optimize(
     progress = make_progress(show_progress, total=n_trials)
     try:
         result = run_study(study, objective, settings, progress, callbacks)
-        if result.unfinished:
-            suspended = plural(result.unfinished, "trial")
-            progress.note(f"Stopped with {suspended} suspended: the same call goes on with them.")
+        left = _left(result.unfinished)
+        if left:
+            progress.note(left)
     finally:
         progress.close()
     if result.interrupted:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(left)  # the last line of a notebook's cell
     if result.problem:
         raise HermesError(result.problem)
     return result
+
+
+def _left(unfinished: int) -> str:
+    """What is to be said of trials that are not finished; empty if all are."""
+    if not unfinished:
+        return ""
+    return f"Stopped with {plural(unfinished, 'trial')} suspended: the same call goes on with them."
 
 
 def run_study(

@@ -11,6 +11,7 @@ from optuna.trial import TrialState
 from optuna_hermes import _optuna as private
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.ledger._base import RunRecord
+from optuna_hermes.view import shown, summary_view
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,10 @@ class OptimizeResult:
     def unfinished(self) -> int:
         """How many trials are suspended, for a later call to carry on."""
         return sum(1 for t in self.trials if t.state in ("PARKED", "STORED", "PENDING"))
+
+    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
+        """What a notebook shows where a cell ends with it."""
+        return shown(summary_view(self.document()))
 
     def document(self) -> dict[str, Any]:
         """The result as plain JSON."""

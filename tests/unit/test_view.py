@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from optuna_hermes import view
+from optuna_hermes.view import _notebook as notebook
 from optuna_hermes.view import _progress as progress
 from optuna_hermes.view._chart import EMPTY, MIN_HEIGHT, MIN_WIDTH
 
@@ -382,3 +383,40 @@ def test_energy_is_shown_where_it_is_known() -> None:
         assert words in text
     study |= {"watt_hours": None}
     assert "energy" not in rendered(view.status_view({"broker": BROKER, "study": study}))
+
+
+# -- in a notebook -----------------------------------------------------------------------------
+
+
+def test_a_cell_has_one_output() -> None:
+    """It is replaced, not too often, and at the end tells of no device any more."""
+    drawn: list[dict[str, str]] = []
+    times = iter([0.0, 0.1, 0.6, 0.7])
+
+    def draw(texts: dict[str, str]) -> Any:
+        drawn.append(texts)
+        return drawn.append
+
+    cell = notebook.Cell(12, draw, lambda: next(times))
+    for _ in range(4):
+        cell.update(BROKER, STUDY)
+    cell.close()
+    assert ["cpu:0 trial 1" in each["text/plain"] for each in drawn] == [True, True, False]
+    assert "4 of 12 done" in drawn[-1]["text/plain"]
+    assert '<progress value="4" max="12"' in drawn[-1]["text/html"]
+
+
+def test_a_cell_shows_the_last_notes() -> None:
+    """As text: what a study is called runs nothing in a browser."""
+    drawn: list[dict[str, str]] = []
+    cell = notebook.Cell(None, lambda texts: drawn.append(texts) or drawn.append)
+    for number in range(9):
+        cell.note(f"note <{number}>")
+    assert "note <3>" not in drawn[-1]["text/plain"]
+    assert "note &lt;8&gt;" in drawn[-1]["text/html"]
+    assert "<8>" not in drawn[-1]["text/html"]
+
+
+def test_no_notebook_here() -> None:
+    """A script gets its lines, also where IPython is installed."""
+    assert not notebook.in_notebook()

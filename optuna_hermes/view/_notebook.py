@@ -1,0 +1,133 @@
+"""What is shown in a notebook: one output of the cell, which is replaced and never grows long."""
+
+from __future__ import annotations
+
+import html
+import io
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.view._progress import device_lines, study_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+DRAW_SECONDS = 0.5
+"""Least time between two drawings: each goes through the kernel's socket into the browser."""
+
+MOST_NOTES = 5
+"""How many of the last notes are shown."""
+
+Draw = Callable[[dict[str, str]], Callable[[dict[str, str]], None]]
+"""Shows texts by their types, and gives what replaces them."""
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")  # whoever runs in a kernel has it
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class Cell:
+    """Devices, the study and the last notes, below the cell that waits for them.
+
+    Args:
+        total: how many trials the study shall have, None if nobody knows.
+        draw: shows them; None for the kernel's display.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        draw: Draw | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total
+        self._draw = draw or _display
+        self._clock = clock
+        self._replace: Callable[[dict[str, str]], None] | None = None
+        self._next = 0.0
+        self._notes: deque[str] = deque(maxlen=MOST_NOTES)
+        self._last: tuple[dict[str, Any], dict[str, Any]] | None = None
+
+    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
+        """Draw anew, if it is time."""
+        self._last = document, study
+        now = self._clock()
+        if now >= self._next:
+            self._next = now + DRAW_SECONDS
+            self._show(device_lines(document))
+
+    def note(self, text: str) -> None:
+        """Show it below, at once."""
+        self._notes.append(text)
+        self._show([] if self._last is None else device_lines(self._last[0]))
+
+    def close(self) -> None:
+        """Leave what the study has come to."""
+        if self._last is not None or self._notes:
+            self._show([])
+
+    def _show(self, devices: list[tuple[str, str, str]]) -> None:
+        study = None if self._last is None else self._last[1]
+        line = [] if study is None else [study_line(study, self._total)]
+        texts = {
+            "text/plain": "\n".join([*(" ".join(each) for each in devices), *line, *self._notes]),
+            "text/html": self._html(devices, study, line),
+        }
+        if self._replace is None:
+            self._replace = self._draw(texts)
+        else:
+            self._replace(texts)
+
+    def _html(
+        self,
+        devices: list[tuple[str, str, str]],
+        study: dict[str, Any] | None,
+        line: list[str],
+    ) -> str:
+        parts = []
+        if study is not None and self._total:
+            done = study["counts"]["done"] + study["counts"]["failed"]
+            parts.append(f'<progress value="{done}" max="{self._total}" style="width:100%">')
+            parts.append("</progress>")
+        parts += [f"<div><b>{html.escape(each)}</b></div>" for each in line]
+        if devices:
+            cells = (
+                "".join(f"<td style='text-align:left'>{html.escape(part)}</td>" for part in each)
+                for each in devices
+            )
+            parts.append("<table>" + "".join(f"<tr>{each}</tr>" for each in cells) + "</table>")
+        parts += [f"<div>{html.escape(note)}</div>" for note in self._notes]
+        return "".join(parts)
+
+
+def shown(view: RenderableType, width: int = 110) -> dict[str, str]:
+    """What would be printed on a terminal, by the types that a notebook asks for.
+
+    Args:
+        view: as rich prints it.
+        width: characters in a line.
+    """
+    from rich.console import Console
+
+    console = Console(record=True, file=io.StringIO(), width=width, force_jupyter=False)
+    console.print(view)
+    code = '<pre style="overflow-x:auto;line-height:normal;font-family:monospace">{code}</pre>'
+    text = console.export_text(clear=False)
+    return {
+        "text/plain": text,
+        "text/html": console.export_html(code_format=code, inline_styles=True),
+    }
+
+
+def _display(texts: dict[str, str]) -> Callable[[dict[str, str]], None]:
+    from IPython.display import display
+
+    handle: Any = display(texts, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    return lambda new: handle.update(new, raw=True)
