@@ -173,8 +173,8 @@ def _layout(title: str, x_label: str, y_label: str) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str:
-    """Local time, which a reader's clock shows; plotly knows no zones."""
-    return datetime.fromtimestamp(seconds, timezone.utc).astimezone().strftime(_ISO)
+    """Local time to the millisecond, which a reader's clock shows; plotly knows no zones."""
+    return datetime.fromtimestamp(seconds, timezone.utc).astimezone().strftime(_ISO)[:-3]
 
 
 _ISO = "%Y-%m-%d %H:%M:%S.%f"
@@ -191,6 +191,6 @@ def _joined(lines: Sequence[drawn.Line]) -> dict[str, Any]:
     for line in lines:
         gap = [None] if joined["x"] else []
         joined["x"] += [*gap, *(round(x, 3) for x in line.xs)]
-        joined["y"] += [*gap, *line.ys]
-        joined["customdata"] += [*gap, *[line.name] * len(line.xs)]
+        joined["y"] += [*gap, *(float(f"{y:.6g}") for y in line.ys)]
+        joined["customdata"] += [*gap, *[int(line.name)] * len(line.xs)]
     return joined

@@ -136,7 +136,8 @@ def test_a_study_is_stopped_as_in_optuna(way: str, storage_url: str) -> None:
         more = {"callbacks": [optuna.study.MaxTrialsCallback(2)]}
     else:
         train = stops_itself
-    result = optimize(study, train, 60, devices="cpu:1", show_progress=False, **more)
+    one_by_one = {"devices": "cpu:1", "policy": "fifo", "show_progress": False}
+    result = optimize(study, train, 60, **one_by_one, **more)
     assert result.stopped
     assert 1 <= states(study).count("COMPLETE") < 60
 
