@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 NAME = "digits"
-PAGES = {"dashboard": ("", 1280, 2400), "dashboard-trial": ("/trials?numbers=4", 1280, 800)}
+PAGES = {"dashboard": ("", 1280, 2800), "dashboard-trial": ("/trials?numbers=4", 1280, 800)}
 START_SECONDS = 30.0
 
 

@@ -15,6 +15,7 @@ from optuna_hermes import HermesPruner, HermesSampler, optimize
 from optuna_hermes import _optuna as private
 from optuna_hermes.ledger import MemoryLedger, open_ledger
 from optuna_hermes.workers._opening import opening
+from optuna_hermes.workers._worker import NOTHING_LEFT, STOP, Job, _Engagement
 
 GRID = {"x": [-1.0, 0.0, 1.0], "k": [0, 1]}
 N_TRIALS = 7
@@ -124,9 +125,8 @@ def stops_itself(trial: optuna.Trial) -> float:
     return value
 
 
-@pytest.mark.parametrize(
-    "way", ["stop in the objective", pytest.param("MaxTrialsCallback", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["stop in the objective", "MaxTrialsCallback"])
 def test_a_study_is_stopped_as_in_optuna(way: str, storage_url: str) -> None:
     """It ends early, and the same call goes on with what is unfinished."""
     study = make_study(samplers()["random"], storage_url)
@@ -140,6 +140,21 @@ def test_a_study_is_stopped_as_in_optuna(way: str, storage_url: str) -> None:
     result = optimize(study, train, 60, **one_by_one, **more)
     assert result.stopped
     assert 1 <= states(study).count("COMPLETE") < 60
+
+
+def test_a_worker_says_who_has_called_stop() -> None:
+    """Its objective, or the sampler once the trial is told; by its exit status."""
+    study = optuna.create_study()
+    job = Job(study=b"", spec=None, seed=0, checkpoint_root=Path())  # type: ignore[arg-type]
+    found = []
+    for calls in (False, True):
+        worker = _Engagement(job, study, None)  # type: ignore[arg-type]
+        with private.optimize_loop(study):
+            worker._run(study.ask(), lambda trial: trial.study.stop() if calls else 0.0)  # noqa: B023
+            found.append(worker.status)
+            study.stop()
+            found.append(worker.status)
+    assert found == [0, NOTHING_LEFT, STOP, STOP]
 
 
 def constrained(trial: optuna.Trial) -> float:
