@@ -28,7 +28,7 @@ class StorageError(InvalidInputError):
 
 
 class MonitorError(InvalidInputError):
-    """The monitored metric was never logged."""
+    """The monitored metric was never logged, or not for all devices."""
 
 
 class UnsupportedPrunerError(InvalidInputError):

@@ -71,7 +71,7 @@ class HermesCallback(Callback):
             so that a step has as many samples on any number of them.
 
     Raises:
-        MonitorError: in training, when the metric was not logged.
+        MonitorError: in training, when the metric was not logged, or not for all devices.
         InvalidInputError: elastic limits that are none, or both kinds of them; in training,
             batches or devices that cannot change.
 
@@ -272,6 +272,12 @@ class HermesCallback(Callback):
     # -- units ---------------------------------------------------------------------------------
 
     def _report(self, trainer: Trainer) -> None:
+        spread = self._spreads is not None and self._rank is not None
+        if spread and private.unsynchronised(trainer, self._monitor):
+            raise MonitorError(
+                f"A metric that is compared must be that of all devices, but each of {self._run} "
+                f"has a {self._monitor} of its own: log it with sync_dist=True."
+            )
         value = float(trainer.callback_metrics[self._monitor])
         self.value = value
         self._unit += 1

@@ -30,6 +30,7 @@ from optuna_hermes._lightning._wiring import (
     batches_done,
     clean,
     roots,
+    unsynchronised,
     validated_names,
     why_not_storable,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "rewind_loggers",
     "roots",
     "units_left",
+    "unsynchronised",
     "validated_names",
     "watch_launches",
     "why_not_exact",

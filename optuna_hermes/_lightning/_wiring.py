@@ -223,6 +223,16 @@ def validated_names(trainer: Trainer) -> set[str]:
     }
 
 
+def unsynchronised(trainer: Trainer, name: str) -> bool:
+    """Whether each process has a value of its own for a metric that was logged."""
+    loop = trainer.fit_loop.epoch_loop
+    return any(
+        item.is_tensor and not item.meta.sync.should and name in results._forked_name(item, False)
+        for results in (loop._results, loop.val_loop._results)
+        for item in results.result_metrics
+    )
+
+
 def _unless_training(
     prepare: Callable[..., object], loader: object, shuffle: bool, mode: RunningStage
 ) -> object:

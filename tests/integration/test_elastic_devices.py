@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 
-from optuna_hermes.errors import InvalidInputError, Suspended
+from optuna_hermes.errors import InvalidInputError, MonitorError, Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import TierName
 from optuna_hermes.testing import FakeSession
@@ -54,8 +54,9 @@ class Points(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
 class Net(pl.LightningModule):
     """Without dropout it trains the same whatever the number of devices; it counts samples."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, sync_dist: bool) -> None:
         super().__init__()
+        self.sync_dist = sync_dist
         self.net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(dropout), nn.Tanh(), nn.Linear(8, 1))
         self.mean_index = MeanMetric()
 
@@ -70,7 +71,7 @@ class Net(pl.LightningModule):
     def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         _, x, y = batch
         loss = nn.functional.mse_loss(self.net(x)[:, 0], y)
-        self.log("val_loss", loss, sync_dist=True)
+        self.log("val_loss", loss, sync_dist=self.sync_dist)
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
@@ -144,12 +145,18 @@ class Watch(Callback):
 
 
 def train(
-    session: RankedSession, folder: Path, *, seed: int, dropout: float = 0.0, **options: Any
+    session: RankedSession,
+    folder: Path,
+    *,
+    seed: int,
+    dropout: float = 0.0,
+    sync_dist: bool = True,
+    **options: Any,
 ) -> HermesCallback:
     """One process of a run; a new one starts with other random numbers."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    model = Net(dropout)
+    model = Net(dropout, sync_dist)
     torch.manual_seed(seed)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     trial = optuna.create_study().ask()
@@ -256,15 +263,14 @@ def test_a_trainer_with_other_devices_is_refused(tmp_path: Path) -> None:
         train(session, tmp_path / "seen", seed=1, devices=1, strategy="auto")
 
 
-def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
-    """The most devices, the batch of all together, and how long one takes on two."""
-    session = RankedSession(
-        {6: "disk"}, devices=("cpu:0", "cpu:1"), checkpoint_dir=tmp_path / "run"
-    )
-    with pytest.raises(Suspended):
-        train(session, tmp_path / "seen", seed=1)
+def test_each_process_with_a_value_of_its_own_is_refused(tmp_path: Path) -> None:
+    """A run says what it may have; its value must not be that of a part of the data."""
+    session = RankedSession(devices=("cpu:0", "cpu:1"), checkpoint_dir=tmp_path / "run")
+    with pytest.raises(MonitorError, match="sync_dist=True"):
+        train(session, tmp_path / "seen", seed=1, sync_dist=False)
     said = session.stretched[-1]
     assert (said.now, said.most_devices, said.unit_samples) == (BATCH, 2, SAMPLES)
+    assert session.reports == []
 
 
 def test_options_that_exclude_each_other() -> None:

@@ -339,7 +339,7 @@ class StretchedMachine(BrokerMachine):
 
 
 TestStretchedBroker = pytest.mark.timeout(300 + EXAMPLES)(StretchedMachine.TestCase)
-TestStretchedBroker.settings = TestBroker.settings
+TestStretchedBroker.settings = settings(TestBroker.settings, max_examples=max(1, EXAMPLES // 2))
 
 
 # -- what it can see ---------------------------------------------------------------------------
