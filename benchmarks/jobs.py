@@ -28,6 +28,7 @@ import _energy_rows
 import _jobs_elastic
 import _jobs_philly
 
+from optuna_hermes.cli._output import libraries_to_stderr
 from optuna_hermes.errors import HermesError
 
 PARTS = {
@@ -46,7 +47,8 @@ def main() -> int:
     try:
         for title, (needed, part) in PARTS.items():
             if any((options.traces / each).exists() for each in needed):
-                rows = list(part.rows(options.traces))
+                with libraries_to_stderr():  # HiGHS leaves lines of debugging
+                    rows = list(part.rows(options.traces))
                 found += rows
                 written += [f"## {title}", "", *_setting(part), "", part.text(rows)]
     except HermesError as error:
