@@ -7,6 +7,7 @@ that whatever else watches the rounds (early stopping, learning rates, prints) i
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -18,6 +19,10 @@ from optuna_hermes.broker import session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._named import Named
+from optuna_hermes.suspend._saver import Saver
+
+_SAVE_SECONDS = 1.0
+"""Least time between two checkpoints: a disk takes longer for one than many rounds do."""
 
 
 class Rounds(Turns):
@@ -50,6 +55,7 @@ class Rounds(Turns):
         self._trained = 0
         self._used = False
         self._end: int | None = None
+        self._next_save = 0.0
         super().__init__(trial, Named({"booster": self._booster}), session or session_of(trial))
         self._trained = self._batches  # these are told again
 
@@ -119,6 +125,13 @@ class Rounds(Turns):
 
     def _units_left(self) -> int | None:
         return None if self._end is None else (self._end - self._batches) // self._interval
+
+    def _saves(self, saver: Saver) -> bool:
+        now = time.monotonic()
+        if saver.busy or now < self._next_save:
+            return False
+        self._next_save = now + _SAVE_SECONDS
+        return True
 
     def _where(self) -> dict[str, Any]:
         return {}

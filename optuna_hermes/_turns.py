@@ -118,6 +118,10 @@ class Turns:
         """Whether the run goes on to its next clean point although it stores."""
         return False
 
+    def _saves(self, saver: Saver) -> bool:
+        """Whether the unit is saved now, and not a later one in its place."""
+        return True
+
     def _warning(self) -> str | None:
         """What cannot be brought back exactly, None if all can."""
         return None
@@ -155,10 +159,10 @@ class Turns:
             return
         if session.must_yield:
             self._park(session)
-        if self._unsaved and self._stores and saver is not None:
+        if self._unsaved and self._stores and saver is not None and self._saves(saver):
             saver.begin(self._dump(rng_state()), units=self._unit)
             self._unsaved = False
-        self._busy = saver is not None and saver.busy
+        self._busy = saver is not None and (saver.busy or (self._unsaved and self._stores))
 
     def _park(self, session: Session) -> None:
         with kept_rng() as rng:

@@ -137,8 +137,7 @@ def _values(said: str) -> dict[str, float]:
 
 def _why_not_stored(model: xgboost.Booster) -> str | None:
     """Why a booster could not go on in another process with the same trees."""
-    config = json.loads(model.save_config())["learner"]["gradient_booster"]
-    trees = config.get("gbtree", config).get("gbtree_train_param", {})  # linear ones have none
-    if trees.get("process_type") == "update":
-        return "it changes the trees of another model (process_type=update)"
+    objective = json.loads(model.save_config())["learner"]["objective"]
+    if objective.get("lambdarank_param", {}).get("lambdarank_unbiased") == "1":
+        return "lambdarank_unbiased keeps what it has learned of positions"
     return None

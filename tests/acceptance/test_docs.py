@@ -137,3 +137,15 @@ def test_the_loop_example_runs(tmp_path: Path) -> None:
     done = python(ROOT / "examples" / "pytorch_loop.py", 2, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Best of 2" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["huggingface_trainer", "lightgbm_boosting", "sklearn_partial_fit", "xgboost_boosting"],
+)
+def test_the_examples_of_frameworks_run(name: str, tmp_path: Path) -> None:
+    """They are tuned by running their scripts; what they tune runs in other tests too."""
+    done = python(ROOT / "examples" / f"{name}.py", 2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Best of 2" in done.stdout

@@ -1,29 +1,22 @@
-"""A suspended boosting is, bit for bit, the boosting that was never suspended.
-
-As a script, this file is the next process of a run: ``test_boosting.py FOLDER CASE``.
-"""
+"""A suspended boosting is, bit for bit, the boosting that was never suspended."""
 
 from __future__ import annotations
 
 import functools
-import json
-import os
 import random
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
 import pytest
+from optuna.trial import FixedTrial
 from sklearn.datasets import load_breast_cancer, load_iris
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend import StoredState
 from optuna_hermes.testing import FakeSession
 
 lightgbm = pytest.importorskip("lightgbm")
@@ -69,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lightgbm-classes": {"objective": "multiclass", "num_class": 3, **ROWS},
     "lightgbm-quantile": {"objective": "quantile", "alpha": 0.3, **ROWS},
 }
-SOME = ["xgboost-columns", "lightgbm-columns"]
+SOME = ["xgboost-columns", "lightgbm-columns"]  # all together take 20 seconds
 
 
 @functools.cache
@@ -206,7 +199,9 @@ def scramble() -> None:
     np.random.seed(5)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in SOME else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_disk(case: str, tmp_path: Path) -> None:
     """Two suspensions to disk, neither at the end of a unit, leave no trace."""
     session = suspended(FakeSession({7: "disk"}, checkpoint_dir=tmp_path), case)
@@ -246,23 +241,6 @@ def test_early_stopping(case: str, tmp_path: Path) -> None:
     assert train(session, case, rate=3.0, patience=3)[1] == whole
 
 
-def test_new_process(tmp_path: Path) -> None:
-    """A run goes on in another process as in its first one."""
-    for case in SOME:
-        session = suspended(FakeSession({9: "disk"}, checkpoint_dir=tmp_path / case), case)
-        state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
-        (tmp_path / case / "state.json").write_text(json.dumps(state))
-    command = [sys.executable, __file__, str(tmp_path), *SOME]
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for case in SOME:
-        end = json.loads((tmp_path / case / "end.json").read_text())
-        assert end == json.loads(json.dumps(expected(case)))
-
-
 @pytest.mark.parametrize("case", SOME)
 def test_without_a_broker(case: str) -> None:
     """Under plain Optuna the trees are the same, and every unit is reported."""
@@ -276,10 +254,10 @@ def test_without_a_broker(case: str) -> None:
 
 @pytest.mark.parametrize("case", SOME)
 def test_reports(case: str, tmp_path: Path) -> None:
-    """A unit is reported once, whoever trained it, and its checkpoint is written."""
+    """A unit is reported once, whoever trained it, and the checkpoint has it."""
     trial = optuna.create_study().ask()
     session = suspended(FakeSession({12: "disk"}, checkpoint_dir=tmp_path), case, trial=trial)
-    assert [state.units for state in session.checkpoints] == [2, 2]
+    assert session.checkpoints[0].units == 2
     train(session, case, trial=trial)  # a second report would be a warning
     assert [unit for unit, _, _ in session.reports] == [3, 4]
 
@@ -381,14 +359,15 @@ def test_no_good_checkpoint(case: str, tmp_path: Path) -> None:
         train(session, case)
 
 
-def main(folder: Path, case: str) -> None:
-    """Go on from the checkpoint described in ``folder``, and write down what the run leaves."""
-    state = json.loads((folder / "state.json").read_text())
-    stored = StoredState(**{**state, "path": Path(state["path"])})
-    end = train(FakeSession(checkpoint_dir=folder, checkpoints=(stored,)), case)[1]
-    (folder / "end.json").write_text(json.dumps(end))
-
-
-if __name__ == "__main__":
-    for name in sys.argv[2:]:
-        main(Path(sys.argv[1]) / name, name)
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("xgboost", {"eta": 0.3, "max_depth": 2, "colsample_bytree": 0.5, "lambda": 1.0}),
+        ("lightgbm", {"learning_rate": 0.1, "num_leaves": 4, "feature_fraction": 0.5}),
+    ],
+)
+def test_example(name: str, params: dict[str, Any]) -> None:
+    """What the example tunes learns something."""
+    example = Path(__file__).parents[2] / "examples" / f"{name}_boosting.py"
+    trial = FixedTrial({**params, "subsample": 0.7, "bagging_fraction": 0.7})
+    assert runpy.run_path(str(example))["objective"](trial) < 0.2

@@ -1,17 +1,12 @@
-"""A suspended Hugging Face training is, bit for bit, the training that was never suspended.
-
-As a script, this file is the next process of a run: ``test_huggingface.py FOLDER SEED CASES``.
-"""
+"""A suspended Hugging Face training is, bit for bit, the training that was never suspended."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 import random
-import subprocess
-import sys
-from dataclasses import asdict
+import runpy
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +18,6 @@ from torch.utils.data import Dataset, IterableDataset
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend import StoredState
 from optuna_hermes.testing import FakeSession
 
 transformers = pytest.importorskip("transformers")
@@ -160,16 +154,10 @@ def new_trial(**parts: Any) -> optuna.Trial:
 
 
 @functools.cache
-def _folder() -> Path:
-    import tempfile
-
-    return Path(tempfile.mkdtemp(prefix="hermes-test-"))
-
-
-@functools.cache
 def expected(case: str) -> str:
     """What the run that is never suspended leaves."""
-    return train(FakeSession(), _folder() / case, case)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        return train(FakeSession(), Path(folder), case)[1]
 
 
 def suspended(session: FakeSession, folder: Path, case: str, **options: Any) -> FakeSession:
@@ -185,7 +173,9 @@ def scramble() -> None:
     torch.manual_seed(5)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["plain", "accumulated", pytest.param("by-steps", marks=pytest.mark.slow)]
+)
 def test_disk(case: str, tmp_path: Path) -> None:
     """Suspensions to disk in the midst of an epoch and between two leave no trace."""
     session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
@@ -203,23 +193,6 @@ def test_memory(tier: TierName, tmp_path: Path) -> None:
     assert session.parks == [tier] * 2
 
 
-def test_new_process(tmp_path: Path) -> None:
-    """A run goes on in another process, with another seed, as in its first one."""
-    session = suspended(FakeSession({7: "disk"}, checkpoint_dir=tmp_path), tmp_path, "plain")
-    state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path), "99"],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "end.json").read_text() == expected("plain")
-
-
 def test_without_a_broker(tmp_path: Path) -> None:
     """Under plain Optuna the training is the same, and every evaluation is reported."""
     trial = new_trial()
@@ -228,6 +201,17 @@ def test_without_a_broker(tmp_path: Path) -> None:
     values = trial.study.trials[0].intermediate_values
     assert sorted(values) == [1, 2, 3]
     assert hermes.value == values[3]
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+def test_example(tmp_path: Path, monkeypatch: Any) -> None:
+    """What the example tunes trains for an epoch."""
+    monkeypatch.chdir(tmp_path)
+    example = Path(__file__).parents[2] / "examples" / "huggingface_trainer.py"
+    params = {"log_width": 4, "layers": 1, "learning_rate": 1e-2, "weight_decay": 0.01}
+    trial = optuna.trial.FixedTrial(params)
+    torch.manual_seed(0)
+    assert runpy.run_path(str(example))["objective"](trial, epochs=1) < 2.4
 
 
 def test_reports(tmp_path: Path) -> None:
@@ -291,12 +275,3 @@ def test_no_good_checkpoint(tmp_path: Path) -> None:
         state.path.write_bytes(state.path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"No checkpoint of trial 0 can be used.*must have"):
         train(session, tmp_path / "out")
-
-
-if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    found = json.loads((place / "state.json").read_text())
-    stored = StoredState(**{**found, "path": Path(found["path"])})
-    again = FakeSession(checkpoint_dir=place, checkpoints=(stored,))
-    (place / "end.json").write_text(train(again, place / "out", seed=int(sys.argv[2]))[1])

@@ -1,17 +1,11 @@
-"""A suspended loop over ``partial_fit`` is, bit for bit, the loop that was never suspended.
-
-As a script, this file is the next process of a run: ``test_sklearn.py FOLDER CASE``.
-"""
+"""A suspended loop over ``partial_fit`` is, bit for bit, the loop that was never suspended."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +23,6 @@ from sklearn.preprocessing import StandardScaler
 from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended
 from optuna_hermes.model import TierName
 from optuna_hermes.sklearn import make_run, suspendable
-from optuna_hermes.suspend import StoredState
 from optuna_hermes.testing import FakeSession
 
 EPOCHS, BATCHES = 3, 6
@@ -101,26 +94,16 @@ def test_memory(tier: TierName, tmp_path: Path) -> None:
     assert session.parks == [tier] * 2
 
 
-def test_new_process(tmp_path: Path) -> None:
-    """A run goes on in another process as in its first one."""
-    session = suspended(FakeSession({9: "disk"}, checkpoint_dir=tmp_path), "network")
-    state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path), "network"],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "end.json").read_text() == expected("network")
-
-
 def test_without_a_broker() -> None:
     """Under plain Optuna the loop is the same loop."""
     assert train(None, "linear", trial=FixedTrial({})) == expected("linear")
+
+
+def test_example() -> None:
+    """What the example tunes learns something."""
+    example = Path(__file__).parents[2] / "examples" / "sklearn_partial_fit.py"
+    params = {"width": 16, "alpha": 0.01, "learning_rate_init": 0.01}
+    assert runpy.run_path(str(example))["objective"](FixedTrial(params)) < 0.5
 
 
 def test_what_cannot_be_named() -> None:
@@ -133,11 +116,3 @@ def test_an_estimator_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
     """At its first checkpoint, with the place."""
     with pytest.raises(CheckpointError, match=r"model\.\w+.* must have memory of its own"):
         train(FakeSession(checkpoint_dir=tmp_path), "tree", model=Birch(threshold=0.1))
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    found = json.loads((folder / "state.json").read_text())
-    stored = StoredState(**{**found, "path": Path(found["path"])})
-    again = FakeSession(checkpoint_dir=folder, checkpoints=(stored,))
-    (folder / "end.json").write_text(train(again, sys.argv[2]))
