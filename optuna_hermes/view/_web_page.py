@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from optuna_hermes.view import _words as words
-from optuna_hermes.view._history import Bar, History, Point, TrialHistory, best_so_far
-
-DIGITS = 6
-"""Significant digits of values: more than a screen has pixels."""
-
-OVER = ("done", "failed")
-_LIVE = ("running", "parked")
-
-Json = dict[str, Any]
+from optuna_hermes.view._history import History
+from optuna_hermes.view._web_curves import Charts, bars, beginning
+from optuna_hermes.view._web_devices import Devices
+from optuna_hermes.view._web_trials import shown_trials
+from optuna_hermes.view._web_values import LIVE, OVER, Json, rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +20,7 @@ class Scene:
 
     Args:
         name: the study's name, None if no study is known.
+        named: whether people have named it; otherwise it is one that the broker serves.
         history: what its ledger tells, None if it could not be read or there is none.
         broker: what this host's broker tells, None if none answers.
         was_served: whether a broker was seen to serve the study since this server began.
@@ -34,6 +30,7 @@ class Scene:
     """
 
     name: str | None
+    named: bool = False
     history: History | None = None
     broker: Mapping[str, Any] | None = None
     was_served: bool = False
@@ -46,18 +43,15 @@ class Painter:
     """Makes pages; what has not changed since the last one is the same object in the next."""
 
     def __init__(self) -> None:
-        self._columns: dict[int, tuple[tuple[Point, ...], Json]] = {}
-        self._best: tuple[History | None, list[list[Any]]] = (None, [])
-        self._since: dict[tuple[str, int], tuple[float, float]] = {}
+        self._charts = Charts()
+        self._devices = Devices()
 
     def paint(self, scene: Scene) -> Json:
         """The page of a scene."""
-        entry = served(scene)
-        key = scene.history.key if scene.history else None
-        trials = _trials(scene, entry)
+        entry, history = served(scene), scene.history
+        trials = shown_trials(history, entry, scene.wishes)
         live = _live(scene, entry, trials)
-        devices = self._devices(scene)
-        begin = _begin(scene.history)
+        begin = beginning(history)
         return {
             "study": _study(scene, entry),
             "live": live,
@@ -65,63 +59,12 @@ class Painter:
             "totals": _totals(scene, entry),
             "best": _best(scene, entry, trials),
             "trials": trials,
-            "curves": self._curves(scene.history),
-            "path": self._path(scene.history),
+            "curves": self._charts.curves(history, trials),
+            "path": self._charts.path(history),
             "begin": begin,
-            "bars": _bars(scene.history, begin),
-            "devices": devices,
-            "key": key,
-        }
-
-    def _curves(self, history: History | None) -> Json:
-        found = {}
-        for trial in history.trials if history else ():
-            points, columns = self._columns.get(trial.number, (None, None))
-            if points is not trial.points or columns is None:
-                columns = _columns(trial.points)
-                self._columns[trial.number] = (trial.points, columns)
-            if trial.points:
-                found[str(trial.number)] = columns
-        return found
-
-    def _path(self, history: History | None) -> list[list[Any]]:
-        """Best so far against device time; as before if nobody has reported since."""
-        before, path = self._best
-        same = before is not None and history is not None and before.position == history.position
-        if history is not None and not (same and before and before.key == history.key):
-            path = [
-                [round(best.device_seconds, 2), rounded(best.value), best.trial]
-                for best in best_so_far(history)
-            ]
-        self._best = (history, path)
-        return path
-
-    def _devices(self, scene: Scene) -> list[Json]:
-        devices = scene.broker["devices"] if scene.broker else ()
-        labels = short([device["id"] for device in devices])
-        return [
-            _device(device, label, self._holder(device, scene.now))
-            for device, label in zip(devices, labels, strict=True)
-        ]
-
-    def _holder(self, device: Mapping[str, Any], now: float) -> Json | None:
-        """Who has a device. Its times are points of the wall clock, so that they stand still."""
-        holder = device["holder"]
-        if holder is None:
-            return None
-        lease = (device["id"], holder["epoch"])
-        times = (now - holder["since_seconds"], now + holder["left_seconds"])
-        known = self._since.get(lease)
-        if known is None or max(abs(a - b) for a, b in zip(times, known, strict=True)) > 0.5:
-            known = times
-        self._since = {k: v for k, v in self._since.items() if k[0] != device["id"]}
-        self._since[lease] = known
-        return {
-            "study": holder["study"],
-            "trial": holder["trial"],
-            "yielding": holder["state"] == "yielding",
-            "since": round(known[0], 2),
-            "until": round(known[1], 2),
+            "bars": bars(history, begin),
+            "devices": self._devices.shown(scene.broker, scene.now),
+            "key": history.key if history else None,
         }
 
 
@@ -133,27 +76,6 @@ def served(scene: Scene) -> Mapping[str, Any] | None:
     return next((each for each in entries if each["name"] == scene.name), None)
 
 
-def rounded(value: float | None) -> float | None:
-    """A value for JSON, which has no NaN and no infinity."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.{DIGITS}g}")
-
-
-def short(ids: Sequence[str]) -> list[str]:
-    """Names of devices for people: of a UUID its beginning, as long as it takes to be one's own.
-
-    Example:
-        >>> short(["GPU-5c2f0a11-aaaa", "GPU-5c2f0a12-bbbb", "cpu:0"])
-        ['GPU-5c2f0a11', 'GPU-5c2f0a12', 'cpu:0']
-    """
-    for length in range(8, 48, 2):
-        cut = [id_ if len(id_) <= length + 4 else id_[: length + 4].rstrip("-") for id_ in ids]
-        if len(set(cut)) == len(set(ids)):
-            return cut
-    return list(ids)
-
-
 def _study(scene: Scene, entry: Mapping[str, Any] | None) -> Json:
     others = [each["name"] for each in scene.broker["studies"]] if scene.broker else []
     return {
@@ -162,7 +84,7 @@ def _study(scene: Scene, entry: Mapping[str, Any] | None) -> Json:
         "policy": entry["policy"] if entry else None,
         "host": scene.broker["host"] if scene.broker else None,
         "others": [name for name in others if name != scene.name],
-        "has_ledger": scene.history is not None,
+        "named": scene.named,
         "commands": scene.history is not None,
     }
 
@@ -177,7 +99,7 @@ def _live(scene: Scene, entry: Mapping[str, Any] | None, trials: Json) -> Json:
         return {"is": "ended", "text": "Ended"}
     if scene.broker is None and scene.was_served:
         return {"is": "away", "text": "The broker is away"}
-    if any(state in _LIVE for state in states):
+    if any(state in LIVE for state in states):
         return {"is": "elsewhere", "text": "Training on another host"}
     return {"is": "still", "text": "Not running"}
 
@@ -239,89 +161,3 @@ def _best(scene: Scene, entry: Mapping[str, Any] | None, trials: Json) -> Json |
         return None
     value, number = min(known)
     return {"trial": number, "value": sign * value}
-
-
-def _trials(scene: Scene, entry: Mapping[str, Any] | None) -> Json:
-    """Every trial by its number: the broker knows better where it is, the ledger what it was."""
-    told = {run["trial"]: run for run in entry.get("runs", ())} if entry else {}
-    known = {trial.number: trial for trial in scene.history.trials} if scene.history else {}
-    return {
-        str(number): _trial(known.get(number), told.get(number), scene.wishes.get(number))
-        for number in sorted({*told, *known})
-    }
-
-
-def _trial(known: TrialHistory | None, told: Mapping[str, Any] | None, wish: str | None) -> Json:
-    found: Json = {}
-    if known is not None:
-        found = _of_ledger(known, wish)
-    if told is not None and found.get("state") not in OVER:
-        found |= {
-            "state": told["state"],
-            "tier": told["tier"],
-            "device": told["device"],
-            "units": told["units"],
-            "value": rounded(told["value"]),
-            "slices": told["slices"],
-            "suspensions": told["suspensions"],
-            "device_seconds": round(told["device_seconds"], 2),
-            "watt_hours": rounded(told["watt_hours"]),
-            "wish": told.get("wish"),
-        }
-    return found
-
-
-def _of_ledger(known: TrialHistory, wish: str | None) -> Json:
-    run, last = known.run, known.points[-1] if known.points else None
-    return {
-        "state": known.state,
-        "tier": run.tier if known.state in _LIVE else None,
-        "device": None,
-        "host": run.host,
-        "units": last.unit if last else 0,
-        "value": rounded(last.value) if last else None,
-        "slices": run.slices,
-        "suspensions": run.suspensions,
-        "device_seconds": round(run.device_seconds, 2),
-        "watt_hours": rounded(run.watt_hours),
-        "wish": None if known.state in OVER else wish,
-    }
-
-
-def _columns(points: Sequence[Point]) -> Json:
-    return {
-        "units": [point.unit for point in points],
-        "values": [rounded(point.value) for point in points],
-    }
-
-
-def _begin(history: History | None) -> float:
-    """Where the schedule's time begins."""
-    bars = history.bars if history else ()
-    return round(min((bar.begin for bar in bars), default=0.0), 2)
-
-
-def _bars(history: History | None, begin: float) -> Json:
-    found: Json = {}
-    for bar in history.bars if history else ():
-        found[f"{bar.epoch} {bar.device}"] = _bar(bar, begin)
-    return found
-
-
-def _bar(bar: Bar, begin: float) -> list[Any]:
-    """Device, trial, begin and end in seconds of the schedule; it has no end while it lasts."""
-    end = None if bar.end is None else round(bar.end - begin, 2)
-    return [bar.device, bar.trial, round(bar.begin - begin, 2), end]
-
-
-def _device(device: Mapping[str, Any], label: str, holder: Json | None) -> Json:
-    return {
-        "id": device["id"],
-        "label": label,
-        "kind": device["kind"],
-        "state": "held" if holder else words.idle(device),
-        "problem": device["problem"],
-        "memory_bytes": device["memory_bytes"],
-        "memory_free_bytes": device["memory_free_bytes"],
-        "holder": holder,
-    }

@@ -70,6 +70,7 @@ class Watch:
             name = self._study.name if self._study else _first_served(broker)
             scene = Scene(
                 name=name,
+                named=self._study is not None,
                 history=self._history,
                 broker=broker,
                 was_served=self._was_served,

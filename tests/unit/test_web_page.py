@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from optuna_hermes.ledger import RunRecord
 from optuna_hermes.view import Bar, History, Point, TrialHistory
+from optuna_hermes.view._web_curves import MOST_CURVES, MOST_POINTS
 from optuna_hermes.view._web_delta import delta
+from optuna_hermes.view._web_devices import short
 from optuna_hermes.view._web_feed import UNREAD, Feed
-from optuna_hermes.view._web_page import Painter, Scene, rounded, short
+from optuna_hermes.view._web_page import Painter, Scene
+from optuna_hermes.view._web_values import rounded
 
 RUN = RunRecord(study="key", number=3, trial_id=3, state="parked", tier="host", device_seconds=4.0)
 TRIAL = TrialHistory(
@@ -139,7 +142,7 @@ def test_without_a_study_the_broker_is_shown() -> None:
     assert page["trials"]["3"]["value"] == 0.25
     assert page["best"] == {"trial": 3, "value": 0.25}
     assert page["curves"] == {}
-    assert page["study"]["has_ledger"] is False
+    assert page["study"]["named"] is False
 
 
 def test_the_best_of_a_study_that_maximises_is_its_highest() -> None:
@@ -181,6 +184,41 @@ def test_of_a_curve_the_new_end_is_sent() -> None:
     changes = delta(before, after)
     assert changes["curves"] == {"3": {"from": 2, "units": [3], "values": [0.2]}}
     assert "bars" not in changes
+
+
+def test_a_long_curve_is_thinned_out_and_keeps_its_ends() -> None:
+    """What is drawn of it has an end on a screen; a further point changes its tail only."""
+
+    def curve(count: int) -> dict[str, list[Any]]:
+        points = tuple(Point(unit, 1 / unit, unit, 100.0 + unit) for unit in range(1, count + 1))
+        history = replace(HISTORY, trials=(replace(TRIAL, points=points),))
+        found: dict[str, list[Any]] = Painter().paint(replace(SCENE, history=history))["curves"][
+            "3"
+        ]
+        return found
+
+    long, longer = curve(1000), curve(1001)
+    assert len(long["units"]) <= MOST_POINTS + 1
+    assert (long["units"][0], long["units"][-1]) == (1, 1000)
+    assert long["units"][:-1] == longer["units"][: len(long["units"]) - 1]
+
+
+def test_of_very_many_curves_those_that_live_and_the_best_are_drawn() -> None:
+    """Every trial is in the table, though."""
+    trials = tuple(
+        replace(
+            TRIAL,
+            number=number,
+            state="parked" if number == 900 else "done",
+            points=(Point(1, float(number), 1.0, 100.0 + number),),
+        )
+        for number in range(1000)
+    )
+    page = Painter().paint(Scene(name="digits", history=replace(HISTORY, trials=trials)))
+    assert len(page["trials"]) == 1000
+    assert len(page["curves"]) == MOST_CURVES
+    assert {"0", "498", "900"} <= page["curves"].keys()
+    assert "499" not in page["curves"]
 
 
 def test_devices_have_names_as_short_as_they_differ() -> None:

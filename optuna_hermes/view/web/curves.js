@@ -50,7 +50,7 @@ export class Curves {
     }
     this.button.hidden = !values.length;
     if (!values.length) {
-      return this.plot.empty(this.store.page.study.has_ledger
+      return this.plot.empty(this.store.page.study.named
         ? "No trial has reported a value yet."
         : "Curves are in a study's ledger: start with --storage and --study-name.");
     }
@@ -69,7 +69,10 @@ export class Curves {
     const outside = (value) => value !== null && (value < low - room || value > high + room);
     const far = Object.entries(this.store.page.curves).filter(([, { values }]) => values.some(outside));
     const who = far.length === 1 ? `trial ${far[0][0]} leaves` : `${far.length} trials leave`;
-    put(this.more, `value after each unit${far.length ? ` · ${who} the scale` : ""}`);
+    const drawn = Object.keys(this.store.page.curves).length;
+    const all = Object.values(this.store.page.trials).filter((trial) => trial.units > 0).length;
+    const some = drawn < all ? ` · ${drawn} of ${all}: those that live, and the best` : "";
+    put(this.more, `value after each unit${some}${far.length ? ` · ${who} the scale` : ""}`);
   }
 
   redraw() {

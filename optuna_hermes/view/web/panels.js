@@ -37,7 +37,7 @@ export function drawTitle({ study, live, notes }) {
   const goal = study.name ? (study.maximize ? "maximised" : "minimised") : "";
   const policy = study.policy && `policy ${study.policy}`;
   const others = study.others.length && `the broker also serves ${study.others.join(", ")}`;
-  put($("about"), [study.has_ledger && goal, policy, others].filter(Boolean).join(" · "));
+  put($("about"), [study.named && goal, policy, others].filter(Boolean).join(" · "));
   const now = [...$("notes").children].map((each) => each.textContent);
   if (now.join("\n") !== notes.join("\n")) {
     $("notes").replaceChildren(...notes.map((text) => make("p", "", text)));

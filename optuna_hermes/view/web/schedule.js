@@ -38,7 +38,7 @@ export class Schedule {
     const { page } = this.store;
     this.bars = Object.values(page.bars).sort((a, b) => a[2] - b[2]);
     if (!this.bars.length) {
-      return this.plot.empty(page.study.has_ledger
+      return this.plot.empty(page.study.named
         ? "No trial has had a device yet."
         : "The schedule is in a study's ledger: start with --storage and --study-name.");
     }

@@ -1,0 +1,64 @@
+"""The trials as the web page shows them, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from optuna_hermes.view._history import History, TrialHistory
+from optuna_hermes.view._web_values import LIVE, OVER, Json, rounded
+
+
+def shown_trials(
+    history: History | None, entry: Mapping[str, Any] | None, wishes: Mapping[int, str]
+) -> Json:
+    """Every trial by its number: the broker knows better where it is, the ledger what it was.
+
+    Args:
+        history: what the ledger tells.
+        entry: what the broker tells of the study.
+        wishes: what people want of trials, as the ledger knows it.
+    """
+    told = {run["trial"]: run for run in entry.get("runs", ())} if entry else {}
+    known = {trial.number: trial for trial in history.trials} if history else {}
+    return {
+        str(number): _trial(known.get(number), told.get(number), wishes.get(number))
+        for number in sorted({*told, *known})
+    }
+
+
+def _trial(known: TrialHistory | None, told: Mapping[str, Any] | None, wish: str | None) -> Json:
+    found: Json = {}
+    if known is not None:
+        found = _of_ledger(known, wish)
+    if told is not None and found.get("state") not in OVER:
+        found |= {
+            "state": told["state"],
+            "tier": told["tier"],
+            "device": told["device"],
+            "units": told["units"],
+            "value": rounded(told["value"]),
+            "slices": told["slices"],
+            "suspensions": told["suspensions"],
+            "device_seconds": round(told["device_seconds"], 2),
+            "watt_hours": rounded(told["watt_hours"]),
+            "wish": told.get("wish"),
+        }
+    return found
+
+
+def _of_ledger(known: TrialHistory, wish: str | None) -> Json:
+    run, last = known.run, known.points[-1] if known.points else None
+    return {
+        "state": known.state,
+        "tier": run.tier if known.state in LIVE else None,
+        "device": None,
+        "host": run.host,
+        "units": last.unit if last else 0,
+        "value": rounded(last.value) if last else None,
+        "slices": run.slices,
+        "suspensions": run.suspensions,
+        "device_seconds": round(run.device_seconds, 2),
+        "watt_hours": rounded(run.watt_hours),
+        "wish": None if known.state in OVER else wish,
+    }
