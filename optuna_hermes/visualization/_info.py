@@ -218,7 +218,7 @@ def _curve(trial: TrialHistory, axis: Axis, scale: float) -> Line:
 
 
 def _best(trials: Iterable[TrialHistory], maximize: bool) -> int | None:
-    last = [(trial.points[-1].value, trial.number) for trial in trials]
+    last = [(each.points[-1].value, each.number) for each in trials if each.state != "failed"]
     finite = [each for each in last if math.isfinite(each[0])]
     if not finite:
         return None

@@ -89,13 +89,14 @@ def test_the_schedule_has_a_row_for_each_device(study: optuna.Study) -> None:
 
 
 def test_curves_stand_by_what_has_become_of_them(study: optuna.Study) -> None:
-    """Suspended ones are dimmed and lie below; values that are no numbers are left out."""
+    """Suspended ones are dimmed and lie below, values that are no numbers are left out, and a trial
+    that failed is not the best."""
     suspended, failed, done, best = visualization.plot_curves(study).data
     assert [suspended.name, failed.name, done.name, best.name] == [
         "suspended (1)",
         "failed (1)",
         "done (2)",
-        "best: trial 3",
+        "best: trial 1",
     ]
     assert suspended.opacity < failed.opacity < done.opacity
     assert (list(suspended.x), list(suspended.y)) == ([1], [0.7])
@@ -107,7 +108,7 @@ def test_curves_stand_by_what_has_become_of_them(study: optuna.Study) -> None:
         [0.1],
         [0.9, 0.8],
         [0.5, 0.2],
-        [0.1],
+        [0.5, 0.2],
     ]
 
 
