@@ -101,7 +101,8 @@ def _live(scene: Scene, entry: Mapping[str, Any] | None, trials: Json) -> Json:
         return {"is": "away", "text": "The broker is away"}
     if any(state in LIVE for state in states):
         return {"is": "elsewhere", "text": "Training on another host"}
-    return {"is": "still", "text": "Not running"}
+    nobody = scene.broker is None and not scene.named
+    return {"is": "still", "text": "No broker runs on this host" if nobody else "Not running"}
 
 
 def _notes(scene: Scene, entry: Mapping[str, Any] | None, *, is_away: bool) -> Iterator[str]:

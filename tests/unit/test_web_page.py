@@ -116,8 +116,14 @@ def test_it_says_when_the_broker_is_away() -> None:
     assert page["live"]["is"] == "away"
     assert "No broker answers" in page["notes"][0]
     never = Painter().paint(
-        Scene(name="digits", history=replace(HISTORY, trials=(replace(TRIAL, state="stored"),)))
+        Scene(
+            name="digits",
+            named=True,
+            history=replace(HISTORY, trials=(replace(TRIAL, state="stored"),)),
+        )
     )
+    assert never["live"]["text"] == "Not running"
+    assert Painter().paint(Scene(name=None))["live"]["text"] == "No broker runs on this host"
     assert (never["live"]["is"], never["notes"]) == ("still", [])
 
 

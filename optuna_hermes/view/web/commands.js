@@ -100,7 +100,7 @@ function facts(pairs) {
 
 function happened(events) {
   const lines = events.slice(-60).map(({ at, text }) => {
-    const time = make("time", "", new Date(at * 1000).toLocaleTimeString());
+    const time = make("time", "", new Date(at * 1000).toLocaleString("sv")); // 2026-11-22 13:20:05
     return make("li", "", time, make("span", "", text));
   });
   return make("ul", "events", ...lines);

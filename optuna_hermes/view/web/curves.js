@@ -248,7 +248,7 @@ export class Path {
 export function short(seconds) {
   if (seconds === 0) return "0";
   if (seconds < 60) return `${Number(seconds.toFixed(1))} s`;
-  const [unit, size] = seconds < 3600 ? ["min", 60] : seconds < 172800 ? ["h", 3600] : ["d", 86400];
+  const [unit, size] = seconds < 3600 ? ["min", 60] : seconds < 86400 ? ["h", 3600] : ["d", 86400];
   const count = seconds / size;
   return Number.isInteger(count) || unit === "d" ? `${Number(count.toFixed(1))} ${unit}` : duration(seconds);
 }

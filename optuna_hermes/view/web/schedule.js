@@ -1,11 +1,24 @@
 // Devices over time: who had which. A bar has the colour of its trial's state, and its number.
 
 import { duration } from "./format.js";
-import { colour, placer, Plot, showTip, STEPS } from "./paint.js";
+import { colour, FONT, placer, Plot, showTip, STEPS } from "./paint.js";
 import { short } from "./curves.js";
 
 const ROW = 28;
 const AXIS = 40;
+const PAD = 16;
+const ruler = document.createElement("canvas").getContext("2d");
+
+function textWidth(text) {
+  ruler.font = FONT();
+  return ruler.measureText(text).width;
+}
+
+function fitted(text, room) {
+  let shown = text;
+  for (let cut = 1; textWidth(shown) > room && cut < text.length; cut += 1) shown = `…${text.slice(cut)}`;
+  return shown;
+}
 const ALPHA = { parked: 0.55, stored: 0.4, pending: 0.4 };
 
 export class Schedule {
@@ -22,7 +35,7 @@ export class Schedule {
       y: {
         size: () => this.gutter(),
         splits: () => this.rows.map((_, i) => -i),
-        values: () => this.rows.map((row) => row.label),
+        values: () => this.rows.map((row) => row.shown),
         grid: { show: false },
         filter: (_, splits) => splits,
       },
@@ -59,9 +72,11 @@ export class Schedule {
     return ends.reduce((most, end) => Math.max(most, end), 0);
   }
 
+  // As wide as the names of devices, but no more than a third; what is cut of a name is its beginning.
   gutter() {
-    const longest = Math.max(...this.rows.map((row) => row.label.length), 3);
-    return Math.min(150, 20 + longest * 7);
+    const most = Math.max(90, this.plot.box.clientWidth * 0.34);
+    for (const row of this.rows) row.shown = fitted(row.label, most - PAD);
+    return PAD + Math.max(20, ...this.rows.map((row) => textWidth(row.shown)));
   }
 
   draw(plot, ctx, ratio) {
