@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
-from transformers.trainer_utils import TrainOutput
-
-from optuna_hermes._huggingface import Fetch, Steps, own_batches, position
+from optuna_hermes._extras import extra
 from optuna_hermes.broker import session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session, StoredState, read
+
+with extra("huggingface"):
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+    from transformers.trainer_utils import TrainOutput
+
+    from optuna_hermes._huggingface import Fetch, Steps, own_batches, position
 
 
 class HermesCallback(TrainerCallback):

@@ -6,14 +6,18 @@ import logging
 import re
 from typing import Any
 
-import lightgbm
 import numpy as np
-from lightgbm.basic import EvalResult, _InnerPredictor
-from lightgbm.callback import CallbackEnv
 
-from optuna_hermes._boosting import Rounds, watched
+from optuna_hermes._extras import extra
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import Session
+
+with extra("lightgbm"):
+    import lightgbm
+    from lightgbm.basic import EvalResult, _InnerPredictor
+    from lightgbm.callback import CallbackEnv
+
+    from optuna_hermes._boosting import Rounds, watched
 
 log = logging.getLogger(__name__)
 

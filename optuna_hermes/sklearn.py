@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import sklearn.base
 
+from optuna_hermes._extras import extra
 from optuna_hermes.broker import session_of
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.pytorch import Run
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._objects import Objects
+
+with extra("sklearn"):
+    import sklearn.base
+
+    from optuna_hermes.pytorch import Run
 
 _GENERATORS = (np.random.RandomState, np.random.Generator)
 

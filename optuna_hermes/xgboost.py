@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import xgboost
-from xgboost.callback import TrainingCallback
-
-from optuna_hermes._boosting import Rounds, watched
+from optuna_hermes._extras import extra
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import Session
+
+with extra("xgboost"):
+    import xgboost
+    from xgboost.callback import TrainingCallback
+
+    from optuna_hermes._boosting import Rounds, watched
 
 
 class HermesCallback(TrainingCallback):

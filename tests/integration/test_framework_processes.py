@@ -68,6 +68,45 @@ def test_new_process(tmp_path: Path) -> None:
         assert (tmp_path / case / "end.json").read_text() == left, case
 
 
+STUDY = """
+import runpy
+import sys
+
+import optuna
+
+from optuna_hermes import HermesPruner, HermesSampler, optimize
+from optuna_hermes.suspend._seed import seed_everything, trial_seed
+
+study = optuna.create_study(
+    storage="sqlite:///study.db", sampler=HermesSampler(), pruner=HermesPruner()
+)
+result = optimize(
+    study, sys.argv[1] + ":objective", n_trials=3, devices="cpu:1", policy="round-robin",
+    slice_seconds=0.05, seed=3,
+)
+assert result.switches, result
+objective = runpy.run_path(sys.argv[1])["objective"]
+for trial in study.trials:
+    seed_everything(trial_seed(3, trial.number))
+    again = objective(optuna.trial.FixedTrial(trial.params, trial.number))
+    assert again == trial.value, (trial.number, again, trial.value)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["huggingface_trainer", "lightgbm_boosting", "sklearn_partial_fit", "xgboost_boosting"],
+)
+def test_study(name: str, tmp_path: Path) -> None:
+    """Trials that take turns have the values of trials that nobody suspends, bit for bit."""
+    (tmp_path / "study.py").write_text(STUDY)
+    example = HERE.parents[1] / "examples" / f"{name}.py"
+    command = [sys.executable, "study.py", str(example)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 if __name__ == "__main__":
     import torch
 

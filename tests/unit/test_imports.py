@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import statistics
 import subprocess
@@ -50,6 +51,18 @@ def test_imports_without_torch_and_lightning() -> None:
         "for name in optuna_hermes.__all__:\n"
         "    getattr(optuna_hermes, name)\n"
     )
+
+
+@pytest.mark.parametrize("name", ["huggingface", "lightgbm", "sklearn", "xgboost"])
+def test_a_missing_extra_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever imports a module without what it needs is told what to type."""
+    package = {"huggingface": "transformers"}.get(name, name)
+    for module in list(sys.modules):
+        if module.split(".")[0] == package or module == f"optuna_hermes.{name}":
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"needs {package}, .*optuna-hermes\[{name}\]"):
+        importlib.import_module(f"optuna_hermes.{name}")
 
 
 def test_import_loads_nothing_heavy() -> None:

@@ -1,0 +1,29 @@
+"""What to do where an optional package is not installed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Import what an extra installs.
+
+    Args:
+        name: of the extra, and of the module that needs it.
+
+    Raises:
+        ModuleNotFoundError: with the command that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "optuna_hermes":
+            raise
+        raise ModuleNotFoundError(
+            f"optuna_hermes.{name} needs {missing}, which is not installed: run `pip install "
+            f"'optuna-hermes[{name}]'`.",
+            name=error.name,
+        ) from error
