@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from optuna_hermes.broker._book import Book, Client, Run, Study
-from optuna_hermes.broker._events import Command, EndLease, Refreshed, StudyRead
+from optuna_hermes.broker._events import Command, EndLease, Refreshed, SaveWish, StudyRead
 from optuna_hermes.broker._protocol import (
     ChangePolicy,
     Counted,
@@ -91,13 +91,22 @@ def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) ->
     if study is None or not study.attended:
         study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
         study.broker = book.instance if event.shared else None
-        study.wishes = dict(event.wishes)
+        _take_wishes(study, event, out)
         book.studies[spec.key] = study
         for known in event.runs:
             study.runs[known.number] = known_run(book, known, event, now)
         _take_orphans(book, study, event, now, out)
         _settle_owners(book, study, event, now, out)
     return study
+
+
+def _take_wishes(study: Study, event: StudyRead, out: list[Command]) -> None:
+    """What people want; who was about to finish a run has to say it again to this broker."""
+    study.wishes = dict(event.wishes)
+    for number, wish in event.wishes.items():
+        if wish == "finishing":
+            study.wishes[number] = "held"
+            out.append(SaveWish(study=study.spec.key, number=number, wish="held"))
 
 
 def _settle_owners(

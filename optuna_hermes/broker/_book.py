@@ -420,6 +420,7 @@ class Client:
             ``left_at``.
         started: when its process did, as its kernel counts.
         described: parameters of the trials of studies that it is about to open.
+        finishes: runs that it is about to close, by study and number.
     """
 
     pid: int
@@ -430,6 +431,7 @@ class Client:
     leaving: tuple[str, ...] = ()
     left_at: float = 0.0
     described: dict[str, dict[int, Params]] = field(default_factory=dict)
+    finishes: set[tuple[str, int]] = field(default_factory=set)
 
 
 @dataclass(kw_only=True)

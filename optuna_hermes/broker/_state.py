@@ -501,6 +501,7 @@ class State:
         client = self.book.clients.pop(connection, None)
         if client is not None:
             self._recovery.lost(client.pid, now, out)
+            self._wishes.gone(client, now, out)
         for key, waiting in list(self.book.early.items()):
             if connection in waiting:
                 waiting.remove(connection)

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
-from optuna_hermes.broker._book import Book, Lease, Run, Study
+from optuna_hermes.broker._book import Book, Client, Lease, Run, Study
 from optuna_hermes.broker._dispatch import Dispatcher
 from optuna_hermes.broker._events import Command, Kill, Refreshed, SaveMemory, SaveWish, Send
 from optuna_hermes.broker._memory import Memory
@@ -41,7 +41,7 @@ class Wishes:
         else:
             runs = [study.runs[number] for number in message.numbers]
             for run in runs:
-                self._do(study, run, message, now, out)
+                self._do(connection, study, run, message, now, out)
             waits = isinstance(message, wire.Finish) and any(_waits(study, run) for run in runs)
             answer = wire.Agreed(waits=waits)
         self.heed(now, out)
@@ -72,12 +72,32 @@ class Wishes:
                 self._stop(study, run, now, out)
         self.heed(now, out)
 
+    def gone(self, client: Client, now: float, out: list[Command]) -> None:
+        """Who wanted to finish runs has left before Optuna was told: they are held from now on."""
+        others = [each.finishes for each in self._book.clients.values()]
+        for key, number in client.finishes:
+            study = self._book.studies.get(key)
+            run = None if study is None else study.runs.get(number)
+            if study is None or run is None or any((key, number) in each for each in others):
+                continue
+            if study.wish_of(run) == "finishing":
+                self._wish(study, run, "held", now, out)
+
     # -- inside --------------------------------------------------------------------------------
 
-    def _do(self, study: Study, run: Run, message: Heard, now: float, out: list[Command]) -> None:
+    def _do(
+        self,
+        connection: int,
+        study: Study,
+        run: Run,
+        message: Heard,
+        now: float,
+        out: list[Command],
+    ) -> None:
         if isinstance(message, wire.Wishes):
             self._wish(study, run, message.wish, now, out)
         elif isinstance(message, wire.Finish):
+            self._book.clients[connection].finishes.add((run.study, run.number))
             self._wish(study, run, "finishing", now, out)
             self._stop(study, run, now, out)
         else:

@@ -424,23 +424,28 @@ class World:
         self.hang_up(viewer)
         return answer
 
-    def close_trial(self, key: str, number: int) -> None:
-        """Somebody wants a trial to be complete as it is; it is, once nobody has it."""
-        answer = self.want(wire.Finish(study=key, numbers=(number,)))
-        if isinstance(answer, wire.Agreed) and not answer.waits:
-            trial = self.studies[key].trials[number]
-            assert trial.end is None or trial.spoilt, "a trial that is over is finished again"
-            trial.end = "done"
-            self.want(wire.Finished(study=key, numbers=(number,)))
+    def close_trial(self, key: str, number: int, times: int) -> None:
+        """Somebody wants a trial to be complete as it is, and asks so many times whether it is.
+
+        It is once nobody has it; who leaves before that leaves it held.
+        """
+        viewer = self.connect("viewer", key)
+        for _ in range(times):
+            self.say(viewer, wire.Finish(study=key, numbers=(number,)))
+            answer = viewer.unread[-1]
+            if isinstance(answer, wire.Agreed) and not answer.waits:
+                trial = self.studies[key].trials[number]
+                trial.end = trial.end or "done"  # its process may have told Optuna, and died
+                self.say(viewer, wire.Finished(study=key, numbers=(number,)))
+                break
+            self.bury()
+        self.hang_up(viewer)
 
     def want_nothing(self) -> None:
-        """Whoever has held a trial, or was about to finish one, does what is left to do."""
+        """Whoever has held a trial, or preferred one, lets go."""
         for key, study in list(self.state.book.studies.items()):
-            for number, wish in study.wishes.items():
-                if wish == "finishing" and study.runs[number].live:
-                    self.close_trial(key, number)
-                elif wish != "finishing":
-                    self.want(wire.Wishes(study=key, numbers=(number,)))
+            for number in study.wishes:
+                self.want(wire.Wishes(study=key, numbers=(number,)))
 
     def act(self, process: Process) -> None:
         """A process does one thing, if it is still there."""

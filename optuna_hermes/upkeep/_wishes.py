@@ -88,11 +88,20 @@ def finish_live(study: private.Study, numbers: Sequence[int]) -> dict[int, float
                     "see `optuna-hermes status`, and say `finish` again."
                 )
             time.sleep(_LOOK_SECONDS)
-        plan = plan_finish(study, numbers, ())
-        trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
-        for number, value in plan.values.items():
-            private.complete_trial(study, trials[number], value)
-            broker.want(Finished(study=key, numbers=(number,)))
+        return _complete(study, broker, numbers)
+
+
+def _complete(study: private.Study, broker: Connection, numbers: Sequence[int]) -> dict[int, float]:
+    """Tell Optuna, then the broker, of trials that nobody trains any more."""
+    key = private.study_key(study)
+    plan = plan_finish(study, numbers, ())
+    trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+    for number in numbers:
+        if number in plan.values:
+            private.complete_trial(study, trials[number], plan.values[number])
+        elif not trials[number].state.is_finished():  # its process had told Optuna, and not more
+            raise InvalidInputError(f"Trial {number} is held: {plan.refused[number]}.")
+        broker.want(Finished(study=key, numbers=(number,)))
     return dict(plan.values)
 
 

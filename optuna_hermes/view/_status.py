@@ -172,7 +172,7 @@ def _ledger(study: dict[str, Any]) -> Table:
     for run in study["runs"]:
         table.add_row(
             str(run["trial"]),
-            run["state"],
+            ", ".join(filter(None, (run["state"], run.get("wish")))),
             words.number(run["value"]),
             str(run["units"]),
             str(run["slices"]),

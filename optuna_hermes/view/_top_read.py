@@ -27,9 +27,9 @@ def picture_of(
         at: wall clock seconds (Unix time).
         before: what was shown before: power is measured between the two.
     """
-    devices = tuple(_device(each, words.idle(each)) for each in document["devices"])
-    if before is not None:
-        devices = _with_watts(devices, before, at)
+    known = {} if before is None else {each.id: each for each in before.devices}
+    found = (_device(each, words.idle(each)) for each in document["devices"])
+    devices = tuple(_with_power(device, known.get(device.id), at) for device in found)
     entries = {str(entry["key"]): entry for entry in document["studies"]}
     entry = entries.get(key) or next(iter(entries.values()), None)
     if entry is None:
@@ -103,15 +103,8 @@ def _device(entry: Mapping[str, Any], idle: str) -> DeviceLine:
     )
 
 
-def _with_watts(
-    devices: Sequence[DeviceLine], before: Picture, at: float
-) -> tuple[DeviceLine, ...]:
-    """What each takes, from what its counter has counted since it changed last."""
-    known = {each.id: each for each in before.devices}
-    return tuple(_with_power(device, known.get(device.id), at) for device in devices)
-
-
 def _with_power(device: DeviceLine, before: DeviceLine | None, at: float) -> DeviceLine:
+    """With what it takes, from what its counter has counted since it changed last."""
     if device.joules is None or before is None or before.joules is None:
         return replace(device, counted=at)
     spent, seconds = device.joules - before.joules, at - before.counted

@@ -131,10 +131,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Somebody wants a trial to be finished, and may go away before it is."""
         live = [run for run in self.world.state.book.runs() if run.live]
         for run in live and Random(seed).choices(live):
-            for _ in range(times):
-                self.world.close_trial(run.study, run.number)
-                check(self.world)
-                self.world.bury()
+            self.world.close_trial(run.study, run.number, times)
 
     @rule(which=numbers, policy=st.sampled_from(sorted(POLICIES)))
     def change_policy(self, which: int, policy: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,6 +38,18 @@ def want(broker: FakeBroker, message: Any) -> wire.FromBroker:
     broker.hang_up(viewer)
     broker.check()
     return answer
+
+
+def asking(broker: FakeBroker) -> Callable[[Any], wire.FromBroker]:
+    """Somebody who watches, and stays."""
+    viewer = broker.connect("viewer")
+
+    def ask(message: Any) -> wire.FromBroker:
+        broker.say(viewer, message)
+        broker.check()
+        return broker.sent(viewer)[-1]
+
+    return ask
 
 
 def wish(broker: FakeBroker, number: int, wanted: Any) -> wire.FromBroker:
@@ -218,16 +231,17 @@ def test_a_run_that_trains_is_stored_and_then_done() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, slice_seconds=100.0)
     worker, epoch = training(broker, 0)
-    assert want(broker, FINISH) == wire.Agreed(waits=True)
+    ask = asking(broker)
+    assert ask(FINISH) == wire.Agreed(waits=True)
     assert broker.last(worker, "Yield").tier == "disk"
-    assert "has not stopped yet" in refused(want(broker, FINISHED))
+    assert "has not stopped yet" in refused(ask(FINISHED))
     saved = wire.SavedCheckpoint(path="/c/0", units=1, size_bytes=1, sha256="0")
     park(broker, worker, epoch, tier="disk", checkpoint=saved)
     spare = broker.worker()
     assert broker.last(spare, "Grant") is None
-    assert want(broker, FINISH) == wire.Agreed()
+    assert ask(FINISH) == wire.Agreed()
     assert "about to be finished" in refused(wish(broker, 0, "held"))
-    assert want(broker, FINISHED) == wire.Agreed()
+    assert ask(FINISHED) == wire.Agreed()
     assert [record.state for record in broker.ledger.load_runs("s")] == ["done"]
     assert kinds(broker, 0)[-3:] == ["finishing", "suspended", "finished"]
     assert broker.state.status(broker.now)["studies"][0]["finished"]
@@ -249,16 +263,32 @@ def test_a_worker_whose_run_cannot_be_stored_is_ended() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, slice_seconds=100.0)
     worker, epoch = training(broker, 0, stores=False)
-    want(broker, FINISH)
+    ask = asking(broker)
+    ask(FINISH)
     park(broker, worker, epoch, stores=False)
-    assert want(broker, FINISH) == wire.Agreed(waits=True)
+    assert ask(FINISH) == wire.Agreed(waits=True)
     assert broker.killed() == [worker]
     broker.hang_up(worker)
-    assert want(broker, FINISH) == wire.Agreed()
+    assert ask(FINISH) == wire.Agreed()
     plain = FakeBroker(devices=1)
     process = plain.plain(0)
     assert f"trained by process {process}" in refused(want(plain, FINISH))
     assert plain.killed() == []
+
+
+def test_who_leaves_before_it_is_finished_leaves_it_held() -> None:
+    """Nobody has told Optuna: the run waits for another word, also with the next broker."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1, slice_seconds=100.0)
+    training(broker, 0)
+    assert want(broker, FINISH) == wire.Agreed(waits=True)
+    assert broker.ledger.load_wishes("s") == {0: "held"}
+    assert "Nobody has said" in refused(want(broker, FINISHED))
+    broker.ledger.save_wish("s", 0, "finishing")
+    after = broker.successor(known=())
+    after.driver(unstarted=0)
+    assert after.state.status(after.now)["studies"][0]["held"] == [0]
+    assert after.ledger.load_wishes("s") == {0: "held"}
 
 
 # -- policy ------------------------------------------------------------------------------------

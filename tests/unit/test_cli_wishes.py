@@ -69,6 +69,8 @@ def test_status_tells_what_is_wanted(ledger: Ledger, capsys: pytest.CaptureFixtu
     assert run(["status", *STUDY, "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["study"]["runs"]
     assert {each["trial"]: each["wish"] for each in runs} == {0: "held", 1: None}
+    assert run(["status", *STUDY]) == 0
+    assert "stored, held" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""What ``top`` makes of a broker's document, and of the past."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.model import Device
+from optuna_hermes.testing import FakeBroker
+from optuna_hermes.view._history import Bar
+from optuna_hermes.view._top_past import Past
+from optuna_hermes.view._top_picture import DeviceLine, Picture
+from optuna_hermes.view._top_read import picture_of
+from optuna_hermes.view._top_text import sparkline
+
+
+def reporting(broker: FakeBroker, number: int, *values: float, key: str = "s") -> None:
+    worker = broker.worker(key=key)
+    epoch: int = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    for unit, value in enumerate(values, 1):
+        broker.say(worker, wire.Report(epoch=epoch, unit=unit, step=unit, value=value))
+
+
+def seen(broker: FakeBroker, key: str = "", at: float = 50.0, **fields: Any) -> Picture:
+    return picture_of(broker.state.status(broker.now, curves=True), key, at, **fields)
+
+
+def test_a_picture_of_what_a_broker_tells() -> None:
+    """Values as their user knows them, device time until now, and what is left of the slice."""
+    broker = FakeBroker(devices=2)
+    broker.driver(unstarted=2, slice_seconds=10.0, maximize=True)
+    reporting(broker, 0, -0.5, -0.75, math.nan, -0.875)
+    broker.advance(4.0)
+    picture = seen(broker)
+    (trial,) = picture.trials
+    assert (picture.key, picture.policy, picture.maximize) == ("s", "hermes", True)
+    assert (trial.value, trial.curve) == (0.875, (0.5, 0.75, None, 0.875))
+    assert trial.slope == pytest.approx((0.875 - 0.75) / 2)
+    assert (trial.state, trial.seconds, trial.device) == ("running", 4.0, "cpu:0")
+    assert picture.best == (0, 0.875)
+    first, second = picture.devices
+    assert (first.trial, first.left_seconds, first.slice_seconds) == (0, 6.0, 10.0)
+    assert (second.trial, second.state, second.epoch) == (None, "free", 0)
+
+
+def test_long_curves_are_thinned_out_and_keep_their_ends() -> None:
+    """What is told of a curve has a bounded length, whatever the run reports."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    reporting(broker, 0, *(1000.0 - n for n in range(500)))
+    (trial,) = seen(broker).trials
+    assert len(trial.curve) == 40
+    assert (trial.curve[0], trial.curve[-1]) == (1000.0, 501.0)
+    assert (trial.units, trial.slope) == (500, -1.0)
+    plain = broker.state.status(broker.now)["studies"][0]["runs"][0]
+    assert "curve" not in plain
+
+
+def test_the_study_that_is_asked_for_is_shown() -> None:
+    """Of several one is chosen; one that is not served any more gives way to another."""
+    broker = FakeBroker(devices=2)
+    for key in ("s", "t"):
+        broker.driver(key=key, unstarted=1)
+    assert seen(broker).studies == ("s", "t")
+    assert seen(broker, "t").key == "t"
+    assert seen(broker, "gone").key == "s"
+    assert seen(FakeBroker(devices=1)).key == ""
+
+
+def test_power_is_what_a_counter_counts_between_two_changes() -> None:
+    """Devices are read less often than pictures are made."""
+    gpu = Device(id="GPU-0", kind="gpu", free=True, energy_joules=1000.0)
+    broker = FakeBroker(devices=[gpu])
+    first = seen(broker, at=10.0)
+    assert first.devices[0].watts is None
+    broker.poll("GPU-0", energy_joules=1600.0)
+    second = seen(broker, at=12.0, before=first)
+    assert second.devices[0].watts == 300.0
+    third = seen(broker, at=13.0, before=second)
+    assert third.devices[0].watts == 300.0
+    broker.poll("GPU-0", energy_joules=1800.0)
+    assert seen(broker, at=14.0, before=third).devices[0].watts == 100.0
+
+
+def test_the_past_shows_who_had_most_of_each_part() -> None:
+    """What the ledger knows and what was seen are one line; an idle part is nobody's."""
+    past = Past(100.0)
+    past.read([Bar("h/cpu:0", 5, 0.0, 20.0, 1), Bar("h/cpu:0", 6, 20.0, 34.0, 2)], now=60.0)
+    holder = DeviceLine(id="cpu:0", state="running", trial=None, epoch=3, since_seconds=10.0)
+    picture = Picture(at=100.0, devices=(holder,))
+    past.see(picture)
+    assert past.cells("cpu:0", 100.0, 10) == [5, 5, 6, None, None, None, None, None, None, -1]
+    past.see(replace(picture, devices=(replace(holder, trial=7),)))
+    assert past.cells("cpu:0", 100.0, 10)[-1] == 7
+    past.see(replace(picture, at=300.0, devices=()))
+    assert past.cells("cpu:0", 300.0, 10) == [None] * 10
+
+
+def test_a_flat_curve_and_none_have_a_line() -> None:
+    """No division by nothing."""
+    assert sparkline((1.0, 1.0), 5) == "▁▁"
+    assert sparkline((), 5) == sparkline((None, None), 5) == ""
+    assert len(sparkline(tuple(map(float, range(100))), 7)) == 7
