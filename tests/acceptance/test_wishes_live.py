@@ -91,7 +91,7 @@ def test_what_people_want_is_done(
 
     optuna.create_study(storage=storage_url, study_name="s")
     driver = start_cli(*optimize)
-    wait_for(lambda: running() == {0, 1}, 60, "two trials train")
+    wait_for(lambda: running() == {0, 1}, 120, "two trials train")
 
     top = StudySource(storage_url, "s")
     picture = top.look("")
@@ -103,7 +103,7 @@ def test_what_people_want_is_done(
     assert {bar.device.partition("/")[2] for bar in top.past()} == {"cpu:0", "cpu:1"}
 
     assert say("hold", "0") == {"trials": [0], "wish": "held", "served": True}
-    wait_for(lambda: running() == {1, 2}, 30, "another one has its device")
+    wait_for(lambda: running() == {1, 2}, 60, "another one has its device")
 
     assert say("policy", "round-robin") == {"study": "s", "policy": "round-robin"}
     top.want(picture.key, 2, "boosted")
