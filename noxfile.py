@@ -23,6 +23,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """The web page in a real Chromium, which has to be there (`apt-get install chromium`)."""
+    session.install(*CONSTRAINED, "-e", ".[lightning,test,browser]")
+    session.run("python", "-m", "pytest", "tests/acceptance/test_web_browser.py", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, format and who may import whom; needs none of the package's dependencies."""
     session.install(*CONSTRAINED, "ruff", "import-linter")
