@@ -156,10 +156,11 @@ class Counsel:
 
     def _bound(self, run: Run) -> bool:
         """A run whose process has a GPU can go on only there, unless it may go over disk."""
-        slot = self._book.slots.get(run.device or "")
+        slot = None if run.connection is None else self._book.slots.get(run.device or "")
+        if slot is None or slot.device.kind != "gpu":
+            return False
         least, most = run.device_range
-        stays = run.connection is not None and least == most
-        return stays and slot is not None and slot.device.kind == "gpu"
+        return least == most
 
 
 def _fixed(view: RunView) -> RunView:
@@ -197,8 +198,10 @@ def _view(
         run.device_seconds + held,
         run.waiting_since,
         run.tier,
-        run.devices,
-        run.device_range,
+        run.device,
+        run.others,
+        run.connection is None,
+        run.stores,
         run.units_left,
         run.params,
         run.sizes,
