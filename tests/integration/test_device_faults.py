@@ -45,7 +45,7 @@ def start(runtime_dir: Path, say: Callable[[str], None]) -> Iterator[Callable[[s
 
     def run(devices: str) -> Connection:
         election.start(election.runtime_dir(), devices)
-        connections.append(connect_or_start("viewer"))
+        connections.append(connect_or_start("driver"))  # who only looks keeps none alive
         return connections[-1]
 
     yield run
