@@ -39,7 +39,7 @@ class StudySource(Source):
         self._connection: Connection | None = None
         self._before: Picture | None = None
         self._history: History | None = None
-        self._read_at = 0.0
+        self._rested_at: float | None = None
 
     def look(self, key: str) -> Picture:
         """How things are; see ``Source``."""
@@ -50,7 +50,7 @@ class StudySource(Source):
             raise BrokerError("No broker runs on this host any more.")
         if document is not None and (self._name is None or self._is_served(document)):
             picture = picture_of(document, key or self._named_key, time.time(), self._before)
-            self._before = picture
+            self._before, self._rested_at = picture, None
             return picture
         return self._remembered(document)
 
@@ -114,9 +114,9 @@ class StudySource(Source):
         return any(entry["key"] == self._named_key for entry in document["studies"])
 
     def _remembered(self, document: dict[str, Any] | None) -> Picture:
-        history = self._history
-        if history is None or time.monotonic() - self._read_at > REST_SECONDS:
-            history = self._read(document)
+        history, now = self._history, time.monotonic()
+        if history is None or self._rested_at is None or now - self._rested_at > REST_SECONDS:
+            history, self._rested_at = self._read(document), now
         assert self._name is not None
         return picture_of_history(history, self._name, time.time(), _READ_ONLY)
 
@@ -124,7 +124,6 @@ class StudySource(Source):
         """What is new in the ledger."""
         with facts_and_ledger(*self._named("")) as (facts, ledger):
             self._named_key = str(facts.key)
-            self._read_at = time.monotonic()
             self._history = read_history(ledger, facts, broker=document, before=self._history)
             return self._history
 
