@@ -10,9 +10,10 @@ nox.options.reuse_existing_virtualenvs = True
 # pip alone knows the constraints file and a configured index in every set-up.
 nox.options.default_venv_backend = "venv"
 
-CONSTRAINED = ("-c", "constraints.txt")
+# Modules are compiled when they are first imported: most of what is installed never is.
+CONSTRAINED = ("--no-compile", "-c", "constraints.txt")
 # Not by the number of their tests: the longest ones are few.
-SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=30")
 
 
 @nox.session

@@ -45,6 +45,7 @@ def switch_cost(tmp_path: Path, *options: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_switch_cost_measures_a_tier(tmp_path: Path) -> None:
     """Two trials that keep their processes take turns, and host memory is where they waited."""
     result = switch_cost(tmp_path, "--tiers=host")

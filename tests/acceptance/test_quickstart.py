@@ -34,6 +34,7 @@ def test_the_quickstart_ends_with_best_trial_chart_and_next_steps(
     assert trial["value"] == pytest.approx(float(best[1]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_quickstart_as_json(cli: Cli, storage_url: str) -> None:
     """With ``--json`` standard output is one document, and the trials really learn."""
     done = cli("quickstart", *FEW, "--storage", storage_url, "--json")

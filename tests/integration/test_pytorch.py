@@ -665,6 +665,7 @@ for number, lr in enumerate(rates):
 """
 
 
+@pytest.mark.slow
 def test_study(tmp_path: Path) -> None:
     """Trials that take turns have the values of trials that nobody suspends, bit for bit."""
     (tmp_path / "study.py").write_text(STUDY)
