@@ -19,7 +19,7 @@ import pytest
 from optuna_hermes.broker import connect_patiently
 
 
-@pytest.mark.parametrize("key", [b"q", b"\x03"])
+@pytest.mark.parametrize("key", [b"\x03", pytest.param(b"q", marks=pytest.mark.slow)])
 def test_top_shows_the_devices_and_leaves_at_once(
     key: bytes, start_cli: Callable[..., Any], wait_for: Callable[..., Any], tmp_path: Path
 ) -> None:
