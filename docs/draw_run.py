@@ -1,4 +1,4 @@
-"""Draw what a study's devices did, from its ledger: the picture of the README.
+"""Draw what a study's devices did, from its ledger: the picture of how it works.
 
     python docs/draw_run.py sqlite:///study.db digits docs/run.svg
 
