@@ -37,8 +37,8 @@ def test_status_knows_the_broker_and_stop_ends_it(cli: Cli, broker: Any, runtime
 
 
 def test_a_broker_in_use_is_not_stopped(cli: Cli, broker: Any) -> None:
-    """While anyone is connected ``--stop`` is refused with the reason."""
-    connection = connect("viewer")
+    """While anyone trains ``--stop`` is refused with the reason."""
+    connection = connect("driver")
     try:
         refused = cli("broker", "--stop")
     finally:
