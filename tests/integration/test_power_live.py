@@ -134,7 +134,7 @@ def test_a_broker_with_other_commands_makes_way_if_it_is_idle(record: Path) -> N
     power = power_commands(f"{record.parent}/power down {{device}}", "/bin/echo {device}")
     other = power_commands("/bin/echo {device}", "/bin/echo {device}")
     assert power is not None
-    first = connect_or_start("viewer", "cpu:1", power)
+    first = connect_or_start("driver", "cpu:1", power)
     assert first.welcome.power == power.texts
     connect_or_start("viewer", "cpu:1").close()
     with pytest.raises(BrokerConflictError, match="other power commands: leave these out, wait"):
