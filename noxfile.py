@@ -10,8 +10,7 @@ nox.options.reuse_existing_virtualenvs = True
 # pip alone knows the constraints file and a configured index in every set-up.
 nox.options.default_venv_backend = "venv"
 
-# Modules are compiled when they are first imported: most of what is installed never is.
-CONSTRAINED = ("--no-compile", "-c", "constraints.txt")
+CONSTRAINED = ("-c", "constraints.txt")
 # Not by the number of their tests: the longest ones are few.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=30")
 
@@ -42,7 +41,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Strict types, against the real torch and Lightning."""
-    session.install(*CONSTRAINED, "-e", ".[lightning,test,types]", "nox")
+    # Nothing of it is imported.
+    session.install("--no-compile", *CONSTRAINED, "-e", ".[lightning,test,types]", "nox")
     session.run("mypy", *session.posargs)
 
 
