@@ -121,6 +121,7 @@ def test_every_policy_runs_a_study(cli: Cli, storage_url: str, policy: str) -> N
     assert states(storage_url) == [TrialState.COMPLETE] * n_trials
 
 
+@pytest.mark.slow
 def test_ones_own_policy_is_told_all_there_is(
     start_cli: StartCli, cli: Cli, storage_url: str, folder: Path, wait_for: Callable[..., Any]
 ) -> None:
