@@ -136,12 +136,9 @@ def test_a_finished_study_is_left_alone(cli: Cli, storage_url: str) -> None:
     assert json.loads(again.stdout)["trials"] == json.loads(first.stdout)["trials"]
 
 
+@pytest.mark.slow  # the short storm compares all values of a study too
 @pytest.mark.parametrize(
-    ("objective", "n_trials", "usual"),
-    [
-        ("objective", 6, 1),
-        pytest.param("long_epochs", 16, EPOCHS // 3, marks=pytest.mark.slow),
-    ],
+    ("objective", "n_trials", "usual"), [("objective", 6, 1), ("long_epochs", 16, EPOCHS // 3)]
 )
 def test_slicing_changes_no_value(
     cli: Cli, tmp_path: Path, objective: str, n_trials: int, usual: int
