@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from optuna_hermes.cli._output import FAILED, show, show_json
-from optuna_hermes.cli._studies import Json
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.cli._studies import Json, storage_of
 
 
 def doctor(
@@ -37,8 +36,8 @@ def doctor(
     """
     from optuna_hermes.cli._checks import check_all
 
-    if study_name is not None and storage is None:
-        raise InvalidInputError("--study-name needs --storage: say where the study is.")
+    if study_name is not None:
+        storage_of(storage, study_name)
     checks = check_all(storage, study_name)
     failed = any(check.state == "fail" for check in checks)
     if json:

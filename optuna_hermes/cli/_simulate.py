@@ -10,7 +10,7 @@ import typer
 from optuna_hermes.cli import _simulations
 from optuna_hermes.cli._job_simulations import show_jobs
 from optuna_hermes.cli._output import libraries_to_stderr, note, show, show_json
-from optuna_hermes.cli._studies import Json, study_and_ledger
+from optuna_hermes.cli._studies import Json, storage_of, study_and_ledger
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -162,11 +162,7 @@ def _sets(curves: Sequence[Path], storage: str | None, study_name: str | None) -
         sets = [read_curve_set(path) for path in curves]
         check_names(sets)
         return sets
-    if storage is None:
-        raise InvalidInputError(
-            f"--study-name needs --storage but got {study_name!r} alone: add --storage URL."
-        )
-    return [_study_set(storage, study_name)]
+    return [_study_set(storage_of(storage, study_name), study_name)]
 
 
 def _study_set(storage: str, study_name: str) -> CurveSet:

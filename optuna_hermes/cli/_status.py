@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optuna_hermes.cli._output import show, show_json
-from optuna_hermes.cli._studies import Json, broker_status, facts_and_ledger
+from optuna_hermes.cli._studies import Json, broker_status, facts_and_ledger, storage_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import LIVE_STATES
 
@@ -47,10 +47,7 @@ def status(
         return
     document: dict[str, Any] = {"broker": broker_status(curves=True), "study": None}
     if study_name is not None:
-        if storage is None:
-            raise InvalidInputError(
-                f"--study-name needs --storage but got {study_name!r} alone: add --storage URL."
-            )
+        storage = storage_of(storage, study_name)
         document["study"] = _ledger_document(storage, study_name, document["broker"])
     if json:
         show_json(document)

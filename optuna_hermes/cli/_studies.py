@@ -119,6 +119,19 @@ def ledger_of(facts: StudyFacts) -> Ledger | None:
     return None if facts.ledger_url is None else open_ledger(facts.ledger_url)
 
 
+def storage_of(storage: str | None, study_name: str) -> str:
+    """The storage in which a study is that was named.
+
+    Raises:
+        InvalidInputError: none was named with it.
+    """
+    if storage is None:
+        raise InvalidInputError(
+            f"--study-name needs --storage but got {study_name!r} alone: add --storage URL."
+        )
+    return storage
+
+
 def check_file(storage: str) -> None:
     """Refuse a file of SQLite that is not there: reading would make it.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from optuna_hermes.cli._studies import facts_and_ledger
+from optuna_hermes.cli._studies import facts_and_ledger, storage_of
 from optuna_hermes.errors import InvalidInputError
 
 
@@ -42,11 +42,7 @@ def top(
     from optuna_hermes.cli._top_source import StudySource
 
     if study_name is not None:
-        if storage is None:
-            raise InvalidInputError(
-                f"--study-name needs --storage but got {study_name!r} alone: add --storage URL."
-            )
-        with facts_and_ledger(storage, study_name):
+        with facts_and_ledger(storage_of(storage, study_name), study_name):
             pass  # what is wrong with them is said before the screen is taken
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidInputError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from optuna_hermes.cli._output import finite, note
-from optuna_hermes.cli._studies import broker_status, ledger_of, study_facts
+from optuna_hermes.cli._studies import broker_status, ledger_of, storage_of, study_facts
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -65,10 +65,8 @@ def web(
         ) from error
     from optuna_hermes.view._web_feed import Feed
 
-    if study_name is not None and storage is None:
-        raise InvalidInputError(
-            f"--study-name needs --storage but got {study_name!r} alone: add --storage URL."
-        )
+    if study_name is not None:
+        storage_of(storage, study_name)
     with _watching(storage, study_name) as watch:
         serve(
             Feed(watch.look, watch.rest),

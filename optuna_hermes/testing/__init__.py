@@ -9,6 +9,7 @@ from optuna_hermes.testing._devices import FakeDevices as FakeDevices
 from optuna_hermes.testing._ledger import LedgerContract as LedgerContract
 from optuna_hermes.testing._policy import PolicyContract as PolicyContract
 from optuna_hermes.testing._session import FakeSession as FakeSession
+from optuna_hermes.testing._session import RankedSession as RankedSession
 
 if TYPE_CHECKING:
     from optuna_hermes.testing._tier import TierContract as TierContract

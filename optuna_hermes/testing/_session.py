@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.model import TierName
@@ -132,3 +134,43 @@ class FakeSession:
         if held.stored is not None:
             self.saved(held.stored)
             raise Suspended(f"The run is stored in {held.stored.path}.")
+
+
+class RankedSession(FakeSession):
+    """A ``FakeSession`` whose batches rank 0 counts, in shared memory."""
+
+    def __init__(self, yields: Mapping[int, TierName] | None = None, **options: Any) -> None:
+        self._must = False
+        self._trained = multiprocessing.RawValue("i")
+        self._noticed = multiprocessing.RawValue("i")
+        super().__init__(yields, **options)
+        self._scripted = len(self.script)
+
+    @property
+    def must_yield(self) -> bool:
+        self._noticed.value = self._scripted - len(self.script)  # what was said the last time
+        while self._batches < self._trained.value:
+            self.tick()
+        return self._must
+
+    @must_yield.setter
+    def must_yield(self, value: bool) -> None:
+        self._must = value
+
+    def trained(self, *, wait: bool = True) -> None:
+        """A batch is trained.
+
+        Args:
+            wait: until the process that started the ranks has noticed that it was the last one of
+                this lease; of no use in that process itself.
+        """
+        self._trained.value += 1
+        due = sum(after <= self._trained.value for after in self.script)
+        while wait and self._noticed.value < due:
+            time.sleep(0.001)
+
+    def next(self, yields: Mapping[int, TierName] | None = None) -> RankedSession:
+        """The session of the next process of this run."""
+        return RankedSession(
+            yields, checkpoint_dir=self.checkpoint_dir, checkpoints=self.checkpoints
+        )

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
 import random
-import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,7 @@ from torchmetrics import MeanMetric
 
 from optuna_hermes.errors import InvalidInputError, MonitorError, Suspended
 from optuna_hermes.lightning import HermesCallback
-from optuna_hermes.model import TierName
-from optuna_hermes.testing import FakeSession
+from optuna_hermes.testing import FakeSession, RankedSession
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -81,35 +77,6 @@ class Net(pl.LightningModule):
         return [optimizer], [{"scheduler": steps, "interval": "step"}]
 
 
-class RankedSession(FakeSession):
-    """Revokes its lease after numbers of batches that rank 0 counts in shared memory."""
-
-    def __init__(self, yields: Mapping[int, TierName] | None = None, **options: Any) -> None:
-        self._must = False
-        self._trained = multiprocessing.RawValue("i")
-        self._noticed = multiprocessing.RawValue("i")
-        super().__init__(yields, **options)
-        self._scripted = len(self.script)
-
-    @property  # type: ignore[override]
-    def must_yield(self) -> bool:
-        self._noticed.value = self._scripted - len(self.script)
-        while self._batches < self._trained.value:
-            self.tick()
-        return self._must
-
-    @must_yield.setter
-    def must_yield(self, value: bool) -> None:
-        self._must = value
-
-    def trained(self) -> None:
-        """A batch is trained; if it is the last one of this lease, that is noticed here."""
-        self._trained.value += 1
-        due = sum(after <= self._trained.value for after in self.script)
-        while self._noticed.value < due and len(self.devices) > 1:
-            time.sleep(0.001)
-
-
 class Watch(Callback):
     """Writes down which samples each process trained, and what became of them."""
 
@@ -130,7 +97,7 @@ class Watch(Callback):
         with (self._folder / f"rank-{trainer.global_rank}.txt").open("a") as file:
             file.write(json.dumps(line) + "\n")
         if trainer.is_global_zero:
-            self._session.trained()
+            self._session.trained(wait=len(self._session.devices) > 1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.is_global_zero:
