@@ -13,8 +13,7 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from optuna_hermes.errors import (
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import TierName
 from optuna_hermes.suspend import StoredState
-from optuna_hermes.testing import FakeSession
+from optuna_hermes.testing import FakeSession, RankedSession
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -101,41 +100,6 @@ class Net(pl.LightningModule):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
         steps = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, MANY_EPOCHS * BATCHES)
         return [optimizer], [{"scheduler": steps, "interval": "step"}]
-
-
-class RankedSession(FakeSession):
-    """Revokes its lease after numbers of batches that rank 0 counts in shared memory."""
-
-    def __init__(self, yields: Mapping[int, TierName] | None = None, **options: Any) -> None:
-        self._must = False
-        self._trained = multiprocessing.RawValue("i")
-        self._noticed = multiprocessing.RawValue("i")
-        super().__init__(yields, **options)
-        self._scripted = len(self.script)
-
-    @property  # type: ignore[override]
-    def must_yield(self) -> bool:
-        self._noticed.value = self._scripted - len(self.script)  # what was said the last time
-        while self._batches < self._trained.value:
-            self.tick()
-        return self._must
-
-    @must_yield.setter
-    def must_yield(self, value: bool) -> None:
-        self._must = value
-
-    def trained(self) -> None:
-        """A batch is trained; if it is the last one of this lease, that is noticed here."""
-        self._trained.value += 1
-        due = sum(after <= self._trained.value for after in self.script)
-        while self._noticed.value < due:
-            time.sleep(0.001)
-
-    def next(self, yields: Mapping[int, TierName] | None = None) -> RankedSession:
-        """The session of the next process of this run."""
-        return RankedSession(
-            yields, checkpoint_dir=self.checkpoint_dir, checkpoints=self.checkpoints
-        )
 
 
 class Watch(Callback):
@@ -465,7 +429,7 @@ def test_slicing_changes_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A study whose trials take turns, in memory and on disk, has the values of an unsliced one."""
     monkeypatch.setenv("MASTER_PORT", "29511")  # of an earlier fit in this process
     values: dict[str, list[float | None]] = {}
-    for policy, budgets in {"fifo": [None], "round-robin": [2.0, None]}.items():
+    for policy, budgets in {"fifo": [None], "round-robin": [1.0, None]}.items():
         study = optuna.create_study(
             storage=f"sqlite:///{tmp_path / policy}.db", sampler=HermesSampler()
         )
