@@ -33,17 +33,17 @@ class HermesCallback(TrainerCallback):
         MonitorError: after training, when the value was never logged.
 
     Example:
-        .. code-block:: python
-
-            def objective(trial):
-                lr = trial.suggest_float("lr", 1e-5, 1e-3, log=True)
-                args = TrainingArguments(f"out/{trial.number}", learning_rate=lr,
-                                         eval_strategy="epoch", save_strategy="no")
-                hermes = HermesCallback(trial, monitor="eval_loss")
-                trainer = Trainer(model, args, train_dataset=train, eval_dataset=valid,
-                                  callbacks=[hermes])
-                hermes.train(trainer)  # instead of trainer.train()
-                return hermes.value
+        ```python
+        def objective(trial):
+            lr = trial.suggest_float("lr", 1e-5, 1e-3, log=True)
+            args = TrainingArguments(f"out/{trial.number}", learning_rate=lr,
+                                     eval_strategy="epoch", save_strategy="no")
+            hermes = HermesCallback(trial, monitor="eval_loss")
+            trainer = Trainer(model, args, train_dataset=train, eval_dataset=valid,
+                              callbacks=[hermes])
+            hermes.train(trainer)  # instead of trainer.train()
+            return hermes.value
+        ```
     """
 
     def __init__(

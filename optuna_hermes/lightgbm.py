@@ -59,15 +59,15 @@ class HermesCallback:
         MonitorError: in training, when there is no value of this name.
 
     Example:
-        .. code-block:: python
-
-            def objective(trial):
-                params = {"eta": trial.suggest_float("eta", 0.01, 0.3, log=True), "num_threads": 1}
-                hermes = HermesCallback(trial, "valid_0-l2")
-                train = lightgbm.Dataset(x, y, free_raw_data=False)
-                valid = train.create_valid(x_valid, y_valid)
-                lightgbm.train(params, train, 200, valid_sets=[valid], callbacks=[hermes])
-                return hermes.value
+        ```python
+        def objective(trial):
+            params = {"eta": trial.suggest_float("eta", 0.01, 0.3, log=True), "num_threads": 1}
+            hermes = HermesCallback(trial, "valid_0-l2")
+            train = lightgbm.Dataset(x, y, free_raw_data=False)
+            valid = train.create_valid(x_valid, y_valid)
+            lightgbm.train(params, train, 200, valid_sets=[valid], callbacks=[hermes])
+            return hermes.value
+        ```
     """
 
     before_iteration = True

@@ -40,17 +40,17 @@ def suspendable(trial: Any, /, **named: Any) -> Run:
         CheckpointError: the run's checkpoints cannot be used.
 
     Example:
-        .. code-block:: python
-
-            def objective(trial):
-                model = SGDClassifier(alpha=trial.suggest_float("alpha", 1e-6, 1e-1, log=True))
-                rng = np.random.default_rng(0)
-                run = suspendable(trial, model=model, rng=rng)
-                for epoch in run.epochs(30):
-                    for batch in run.batches(np.array_split(rng.permutation(len(x)), 20)):
-                        model.partial_fit(x[batch], y[batch], classes=classes)
-                    run.report(model.score(x_valid, y_valid))
-                return run.value
+        ```python
+        def objective(trial):
+            model = SGDClassifier(alpha=trial.suggest_float("alpha", 1e-6, 1e-1, log=True))
+            rng = np.random.default_rng(0)
+            run = suspendable(trial, model=model, rng=rng)
+            for epoch in run.epochs(30):
+                for batch in run.batches(np.array_split(rng.permutation(len(x)), 20)):
+                    model.partial_fit(x[batch], y[batch], classes=classes)
+                run.report(model.score(x_valid, y_valid))
+            return run.value
+        ```
     """
     return make_run(trial, named, session_of(trial))
 

@@ -35,13 +35,13 @@ class HermesCallback(TrainingCallback):
         MonitorError: in training, when there is no value of this name.
 
     Example:
-        .. code-block:: python
-
-            def objective(trial):
-                params = {"eta": trial.suggest_float("eta", 0.01, 0.3, log=True), "nthread": 1}
-                hermes = HermesCallback(trial, "valid-logloss")
-                xgboost.train(params, train, 200, evals=[(valid, "valid")], callbacks=[hermes])
-                return hermes.value
+        ```python
+        def objective(trial):
+            params = {"eta": trial.suggest_float("eta", 0.01, 0.3, log=True), "nthread": 1}
+            hermes = HermesCallback(trial, "valid-logloss")
+            xgboost.train(params, train, 200, evals=[(valid, "valid")], callbacks=[hermes])
+            return hermes.value
+        ```
     """
 
     def __init__(

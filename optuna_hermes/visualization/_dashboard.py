@@ -32,11 +32,11 @@ def save_to_dashboard(
         InvalidInputError: plotly or optuna-dashboard is not installed.
 
     Example:
-        .. code-block:: python
+        ```python
+        from optuna_hermes.visualization import save_to_dashboard
 
-            from optuna_hermes.visualization import save_to_dashboard
-
-            save_to_dashboard(study)  # then: optuna-dashboard sqlite:///study.db
+        save_to_dashboard(study)  # then: optuna-dashboard sqlite:///study.db
+        ```
     """
     try:
         from optuna_dashboard import save_plotly_graph_object

@@ -29,11 +29,11 @@ def plot_schedule(study: optuna.Study) -> go.Figure:
         A ``plotly.graph_objects.Figure``: a row for each device, a bar for each slice.
 
     Example:
-        .. code-block:: python
+        ```python
+        from optuna_hermes.visualization import plot_schedule
 
-            from optuna_hermes.visualization import plot_schedule
-
-            plot_schedule(study).show()
+        plot_schedule(study).show()
+        ```
     """
     go = _plotly()
     told = tell(study)
