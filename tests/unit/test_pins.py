@@ -1,0 +1,40 @@
+"""constraints.txt can be installed by every Python that pyproject.toml admits."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHONS = ("3.10.0", "3.11.0")
+
+
+def pins() -> list[Requirement]:
+    text = (ROOT / "constraints.txt").read_text()
+    lines = (line.split("#")[0].strip() for line in text.splitlines())
+    return [Requirement(line) for line in lines if line]
+
+
+def needed_python(name: str) -> SpecifierSet:
+    """What an installed distribution asks of Python; anything, if it is not installed here."""
+    try:
+        needed = importlib.metadata.metadata(name)["Requires-Python"]
+    except (importlib.metadata.PackageNotFoundError, KeyError):
+        return SpecifierSet()
+    return SpecifierSet(needed or "")
+
+
+def test_a_pin_is_for_every_python_or_says_for_which() -> None:
+    """A pin that some Python cannot install makes all of the README's commands fail there."""
+    wrong = [
+        f"{pin.name} needs Python {needed}, not {python}"
+        for pin in pins()
+        for needed in [needed_python(pin.name)]
+        for python in PYTHONS
+        if pin.marker is None or pin.marker.evaluate({"python_version": python[:4]})
+        if not needed.contains(python)
+    ]
+    assert not wrong
