@@ -1,0 +1,63 @@
+"""What broker and clients say to each other: typed msgpack frames, pure.
+
+A frame is a length (4 bytes, big endian) and a msgpack map with the type's name under ``type``.
+Every message about a lease carries its epoch, so that stale ones can be dropped.
+"""
+
+from optuna_hermes.broker._protocol._frames import HEADER_BYTES as HEADER_BYTES
+from optuna_hermes.broker._protocol._frames import MAX_FRAME_BYTES as MAX_FRAME_BYTES
+from optuna_hermes.broker._protocol._frames import body_length as body_length
+from optuna_hermes.broker._protocol._frames import decode_from_broker as decode_from_broker
+from optuna_hermes.broker._protocol._frames import decode_from_client as decode_from_client
+from optuna_hermes.broker._protocol._frames import frame as frame
+from optuna_hermes.broker._protocol._from_broker import Agreed as Agreed
+from optuna_hermes.broker._protocol._from_broker import Dismiss as Dismiss
+from optuna_hermes.broker._protocol._from_broker import Evict as Evict
+from optuna_hermes.broker._protocol._from_broker import FromBroker as FromBroker
+from optuna_hermes.broker._protocol._from_broker import Grant as Grant
+from optuna_hermes.broker._protocol._from_broker import Kept as Kept
+from optuna_hermes.broker._protocol._from_broker import Noted as Noted
+from optuna_hermes.broker._protocol._from_broker import Prepare as Prepare
+from optuna_hermes.broker._protocol._from_broker import Recall as Recall
+from optuna_hermes.broker._protocol._from_broker import Refused as Refused
+from optuna_hermes.broker._protocol._from_broker import Resize as Resize
+from optuna_hermes.broker._protocol._from_broker import Status as Status
+from optuna_hermes.broker._protocol._from_broker import Welcome as Welcome
+from optuna_hermes.broker._protocol._from_broker import Yield as Yield
+from optuna_hermes.broker._protocol._from_client import Beat as Beat
+from optuna_hermes.broker._protocol._from_client import Begin as Begin
+from optuna_hermes.broker._protocol._from_client import ChangePolicy as ChangePolicy
+from optuna_hermes.broker._protocol._from_client import Counted as Counted
+from optuna_hermes.broker._protocol._from_client import Describe as Describe
+from optuna_hermes.broker._protocol._from_client import Drain as Drain
+from optuna_hermes.broker._protocol._from_client import Ended as Ended
+from optuna_hermes.broker._protocol._from_client import Finish as Finish
+from optuna_hermes.broker._protocol._from_client import Finished as Finished
+from optuna_hermes.broker._protocol._from_client import FromClient as FromClient
+from optuna_hermes.broker._protocol._from_client import GetStatus as GetStatus
+from optuna_hermes.broker._protocol._from_client import Hello as Hello
+from optuna_hermes.broker._protocol._from_client import OpenStudy as OpenStudy
+from optuna_hermes.broker._protocol._from_client import Parked as Parked
+from optuna_hermes.broker._protocol._from_client import Quit as Quit
+from optuna_hermes.broker._protocol._from_client import Ready as Ready
+from optuna_hermes.broker._protocol._from_client import Register as Register
+from optuna_hermes.broker._protocol._from_client import Released as Released
+from optuna_hermes.broker._protocol._from_client import Report as Report
+from optuna_hermes.broker._protocol._from_client import Resume as Resume
+from optuna_hermes.broker._protocol._from_client import Saved as Saved
+from optuna_hermes.broker._protocol._from_client import Stretches as Stretches
+from optuna_hermes.broker._protocol._from_client import Training as Training
+from optuna_hermes.broker._protocol._from_client import Wishes as Wishes
+from optuna_hermes.broker._protocol._values import MOST_SIZES as MOST_SIZES
+from optuna_hermes.broker._protocol._values import BatchSizes as BatchSizes
+from optuna_hermes.broker._protocol._values import Count as Count
+from optuna_hermes.broker._protocol._values import Ending as Ending
+from optuna_hermes.broker._protocol._values import Key as Key
+from optuna_hermes.broker._protocol._values import Numbers as Numbers
+from optuna_hermes.broker._protocol._values import Params as Params
+from optuna_hermes.broker._protocol._values import SavedCheckpoint as SavedCheckpoint
+from optuna_hermes.broker._protocol._values import Seconds as Seconds
+from optuna_hermes.broker._protocol._values import Size as Size
+from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
+
+VERSION = 8

@@ -1,0 +1,131 @@
+"""What the broker says to a client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optuna_hermes.broker._protocol._values import Message, SavedCheckpoint
+from optuna_hermes.model import TierName
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """Answer to ``Hello``; ``instance`` is the broker, as the ledger knows it."""
+
+    version: int
+    pid: int
+    host: str
+    instance: str
+    devices: str  # the specification the broker was started with
+    device_ids: tuple[str, ...]
+    power: tuple[str, ...] = ()  # its commands that power devices down and up
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The last message cannot be served; ``reason`` says what to do."""
+
+    reason: str
+
+
+class Grant(Message, frozen=True, kw_only=True):
+    """A lease. ``number`` is None for a new trial; ``checkpoints`` are newest first.
+
+    ``device_seconds`` is what the run has had until now. ``alone`` says that nobody else of this
+    broker's holds memory of the devices. ``lost`` are the epochs of leases for one new trial
+    whose processes died: the trial that one of them has created, if there is one, is this lease's.
+    ``batch_size`` is what its batches shall have from now on, None as they are.
+    """
+
+    epoch: int
+    devices: tuple[str, ...]
+    alone: bool = True
+    number: int | None = None
+    trial_id: int | None = None
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
+    device_seconds: float = 0.0
+    lost: tuple[int, ...] = ()
+    batch_size: int | None = None
+
+
+class Resize(Message, frozen=True, kw_only=True):
+    """The run keeps its device; its batches shall have another size from the next clean point."""
+
+    epoch: int
+    batch_size: int
+
+
+class Yield(Message, frozen=True, kw_only=True):
+    """Give the device back at the next clean point, by this tier."""
+
+    epoch: int
+    tier: TierName
+
+
+class Evict(Message, frozen=True, kw_only=True):
+    """A parked run goes to a lower tier: to host memory, or to disk, and then its process leaves.
+
+    The answer is ``Parked``, also when it could not; ``epoch`` is of its last lease.
+    """
+
+    epoch: int
+    tier: TierName = "disk"
+
+
+class Recall(Message, frozen=True, kw_only=True):
+    """A run in host memory comes back to its device, while another still trains there.
+
+    The answer is ``Parked``; ``epoch`` is of its last lease.
+    """
+
+    epoch: int
+
+
+class Prepare(Message, frozen=True, kw_only=True):
+    """A worker that waits will probably get this run: it may read a checkpoint ahead of time."""
+
+    number: int
+    checkpoints: tuple[SavedCheckpoint, ...]
+
+
+class Kept(Message, frozen=True, kw_only=True):
+    """A checkpoint is in the ledger: the ones before it are not needed any more."""
+
+    path: str
+
+
+class Noted(Message, frozen=True, kw_only=True):
+    """The ledger knows that a lease is over, and all that was said under it: its process may go."""
+
+    epoch: int
+
+
+class Agreed(Message, frozen=True, kw_only=True):
+    """What was wanted is so from now on; ``waits`` says that a run has still to stop."""
+
+    waits: bool = False
+
+
+class Dismiss(Message, frozen=True, kw_only=True):
+    """A worker that waits is not needed any more."""
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """What the broker knows, as plain JSON."""
+
+    document: dict[str, Any]
+
+
+FromBroker = (
+    Welcome
+    | Refused
+    | Grant
+    | Resize
+    | Yield
+    | Evict
+    | Recall
+    | Prepare
+    | Kept
+    | Noted
+    | Agreed
+    | Dismiss
+    | Status
+)

@@ -1,0 +1,333 @@
+"""What a client says to the broker."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from optuna_hermes.broker._protocol._values import (
+    BatchSizes,
+    Count,
+    Ending,
+    Key,
+    Message,
+    Numbers,
+    Params,
+    SavedCheckpoint,
+    Seconds,
+    StudySpec,
+)
+from optuna_hermes.model import TierName
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First message of every connection."""
+
+    version: int
+    role: str  # "driver", "worker", "run" or "viewer"
+
+
+class Counted(msgspec.Struct, frozen=True, kw_only=True):
+    """What earlier brokers counted for a driver; see ``Study``."""
+
+    switches: Count = 0
+    overhead_seconds: Seconds = 0.0
+    spent_seconds: Seconds = 0.0
+
+
+class OpenStudy(Message, frozen=True, kw_only=True):
+    """A driver takes charge of a study: its live runs are read from the ledger.
+
+    Args:
+        unstarted: trials that may still be created, None for no bound.
+        max_alive: worker processes the driver keeps alive.
+        fixed: whether those trials are a list known beforehand.
+        ended: trials that Optuna knows to be finished though the ledger may not.
+        adopted: trials (number to trial id) that were created but never reached the ledger.
+        trials: how many trials there were when those that are left were counted, None if that
+            is of no use.
+        waiting: the numbers of those among them that nobody had begun.
+        counted: None from a driver that comes anew.
+        limit: how many runs the ledger may come to hold, over all hosts; None for no bound.
+    """
+
+    study: StudySpec
+    unstarted: Count | None
+    max_alive: Count
+    fixed: bool = False
+    ended: dict[Count, Ending] = msgspec.field(default_factory=dict)
+    adopted: dict[Count, Count] = msgspec.field(default_factory=dict)
+    trials: Count | None = None
+    waiting: tuple[Count, ...] = ()
+    counted: Counted | None = None
+    limit: Count | None = None
+
+
+class Describe(Message, frozen=True, kw_only=True):
+    """The hyper-parameters of runs that may not train for a while: of the study opened next."""
+
+    study: Key
+    params: dict[Count, Params]
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """A worker process of this study waits for a run."""
+
+    study: Key
+
+
+class Register(Message, frozen=True, kw_only=True):
+    """A trial that exists already (plain Optuna) asks for its first lease."""
+
+    study: StudySpec
+    number: Count
+    trial_id: Count
+
+
+class Begin(Message, frozen=True, kw_only=True):
+    """The lease of a new trial (or of a stored run) has found its trial."""
+
+    epoch: Count
+    number: Count
+    trial_id: Count
+
+
+class Training(Message, frozen=True, kw_only=True):
+    """The first batch since the grant begins: what came before was the cost of switching.
+
+    Args:
+        stores: whether the run can be suspended to disk.
+        params: its hyper-parameters, as far as they are known now.
+    """
+
+    epoch: Count
+    stores: bool
+    params: Params = msgspec.field(default_factory=dict)
+
+
+class Report(Message, frozen=True, kw_only=True):
+    """The run's value (lower is better) after ``unit`` units, counted from 1.
+
+    Args:
+        units_left: units until its end, None if unknown.
+        params: its hyper-parameters, if they were not told before.
+        age_seconds: how long ago it was, if there was no broker to be told.
+    """
+
+    epoch: Count
+    unit: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    step: Count
+    value: float
+    units_left: Count | None = None
+    params: Params = msgspec.field(default_factory=dict)
+    age_seconds: Seconds = 0.0
+
+
+class Beat(Message, frozen=True, kw_only=True):
+    """The run makes progress (at most once a second).
+
+    ``memory_bytes`` is the most device memory it has needed until now, None if unknown.
+    """
+
+    epoch: Count
+    batches: Count
+    memory_bytes: Count | None = None
+
+
+class Stretches(Message, frozen=True, kw_only=True):
+    """The run's batches, or its devices, may change: at first, after a change, with each beat."""
+
+    epoch: Count
+    sizes: BatchSizes
+
+
+class Saved(Message, frozen=True, kw_only=True):
+    """A checkpoint is safe; the run goes on."""
+
+    epoch: Count
+    checkpoint: SavedCheckpoint
+
+
+class Parked(Message, frozen=True, kw_only=True):
+    """The run has stopped and left its device, or has gone from one tier to another.
+
+    With tier ``disk`` the process leaves after this message.
+
+    Args:
+        suspend_seconds: what stopping cost.
+        held_bytes: device memory it still holds, None if unknown.
+        host_bytes: host memory it has taken for what it moved off the device.
+        stores: whether it can go on to disk from here.
+        moves: whether it can go to host memory from here.
+    """
+
+    epoch: Count
+    tier: TierName
+    suspend_seconds: Seconds
+    checkpoint: SavedCheckpoint | None = None
+    held_bytes: Count | None = None
+    host_bytes: Count = 0
+    stores: bool = False
+    moves: bool = False
+
+
+class Resume(Message, frozen=True, kw_only=True):
+    """A process whose broker died says to the next one what it has, and goes on.
+
+    What it said last under this epoch may be known already. The answer is silence, or ``Refused``:
+    then the run is not its own any more.
+
+    Args:
+        number: None for a new trial that has not begun.
+        epoch: of its last lease.
+        device: which that lease was for; the first one if there were several.
+        held_seconds: since that lease was granted.
+        training: its first batch has begun.
+        asked: the tier by which it was asked to leave, or to which it moves while it is parked.
+        stores: whether it can be suspended to disk.
+        need_bytes: the most device memory it has needed until now, None if unknown.
+        units_left: units until its end, None if unknown.
+        params: its hyper-parameters, as far as they are known.
+        reports: the last ones, oldest first.
+        checkpoints: those that nobody has said to be in the ledger, oldest first.
+        parked: how it has stopped, None while it has the device.
+        sizes: of its batches, None if neither they nor its devices change.
+        others: the further devices.
+    """
+
+    study: StudySpec
+    epoch: Count
+    device: str
+    number: Count | None = None
+    trial_id: Count | None = None
+    held_seconds: Seconds = 0.0
+    training: bool = False
+    asked: TierName | None = None
+    stores: bool = False
+    need_bytes: Count | None = None
+    units_left: Count | None = None
+    params: Params = msgspec.field(default_factory=dict)
+    reports: tuple[Report, ...] = ()
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
+    parked: Parked | None = None
+    sizes: BatchSizes | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices of that lease."""
+        return (self.device, *self.others)
+
+
+class Ended(Message, frozen=True, kw_only=True):
+    """The trial is told to Optuna: ``done``, or ``failed`` when its own code raised."""
+
+    epoch: Count
+    state: Ending
+    error: str | None = None
+
+
+class Released(Message, frozen=True, kw_only=True):
+    """The worker cannot run what it was given, for a reason that is not the trial's fault.
+
+    ``outgrown`` says that the device's memory did not suffice beside what others hold there: the
+    run goes back to its last checkpoint and is tried again with the device to itself.
+    """
+
+    epoch: Count
+    reason: str
+    outgrown: bool = False
+
+
+class Drain(Message, frozen=True, kw_only=True):
+    """Suspend every run of this study to disk and start none."""
+
+    study: Key
+
+
+class Wishes(Message, frozen=True, kw_only=True):
+    """What people want of some live runs from now on.
+
+    The answer is ``Agreed``, or ``Refused``.
+
+    Args:
+        study: the study's key.
+        numbers: of the trials.
+        wish: see ``model.Wish``; None lets the policy decide again.
+    """
+
+    study: Key
+    numbers: Numbers
+    wish: Literal["held", "boosted"] | None = None
+
+
+class Finish(Message, frozen=True, kw_only=True):
+    """Runs are to be closed at their last values: each leaves its device and its process.
+
+    It is said again until ``Agreed`` says that nothing is waited for; then whoever said it tells
+    Optuna, and says ``Finished``.
+    """
+
+    study: Key
+    numbers: Numbers
+
+
+class Finished(Message, frozen=True, kw_only=True):
+    """Optuna knows that runs are complete whose ``Finish`` was agreed to."""
+
+    study: Key
+    numbers: Numbers
+
+
+class ChangePolicy(Message, frozen=True, kw_only=True):
+    """Another policy decides from now on; ``policy`` and ``folders`` are those of a ``StudySpec``.
+
+    The answer is ``Agreed``, or ``Refused``.
+    """
+
+    study: Key
+    policy: str
+    folders: tuple[str, ...] = ()
+
+
+class GetStatus(Message, frozen=True, kw_only=True):
+    """Ask for a ``Status``.
+
+    Args:
+        runs: whether it lists every run.
+        curves: whether it tells of each how its values went.
+    """
+
+    runs: bool = True
+    curves: bool = False
+
+
+class Quit(Message, frozen=True, kw_only=True):
+    """End the broker if nothing is live and nobody else is connected."""
+
+
+FromClient = (
+    Hello
+    | OpenStudy
+    | Describe
+    | Ready
+    | Register
+    | Resume
+    | Begin
+    | Training
+    | Report
+    | Beat
+    | Stretches
+    | Saved
+    | Parked
+    | Ended
+    | Released
+    | Drain
+    | Wishes
+    | Finish
+    | Finished
+    | ChangePolicy
+    | GetStatus
+    | Quit
+)
