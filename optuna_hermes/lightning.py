@@ -23,19 +23,17 @@ from optuna_hermes.errors import (
     MonitorError,
     Suspended,
 )
-from optuna_hermes.suspend import Session, StoredState, kept_rng, read, rng_state, set_rng_state
+from optuna_hermes.suspend import Session, kept_rng, rng_state
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._ranks import Ranks
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge
-from optuna_hermes.suspend._tree import frozen
 
 if TYPE_CHECKING:
     from optuna_hermes._lightning._devices import ElasticDevices
     from optuna_hermes._lightning._elastic import ElasticBatch
 
-_KEY = "optuna_hermes"
 _BEAT_SECONDS = 1.0
 _LONG_VALIDATION_SECONDS = 5.0
 """A validation that has taken this long may be interrupted; that run can then wait in memory only.
@@ -109,14 +107,12 @@ class HermesCallback(Callback):
         self._fits = 0
         self._trainer: Trainer | None = None
         self._wiring: private.Wiring | None = None
-        self._restored: dict[str, Any] | None = None
         self._stores = False
         self._begun = False
         self._warned = False
         self._unsaved = False
         self._saver: Saver | Rank | None = None
         self._rank: Rank | None = None
-        self._found: tuple[StoredState, Any] | None = None
         self._validating_since = -math.inf
         self._gauge = Gauge()
         self._busy = True
@@ -135,6 +131,7 @@ class HermesCallback(Callback):
             from optuna_hermes._lightning._elastic import ElasticBatch  # most runs need none of it
 
             self._elastic = ElasticBatch(elastic_batch, batch_scaling, self._run)
+        self._checkpoints = private.Checkpoints(self._run, self._spreads)
 
     @property
     def devices(self) -> int:
@@ -174,7 +171,7 @@ class HermesCallback(Callback):
         self._wiring = private.Wiring(trainer, *self._replays(trainer))
         if self._spreads is not None:
             self._spreads.prepare(trainer, self._wiring, self.devices)
-        self._resume()
+        self._checkpoints.resume(trainer, self._wiring, self._rank)
         if session.checkpoint_dir is not None:
             private.own_root(trainer, session.checkpoint_dir)
 
@@ -195,7 +192,7 @@ class HermesCallback(Callback):
             self._begin_elastic(self._elastic, trainer, wiring)
         self._begun = False
         self._busy = True
-        if self._restored is not None:
+        if self._checkpoints.loaded:
             wiring.skip_finished_validation()
         wiring.between_batches(self._between_batches)
 
@@ -330,12 +327,13 @@ class HermesCallback(Callback):
             self._beat(session)  # type: ignore[arg-type]
 
     def _attend(self) -> None:
-        trainer, session = self._trainer, self._session
+        trainer, session, wiring = self._trainer, self._session, self._wiring
         assert trainer is not None
         assert session is not None
+        assert wiring is not None
         if not self._begun:
             self._begun = True
-            self._restore(trainer)
+            self._checkpoints.restore(trainer, wiring)
             self._trains(session)
         saver = self._saver
         if saver is not None:
@@ -414,55 +412,7 @@ class HermesCallback(Callback):
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         assert self._wiring is not None
         assert self._trainer is not None
-        checkpoint = self._wiring.dump()
-        checkpoint[_KEY] = {
-            "rng": rng,
-            "loop": private.loop_state(self._trainer),
-            "loggers": private.logger_state(self._trainer),
-        }
-        if self._spreads is not None:
-            checkpoint[_KEY]["seed"] = self._spreads.seed
-        return checkpoint if self._rank is None else self._part(checkpoint, self._rank)
-
-    def _resume(self) -> None:
-        if self._found is None:
-            return
-        state, checkpoint = self._found
-        self._found = None
-        rank, count = (0, 1) if self._rank is None else (self._rank.rank, self._rank.count)
-        spreads, before = self._spreads, private.count_of(checkpoint)
-        checkpoint = private.part_of(
-            checkpoint, rank, count, self._run, any_count=spreads is not None
-        )
-        self._restored = restored = checkpoint.pop(_KEY)
-        restored["gone"] = [part[_KEY]["loop"] for part in private.gone(checkpoint)]
-        if spreads is not None:
-            spreads.seed = restored.get("seed", spreads.seed)
-        restored["changed"] = before != count
-        if rank >= before:
-            restored["rng"], restored["loop"] = None, private.count_anew(restored["loop"])
-        assert self._wiring is not None
-        self._wiring.resume_from(checkpoint, state.path)
-        assert self._trainer is not None
-        private.restore_loggers(self._trainer, self._restored["loggers"])
-
-    def _restore(self, trainer: Trainer) -> None:
-        restored, self._restored = self._restored, None
-        if restored is None:
-            return
-        assert self._wiring is not None
-        self._wiring.hide_loader_states()
-        private.restore_loop_state(trainer, restored["loop"])
-        private.add_up(trainer, restored["gone"])
-        if restored["changed"]:
-            self._wiring.follow_log()
-        private.rewind_loggers(trainer, restored["loggers"])
-        if "buffers" in restored:
-            private.restore_buffers(trainer.lightning_module, restored["buffers"])
-        if restored["rng"] is not None:
-            set_rng_state(restored["rng"])
-        elif self._spreads is not None:
-            self._spreads.seed_new(trainer)
+        return self._checkpoints.dump(self._trainer, self._wiring, rng, self._rank)
 
     def _why_not_stored(self, trainer: Trainer, session: Session) -> str | None:
         if session.checkpoint_dir is None:
@@ -500,7 +450,7 @@ class HermesCallback(Callback):
             context,
             run=self._run,
             session=session,
-            seated=self._forget_found,
+            seated=self._checkpoints.forget,
             report=self._say,
             save=None if self._saver is None else self._saver.begin,
             merge=private.merged,
@@ -521,10 +471,6 @@ class HermesCallback(Callback):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_trial": None, "_session": None, "_saver": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Pickled by torch, its tensors are shared by the ranks.
-        vars(self).update(state, _found=frozen(state["_found"]))
-
     def _take_session(self) -> None:
         session = self._session = self._session or session_of(self._trial)
         if session is not None:
@@ -532,18 +478,9 @@ class HermesCallback(Callback):
             self._fits += 1
             self._reported = reported_steps(self._trial)
             if self._fits == 1:
-                self._found = read(session.checkpoints, self._run, session.checkpoint_dir)
+                self._checkpoints.find(session)
             else:
-                self._found = None
-
-    def _forget_found(self) -> None:
-        self._found = None
-
-    def _part(self, checkpoint: dict[str, Any], rank: Rank) -> dict[str, Any]:
-        assert self._trainer is not None
-        module = self._trainer.lightning_module
-        checkpoint[_KEY]["buffers"] = private.buffers(module)
-        return private.own_part(checkpoint, module, rank.rank)
+                self._checkpoints.forget()
 
     def _leave(self) -> None:
         try:
@@ -553,7 +490,8 @@ class HermesCallback(Callback):
             log.warning("%s", error)  # the run has ended by itself, or with a worse error
         if self._wiring is not None:
             self._wiring.remove()
-        self._wiring = self._trainer = self._restored = self._saver = None
+        self._checkpoints.leave()
+        self._wiring = self._trainer = self._saver = None
 
 
 class _Point:

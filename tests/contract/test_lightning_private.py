@@ -46,7 +46,13 @@ from torchmetrics import MeanMetric
 
 from optuna_hermes import _lightning as private
 from optuna_hermes._lightning._callbacks import _FIELDS
-from optuna_hermes._lightning._loops import _add, _metric_state, _restore_metric
+from optuna_hermes._lightning._loops import (
+    _add,
+    _metric_state,
+    _restore_metric,
+    loop_state,
+    restore_loop_state,
+)
 from optuna_hermes.suspend._state import plain
 
 
@@ -206,15 +212,15 @@ def test_loop_state_there_and_back() -> None:
     states: list[dict[str, Any]] = []
 
     def there_and_back(trainer: Trainer) -> None:
-        before = private.loop_state(trainer)
+        before = loop_state(trainer)
         assert plain(before)
         copy = {
             key: value.copy() if isinstance(value, dict) else value for key, value in before.items()
         }
         trainer.fit_loop.epoch_loop._results.clear()
         trainer._logger_connector._callback_metrics = {}
-        private.restore_loop_state(trainer, copy)
-        after = private.loop_state(trainer)
+        restore_loop_state(trainer, copy)
+        after = loop_state(trainer)
         assert str({**after, "around": None}) == str({**before, "around": None})
         states.append(before)
 
