@@ -20,7 +20,6 @@ from optuna_hermes.errors import (
     CheckpointError,
     HermesError,
     InvalidInputError,
-    MonitorError,
     Suspended,
 )
 from optuna_hermes.suspend import Session, kept_rng, rng_state
@@ -93,17 +92,11 @@ class HermesCallback(Callback):
         max_devices: int | None = None,
         _session: Session | None = None,
     ) -> None:
-        self.value: float | None = None
-        """The last value of the monitored metric."""
         self._trial = trial
-        self._monitor = monitor
         self._session = _session
         self._run = f"trial {getattr(trial, 'number', '?')}"
-        self._unit = 0
+        self._units = private.Units(monitor, self._run)
         self._reported: frozenset[int] = frozenset()
-        self._by_validation = False
-        self._validated = False
-        self._epoch_ended = False
         self._fits = 0
         self._trainer: Trainer | None = None
         self._wiring: private.Wiring | None = None
@@ -132,6 +125,11 @@ class HermesCallback(Callback):
 
             self._elastic = ElasticBatch(elastic_batch, batch_scaling, self._run)
         self._checkpoints = private.Checkpoints(self._run, self._spreads)
+
+    @property
+    def value(self) -> float | None:
+        """The last value of the monitored metric."""
+        return self._units.value
 
     @property
     def devices(self) -> int:
@@ -222,24 +220,24 @@ class HermesCallback(Callback):
         """A unit is done, if this validation logged the metric."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        self._validated = True
-        if self._monitor in private.validated_names(trainer):
-            self._by_validation = True
+        if self._units.validated(trainer):
             self._report(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember that metrics of the whole epoch are due: the module may still log some."""
-        self._epoch_ended = True
+        self._units.epoch_ended()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The epoch before this one is through."""
-        self._end_epoch(trainer, last=False)
+        if self._units.epoch_done(trainer, last=False):
+            self._report(trainer)
         if self._elastic is not None:
             self._elastic.begin_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The last epoch is through."""
-        self._end_epoch(trainer, last=True)
+        if self._units.epoch_done(trainer, last=True):
+            self._report(trainer)
         private.release_loggers(trainer)
 
     def on_exception(
@@ -258,38 +256,25 @@ class HermesCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Units reported, and the last value."""
-        return {"unit": self._unit, "value": self.value, "by_validation": self._by_validation}
+        return self._units.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Count on from a checkpoint."""
-        self._unit = state_dict["unit"]
-        self.value = state_dict["value"]
-        self._by_validation = state_dict["by_validation"]
+        self._units.load_state_dict(state_dict)
 
     # -- units ---------------------------------------------------------------------------------
 
     def _report(self, trainer: Trainer) -> None:
-        spread = self._spreads is not None and self._rank is not None
-        if spread and private.unsynchronised(trainer, self._monitor):
-            raise MonitorError(
-                f"A metric that is compared must be that of all devices, but each of {self._run} "
-                f"has a {self._monitor} of its own: log it with sync_dist=True."
-            )
-        value = float(trainer.callback_metrics[self._monitor])
-        self.value = value
-        self._unit += 1
+        rank, units = self._rank, self._units
+        value = units.take(trainer, spread=self._spreads is not None and rank is not None)
         self._busy = self._unsaved = True
-        if self._rank is None:
-            prunes = self._say(self._unit, value, self._units_left(trainer))
+        if rank is not None:
+            prunes = rank.reported(units.done, value)
         else:
-            prunes = self._rank.reported(self._unit, value)
+            known = self._session is not None and self._fits == 1
+            prunes = self._say(units.done, value, units.left(trainer) if known else None)
         if prunes:
-            raise pruned(f"Pruned after unit {self._unit} at {self._monitor}={value}.")
-
-    def _units_left(self, trainer: Trainer) -> int | None:
-        if self._session is None or self._fits > 1:
-            return None
-        return private.units_left(trainer, units=self._unit, by_validation=self._by_validation)
+            raise pruned(f"Pruned after unit {units.done} at {units.monitor}={value}.")
 
     def _say(self, unit: int, value: float, units_left: int | None = None) -> bool:
         """Tell Optuna and the broker, and ask whether the trial is pruned."""
@@ -299,19 +284,6 @@ class HermesCallback(Callback):
             value = sign(self._trial) * value
             self._session.report(unit=unit, step=unit, value=value, units_left=units_left)
         return should_prune(self._trial)
-
-    def _end_epoch(self, trainer: Trainer, *, last: bool) -> None:
-        ended, self._epoch_ended = self._epoch_ended, False
-        if not ended or self._by_validation:
-            return
-        if self._monitor in trainer.callback_metrics:
-            self._report(trainer)
-        elif last or self._validated or not trainer.enable_validation:
-            names = ", ".join(sorted(trainer.callback_metrics)) or "none"
-            raise MonitorError(
-                f"HermesCallback(monitor={self._monitor!r}) needs a metric of this name after the "
-                f"first epoch, but the metrics logged are: {names}."
-            )
 
     # -- between two batches -------------------------------------------------------------------
 
@@ -344,7 +316,7 @@ class HermesCallback(Callback):
         if session.must_yield:
             self._park(trainer, session, stores=self._stores)
         if self._unsaved and saver is not None:
-            saver.begin(self._dump(rng_state()), units=self._unit)
+            saver.begin(self._dump(rng_state()), units=self._units.done)
             self._unsaved = False
         self._busy = saver is not None and saver.busy
 
@@ -403,7 +375,7 @@ class HermesCallback(Callback):
     def _tell_sizes(self, session: Session) -> None:
         if self._elastic is None:
             return
-        sizes = self._elastic.sizes(by_validation=self._by_validation)
+        sizes = self._elastic.sizes(by_validation=self._units.by_validation)
         if sizes is not None:
             session.stretches(sizes)
 
@@ -507,7 +479,7 @@ class _Point:
         stores: bool,
     ) -> None:
         self.name = callback._run
-        self.units = callback._unit
+        self.units = callback._units.done
         self.stores = stores
         self.moves = not captured_graphs()
         self._callback = callback

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optuna_hermes._lightning._around import ended, leave_out, parked
+from optuna_hermes._lightning._around import ended, parked
 from optuna_hermes._lightning._callbacks import expect_suspension
 from optuna_hermes._lightning._checkpoints import Checkpoints
 from optuna_hermes._lightning._ddp import (
@@ -12,34 +12,29 @@ from optuna_hermes._lightning._ddp import (
     why_not_exact,
 )
 from optuna_hermes._lightning._loggers import own_root, release_loggers
-from optuna_hermes._lightning._units import units_left
+from optuna_hermes._lightning._units import Units
 from optuna_hermes._lightning._wiring import (
     Wiring,
     batches_done,
     clean,
     roots,
-    unsynchronised,
-    validated_names,
     why_not_storable,
 )
 
 __all__ = [
     "Checkpoints",
+    "Units",
     "Wiring",
     "batches_done",
     "clean",
     "ended",
     "expect_suspension",
-    "leave_out",
     "merged",
     "own_root",
     "parked",
     "refused_strategy",
     "release_loggers",
     "roots",
-    "units_left",
-    "unsynchronised",
-    "validated_names",
     "watch_launches",
     "why_not_exact",
     "why_not_storable",

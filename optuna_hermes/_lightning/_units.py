@@ -1,25 +1,108 @@
-"""How many units a training still has."""
+"""What a run reports after: its validations, or its epochs."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from lightning.pytorch import Trainer
 
+from optuna_hermes._lightning._wiring import unsynchronised, validated_names
+from optuna_hermes.errors import MonitorError
 
-def units_left(trainer: Trainer, *, units: int, by_validation: bool) -> int | None:
-    """Units until ``max_epochs``, None if nothing but the training itself knows.
+
+class Units:
+    """Counts the units of a run, and takes the value of each.
+
+    If validations log the metric, every validation is a unit; otherwise every epoch is one.
 
     Args:
-        trainer: after its first batch.
-        units: how many were reported.
-        by_validation: whether each validation is a unit, or else each epoch.
+        monitor: the metric's name.
+        run: whose they are, as a message names it.
     """
-    epochs = trainer.max_epochs
-    if epochs is None or epochs < 0 or trainer.max_steps >= 0:
-        return None
-    total = _validations(trainer, epochs) if by_validation else epochs
-    return None if total is None else max(0, total - units)
+
+    def __init__(self, monitor: str, run: str) -> None:
+        self.monitor = monitor
+        self.done = 0
+        """So many were reported."""
+        self.value: float | None = None
+        """The last one's."""
+        self.by_validation = False
+        """Whether each validation is one, or else each epoch."""
+        self._run = run
+        self._validated = False
+        self._epoch_ended = False
+
+    def validated(self, trainer: Trainer) -> bool:
+        """Whether a unit is done; for ``on_validation_end``."""
+        self._validated = True
+        if self.monitor in validated_names(trainer):
+            self.by_validation = True
+            return True
+        return False
+
+    def epoch_ended(self) -> None:
+        """For ``on_train_epoch_end``: metrics of the whole epoch may still be logged."""
+        self._epoch_ended = True
+
+    def epoch_done(self, trainer: Trainer, *, last: bool) -> bool:
+        """Whether the epoch that has ended is a unit; for what comes next after it.
+
+        Raises:
+            MonitorError: nothing has logged the metric.
+        """
+        ended, self._epoch_ended = self._epoch_ended, False
+        if not ended or self.by_validation:
+            return False
+        if self.monitor in trainer.callback_metrics:
+            return True
+        if last or self._validated or not trainer.enable_validation:
+            names = ", ".join(sorted(trainer.callback_metrics)) or "none"
+            raise MonitorError(
+                f"HermesCallback(monitor={self.monitor!r}) needs a metric of this name after the "
+                f"first epoch, but the metrics logged are: {names}."
+            )
+        return False
+
+    def take(self, trainer: Trainer, *, spread: bool) -> float:
+        """The value of a unit that is done.
+
+        Args:
+            trainer: whose metrics hold it.
+            spread: whether its devices may come and go: then it must be that of all of them.
+
+        Raises:
+            MonitorError: each of several devices has a value of its own.
+        """
+        if spread and unsynchronised(trainer, self.monitor):
+            raise MonitorError(
+                f"A metric that is compared must be that of all devices, but each of {self._run} "
+                f"has a {self.monitor} of its own: log it with sync_dist=True."
+            )
+        self.value = float(trainer.callback_metrics[self.monitor])
+        self.done += 1
+        return self.value
+
+    def left(self, trainer: Trainer) -> int | None:
+        """Units until ``max_epochs``, None if nothing but the training itself knows.
+
+        Args:
+            trainer: after its first batch.
+        """
+        epochs = trainer.max_epochs
+        if epochs is None or epochs < 0 or trainer.max_steps >= 0:
+            return None
+        total = _validations(trainer, epochs) if self.by_validation else epochs
+        return None if total is None else max(0, total - self.done)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"unit": self.done, "value": self.value, "by_validation": self.by_validation}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Count on from a checkpoint."""
+        self.done, self.value = state["unit"], state["value"]
+        self.by_validation = state["by_validation"]
 
 
 def _validations(trainer: Trainer, epochs: int) -> int | None:

@@ -53,6 +53,7 @@ from optuna_hermes._lightning._loops import (
     loop_state,
     restore_loop_state,
 )
+from optuna_hermes._lightning._wiring import validated_names
 from optuna_hermes.suspend._state import plain
 
 
@@ -197,7 +198,7 @@ def test_restart_stage() -> None:
 def test_names_of_a_validation() -> None:
     """At the end of a validation its own metrics are known, and those of training are not."""
     names: list[set[str]] = []
-    watch = At("on_validation_end", lambda trainer: names.append(private.validated_names(trainer)))
+    watch = At("on_validation_end", lambda trainer: names.append(validated_names(trainer)))
     fit(watch, num_sanity_val_steps=0)
     assert names == [{"val_loss"}] * 2
     names.clear()
@@ -282,7 +283,7 @@ def test_time_is_left_out() -> None:
         trainer._last_val_time = saves._last_time_checked = 0.0
         began, started = dict(throughput._t0s), dict(profiler.current_actions)
         whole = profiler.start_time
-        private.leave_out(trainer, 1000.0)
+        leave_out(trainer, 1000.0)
         assert trainer._last_val_time == saves._last_time_checked == 1000.0
         assert timer.time_elapsed() < -900
         timer._start_time[RunningStage.TRAINING] -= 1000.0  # type: ignore[operator]
