@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from optuna_hermes.broker._book import Book, Client, Run, Study
+from optuna_hermes.broker._book import Book, Client
 from optuna_hermes.broker._events import Command, EndLease, Refreshed, SaveWish, StudyRead
 from optuna_hermes.broker._protocol import (
     ChangePolicy,
@@ -22,6 +22,8 @@ from optuna_hermes.broker._protocol import (
     Wishes,
 )
 from optuna_hermes.broker._rows import give_back
+from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._study import Study
 from optuna_hermes.ledger._base import LeaseRecord, RunRecord
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy

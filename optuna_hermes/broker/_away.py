@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from optuna_hermes.broker._book import Book, Study
+from optuna_hermes.broker._book import Book
 from optuna_hermes.broker._ends import Ends
 from optuna_hermes.broker._events import Command, LedgerAway, LedgerBack, Send
 from optuna_hermes.broker._protocol import Yield
+from optuna_hermes.broker._study import Study
 
 AWAY_SECONDS = 300.0
 """How long training goes on without a database, before everything is suspended to disk."""

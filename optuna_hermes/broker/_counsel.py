@@ -7,9 +7,11 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from optuna_hermes.broker._book import Book, Run, Slot, Study
+from optuna_hermes.broker._book import Book, Slot
 from optuna_hermes.broker._boost import boosted_first
 from optuna_hermes.broker._order import wanted_first
+from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._study import Study
 from optuna_hermes.model import (
     Decision,
     Elastic,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from optuna_hermes.broker import _energy as energy
 from optuna_hermes.broker import _story as story
-from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study, Want
+from optuna_hermes.broker._book import Book, Lease, Slot, Want
 from optuna_hermes.broker._counsel import Counsel, elastic_of
 from optuna_hermes.broker._events import Command, SaveMemory, Send
 from optuna_hermes.broker._gate import pays
@@ -15,6 +15,8 @@ from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._prefetch import worker_for
 from optuna_hermes.broker._protocol import Grant, Resize, Yield
 from optuna_hermes.broker._rows import claim, save
+from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._study import Study
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import Assignment, Decision, TierName
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from optuna_hermes.broker import _energy as energy
 from optuna_hermes.broker import _story as story
-from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
+from optuna_hermes.broker._book import Book, Lease, Slot
 from optuna_hermes.broker._events import Command, EndLease, Withdraw, WritesFailed
 from optuna_hermes.broker._memory import Memory, size
 from optuna_hermes.broker._rows import save
+from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._study import Study
 
 
 class Ends:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from optuna_hermes.broker._book import Lease, Run, Slot
+from optuna_hermes.broker._book import Lease, Slot
+from optuna_hermes.broker._run import Run
 
 JOULES_PER_WATT_HOUR = 3600.0
 

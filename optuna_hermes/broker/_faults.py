@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from optuna_hermes.broker._book import Book, Run, Slot
+from optuna_hermes.broker._book import Book, Slot
 from optuna_hermes.broker._dispatch import Dispatcher
 from optuna_hermes.broker._events import Command, Kill
 from optuna_hermes.broker._memory import Memory
+from optuna_hermes.broker._run import Run
 from optuna_hermes.broker._xid import Xid
 from optuna_hermes.model import Device
 

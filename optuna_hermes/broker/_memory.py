@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from optuna_hermes.broker import _residency as residency
-from optuna_hermes.broker._book import Book, Run, Slot, Study
+from optuna_hermes.broker._book import Book, Slot
 from optuna_hermes.broker._events import Command, Send
 from optuna_hermes.broker._protocol import Evict, Recall
+from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._study import Study
 from optuna_hermes.model import TierName
 
 STRANGE_BYTES = 2 << 30

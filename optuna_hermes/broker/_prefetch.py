@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
+from optuna_hermes.broker._book import Book, Lease, Slot
 from optuna_hermes.broker._counsel import Counsel
 from optuna_hermes.broker._events import Command, Send
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._protocol import Prepare
+from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._study import Study
 
 
 class Prefetch:

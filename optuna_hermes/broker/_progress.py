@@ -7,9 +7,11 @@ import math
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import KEPT_CHECKPOINTS, admit_run
-from optuna_hermes.broker._book import Book, Lease, Run, Study
+from optuna_hermes.broker._book import Book, Lease
 from optuna_hermes.broker._events import Command, DropCheckpoint, Kill, NameLease, Send
 from optuna_hermes.broker._rows import claim, save
+from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._study import Study
 from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
 from optuna_hermes.model import Curve, Speed
 

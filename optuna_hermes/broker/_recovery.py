@@ -8,11 +8,13 @@ from optuna_hermes.broker import _progress as progress
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
 from optuna_hermes.broker._admission import end_orphan
-from optuna_hermes.broker._book import Book, Lease, Run, Slot, Study
+from optuna_hermes.broker._book import Book, Lease, Slot
 from optuna_hermes.broker._events import Command, Expected, Kill, Send
 from optuna_hermes.broker._holder import Awaited, Holder
 from optuna_hermes.broker._protocol import Begin, Resume
 from optuna_hermes.broker._rows import give_back, save
+from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._study import Study
 from optuna_hermes.ledger._base import LeaseRecord
 
 RECOVERY_SECONDS = 10.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from optuna_hermes.broker._book import Book, Run
+from optuna_hermes.broker._book import Book
 from optuna_hermes.broker._events import Claim, Command
+from optuna_hermes.broker._run import Run
 from optuna_hermes.ledger._base import RunRecord
 
 

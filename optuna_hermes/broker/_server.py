@@ -19,7 +19,6 @@ import psutil
 from optuna_hermes.broker import _away as away
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._book import Study
 from optuna_hermes.broker._devices import DeviceSource
 from optuna_hermes.broker._doors import HELLO_SECONDS, Doors
 from optuna_hermes.broker._events import (
@@ -64,6 +63,7 @@ from optuna_hermes.broker._recovery import holders
 from optuna_hermes.broker._sharing import REFRESH_SECONDS, watched
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._story import POWER, ROUTINE
+from optuna_hermes.broker._study import Study
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from optuna_hermes.broker._admission import coming, known_run
-from optuna_hermes.broker._book import Book, Run, Slot, Study
+from optuna_hermes.broker._book import Book, Slot
 from optuna_hermes.broker._counsel import Counsel
 from optuna_hermes.broker._ends import Ends
 from optuna_hermes.broker._events import Command, ForgetBroker, Kill, Outrun, Refreshed, Send
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._protocol import Refused
+from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._study import Study
 from optuna_hermes.ledger._base import HostRecord, RunRecord
 from optuna_hermes.ledger._claims import DEAD_SECONDS as DEAD_SECONDS
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optuna_hermes.broker import _story as story
-from optuna_hermes.broker._book import Book, Client, Lease, Run
+from optuna_hermes.broker._book import Book, Client, Lease
 from optuna_hermes.broker._events import Command, Kill
+from optuna_hermes.broker._run import Run
 from optuna_hermes.model import TierName
 
 GRACE_SECONDS = 300.0

@@ -20,7 +20,7 @@ from optuna_hermes.broker._admission import (
     take_charge,
 )
 from optuna_hermes.broker._away import Away
-from optuna_hermes.broker._book import Book, Client, Lease, Run, Slot, Study
+from optuna_hermes.broker._book import Book, Client, Lease, Slot
 from optuna_hermes.broker._counsel import Counsel
 from optuna_hermes.broker._dispatch import Dispatcher
 from optuna_hermes.broker._ends import Ends
@@ -45,14 +45,17 @@ from optuna_hermes.broker._events import (
 )
 from optuna_hermes.broker._faults import Faults
 from optuna_hermes.broker._memory import Memory
+from optuna_hermes.broker._parking import Parking
 from optuna_hermes.broker._power import Power
 from optuna_hermes.broker._prefetch import Prefetch
 from optuna_hermes.broker._recovery import RECOVERY_SECONDS, Recovery
 from optuna_hermes.broker._rows import save
+from optuna_hermes.broker._run import Run
 from optuna_hermes.broker._shape import shape_of
 from optuna_hermes.broker._sharing import Sharing, recount
 from optuna_hermes.broker._silence import GRACE_SECONDS, Silence, heard_from
 from optuna_hermes.broker._status import document
+from optuna_hermes.broker._study import Study
 from optuna_hermes.broker._wishes import Wishes
 from optuna_hermes.curves import Remembered
 from optuna_hermes.ledger._base import HostRecord
@@ -103,6 +106,7 @@ class State:
         self._dispatcher = Dispatcher(self.book, counsel, self._memory)
         self._prefetch = Prefetch(self.book, counsel, self._memory)
         self._ends = Ends(self.book, self._memory)
+        self._parking = Parking(self.book, self._memory, self._ends)
         self._away = Away(self.book, self._ends)
         self._sharing = Sharing(self.book, counsel, self._memory, self._ends)
         self._faults = Faults(self.book, self._memory, self._dispatcher)
@@ -237,7 +241,8 @@ class State:
             status = wire.Status(document=told)
             out.append(Send(connection=connection, message=status))
         elif isinstance(message, wire.Parked):
-            self._parked(connection, message, now, out)
+            self._parking.stands(connection, message, now, out)
+            self._dispatcher.schedule(now, out)
         elif isinstance(message, wire.Saved):
             self._saved(connection, message, now, out)
         elif hasattr(message, "epoch"):
@@ -288,84 +293,12 @@ class State:
     def _saved(self, connection: int, message: wire.Saved, now: float, out: list[Command]) -> None:
         """A checkpoint is safe; its run may have been parked while it was written."""
         slot = self.book.slot_of(message.epoch)
-        run = self._run_of(connection, message.epoch, slot)
+        run = self._parking.run_of(connection, message.epoch, slot)
         if run is None:
             return
         if slot is not None and slot.lease is not None:
             heard_from(slot.lease, run, now)
         progress.saved(self.book, connection, run, message, now, out)
-
-    def _parked(
-        self, connection: int, message: wire.Parked, now: float, out: list[Command]
-    ) -> None:
-        self._stands(connection, message, now, out)
-        self._dispatcher.schedule(now, out)
-
-    def _stands(
-        self, connection: int, message: wire.Parked, now: float, out: list[Command]
-    ) -> None:
-        """A run waits where it says."""
-        slot = self.book.slot_of(message.epoch)
-        run = self._run_of(connection, message.epoch, slot)
-        if run is None:
-            return
-        if message.checkpoint is not None:
-            progress.keep(self.book, run, message.checkpoint, now, out)
-        if slot is None or slot.lease is None:
-            out.extend(story.moved(self.book, run, message.tier, now))
-            self._put(run, message, now)
-        else:
-            lease, slots = slot.lease, self.book.slots_of(slot.lease)
-            out.append(story.suspended(self.book, run, message.tier, now))
-            self._stopped(lease, run, message, now, out)
-            self._put(run, message, now)
-            if _came_not_back(lease):
-                self._ends.room(slots, run, "could not come back to", now, out)
-        save(self.book, run, now, out)
-        if message.checkpoint is not None:
-            kept = wire.Kept(path=message.checkpoint.path)
-            out.append(Send(connection=connection, message=kept))
-        if self.book.studies[run.study].draining and run.state == "parked" and run.stores:
-            self._memory.evict(run, "disk", now, out)
-
-    def _stopped(
-        self, lease: Lease, run: Run, message: wire.Parked, now: float, out: list[Command]
-    ) -> None:
-        """A lease ends with its run suspended."""
-        spent = message.suspend_seconds * len(lease.devices)
-        study = self.book.studies[run.study]
-        study.overhead_seconds += spent
-        if message.tier == "disk":
-            study.measure_leaving(message.suspend_seconds)
-        run.suspensions += 1
-        run.waiting_since = now
-        run.needs(message.held_bytes)
-        run.stores = run.moves = True  # as far as it says so
-        self._ends.lease(lease, now, out)
-
-    def _put(self, run: Run, message: wire.Parked, now: float) -> None:
-        """A run is in a tier; what it was asked for and did not do it is not asked again there."""
-        asked, run.asked = run.asked, None
-        run.state, run.tier = "parked", message.tier
-        run.held_bytes, run.host_bytes = message.held_bytes, message.host_bytes
-        stays = asked == "host" and message.tier == "resident"
-        run.stores = run.stores and message.stores and asked != "disk"
-        run.moves = run.moves and message.moves and not stays
-        if message.tier == "disk":
-            self._memory.leaves(run, now)
-            run.forget_process()
-        elif message.tier == "host":
-            self._memory.left(run.devices, now)
-
-    def _run_of(self, connection: int, epoch: int, slot: Slot | None) -> Run | None:
-        """The run that has this lease, or had it and is parked."""
-        if slot is not None and slot.lease is not None:
-            return self.book.run_of(slot.lease) if slot.lease.connection == connection else None
-        for study in self.book.studies.values():
-            for run in study.runs.values():
-                if run.epoch == epoch and run.connection == connection and run.state == "parked":
-                    return run
-        return None
 
     def _ended(
         self, lease: Lease, run: Run, message: wire.Ended, now: float, out: list[Command]
@@ -461,7 +394,7 @@ class State:
             if client.role == "worker":
                 study.workers.add(connection)
             if message.parked is not None:
-                self._stands(connection, message.parked, now, out)
+                self._parking.stands(connection, message.parked, now, out)
                 run = study.runs[message.number or 0]
                 if message.asked is not None and run.asked is None and run.connection is not None:
                     run.asked, run.asked_at = message.asked, now
@@ -531,8 +464,3 @@ def _changes_no_plan(event: Event) -> bool:
     """Whether nothing is due earlier because of it: most messages by far are of this kind."""
     kinds = wire.Beat | wire.Report | wire.Stretches
     return isinstance(event, Received) and isinstance(event.message, kinds)
-
-
-def _came_not_back(lease: Lease) -> bool:
-    """Whether a run stops that has never started: its device had no room for what it left."""
-    return lease.from_tier == "host" and not lease.training and not lease.yielding

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from optuna_hermes.broker import _energy as energy
-from optuna_hermes.broker._book import Book, Run, Slot, Study
+from optuna_hermes.broker._book import Book, Slot
+from optuna_hermes.broker._run import Run
 from optuna_hermes.broker._shape import Shape
+from optuna_hermes.broker._study import Study
 from optuna_hermes.curves import Remembered
 from optuna_hermes.model import Wish
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from optuna_hermes.broker._book import Book, Lease, Run
+from optuna_hermes.broker._book import Book, Lease
 from optuna_hermes.broker._protocol import Ended, Report
+from optuna_hermes.broker._run import Run
 from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import TierName, Wish
 

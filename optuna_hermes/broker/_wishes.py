@@ -10,11 +10,13 @@ from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import _story as story
-from optuna_hermes.broker._book import Book, Client, Lease, Run, Study
+from optuna_hermes.broker._book import Book, Client, Lease
 from optuna_hermes.broker._dispatch import Dispatcher
 from optuna_hermes.broker._events import Command, Kill, Refreshed, SaveMemory, SaveWish, Send
 from optuna_hermes.broker._memory import Memory
 from optuna_hermes.broker._rows import save
+from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._study import Study
 from optuna_hermes.model import Wish
 from optuna_hermes.policies import make_policy
 
