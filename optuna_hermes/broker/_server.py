@@ -28,13 +28,11 @@ from optuna_hermes.broker._events import (
     Disconnected,
     EndLease,
     Event,
-    Expected,
     Kill,
     LedgerAway,
     Outrun,
     PowerSwitched,
     Received,
-    Refreshed,
     Send,
     StudyRead,
     SwitchPower,
@@ -43,27 +41,25 @@ from optuna_hermes.broker._events import (
     Write,
     WritesFailed,
 )
-from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._instance import instance_in
-from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers, all_of, news_of
+from optuna_hermes.broker._ledgers import Committed, Heard, Ledgers, all_of
 from optuna_hermes.broker._logs import log_event
 from optuna_hermes.broker._loop import soon
 from optuna_hermes.broker._malloc import give_back_free_pages
 from optuna_hermes.broker._memory import SETTLE_SECONDS
 from optuna_hermes.broker._meter import Meter
 from optuna_hermes.broker._metrics import Figures, serving
+from optuna_hermes.broker._news import News
 from optuna_hermes.broker._outbox import Asked, Outbox, proof_of_end
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.broker._power_switches import PowerSwitches, left_unpowered
-from optuna_hermes.broker._processes import kill, watch
+from optuna_hermes.broker._processes import kill
 from optuna_hermes.broker._readings import Readings
 from optuna_hermes.broker._records import Terms
-from optuna_hermes.broker._recovery import holders
-from optuna_hermes.broker._sharing import REFRESH_SECONDS, watched
 from optuna_hermes.broker._state import State
 from optuna_hermes.broker._story import POWER, ROUTINE
-from optuna_hermes.broker._study import Study
+from optuna_hermes.broker._succession import Succession
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
@@ -120,7 +116,6 @@ class Server:
         self._idle_seconds = idle_seconds
         self._ledgers: Ledgers
         self._instance = instance_in(directory, host)
-        self._refreshing: set[str] = set()
         self._state = State(
             host=host,
             instance=self._instance,
@@ -138,7 +133,7 @@ class Server:
             None if power is None else PowerSwitches(directory, book, power, self._switched)
         )
         self._seeing: set[asyncio.Task[None]] = set()
-        self._remembered: tuple[Holder, ...] = ()
+        self._succession = Succession(directory, book, self._apply)
         self._hung_up: dict[int, float] = {}
         self._leaving: list[int] = []
         self._last_busy = time.monotonic()
@@ -167,9 +162,10 @@ class Server:
         self._ledgers = Ledgers(self._heard, partial(soon, loop), times=times, terms=terms)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        self._expect()
+        self._succession.expect()
         server = await self._doors.open(self._directory)
-        routines = (self._poll(), self._flush(), self._refresh(), self._trim())
+        news = News(self._state, self._ledgers, self._apply)
+        routines = (self._poll(), self._flush(), news.refresh(), self._trim())
         chores = [loop.create_task(each) for each in routines]
         for chore in chores:
             chore.add_done_callback(self._chore_ended)
@@ -177,7 +173,7 @@ class Server:
         ready()
         async with server:
             await self._stop.wait()
-            self._remember()
+            self._succession.remember()
             for chore in chores:
                 chore.cancel()
             await self._doors.close()  # what the end of clients means is to be written too
@@ -188,43 +184,6 @@ class Server:
         if lost:
             log.error("%d records did not reach the ledger: %s", lost, _LOST)
         log.info("ended")
-
-    # -- brokers before and after this one -----------------------------------------------------
-
-    def _expect(self) -> None:
-        """Find out who still lives of those that the broker before this one served."""
-        self._remembered = _holders.living(self._directory)
-        for number, holder in enumerate(self._remembered):
-            connection = -1 - number  # nobody's, but its end is told like that of the others
-            self._apply(Expected(connection=connection, holder=holder))
-            self._watch(connection, holder)
-        if self._remembered:
-            log.info("waiting for %d runs of the broker before", len(self._remembered))
-
-    def _watch(self, connection: int, holder: Holder) -> None:
-        def gone() -> None:
-            self._apply(Disconnected(connection=connection))
-
-        end = watch(holder.pid, gone)  # where nothing can be watched it may only come back
-        if _holders.started(holder.pid) != holder.started:
-            if end is not None:
-                end()
-            gone()
-
-    def _remember(self) -> None:
-        """Tell the next broker whom this one serves."""
-        served = holders(self._state.book)
-        if served == self._remembered:
-            return
-        try:
-            _holders.save(self._directory, served)
-            self._remembered = served
-        except OSError as error:
-            log.error(
-                "the next broker will not know who has a device, so make room in %s: %s",
-                self._directory,
-                error,
-            )
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -345,7 +304,7 @@ class Server:
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         if any(isinstance(c, Send) and isinstance(c.message, wire.Grant) for c in commands):
-            self._remember()
+            self._succession.remember()
         writes = [c for c in commands if not isinstance(c, Deed)]
         self._ledgers.write(writes)
         unwritten = {_proof(record) for record in writes} | self._questions(commands)
@@ -446,30 +405,6 @@ class Server:
             quiet = time.monotonic() - self._last_busy
             if self._state.idle and self._idle_seconds is not None and quiet > self._patience():
                 self._stop.set()
-
-    async def _refresh(self) -> None:
-        """See what other hosts do in the studies that they share, and say that this one lives."""
-        while True:
-            await asyncio.sleep(REFRESH_SECONDS)
-            for key, study in list(self._state.book.studies.items()):
-                if study.broker is not None and key not in self._refreshing:
-                    self._refreshing.add(key)
-                    self._ask_for_news(key, study)
-
-    def _ask_for_news(self, key: str, study: Study) -> None:
-        ask = partial(news_of, key, self._state.presence(), watched(study))
-        answer = asyncio.wrap_future(self._ledgers.read(key, study.spec.ledger_url, ask))
-        wishes = study.wishes
-
-        def heard(answer: asyncio.Future[Refreshed]) -> None:
-            self._refreshing.discard(key)
-            if not answer.cancelled() and answer.exception() is None:
-                news = answer.result()
-                if study.wishes != wishes:  # what was read is older
-                    news = replace(news, wishes=None)
-                self._apply(news)
-
-        answer.add_done_callback(heard)
 
     def _patience(self) -> float:
         """Whoever has started this process may take a while to connect."""

@@ -18,6 +18,7 @@ from optuna_hermes.broker._said import Said
 from optuna_hermes.broker._sessions import sessions
 from optuna_hermes.broker._unheard import unheard
 from optuna_hermes.broker._unkept import find, forget, keep
+from optuna_hermes.broker._wired import unwired, wired, wired_sizes
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
 from optuna_hermes.model import RunState, TierName
 from optuna_hermes.suspend._base import BatchSizes, Held, State, StoredState
@@ -123,7 +124,7 @@ class RunSession:
                 self._take(message)
                 return message
             if isinstance(message, wire.Prepare):
-                states = tuple(_unwired(saved) for saved in message.checkpoints)
+                states = tuple(unwired(saved) for saved in message.checkpoints)
                 read_ahead(states, f"trial {message.number}")
 
     def begin(self, number: int, trial_id: int) -> None:
@@ -146,8 +147,8 @@ class RunSession:
         for report in left.reports:
             if report.unit > known:
                 self._say_again(report, report.age_seconds + age)
-        self.checkpoints = (_unwired(last), *self.checkpoints[:1])
-        self.saved(_unwired(last))
+        self.checkpoints = (unwired(last), *self.checkpoints[:1])
+        self.saved(unwired(last))
 
     def _say_again(self, report: wire.Report, age: float) -> None:
         with self._line.lock:
@@ -176,18 +177,10 @@ class RunSession:
 
     def stretches(self, sizes: BatchSizes) -> None:
         """See ``suspend.Session``."""
-        known = [*sizes.seconds.items()][-wire.MOST_SIZES :]
-        wired = wire.BatchSizes(
-            now=sizes.now,
-            least=sizes.least,
-            most=sizes.most,
-            seconds=dict(known),
-            unit_samples=sizes.unit_samples,
-            most_devices=sizes.most_devices,
-        )
+        told = wired_sizes(sizes)
         with self._line.lock:
-            self._said.sizes = wired
-            self._line.send(wire.Stretches(epoch=self._said.epoch, sizes=wired))
+            self._said.sizes = told
+            self._line.send(wire.Stretches(epoch=self._said.epoch, sizes=told))
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
@@ -220,7 +213,7 @@ class RunSession:
 
     def saved(self, state: StoredState) -> None:
         """See ``suspend.Session``."""
-        checkpoint = _wired(state)
+        checkpoint = wired(state)
         with self._line.lock:
             self._said.checkpoints[checkpoint.path] = checkpoint
             self._line.send(wire.Saved(epoch=self._said.epoch, checkpoint=checkpoint))
@@ -296,7 +289,7 @@ class RunSession:
     def _say_parked(
         self, state: State | None, tier: TierName, held: Held | None, spent: float
     ) -> None:
-        stored = None if held is None or held.stored is None else _wired(held.stored)
+        stored = None if held is None or held.stored is None else wired(held.stored)
         stores = state is not None and self._parking().stores(state)
         with self._line.lock:
             said = self._said
@@ -433,8 +426,8 @@ class RunSession:
             return
         if not self._said.checkpoints and self.checkpoint_dir is not None:
             forget(self.checkpoint_dir)
-        if _unwired(saved) not in self.checkpoints:
-            self.checkpoints = (_unwired(saved), *self.checkpoints[:1])
+        if unwired(saved) not in self.checkpoints:
+            self.checkpoints = (unwired(saved), *self.checkpoints[:1])
 
     def _let_go(self, reason: str) -> None:
         """The run's lease is another's by now: a plain trial asks again, a worker has to end."""
@@ -458,7 +451,7 @@ class RunSession:
     def _take(self, grant: wire.Grant) -> None:
         self.devices, self.alone = grant.devices, grant.alone
         if not self.managed:  # the loop read them when it started
-            self.checkpoints = tuple(_unwired(c) for c in grant.checkpoints)
+            self.checkpoints = tuple(unwired(c) for c in grant.checkpoints)
 
     def _unheard(self) -> bool:
         """Whether the run is over or on disk, and the ledger may not know it."""
@@ -466,21 +459,3 @@ class RunSession:
         if said.end is not None:
             return not self._noted_end
         return said.parked is not None and said.parked.tier == "disk" and bool(said.checkpoints)
-
-
-def _wired(state: StoredState) -> wire.SavedCheckpoint:
-    return wire.SavedCheckpoint(
-        path=str(state.path),
-        units=state.units,
-        size_bytes=state.size_bytes,
-        sha256=state.sha256,
-    )
-
-
-def _unwired(saved: wire.SavedCheckpoint) -> StoredState:
-    return StoredState(
-        path=Path(saved.path),
-        units=saved.units,
-        size_bytes=saved.size_bytes,
-        sha256=saved.sha256,
-    )
