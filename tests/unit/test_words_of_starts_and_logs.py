@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker import _devices, _ledgers, _server
+from optuna_hermes.broker import _devices, _ledgers, _server, _succession
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _readings as readings
+from optuna_hermes.broker._book import Book
 from optuna_hermes.broker._events import Kill, LedgerAway, WritesFailed
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._ledgers import Ledgers
@@ -127,14 +128,13 @@ def test_what_a_broker_logs_of_a_kill(
 
 
 def test_a_runtime_directory_that_is_full(
-    server: Server, runtime_dir: Path, caplog: pytest.LogCaptureFixture
+    runtime_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That the next broker will not know the holders is said, and where room is needed."""
     (runtime_dir / "holders.new").mkdir()
     holder = Holder(pid=7, started=1, role="worker", study="s", number=0, epoch=1, device="cpu:0")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_server, "holders", lambda book: (holder,))
-        server._remember()
+    monkeypatch.setattr(_succession, "holders", lambda book: (holder,))
+    _succession.Succession(runtime_dir, Book(host="here"), lambda event: None).remember()
     (message,) = caplog.messages
     assert message.startswith(
         f"the next broker will not know who has a device, so make room in {runtime_dir}: [Errno 21]"
