@@ -26,11 +26,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes import HermesPruner, HermesSampler, optimize
 from optuna_hermes._optuna import study_key
-from optuna_hermes.broker import _dispatch
 from optuna_hermes.broker.__main__ import run_broker
-from optuna_hermes.broker._devices import parse_devices
+from optuna_hermes.broker._core import _dispatch
+from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._devices._source import parse_devices
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE, listening
-from optuna_hermes.broker._memory import Memory
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import TierName

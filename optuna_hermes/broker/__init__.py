@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.broker._client import (
+from optuna_hermes.broker._client._connection import (
     Connection,
     broker_status,
     connect,
     connect_or_start,
     connect_patiently,
 )
+from optuna_hermes.broker._client._sessions import session_of, sessions
+from optuna_hermes.broker._client._unheard import unheard
 from optuna_hermes.broker._protocol import OpenStudy, StudySpec
-from optuna_hermes.broker._sessions import session_of, sessions
-from optuna_hermes.broker._unheard import unheard
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._session import RunSession
+    from optuna_hermes.broker._client._session import RunSession
 
 __all__ = [
     "Connection",
@@ -36,7 +36,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # A session suspends, for which it imports NumPy: who only asks for the status waits for less.
     if name == "RunSession":
-        from optuna_hermes.broker._session import RunSession
+        from optuna_hermes.broker._client._session import RunSession
 
         return RunSession
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,11 +17,11 @@ from collections.abc import Callable
 import filelock
 
 from optuna_hermes.broker import _election as election
-from optuna_hermes.broker._devices import Devices, parse_devices
-from optuna_hermes.broker._logs import start_logging
-from optuna_hermes.broker._malloc import give_back_large_blocks
+from optuna_hermes.broker._devices._source import Devices, parse_devices
 from optuna_hermes.broker._power_commands import PowerCommands, power_commands
-from optuna_hermes.broker._server import Server
+from optuna_hermes.broker._server._logs import start_logging
+from optuna_hermes.broker._server._malloc import give_back_large_blocks
+from optuna_hermes.broker._server._server import Server
 from optuna_hermes.errors import BrokerConflictError, HermesError, InvalidInputError
 
 IDLE_SECONDS = 30.0

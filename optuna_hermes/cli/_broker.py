@@ -50,8 +50,8 @@ def broker(
         _stop()
         return
     from optuna_hermes.broker.__main__ import run_broker
-    from optuna_hermes.broker._logs import start_logging
     from optuna_hermes.broker._power_commands import power_commands
+    from optuna_hermes.broker._server._logs import start_logging
 
     power = power_commands(power_down_command, power_up_command)
     start_logging(as_json=log_json)

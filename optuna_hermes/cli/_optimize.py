@@ -95,7 +95,7 @@ def optimize(
       optuna-hermes optimize train.py:objective --storage sqlite:///study.db \\
           --study-name digits --n-trials 64
     """
-    from optuna_hermes.broker._devices import parse_devices
+    from optuna_hermes.broker._devices._source import parse_devices
     from optuna_hermes.broker._power_commands import commands_for
     from optuna_hermes.policies import make_policy
 

@@ -46,7 +46,7 @@ def quickstart(
     Example:
       optuna-hermes quickstart --devices cpu:2
     """
-    from optuna_hermes.broker._devices import parse_devices
+    from optuna_hermes.broker._devices._source import parse_devices
 
     _require_packages()
     slots = [slot.id for slot in parse_devices(devices)]

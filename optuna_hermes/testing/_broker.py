@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import (
+from optuna_hermes.broker._core._events import (
     Command,
     Connected,
     Deed,
@@ -23,12 +23,12 @@ from optuna_hermes.broker._events import (
     Tick,
     Write,
 )
+from optuna_hermes.broker._core._recovery import holders
+from optuna_hermes.broker._core._sharing import watched
+from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._holder import Holder
-from optuna_hermes.broker._ledgers import all_of, news_of
-from optuna_hermes.broker._records import Terms, is_race, outrun, write
-from optuna_hermes.broker._recovery import holders
-from optuna_hermes.broker._sharing import watched
-from optuna_hermes.broker._state import State
+from optuna_hermes.broker._server._ledgers import all_of, news_of
+from optuna_hermes.broker._server._records import Terms, is_race, outrun, write
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.model import Device

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker import _residency as residency
-from optuna_hermes.broker._book import Lease, Slot
-from optuna_hermes.broker._events import Send
-from optuna_hermes.broker._run import Run
-from optuna_hermes.broker._study import Study
+from optuna_hermes.broker._core import _residency as residency
+from optuna_hermes.broker._core._book import Lease, Slot
+from optuna_hermes.broker._core._events import Send
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
 from optuna_hermes.testing._broker_world import World
 
 

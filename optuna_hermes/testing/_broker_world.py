@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import structs
 
-from optuna_hermes.broker import _away as away
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import (
+from optuna_hermes.broker._core import _away as away
+from optuna_hermes.broker._core._events import (
     Command,
     Connected,
     Deed,
@@ -30,12 +30,12 @@ from optuna_hermes.broker._events import (
     Write,
     WritesFailed,
 )
-from optuna_hermes.broker._ledgers import all_of
-from optuna_hermes.broker._outbox import Asked, Outbox, Proof
-from optuna_hermes.broker._records import Terms, write
-from optuna_hermes.broker._recovery import holders
-from optuna_hermes.broker._state import State
-from optuna_hermes.broker._status import finished
+from optuna_hermes.broker._core._recovery import holders
+from optuna_hermes.broker._core._state import State
+from optuna_hermes.broker._core._status import finished
+from optuna_hermes.broker._server._ledgers import all_of
+from optuna_hermes.broker._server._outbox import Asked, Outbox, Proof
+from optuna_hermes.broker._server._records import Terms, write
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Device

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from optuna_hermes.broker._xid import Xid
+from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.model import Device
 
 

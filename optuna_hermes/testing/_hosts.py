@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import Kill, Send
+from optuna_hermes.broker._core._events import Kill, Send
 from optuna_hermes.ledger._base import RunRecord
 from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.testing._broker import FakeBroker

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optuna_hermes import _optuna as private
-from optuna_hermes.broker._unkept import NAME as UNKEPT
+from optuna_hermes.broker._client._unkept import NAME as UNKEPT
 from optuna_hermes.ledger import Ledger
 
 LOG_NAME = "output.log"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.broker._shape import shape_of
+from optuna_hermes.broker._core._shape import shape_of
 from optuna_hermes.model import Curve
 from optuna_hermes.view import _words as words
 from optuna_hermes.view._top_picture import DeviceLine, Picture, TrialLine

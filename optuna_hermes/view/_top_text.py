@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.style import Style
 from rich.text import Text
 
-from optuna_hermes.broker._shape import POINTS
+from optuna_hermes.broker._core._shape import POINTS
 from optuna_hermes.view import _words as words
 from optuna_hermes.view._top_picture import Picture, TrialLine
 

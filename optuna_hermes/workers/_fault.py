@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optuna_hermes.broker._nvml import NvmlDevices
+from optuna_hermes.broker._devices._nvml import NvmlDevices
 from optuna_hermes.errors import DeviceSpecError
 
 _OF_DEVICE = ("uncorrectable ECC error", "uncorrectable NVLink error", "GPU is lost")

@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import RunSession, StudySpec, connect, connect_patiently, sessions
-from optuna_hermes.broker._devices import environment
+from optuna_hermes.broker._devices._source import environment
 from optuna_hermes.broker._protocol import Grant, Ready
 from optuna_hermes.errors import HermesError, Suspended
 from optuna_hermes.model import RunState

@@ -14,10 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from optuna_hermes.broker import OpenStudy, StudySpec, _doors, connect, connect_or_start
+from optuna_hermes.broker import OpenStudy, StudySpec, connect, connect_or_start
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._server import Server
+from optuna_hermes.broker._server import _doors
+from optuna_hermes.broker._server._server import Server
 from optuna_hermes.errors import BrokerError
 from optuna_hermes.model import Device
 from optuna_hermes.testing import FakeDevices

@@ -13,7 +13,7 @@ import pytest
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._server import Server
+from optuna_hermes.broker._server._server import Server
 from optuna_hermes.model import Device
 from optuna_hermes.testing import FakeDevices
 

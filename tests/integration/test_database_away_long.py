@@ -51,7 +51,7 @@ def objective(trial):
 
 BROKER = """
 import sys
-from optuna_hermes.broker import _away
+from optuna_hermes.broker._core import _away
 from optuna_hermes.broker.__main__ import run_broker
 
 _away.AWAY_SECONDS = float(sys.argv[1])

@@ -18,8 +18,8 @@ import pytest
 
 PREAMBLE = """
 import ctypes, dataclasses, json, logging
-from optuna_hermes.broker import _nvml
-from optuna_hermes.broker._devices import Devices, NvmlDevices, parse_devices
+from optuna_hermes.broker._devices import _nvml
+from optuna_hermes.broker._devices._source import Devices, NvmlDevices, parse_devices
 from optuna_hermes.errors import DeviceSpecError
 
 libc = ctypes.CDLL(None)

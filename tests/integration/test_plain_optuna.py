@@ -16,7 +16,8 @@ import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler
 from optuna_hermes import _optuna as private
-from optuna_hermes.broker import _line, connect
+from optuna_hermes.broker import connect
+from optuna_hermes.broker._client import _line
 from optuna_hermes.errors import BrokerError, UnsupportedPrunerError
 from optuna_hermes.ledger import open_ledger
 

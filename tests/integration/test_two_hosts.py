@@ -67,7 +67,7 @@ BROKER = """
 import socket, sys
 name = sys.argv[1]
 socket.gethostname = lambda: name
-from optuna_hermes.broker import _sharing
+from optuna_hermes.broker._core import _sharing
 _sharing.REFRESH_SECONDS, _sharing.DEAD_SECONDS = 0.3, 3.0
 from optuna_hermes.broker.__main__ import main
 sys.argv = ["broker", "--devices", "cpu:2"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._away import AWAY_SECONDS, to_answer
-from optuna_hermes.broker._events import (
+from optuna_hermes.broker._core._away import AWAY_SECONDS, to_answer
+from optuna_hermes.broker._core._events import (
     EndLease,
     LedgerAway,
     LedgerBack,

@@ -11,10 +11,10 @@ import pytest
 
 from optuna_hermes import HermesSampler
 from optuna_hermes import _optuna as private
-from optuna_hermes.broker import _admission
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._counsel import Counsel
-from optuna_hermes.broker._events import StudyRead
+from optuna_hermes.broker._core import _admission
+from optuna_hermes.broker._core._counsel import Counsel
+from optuna_hermes.broker._core._events import StudyRead
 from optuna_hermes.ledger._base import RunRecord
 from optuna_hermes.model import Decision, RunView, Snapshot, Unstarted
 from optuna_hermes.policies import Fifo, Policy

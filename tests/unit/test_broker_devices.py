@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import DevicesPolled
-from optuna_hermes.broker._xid import Xid
+from optuna_hermes.broker._core._events import DevicesPolled
+from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import Device, TierName
 from optuna_hermes.testing import FakeBroker

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from optuna_hermes.broker._sharing import DEAD_SECONDS, REFRESH_SECONDS
+from optuna_hermes.broker._core._sharing import DEAD_SECONDS, REFRESH_SECONDS
 from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.testing._hosts import KEY, UNITS, Host, Optuna
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker import _ledgers
-from optuna_hermes.broker._events import LedgerAway, LedgerBack, Write, WritesFailed
-from optuna_hermes.broker._ledgers import Committed, Ledgers
+from optuna_hermes.broker._core._events import LedgerAway, LedgerBack, Write, WritesFailed
+from optuna_hermes.broker._server import _ledgers
+from optuna_hermes.broker._server._ledgers import Committed, Ledgers
 from optuna_hermes.errors import LedgerAwayError
 from optuna_hermes.ledger import LeaseRecord, Ledger, MemoryLedger, ReportRecord
 

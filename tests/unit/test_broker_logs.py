@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker import _logs as logs
+from optuna_hermes.broker._server import _logs as logs
 
 
 def record(message: str, *, error: BaseException | None = None, **extra: Any) -> logging.LogRecord:

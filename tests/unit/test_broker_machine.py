@@ -21,14 +21,14 @@ from hypothesis.stateful import (
 )
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker import _state
-from optuna_hermes.broker._book import Book, Lease, Slot
-from optuna_hermes.broker._ends import Ends
-from optuna_hermes.broker._events import Command, Event, Send, StudyRead
-from optuna_hermes.broker._run import Run
-from optuna_hermes.broker._state import State
-from optuna_hermes.broker._study import Study
-from optuna_hermes.broker._wishes import Wishes
+from optuna_hermes.broker._core import _state
+from optuna_hermes.broker._core._book import Book, Lease, Slot
+from optuna_hermes.broker._core._ends import Ends
+from optuna_hermes.broker._core._events import Command, Event, Send, StudyRead
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._state import State
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._wishes import Wishes
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.testing._broker_clients import Mixed, Process

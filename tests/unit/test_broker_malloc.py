@@ -10,7 +10,7 @@ import pytest
 
 PEAK = """
 import psutil
-from optuna_hermes.broker._malloc import give_back_large_blocks
+from optuna_hermes.broker._server._malloc import give_back_large_blocks
 {call}
 bytes(bytearray(16_000_000))  # after which glibc would keep what is smaller
 large, small = [], []
@@ -24,7 +24,7 @@ print(psutil.Process().memory_info().rss)
 
 HOLES = """
 import psutil
-from optuna_hermes.broker._malloc import give_back_free_pages
+from optuna_hermes.broker._server._malloc import give_back_free_pages
 blocks = [bytearray(b"x") * 20_000 for _ in range(3_000)]
 blocks = blocks[::10]
 {call}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._book import Want
-from optuna_hermes.broker._events import Kill, LedgerAway, StudyRead, WritesFailed
+from optuna_hermes.broker._core._book import Want
+from optuna_hermes.broker._core._events import Kill, LedgerAway, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import RunRecord
 from optuna_hermes.testing import FakeBroker
 

@@ -11,9 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import Received, Tick
-from optuna_hermes.broker._meter import BOUNDS_SECONDS, Meter, Times
-from optuna_hermes.broker._metrics import Figures, metrics, serving
+from optuna_hermes.broker._core._events import Received, Tick
+from optuna_hermes.broker._server._meter import BOUNDS_SECONDS, Meter, Times
+from optuna_hermes.broker._server._metrics import Figures, metrics, serving
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.testing import FakeBroker
 

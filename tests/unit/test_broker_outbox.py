@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._outbox import Asked, Outbox
+from optuna_hermes.broker._server._outbox import Asked, Outbox
 
 
 class Sent(list[Any]):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import EndLease, Tick
-from optuna_hermes.broker._recovery import RECOVERY_SECONDS
+from optuna_hermes.broker._core._events import EndLease, Tick
+from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.testing import FakeBroker

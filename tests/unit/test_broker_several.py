@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._book import Lease
-from optuna_hermes.broker._events import WritesFailed
-from optuna_hermes.broker._run import Run
+from optuna_hermes.broker._core._book import Lease
+from optuna_hermes.broker._core._events import WritesFailed
+from optuna_hermes.broker._core._run import Run
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot
 from optuna_hermes.policies import Policy

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import LedgerAway, LedgerBack
-from optuna_hermes.broker._recovery import holders
-from optuna_hermes.broker._sharing import DEAD_SECONDS, REFRESH_SECONDS
+from optuna_hermes.broker._core._events import LedgerAway, LedgerBack
+from optuna_hermes.broker._core._recovery import holders
+from optuna_hermes.broker._core._sharing import DEAD_SECONDS, REFRESH_SECONDS
 from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.testing import FakeBroker
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import EndLease, NameLease, StudyRead, WritesFailed
+from optuna_hermes.broker._core._events import EndLease, NameLease, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Assignment, Curve, Decision
 from optuna_hermes.testing import FakeBroker

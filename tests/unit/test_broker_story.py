@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import StudyRead
+from optuna_hermes.broker._core._events import StudyRead
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, RunRecord
 from optuna_hermes.testing import FakeBroker
 

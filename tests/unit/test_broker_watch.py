@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 
-from optuna_hermes.broker._processes import watch
+from optuna_hermes.broker._server._processes import watch
 
 DEADLINE_SECONDS = 20.0
 

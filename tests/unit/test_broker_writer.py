@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker._events import EndLease, SaveMemory
-from optuna_hermes.broker._writer import News, Refused, Unreachable, Writer, Written
+from optuna_hermes.broker._core._events import EndLease, SaveMemory
+from optuna_hermes.broker._server._writer import News, Refused, Unreachable, Writer, Written
 from optuna_hermes.errors import LedgerAwayError, LedgerError
 from optuna_hermes.ledger import CheckpointRecord, LeaseRecord, MemoryLedger, ReportRecord
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from optuna_hermes.broker._devices import (
+from optuna_hermes.broker._devices._source import (
     CpuSlots,
     Devices,
     DeviceSlot,

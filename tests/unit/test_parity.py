@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._events import Send, Tick
-from optuna_hermes.broker._study import Study
+from optuna_hermes.broker._core._events import Send, Tick
+from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot, Unstarted
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 from optuna_hermes.simulator import Cluster, CurveSet, FixedList, Recording, SwitchCosts

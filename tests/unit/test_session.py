@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from optuna_hermes.broker import RunSession, _line, _session, _unkept
+from optuna_hermes.broker import RunSession
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._client import _line, _session, _unkept
 from optuna_hermes.errors import BrokerError
 from optuna_hermes.suspend import BatchSizes, StoredState
 

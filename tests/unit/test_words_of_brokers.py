@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker import Connection, _client, _ledgers
+from optuna_hermes.broker import Connection
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._client import connect, connect_or_start
-from optuna_hermes.broker._events import Expected, Kill, StudyRead
+from optuna_hermes.broker._client import _connection as _client
+from optuna_hermes.broker._client._connection import connect, connect_or_start
+from optuna_hermes.broker._core._events import Expected, Kill, StudyRead
+from optuna_hermes.broker._core._memory import size
+from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
 from optuna_hermes.broker._holder import Holder
-from optuna_hermes.broker._ledgers import Ledgers
-from optuna_hermes.broker._memory import size
-from optuna_hermes.broker._recovery import RECOVERY_SECONDS
+from optuna_hermes.broker._server import _ledgers
+from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import BrokerError, LedgerError, ProtocolError
 from optuna_hermes.ledger import EventRecord, HostRecord, LeaseRecord, MemoryLedger, RunRecord
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot

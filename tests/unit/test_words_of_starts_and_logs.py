@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker import _devices, _ledgers, _server, _succession
 from optuna_hermes.broker import _election as election
-from optuna_hermes.broker import _readings as readings
-from optuna_hermes.broker._book import Book
-from optuna_hermes.broker._events import Kill, LedgerAway, WritesFailed
+from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._core._events import Kill, LedgerAway, WritesFailed
+from optuna_hermes.broker._devices import _source as _devices
+from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.broker._holder import Holder
-from optuna_hermes.broker._ledgers import Ledgers
-from optuna_hermes.broker._server import Server
-from optuna_hermes.broker._xid import Xid
+from optuna_hermes.broker._server import _ledgers, _server, _succession
+from optuna_hermes.broker._server import _readings as readings
+from optuna_hermes.broker._server._ledgers import Ledgers
+from optuna_hermes.broker._server._server import Server
 from optuna_hermes.errors import BrokerError
 from optuna_hermes.model import Device
 from optuna_hermes.testing import FakeDevices

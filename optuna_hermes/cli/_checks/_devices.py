@@ -11,7 +11,7 @@ from optuna_hermes.view import size
 
 def nvidia_driver() -> Iterator[Check]:
     """What ``auto`` passes over in silence, or nearly so."""
-    from optuna_hermes.broker import _nvml as nvml
+    from optuna_hermes.broker._devices import _nvml as nvml
 
     try:
         with nvml.driver() as binding:
@@ -27,7 +27,7 @@ def nvidia_driver() -> Iterator[Check]:
 
 def devices() -> Iterator[Check]:
     """The devices that a broker would take by itself."""
-    from optuna_hermes.broker._devices import Devices, parse_devices
+    from optuna_hermes.broker._devices._source import Devices, parse_devices
 
     source = Devices(parse_devices("auto"), named=False)
     try:

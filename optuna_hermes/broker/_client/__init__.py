@@ -1,0 +1,1 @@
+"""The processes that ask a broker for time on its devices."""

@@ -1,0 +1,277 @@
+"""The clients' end of the broker's socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.broker import _election as election
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.errors import BrokerConflictError, BrokerError, InvalidInputError, ProtocolError
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._power_commands import PowerCommands
+
+CONNECT_SECONDS = 30.0
+_POLL_SECONDS = 0.02
+_GONE = "The broker is gone: look into broker.log for the reason."
+_END_IT = "it is of another version, so end the process that broker.json names"
+
+
+class Connection:
+    """A connection to the broker: frames out from any thread, frames in from one."""
+
+    def __init__(self, sock: socket.socket, role: str) -> None:
+        self._socket = sock
+        self._send_lock = threading.Lock()
+        try:
+            self.welcome = self._greet(role)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _greet(self, role: str) -> wire.Welcome:
+        self.send(wire.Hello(version=wire.VERSION, role=role))
+        welcome = self.receive()
+        if isinstance(welcome, wire.Refused):
+            raise BrokerConflictError(welcome.reason)
+        if not isinstance(welcome, wire.Welcome):
+            raise ProtocolError(f"A broker says welcome first but said {welcome!r}: {_END_IT}.")
+        return welcome
+
+    def send(self, message: wire.FromClient) -> None:
+        """Send one message.
+
+        Raises:
+            BrokerError: the broker is gone.
+        """
+        data = wire.frame(message)
+        try:
+            with self._send_lock:
+                self._socket.sendall(data)
+        except OSError as error:
+            raise BrokerError(_GONE) from error
+
+    def receive(self) -> wire.FromBroker:
+        """Wait for one message.
+
+        Raises:
+            BrokerError: the broker is gone.
+        """
+        length = wire.body_length(self._read(wire.HEADER_BYTES))
+        return wire.decode_from_broker(self._read(length))
+
+    def ask_status(self, *, runs: bool = True, curves: bool = False) -> dict[str, object]:
+        """The broker's status; only for connections that nothing else is sent to.
+
+        Raises:
+            BrokerConflictError: it refused what was sent before.
+            BrokerError: the broker is gone.
+        """
+        self.send(wire.GetStatus(runs=runs, curves=curves))
+        answer = self.receive()
+        if isinstance(answer, wire.Refused):
+            raise BrokerConflictError(answer.reason)
+        if not isinstance(answer, wire.Status):
+            raise ProtocolError(f"A status was asked for but {answer!r} came: {_END_IT}.")
+        return answer.document
+
+    def want(self, message: wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy) -> bool:
+        """Say what people want; only for connections that nothing else is sent to.
+
+        Returns:
+            Whether a run has still to stop.
+
+        Raises:
+            InvalidInputError: it is refused; the words say why.
+            BrokerError: the broker is gone.
+        """
+        self.send(message)
+        answer = self.receive()
+        if isinstance(answer, wire.Refused):
+            raise InvalidInputError(answer.reason)
+        if not isinstance(answer, wire.Agreed):
+            raise ProtocolError(f"A wish was told but {answer!r} came: {_END_IT}.")
+        return answer.waits
+
+    def close(self) -> None:
+        """Hang up; wakes a thread that waits in ``receive``."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            try:
+                part = self._socket.recv(count - len(data))
+            except OSError as error:
+                raise BrokerError(_GONE) from error
+            if not part:
+                raise BrokerError(_GONE)
+            data += part
+        return bytes(data)
+
+
+def connect(role: str) -> Connection:
+    """Connect to the broker of this host and user.
+
+    Raises:
+        BrokerError: there is none.
+        BrokerConflictError: its socket is not ours.
+    """
+    directory = election.runtime_dir()
+    path = election.socket_path(directory)
+    try:
+        election.check_socket(directory)
+        sock = _open(path)
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise BrokerError(
+            "No broker runs on this host: start one with `optuna-hermes broker`."
+        ) from error
+    return Connection(sock, role)
+
+
+def broker_status(*, curves: bool = False) -> dict[str, Any] | None:
+    """What this host's broker tells, None if there is none.
+
+    Args:
+        curves: with how the values of each trial went.
+
+    Raises:
+        BrokerConflictError: its socket is not ours.
+    """
+    try:
+        connection = connect("viewer")
+    except BrokerConflictError:
+        raise
+    except BrokerError:
+        return None
+    try:
+        return connection.ask_status(curves=curves)
+    except BrokerError:  # it has just ended
+        return None
+    finally:
+        connection.close()
+
+
+def connect_patiently(role: str) -> Connection:
+    """As ``connect``, but wait for a broker that is being started.
+
+    Raises:
+        BrokerError: there is none after ``CONNECT_SECONDS``.
+    """
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return connect(role)
+        except BrokerConflictError:
+            raise
+        except BrokerError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
+
+
+def connect_or_start(
+    role: str, devices: str = "auto", power: PowerCommands | None = None
+) -> Connection:
+    """Connect to the broker, after starting one if there is none.
+
+    Args:
+        role: what this client is.
+        devices: the devices it must own; ``auto`` takes a running broker as it is.
+        power: the commands with which it must power devices down and up; None takes a running
+            broker as it is.
+
+    Raises:
+        DeviceSpecError: there are no such devices.
+        BrokerConflictError: a broker with other devices or commands is at work.
+        BrokerError: none could be started.
+    """
+    if devices != "auto":
+        from optuna_hermes.broker._devices._source import parse_devices  # slow; most only ask
+
+        parse_devices(devices)
+    texts = () if power is None else power.texts
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            connection = connect(role)
+        except BrokerConflictError:
+            raise
+        except BrokerError:
+            if time.monotonic() > deadline:
+                raise
+            _start_one(devices, texts)
+            time.sleep(_POLL_SECONDS)  # its socket may be the dying one of an older broker
+            continue
+        if devices not in ("auto", connection.welcome.devices):
+            has = f"devices {connection.welcome.devices!r} but {devices!r} was asked for"
+            _make_way(connection, f"{has}: use --devices auto")
+        elif texts not in ((), connection.welcome.power):
+            _make_way(connection, "other power commands: leave these out")
+        else:
+            return connection
+
+
+def _start_one(devices: str, power: Sequence[str]) -> None:
+    """Start a broker, unless another client has done so in the meantime."""
+    directory = election.runtime_dir()
+    with election.lock(directory / "start.lock", timeout=CONNECT_SECONDS):
+        if not (election.listening(directory) and election.incumbent(directory)):
+            election.start(directory, devices, power)
+
+
+def _make_way(connection: Connection, difference: str) -> None:
+    """End a broker that is another than is wanted, if nobody uses it; wait until it is gone."""
+    pid = connection.welcome.pid
+    connection.send(wire.Quit())
+    refused = False
+    with contextlib.suppress(BrokerError):  # it hangs up when it agrees
+        refused = isinstance(connection.receive(), wire.Refused)
+    connection.close()
+    if refused:
+        raise BrokerConflictError(
+            f"A broker (process {pid}) is at work with {difference}, wait until it is idle, or "
+            f"give this one another {election.RUNTIME_DIR_VARIABLE}."
+        )
+    directory = election.runtime_dir()
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while (election.incumbent(directory) or {}).get("pid") == pid:
+        if time.monotonic() > deadline:
+            raise BrokerError(
+                f"The idle broker (process {pid}) does not end: end it with `kill -9 {pid}`."
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _open(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(path))
+    except OSError:
+        sock.close()
+        raise
+    uid = peer(sock)[1]
+    if uid != os.getuid():
+        sock.close()
+        raise BrokerConflictError(
+            f"The broker at {path} must run as you (uid {os.getuid()}) but runs as uid {uid}: set "
+            f"{election.RUNTIME_DIR_VARIABLE} to a folder of your own."
+        )
+    return sock
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the other end, from the kernel."""
+    size = struct.calcsize("3i")
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, uid

@@ -1,0 +1,141 @@
+"""A client's connection that outlives its broker."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._client._connection import Connection
+from optuna_hermes.errors import BrokerError, HermesError
+
+AWAY_SECONDS = 60.0
+"""How long a client looks for the next broker when its own is gone."""
+
+_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 0.25
+_STEADY_SECONDS = 1.0
+"""A broker that lived for less than this did not end the search for one."""
+
+
+class Line:
+    """Frames to and from the broker of the day; when it dies, the next one is looked for.
+
+    A thread reads, and looks for the next broker, so that training does neither.
+
+    Args:
+        connection: open, with nothing read from it yet.
+        reconnect: connects to the next broker; raises ``HermesError`` while there is none.
+        introduce: what the next broker is told first; called while ``lock`` is held.
+        heard: is given each message, and None when no broker could be found; on the thread.
+        lost: called when a broker is gone, before the next one is looked for; on the thread.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        reconnect: Callable[[], Connection],
+        introduce: Callable[[], Iterable[wire.FromClient]],
+        heard: Callable[[wire.FromBroker | None], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self.lock = threading.RLock()
+        """Who holds it says one thing after another, to one broker."""
+        self._connection = connection
+        self._reconnect = reconnect
+        self._introduce = introduce
+        self._heard = heard
+        self._lost = lost
+        self._up = True
+        self._gone = False
+        self._closed = threading.Event()
+        self._connected_at = time.monotonic()
+        self._away_since: float | None = None
+        self._thread = threading.Thread(target=self._read, name="hermes-session", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def send(self, message: wire.FromClient) -> None:
+        """Say something; where there is no broker, ``introduce`` has to make up for it."""
+        with self.lock, contextlib.suppress(BrokerError):
+            if self._up:
+                self._connection.send(message)
+
+    def settle(self, done: Callable[[], bool], seconds: float) -> None:
+        """Wait until there is a broker and it is ``done``, but no longer than makes sense.
+
+        Args:
+            done: whether it has answered.
+            seconds: how long a broker may take for that.
+        """
+        deadline: float | None = None
+        while not self._gone:
+            now = time.monotonic()
+            if not self._up:
+                deadline = None
+            elif done() or (deadline is not None and now > deadline):
+                return
+            elif deadline is None:
+                deadline = now + seconds
+            self._closed.wait(_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """Hang up for good."""
+        self._closed.set()
+        with self.lock:
+            self._connection.close()
+        self._thread.join(timeout=_STEADY_SECONDS)  # it may be starting a broker
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = self._connection.receive()
+            except BrokerError:
+                if self._closed.is_set():
+                    return
+                if self._find():
+                    continue
+                self._gone = True
+                if not self._closed.is_set():
+                    self._heard(None)
+                return
+            self._heard(message)
+
+    def _find(self) -> bool:
+        """Look for the next broker; False if there is none for too long."""
+        self._up = False
+        self._connection.close()
+        self._lost()
+        now = time.monotonic()
+        steady = now - self._connected_at >= _STEADY_SECONDS
+        if steady or self._away_since is None:
+            self._away_since = now
+        pause = 0.0 if steady else _LONGEST_PAUSE_SECONDS
+        while not self._closed.wait(pause):
+            pause = min(_LONGEST_PAUSE_SECONDS, max(_PAUSE_SECONDS, 2 * pause))
+            try:
+                connection = self._reconnect()
+            except HermesError:
+                if time.monotonic() - self._away_since > AWAY_SECONDS:
+                    return False
+                continue
+            if self._meet(connection):
+                return True
+        return False
+
+    def _meet(self, connection: Connection) -> bool:
+        with self.lock:
+            if self._closed.is_set():
+                connection.close()
+                return False
+            self._connection, self._connected_at = connection, time.monotonic()
+            with contextlib.suppress(BrokerError):  # the reader will see it too
+                for message in self._introduce():
+                    connection.send(message)
+            self._up = True
+            return True

@@ -1,0 +1,461 @@
+"""One run's side of its lease."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._client._connection import Connection
+from optuna_hermes.broker._client._line import AWAY_SECONDS, Line
+from optuna_hermes.broker._client._said import Said
+from optuna_hermes.broker._client._sessions import sessions
+from optuna_hermes.broker._client._unheard import unheard
+from optuna_hermes.broker._client._unkept import find, forget, keep
+from optuna_hermes.broker._client._wired import unwired, wired, wired_sizes
+from optuna_hermes.errors import BrokerError, Suspended, SuspendError
+from optuna_hermes.model import RunState, TierName
+from optuna_hermes.suspend._base import BatchSizes, Held, State, StoredState
+from optuna_hermes.suspend._disk import read_ahead
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._parking import Parking
+
+_BEAT_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
+"""How often a run that waits looks whether its process is to end."""
+_HEARD_SECONDS = 5.0
+"""How long a process that leaves waits to hear that the ledger knows where its run is."""
+_TERMINATED = 128 + 15
+_NOBODY = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.log, and go on."
+
+
+class RunSession:
+    """A connection that holds, or waits for, the lease of one run (``suspend.Session``).
+
+    A thread reads the socket, so that training pays one attribute read a batch. When the broker
+    dies the run goes on: the thread finds the next broker and tells it what the run has.
+
+    Args:
+        connection: open, with nothing read from it yet.
+        study: what a broker must know of the run's study.
+        ask: asks for the first lease.
+        reconnect: connects to the next broker; raises ``HermesError`` while there is none.
+        checkpoint_dir: where this run's checkpoints go, None if it cannot leave its process.
+        noted: told ``parked``, ``running`` or ``stored`` when that has become true, off the
+            device's time where it can be.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        study: wire.StudySpec,
+        ask: wire.Ready | wire.Register,
+        *,
+        reconnect: Callable[[], Connection],
+        checkpoint_dir: Path | None = None,
+        noted: Callable[[RunState], None] = lambda state: None,
+    ) -> None:
+        self.must_yield = False
+        self.asked: TierName = "resident"
+        self.managed = False
+        self.checkpoint_dir = checkpoint_dir
+        self.batch_size: int | None = None
+        self.checkpoints: tuple[StoredState, ...] = ()
+        self.devices: tuple[str, ...] = ()
+        self.alone = True
+        self.noted = noted
+        self.describe: Callable[[], wire.Params] = dict
+        """Tells the trial's hyper-parameters, as far as they are known by then."""
+        self._study = study
+        self._ask = ask
+        self._described = False
+        self._trained = False
+        self._last_beat = 0.0
+        self._had_seconds = 0.0
+        self._granted_at: float | None = None
+        self._lost = False
+        self._refused: str | None = None
+        self._noted_end = False
+        self._parked_in: Parking | None = None
+        self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
+        self._said = Said()
+        self._line = Line(
+            connection,
+            reconnect=reconnect,
+            introduce=self._introduce,
+            heard=self._heard,
+            lost=self._forget_requests,
+        )
+        self._line.send(ask)
+        self._line.start()
+
+    @property
+    def device_seconds(self) -> float:
+        """Device time the run has had, this slice included."""
+        if self._granted_at is None:
+            return self._had_seconds
+        held = time.monotonic() - self._granted_at
+        return self._had_seconds + held * (1 + len(self._said.others))
+
+    # -- before training -----------------------------------------------------------------------
+
+    def wait_for_grant(self) -> wire.Grant | None:
+        """Wait for the next lease; None when there is nothing left to do.
+
+        Raises:
+            BrokerError: the broker is gone, or refuses.
+        """
+        while True:
+            message = self._inbox.get()
+            if message is None:
+                raise BrokerError(self._refused or _NOBODY)
+            if isinstance(message, wire.Refused):
+                raise BrokerError(message.reason)
+            if isinstance(message, wire.Dismiss):
+                return None
+            if isinstance(message, wire.Grant):
+                self._take(message)
+                return message
+            if isinstance(message, wire.Prepare):
+                states = tuple(unwired(saved) for saved in message.checkpoints)
+                read_ahead(states, f"trial {message.number}")
+
+    def begin(self, number: int, trial_id: int) -> None:
+        """Say which trial a lease for a new one went to."""
+        with self._line.lock:
+            self._said.number, self._said.trial_id = number, trial_id
+            begin = wire.Begin(epoch=self._said.epoch, number=number, trial_id=trial_id)
+            self._line.send(begin)
+
+    def find(self) -> None:
+        """Take up what an earlier process of the run left in its folder, where that is news."""
+        assert self.checkpoint_dir is not None
+        left = find(self.checkpoint_dir)
+        last = None if left is None else left.newest
+        known = max((each.units for each in self.checkpoints), default=0)
+        if left is None or last is None or last.units <= known:
+            forget(self.checkpoint_dir)
+            return
+        age = max(0.001, time.time() - left.at)
+        for report in left.reports:
+            if report.unit > known:
+                self._say_again(report, report.age_seconds + age)
+        self.checkpoints = (unwired(last), *self.checkpoints[:1])
+        self.saved(unwired(last))
+
+    def _say_again(self, report: wire.Report, age: float) -> None:
+        with self._line.lock:
+            epoch, at = self._said.epoch, time.monotonic() - age
+            message = msgspec.structs.replace(report, epoch=epoch, age_seconds=age)
+            self._said.reports.append((at, message))
+            self._line.send(message)
+
+    # -- while training: suspend.Session --------------------------------------------------------
+
+    def training(self, *, stores: bool) -> None:
+        """See ``suspend.Session``. From here on the loop itself looks after yielding."""
+        self.managed = True
+        self.started(stores=stores)
+
+    def started(self, *, stores: bool) -> None:
+        """The first batch since the grant begins."""
+        if not self._trained:
+            self._trained = True
+            params = self.describe()
+            self._described = bool(params)
+            with self._line.lock:
+                said = self._said
+                said.training, said.stores, said.params = True, stores, params or said.params
+                self._line.send(wire.Training(epoch=said.epoch, stores=stores, params=params))
+
+    def stretches(self, sizes: BatchSizes) -> None:
+        """See ``suspend.Session``."""
+        told = wired_sizes(sizes)
+        with self._line.lock:
+            self._said.sizes = told
+            self._line.send(wire.Stretches(epoch=self._said.epoch, sizes=told))
+
+    def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
+        """See ``suspend.Session``."""
+        params = {} if self._described else self.describe()
+        self._described = True
+        with self._line.lock:
+            said = self._said
+            message = wire.Report(
+                epoch=said.epoch,
+                unit=unit,
+                step=step,
+                value=value,
+                units_left=units_left,
+                params=params,
+            )
+            said.units_left, said.params = units_left, params or said.params
+            said.reports.append((time.monotonic(), message))
+            self._line.send(message)
+
+    def beat(self, batches: int, memory_bytes: int | None = None) -> None:
+        """See ``suspend.Session``."""
+        now = time.monotonic()
+        if now - self._last_beat >= _BEAT_SECONDS:
+            self._last_beat = now
+            with self._line.lock:
+                if memory_bytes is not None:
+                    self._said.need_bytes = memory_bytes
+                epoch = self._said.epoch
+                self._line.send(wire.Beat(epoch=epoch, batches=batches, memory_bytes=memory_bytes))
+
+    def saved(self, state: StoredState) -> None:
+        """See ``suspend.Session``."""
+        checkpoint = wired(state)
+        with self._line.lock:
+            self._said.checkpoints[checkpoint.path] = checkpoint
+            self._line.send(wire.Saved(epoch=self._said.epoch, checkpoint=checkpoint))
+
+    def park(self, state: State | None) -> None:
+        """See ``suspend.Session``; with None nothing is known but that the run can wait.
+
+        Raises:
+            Suspended: the run is on disk.
+            CheckpointError: it should go there and cannot.
+            BrokerError: no broker can be found and the run cannot be stored, or it is another
+                process's by now.
+        """
+        if self._refused is not None:
+            raise BrokerError(self._refused)
+        begin = time.monotonic()
+        self.must_yield = False
+        self._put(state, "disk" if self._lost else self.asked, begin)
+        self.noted("parked")
+        try:
+            self._wait(state)
+        except BaseException:
+            if state is not None:
+                self._parking().leave()
+            raise
+        self.noted("running")
+
+    # -- after training ------------------------------------------------------------------------
+
+    def end(self, state: wire.Ending, error: str | None = None) -> None:
+        """The trial is told: the lease is over."""
+        with self._line.lock:
+            self._said.end = wire.Ended(epoch=self._said.epoch, state=state, error=error)
+            self._line.send(self._said.end)
+
+    def release(self, reason: str, *, outgrown: bool = False) -> None:
+        """Give the lease back: this process cannot serve the run, which stays as it was.
+
+        Args:
+            reason: what people are told.
+            outgrown: the device's memory did not suffice beside what others hold there.
+        """
+        with self._line.lock:
+            epoch = self._said.epoch
+            self._said.end = wire.Released(epoch=epoch, reason=reason, outgrown=outgrown)
+            self._line.send(self._said.end)
+
+    def close(self) -> None:
+        """Hang up, once a broker has heard how the run stands."""
+        self._line.settle(lambda: not self._unheard(), _HEARD_SECONDS)
+        self._line.close()
+        if self._said.end is not None and self._unheard():
+            unheard.keep(self._introduce)
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def _put(self, state: State | None, tier: TierName, begin: float) -> None:
+        """Suspend the run into a tier, or move it there; from disk there is no way back."""
+        if state is None:
+            held, tier = None, "resident"
+        else:
+            parking = self._parking()
+            # What Python knows of a GPU's tensors is the run's own only if the process is.
+            sole = sessions.worker is self
+            held = parking.put(state, "disk" if tier == "host" and not sole else tier)
+            tier = parking.tier or "resident"
+        self._stop_clock()
+        self._say_parked(state, tier, held, time.monotonic() - begin)
+        if held is not None and held.stored is not None:
+            self.noted("stored")
+            raise Suspended(f"The run is stored in {held.stored.path}.")
+
+    def _say_parked(
+        self, state: State | None, tier: TierName, held: Held | None, spent: float
+    ) -> None:
+        stored = None if held is None or held.stored is None else wired(held.stored)
+        stores = state is not None and self._parking().stores(state)
+        with self._line.lock:
+            said = self._said
+            if not said.epoch:
+                return  # it has no lease to give back
+            said.asked = None
+            said.parked = wire.Parked(
+                epoch=said.epoch,
+                tier=tier,
+                suspend_seconds=spent,
+                checkpoint=stored,
+                # What its ranks hold this process does not know.
+                held_bytes=None if held is None or said.others else held.device_bytes,
+                host_bytes=0 if held is None else held.host_bytes,
+                stores=stores,
+                moves=state is not None and state.moves and sessions.worker is self,
+            )
+            if stored is not None:
+                said.checkpoints[stored.path] = stored
+                if self.checkpoint_dir is not None:
+                    keep(self.checkpoint_dir, said.resume(self._study, time.monotonic()))
+            self._line.send(said.parked)
+
+    def _wait(self, state: State | None) -> None:
+        while True:
+            message = self._next(state)
+            if isinstance(message, wire.Evict):
+                self._put(state, message.tier, time.monotonic())
+            elif isinstance(message, wire.Recall):
+                with contextlib.suppress(SuspendError):
+                    self._parking().back()
+                self._put(state, self._parking().tier or "resident", time.monotonic())
+            elif message is None:  # no broker can be found
+                self._put(state, "disk", time.monotonic())
+                raise BrokerError(self._refused or _NOBODY)
+            elif isinstance(message, wire.Refused):
+                raise BrokerError(message.reason)
+            elif isinstance(message, wire.Grant) and self._is_present(message):
+                self._take(message)
+                if self._back(state):
+                    return
+
+    def _is_present(self, grant: wire.Grant) -> bool:
+        """Whether a lease is not over; a run that is told late to stop gives it back unused."""
+        return grant.epoch == self._said.epoch and self._said.parked is None
+
+    def _next(self, state: State | None) -> wire.FromBroker | None:
+        while True:
+            try:
+                return self._inbox.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if state is not None and state.ended():
+                    self._put(state, "disk", time.monotonic())
+                    raise SystemExit(_TERMINATED) from None
+
+    def _back(self, state: State | None) -> bool:
+        """Bring the run back to its device; False if it has no room there, and waits on."""
+        if state is None:
+            self.started(stores=False)
+            return True
+        try:
+            self._parking().back()
+        except SuspendError:
+            self._put(state, "disk", time.monotonic())
+            return False
+        return True
+
+    def _parking(self) -> Parking:
+        if self._parked_in is None:
+            from optuna_hermes.suspend._parking import Parking  # it needs torch
+
+            self._parked_in = Parking(self.checkpoint_dir, lambda: self.checkpoints)
+        return self._parked_in
+
+    # -- on the line's thread ------------------------------------------------------------------
+
+    def _introduce(self) -> Iterable[wire.FromClient]:
+        said = self._said
+        if not said.epoch:
+            return [self._ask]
+        resume = said.resume(self._study, time.monotonic())
+        return [resume] if said.end is None else [resume, said.end]
+
+    def _forget_requests(self) -> None:
+        """What a broker that is gone has asked for, and nobody has begun, is not done."""
+        with self._line.lock:
+            kept: list[wire.FromBroker | None] = []
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    message = self._inbox.get_nowait()
+                    if isinstance(message, wire.Evict | wire.Recall):
+                        self._said.asked = None
+                    elif isinstance(message, wire.Grant):
+                        kept.append(message)
+            for message in kept:
+                self._inbox.put(message)
+
+    def _heard(self, message: wire.FromBroker | None) -> None:
+        with self._line.lock:
+            if message is None:
+                self._stop()
+            elif isinstance(message, wire.Yield):
+                self.asked = self._said.asked = message.tier
+                self.must_yield = True
+            elif isinstance(message, wire.Resize):
+                if message.epoch == self._said.epoch:
+                    self.batch_size = message.batch_size
+            elif isinstance(message, wire.Noted):
+                self._noted_end = True
+            elif isinstance(message, wire.Kept):
+                self._kept(message)
+            elif isinstance(message, wire.Refused) and self._said.epoch:
+                self._let_go(message.reason)
+            else:
+                if isinstance(message, wire.Grant):
+                    self._granted(message)
+                elif isinstance(message, wire.Evict):
+                    self._said.asked = message.tier
+                elif isinstance(message, wire.Recall):
+                    self._said.asked = "resident"
+                self._inbox.put(message)
+
+    def _granted(self, grant: wire.Grant) -> None:
+        now = time.monotonic()
+        self._said = self._said.granted(grant, now)
+        self._had_seconds, self._granted_at = grant.device_seconds, now
+        self._trained = False
+        if grant.batch_size is not None:
+            self.batch_size = grant.batch_size
+
+    def _kept(self, message: wire.Kept) -> None:
+        saved = self._said.checkpoints.pop(message.path, None)
+        if saved is None:
+            return
+        if not self._said.checkpoints and self.checkpoint_dir is not None:
+            forget(self.checkpoint_dir)
+        if unwired(saved) not in self.checkpoints:
+            self.checkpoints = (unwired(saved), *self.checkpoints[:1])
+
+    def _let_go(self, reason: str) -> None:
+        """The run's lease is another's by now: a plain trial asks again, a worker has to end."""
+        if isinstance(self._ask, wire.Register):
+            self._said = Said()
+            self.must_yield = True
+            self._line.send(self._ask)
+        else:
+            self._refused = reason
+            self._stop()
+
+    def _stop(self) -> None:
+        self._lost = self.must_yield = True
+        self._inbox.put(None)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _stop_clock(self) -> None:
+        self._had_seconds, self._granted_at = self.device_seconds, None
+
+    def _take(self, grant: wire.Grant) -> None:
+        self.devices, self.alone = grant.devices, grant.alone
+        if not self.managed:  # the loop read them when it started
+            self.checkpoints = tuple(unwired(c) for c in grant.checkpoints)
+
+    def _unheard(self) -> bool:
+        """Whether the run is over or on disk, and the ledger may not know it."""
+        said = self._said
+        if said.end is not None:
+            return not self._noted_end
+        return said.parked is not None and said.parked.tier == "disk" and bool(said.checkpoints)

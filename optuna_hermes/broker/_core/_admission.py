@@ -1,0 +1,256 @@
+"""How studies and runs come into the broker's book, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from optuna_hermes.broker._core._book import Book, Client
+from optuna_hermes.broker._core._events import Command, EndLease, Refreshed, SaveWish, StudyRead
+from optuna_hermes.broker._core._rows import give_back
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._protocol import (
+    ChangePolicy,
+    Counted,
+    Describe,
+    Drain,
+    Finish,
+    Finished,
+    FromClient,
+    OpenStudy,
+    Ready,
+    Register,
+    Resume,
+    SavedCheckpoint,
+    Wishes,
+)
+from optuna_hermes.ledger._base import LeaseRecord, RunRecord
+from optuna_hermes.model import Curve
+from optuna_hermes.policies import make_policy
+
+KEPT_CHECKPOINTS = 2
+"""A run's newest ones; the older is for the day on which the newest cannot be read."""
+
+
+_WANTED: tuple[type, ...] = (Wishes, Finish, Finished, ChangePolicy)
+_SAID_BY: dict[type, tuple[str, ...]] = {
+    Ready: ("worker",),
+    Register: ("run",),
+    Resume: ("worker", "run"),
+    OpenStudy: ("driver",),
+    Describe: ("driver",),
+    Drain: ("driver",),
+    **dict.fromkeys(_WANTED, ("viewer",)),
+}
+
+
+def misplaced(client: Client, message: FromClient) -> str | None:
+    """Why a client may not say this, or not now; None if it may."""
+    name, roles = type(message).__name__, _SAID_BY.get(type(message))
+    if roles is None:
+        return None
+    if client.role not in roles:
+        return f"{name} is said by a {roles[0]}, not by a {client.role}: connect as one."
+    if isinstance(message, Drain):
+        own = client.study == message.study
+        return None if own else "A driver drains its own study only: open that one first."
+    again = isinstance(message, OpenStudy) and client.study == message.study.key
+    if client.study is not None and not isinstance(message, Describe) and not again:
+        return f"A connection says {name} once, but this one serves a study already: open another."
+    return None
+
+
+def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
+    """Why a client does not get what it asks for, of a study that is read; None if it does."""
+    message = event.message
+    if isinstance(message, OpenStudy):
+        if study.driver in (None, event.connection):
+            return None
+        return (
+            f"Study {study.spec.name!r} is already being optimized by process "
+            f"{_pid(book, study.driver)} on this host: wait for it, or end it with Ctrl-C."
+        )
+    run = study.runs.get(message.number) if isinstance(message, Register) else None
+    if run is not None and run.live and study.is_elsewhere(run):
+        return f"Trial {run.number} is trained on another host ({run.host}): end it there first."
+    if run is not None and study.wish_of(run) == "finishing":
+        return f"Trial {run.number} is about to be finished: create another one."
+    if run is None or (run.live and run.connection is None):
+        return None
+    if run.live:
+        return (
+            f"Trial {run.number} is trained by process {_pid(book, run.connection)} already: "
+            "end that one first."
+        )
+    return f"Trial {run.number} has ended ({run.state}): create another one."
+
+
+def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) -> Study:
+    """The study of a message; read from its ledger unless a living process holds part of it."""
+    book.epoch = max(book.epoch, event.last_epoch)
+    spec = event.message.study
+    study = book.studies.get(spec.key)
+    if study is None or not study.attended:
+        study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
+        study.broker = book.instance if event.shared else None
+        _take_wishes(study, event, out)
+        book.studies[spec.key] = study
+        for known in event.runs:
+            study.runs[known.number] = known_run(book, known, event, now)
+        _take_orphans(book, study, event, now, out)
+        _settle_owners(book, study, event, now, out)
+    return study
+
+
+def _take_wishes(study: Study, event: StudyRead, out: list[Command]) -> None:
+    """What people want; who was about to finish a run has to say it again to this broker."""
+    study.wishes = dict(event.wishes)
+    for number, wish in event.wishes.items():
+        if wish == "finishing":
+            study.wishes[number] = "held"
+            out.append(SaveWish(study=study.spec.key, number=number, wish="held"))
+
+
+def _settle_owners(
+    book: Book, study: Study, event: StudyRead, now: float, out: list[Command]
+) -> None:
+    """See whose each run is; what this host's earlier broker had is anybody's if it is stored."""
+    hosts = {host.instance for host in event.hosts}
+    records = {record.number: record for record in event.runs}
+    spoken_of = getattr(event.message, "number", None)
+    for number, run in study.runs.items():
+        if study.is_elsewhere(run) and run.owner in hosts:
+            run.state = records[number].state
+        elif study.is_elsewhere(run):
+            run.owner = None
+        elif number != spoken_of:
+            give_back(book, run, now, out)
+    study.coming = coming(study, event.leases, hosts)
+
+
+def coming(study: Study, leases: Iterable[LeaseRecord], hosts: Collection[str]) -> int:
+    """Leases of other hosts, of those that live, from which further runs will come."""
+    new = (lease.owner for lease in leases if lease.number is None)
+    return sum(1 for owner in new if owner in hosts and owner != study.broker)
+
+
+def end_orphan(book: Book, lease: LeaseRecord, now: float) -> EndLease:
+    """A lease of an earlier broker is over."""
+    return EndLease(study=lease.study, epoch=lease.epoch, ended=now + book.wall_offset)
+
+
+def _take_orphans(
+    book: Book, study: Study, event: StudyRead, now: float, out: list[Command]
+) -> None:
+    """Keep the leases of this host whose processes may come back, and end the others."""
+    holders = [each.holder for each in book.awaited.values()]
+    awaited = {holder.epoch for holder in holders}
+    if isinstance(event.message, Resume):
+        awaited.add(event.message.epoch)
+    for lease in event.leases:
+        ours = lease.host == book.host if lease.owner is None else lease.owner == book.instance
+        if ours and lease.epoch in awaited:
+            study.orphans[lease.epoch] = lease
+        elif ours:
+            out.append(end_orphan(book, lease, now))
+    for holder in holders:
+        if holder.study == study.spec.key and holder.number in study.runs:
+            study.runs[holder.number].awaited = True
+
+
+def admit_run(study: Study, number: int, trial_id: int, now: float) -> Run:
+    """A run of the study, new or known."""
+    if number not in study.runs:
+        study.runs[number] = Run(
+            study=study.spec.key,
+            number=number,
+            trial_id=trial_id,
+            state="pending",
+            submitted=now,
+            waiting_since=now,
+        )
+    return study.runs[number]
+
+
+def take_charge(
+    book: Book, study: Study, connection: int, message: OpenStudy, now: float
+) -> list[Run]:
+    """Give the study to a driver, and learn from it what Optuna knows better than the ledger.
+
+    Returns:
+        Runs that changed: their trials have ended, or had never been registered.
+    """
+    study.spec, study.policy = message.study, make_policy(message.study.policy)
+    study.driver, study.max_alive = connection, message.max_alive
+    study.unstarted, study.fixed = message.unstarted, message.fixed
+    study.trials, study.waiting = message.trials, frozenset(message.waiting)
+    study.limit = message.limit
+    study.draining, study.problem = False, None
+    if message.counted is None:
+        study.switches, study.overhead_seconds, study.spent_seconds = 0, 0.0, 0.0
+    else:
+        _count_on(study, message.counted)
+    changed: list[Run] = []
+    for number, state in message.ended.items():
+        run = study.runs.get(number)
+        if run is not None and run.live and run.connection is None:
+            run.state, run.tier = state, None
+            changed.append(run)
+    awaited = {(each.holder.study, each.holder.number) for each in book.awaited.values()}
+    for number, trial_id in message.adopted.items():
+        if number not in study.runs:
+            changed.append(admit_run(study, number, trial_id, now))
+            # The earlier broker died before its ledger knew of the run; its process may live.
+            changed[-1].awaited = (study.spec.key, number) in awaited
+    if study.unstarted is not None:
+        study.unstarted -= _begun_since(book, study)
+    return changed
+
+
+def _count_on(study: Study, counted: Counted) -> None:
+    study.switches += counted.switches
+    study.overhead_seconds += counted.overhead_seconds
+    study.spent_seconds += counted.spent_seconds
+
+
+def _begun_since(book: Book, study: Study) -> int:
+    """Trials that workers have begun, or are about to, since their driver has counted."""
+    key = study.spec.key
+    coming = sum(1 for lease in book.leases() if lease.study == key and lease.number is None)
+    return coming + sum(1 for number in study.runs if not study.was_counted(number))
+
+
+def _pid(book: Book, connection: int | None) -> int | None:
+    client = None if connection is None else book.clients.get(connection)
+    return None if client is None else client.pid
+
+
+def known_run(book: Book, known: RunRecord, event: StudyRead | Refreshed, now: float) -> Run:
+    """A run as its ledger left it: whoever held it is gone, so it is stored or begins again."""
+    curve = event.curves.get(known.number, Curve())
+    saved = [
+        SavedCheckpoint(path=c.path, units=c.units, size_bytes=c.size_bytes, sha256=c.sha256)
+        for c in event.checkpoints
+        if c.number == known.number
+    ]
+    run = Run(
+        study=known.study,
+        number=known.number,
+        trial_id=known.trial_id,
+        state=known.state,
+        submitted=known.submitted - book.wall_offset,
+        curve=curve,
+        waiting_since=now,
+        units=max(known.units, curve.units),
+        slices=known.slices,
+        suspensions=known.suspensions,
+        device_seconds=known.device_seconds,
+        energy_joules=known.energy_joules,
+        host=known.host if known.slices else None,
+        checkpoints=saved[-KEPT_CHECKPOINTS:],
+        owner=known.owner,
+        row=known,
+    )
+    if run.live:
+        run.forget_process()
+    return run

@@ -1,0 +1,271 @@
+"""The broker's book: leases, device slots, studies, clients, and the questions asked of them.
+
+Plain mutable records without a clock; ``_state`` and its rooms alone change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._holder import Awaited
+from optuna_hermes.broker._protocol import Params
+from optuna_hermes.ledger._base import EventRecord, RunRecord
+from optuna_hermes.model import Device, TierName
+
+PowerState = Literal["on", "going", "off", "coming"]
+
+
+@dataclass(kw_only=True)
+class Lease:
+    """A lease that is out: one object, which hangs on the slot of each of its devices.
+
+    Args:
+        number: None until a new trial has begun.
+        devices: one or more.
+        started: when it was granted; ``slice_started`` when it was renewed last.
+        from_tier: where its run came from.
+        yielding: the tier by which it was asked to leave.
+        looked: it was looked ahead to the end of this slice.
+        training: its first batch has begun.
+        reported: it has reported since.
+        held: it is not in the ledger yet, whose database is away: nobody has heard of it.
+        before: the epoch of its run's lease before this one.
+        adopted: it was granted by an earlier broker.
+        lost: the epochs of leases of which one holder may have created a trial, and died before it
+            said so; this one's holder looks for that trial before it creates another.
+        refused: its holder has found a trial that it may not have.
+        claimed: the row of its run, which was nobody's before; None if it was this broker's.
+        energy_joules: what the counters of its devices said in all when it was granted, None if
+            one has none.
+    """
+
+    epoch: int
+    study: str
+    number: int | None
+    devices: tuple[str, ...]
+    connection: int
+    started: float
+    slice_started: float
+    deadline: float
+    from_tier: TierName | None
+    yielding: TierName | None = None
+    last_progress: float = 0.0
+    looked: bool = False
+    training: bool = False
+    reported: bool = False
+    held: bool = False
+    before: int = 0
+    adopted: bool = False
+    lost: tuple[int, ...] = ()
+    refused: bool = False
+    claimed: RunRecord | None = field(default=None, repr=False)
+    energy_joules: float | None = None
+
+    @property
+    def device(self) -> str:
+        """The first of its devices."""
+        return self.devices[0]
+
+    def device_seconds(self, end: float) -> float:
+        """Device time from its beginning to ``end``."""
+        return (end - self.started) * len(self.devices)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Want:
+    """What devices are reserved for: a run, or a new trial (``number`` None).
+
+    One object, which hangs on the slot of each of them.
+    """
+
+    study: str
+    number: int | None
+    slice_seconds: float | None
+    batch_size: int | None = None
+
+
+@dataclass(kw_only=True)
+class Slot:
+    """A device with its lease and what comes next.
+
+    Until ``settles_at`` a reading may still show memory that somebody said to have left. Who is
+    ``awaited`` has it from an earlier broker, and nobody else may.
+
+    Args:
+        power: see ``_power``; who is there and what is free of a device is known while it is on.
+        spare: no policy has a use for it, as of when one was asked last.
+        power_retry_at: its power is left as it is until then.
+        power_problem: why it could not be woken, empty if it could.
+    """
+
+    device: Device
+    lease: Lease | None = None
+    next: Want | None = None
+    empty_since: float | None = None
+    settles_at: float = 0.0
+    awaited: int | None = None
+    power: PowerState = "on"
+    spare: bool = False
+    power_retry_at: float = 0.0
+    power_problem: str = ""
+
+
+@dataclass(kw_only=True)
+class Client:
+    """A connection. A worker serves one study, and one run at a time.
+
+    Args:
+        pid: its process.
+        role: as in ``Hello``.
+        study: whom it serves.
+        prepared: the run whose checkpoint it has read ahead of time.
+        leaving: the devices whose memory it still has, after it said that it leaves, since
+            ``left_at``.
+        started: when its process did, as its kernel counts.
+        described: parameters of the trials of studies that it is about to open.
+        finishes: runs that it is about to close, by study and number.
+    """
+
+    pid: int
+    role: str
+    started: int = 0
+    study: str | None = None
+    prepared: int | None = None
+    leaving: tuple[str, ...] = ()
+    left_at: float = 0.0
+    described: dict[str, dict[int, Params]] = field(default_factory=dict)
+    finishes: set[tuple[str, int]] = field(default_factory=set)
+
+
+@dataclass(kw_only=True)
+class Book:
+    """Everything a broker knows.
+
+    Args:
+        host: name of this host.
+        instance: this broker, as other hosts know it.
+        wall_offset: wall clock minus the monotonic clock, in seconds.
+        host_budget_bytes: host memory that runs may take for what they move off their devices.
+        awaited: by the connections that their ends are told by.
+        early: workers that are ready for a study that is not open yet, by its key.
+        powers: whether there are commands that power devices up and down.
+    """
+
+    host: str
+    instance: str = ""
+    wall_offset: float = 0.0
+    host_budget_bytes: int = 0
+    epoch: int = 0
+    slots: dict[str, Slot] = field(default_factory=dict)
+    studies: dict[str, Study] = field(default_factory=dict)
+    clients: dict[int, Client] = field(default_factory=dict)
+    awaited: dict[int, Awaited] = field(default_factory=dict)
+    early: dict[str, list[int]] = field(default_factory=dict)
+    powers: bool = False
+
+    @property
+    def served(self) -> int:
+        """How many clients need this broker; those that only look do not."""
+        return sum(1 for client in self.clients.values() if client.role != "viewer")
+
+    @property
+    def recovering(self) -> bool:
+        """Whether processes of an earlier broker are about to say what they have."""
+        return any(not each.late for each in self.awaited.values())
+
+    @property
+    def asleep(self) -> bool:
+        """Whether any device is powered down, or on its way there or back."""
+        return any(slot.power != "on" for slot in self.slots.values())
+
+    def holds(self, connection: int) -> bool:
+        """Whether a client has a device, or a run in its memory."""
+        leased = any(lease.connection == connection for lease in self.leases())
+        return leased or any(run.connection == connection for run in self.runs())
+
+    def leases(self) -> list[Lease]:
+        """The leases that are out, each once."""
+        return list({id(s.lease): s.lease for s in self.slots.values() if s.lease}.values())
+
+    def wants(self) -> list[Want]:
+        """What devices are reserved for, each once."""
+        return list({id(s.next): s.next for s in self.slots.values() if s.next}.values())
+
+    def slots_of(self, held: Lease | Want) -> list[Slot]:
+        """The slots of the devices of a lease, or of what they are reserved for."""
+        return [slot for slot in self.slots.values() if held is slot.lease or held is slot.next]
+
+    def slot_of(self, epoch: int) -> Slot | None:
+        """The first slot whose live lease has this epoch; None if that lease is over."""
+        for slot in self.slots.values():
+            if slot.lease and slot.lease.epoch == epoch:
+                return slot
+        return None
+
+    def run_of(self, lease: Lease) -> Run | None:
+        """The run that holds a lease; None for a new trial that has not begun."""
+        if lease.number is None:
+            return None
+        return self.studies[lease.study].runs[lease.number]
+
+    @property
+    def host_used_bytes(self) -> int:
+        """What of the host budget is taken, or promised."""
+        return sum(run.host_claim_bytes for run in self.runs())
+
+    def runs(self) -> Iterator[Run]:
+        """Every run of every study."""
+        for study in self.studies.values():
+            yield from study.runs.values()
+
+    def parked_on(self, slot: Slot) -> list[Run]:
+        """Runs whose processes are parked on a device, in its memory or in the host's."""
+        return [r for r in self.runs() if r.state == "parked" and slot.device.id in r.devices]
+
+    def reserved(self, study: str) -> list[Want]:
+        """What devices are reserved for, of this study."""
+        return [want for want in self.wants() if want.study == study]
+
+    def wants_process(self, want: Want) -> bool:
+        """Whether a worker that waits is needed for what devices are reserved for."""
+        if want.number is None:
+            return True
+        run = self.studies[want.study].runs[want.number]
+        return run.connection is None or not run.suits(self.slots_of(want))
+
+    def unreserve(self, want: Want) -> None:
+        """What devices were reserved for comes to nothing; a new trial may still be created."""
+        for slot in self.slots_of(want):
+            slot.next = None
+        if want.number is None:
+            study = self.studies[want.study]
+            study.unstarted = None if study.unstarted is None else study.unstarted + 1
+
+    def record(self, run: Run, now: float) -> RunRecord:
+        """A run as the ledger keeps it, at ``now``."""
+        return RunRecord(
+            study=run.study,
+            number=run.number,
+            trial_id=run.trial_id,
+            state=run.state,
+            tier=run.tier,
+            host=self.host,
+            units=run.units,
+            slices=run.slices,
+            suspensions=run.suspensions,
+            device_seconds=run.device_seconds,
+            energy_joules=run.energy_joules,
+            submitted=run.submitted + self.wall_offset,
+            updated=now + self.wall_offset,
+        )
+
+    def event(
+        self, study: str, number: int | None, kind: str, detail: dict[str, Any], now: float
+    ) -> EventRecord:
+        """A line of the story of a study, or of one of its runs."""
+        at = now + self.wall_offset
+        return EventRecord(study=study, number=number, kind=kind, at=at, detail=detail)

@@ -1,0 +1,346 @@
+"""What the policies are asked, and what they may answer. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from optuna_hermes.broker._core._book import Book, Slot
+from optuna_hermes.broker._core._boost import boosted_first
+from optuna_hermes.broker._core._order import wanted_first
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.model import (
+    Decision,
+    Elastic,
+    Resources,
+    RunState,
+    RunView,
+    Snapshot,
+    Unstarted,
+    Wish,
+)
+
+_PREFERENCE: dict[Wish | None, int] = {"boosted": 0, None: 1, "held": 2, "finishing": 2}
+
+
+class Counsel:
+    """Asks the policies of the studies in a ``Book``; a policy's memory is left to the caller."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    def decide(
+        self, study: Study, slots: Sequence[Slot], now: float, fixed: Collection[int] = ()
+    ) -> Decision:
+        """What the policy of ``study`` does with ``slots``, as if their slices were over.
+
+        Runs that people prefer come first. A policy that breaks its contract decides nothing, and
+        ends its study only.
+
+        Args:
+            study: whose policy.
+            slots: that it may give out.
+            now: seconds of the broker's clock.
+            fixed: the numbers of runs that are to keep the devices they have, if they go on.
+        """
+        snapshot = self._snapshot(study, slots, now)
+        if fixed:
+            runs = (_fixed(run) if run.number in fixed else run for run in snapshot.runs)
+            snapshot = replace(snapshot, runs=tuple(runs))
+        if study.draining or study.problem or not study.wishes:
+            return _ask(study, snapshot)
+        boosted = frozenset(n for n, wish in study.wishes.items() if wish == "boosted")
+        return boosted_first(partial(_ask, study), snapshot, boosted)
+
+    def wanted_last(self, runs: Iterable[Run], now: float) -> list[Run]:
+        """The runs, of any studies, from the one that will be wanted last to the first.
+
+        Where studies meet, those that are equally far from their study's next slice are equal.
+        """
+        by_study: dict[str, dict[int, Run]] = {}
+        for run in runs:
+            by_study.setdefault(run.study, {})[run.number] = run
+        placed: list[tuple[int, Run]] = []
+        for key, own in by_study.items():
+            study = self._book.studies[key]
+            numbers = list(own)
+            if len(own) > 1:
+                numbers = wanted_first(partial(_ask, study), self._snapshot(study, [], now), own)
+                numbers.sort(key=lambda n: _PREFERENCE[study.wish_of(own[n])])
+            placed += [(place, own[number]) for place, number in enumerate(numbers)]
+        return [run for _, run in sorted(placed, key=lambda each: -each[0])]
+
+    def _snapshot(self, study: Study, slots: Sequence[Slot], now: float) -> Snapshot:
+        """What the policy of ``study`` sees when it decides about ``slots``."""
+        open_ids = {slot.device.id for slot in slots}
+        up = {
+            slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
+        }
+        wanted = {want.number for want in self._book.reserved(study.spec.key)}
+        held = self._held(study, up, now)
+        seats = self._seats(study)
+        views: list[RunView] = []
+        finished: list[RunView] = []
+        for run in study.runs.values():
+            seen = _view(
+                run,
+                now=now,
+                held=held.get(run.number, 0.0),
+                cost=study.cost(run.tier),
+                bound=self._bound(run),
+                up_for_decision=run.number in up,
+                reserved=run.number in wanted
+                or not study.can_run(run)
+                or (run.connection is None and seats == 0),
+            )
+            (views if run.live else finished).append(seen)
+        return Snapshot(
+            now=now,
+            seed=study.spec.seed,
+            devices=tuple(
+                replace(slot.device, free=slot.device.id in open_ids, powered=slot.power == "on")
+                for slot in self._book.slots.values()
+            ),
+            runs=tuple(views),
+            finished=tuple(finished),
+            unstarted=_at_most(study.may_open, seats),
+            wanted=self._wanted(study) if self._book.powers else None,
+            held=self._devices_of(study) if self._book.powers else (),
+            room=Resources(host_bytes=self._host_room(open_ids)),
+            memory=study.memory,
+        )
+
+    def _host_room(self, open_ids: Container[str]) -> int:
+        """Host memory that is left beside what runs need whose devices are not up for decision."""
+        taken = 0
+        for slot in self._book.slots.values():
+            each = slot.next or slot.lease
+            if each is not None and slot.device.id not in open_ids:
+                study = self._book.studies[each.study]
+                run = None if each.number is None else study.runs.get(each.number)
+                taken += study.need_of(run) or 0
+        return self._book.host_budget_bytes - taken
+
+    def _wanted(self, study: Study) -> int:
+        """Devices of this host that a study could use at once, processes that come included."""
+        count = study.may_open.count
+        if count is None:
+            return len(self._book.slots)
+        here = sum(run.live and not study.is_elsewhere(run) for run in study.runs.values())
+        begins = (slot.lease or slot.next for slot in self._book.slots.values())
+        new = {id(x) for x in begins if x and x.study == study.spec.key and x.number is None}
+        return count + here + len(new)
+
+    def _devices_of(self, study: Study) -> tuple[str, ...]:
+        begins = ((id_, slot.lease or slot.next) for id_, slot in self._book.slots.items())
+        return tuple(id_ for id_, each in begins if each and each.study == study.spec.key)
+
+    def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
+        """Device time of the leases that are out, up to what was decided about last."""
+        held: dict[int, float] = {}
+        for lease in self._book.leases():
+            if lease.study == study.spec.key and lease.number is not None:
+                end = now if lease.number in up else lease.slice_started
+                held[lease.number] = lease.device_seconds(end)
+        return held
+
+    def _seats(self, study: Study) -> int:
+        """Processes that stored runs and new trials could get, others going to disk for them.
+
+        Only what is there counts: a device is not kept for a worker that may never come.
+        """
+        may_leave = sum(1 for r in study.runs.values() if r.stores and r.connection is not None)
+        taken = sum(map(self._book.wants_process, self._book.reserved(study.spec.key)))
+        return max(0, len(study.idle) + may_leave - taken)
+
+    def _bound(self, run: Run) -> bool:
+        """A run whose process has a GPU can go on only there, unless it may go over disk."""
+        slot = None if run.connection is None else self._book.slots.get(run.device or "")
+        if slot is None or slot.device.kind != "gpu":
+            return False
+        least, most = run.device_range
+        return least == most
+
+
+def _fixed(view: RunView) -> RunView:
+    """A run that keeps its devices, or waits."""
+    count = len(view.seats)
+    elastic = None if view.elastic is None else replace(view.elastic, devices=(count, count))
+    return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.seats)
+
+
+def _view(
+    run: Run,
+    *,
+    now: float,
+    held: float,
+    cost: float,
+    bound: bool,
+    up_for_decision: bool,
+    reserved: bool,
+) -> RunView:
+    """A run as a policy sees it.
+
+    Args:
+        run: the run.
+        now: since when a run that is up for decision waits.
+        held: device time of its lease that its own count does not have yet.
+        cost: seconds to bring it back.
+        bound: whether it can go on only on the device it sits on.
+        up_for_decision: its slice has just ended, so it competes like a parked run.
+        reserved: it has a device already, or must not be chosen now.
+    """
+    # Of many runs few have changed since the last decision: to look is cheaper than to make.
+    known = (
+        run.state,
+        run.curve,
+        run.device_seconds + held,
+        run.waiting_since,
+        run.tier,
+        run.device,
+        run.others,
+        run.connection is None,
+        run.stores,
+        run.units_left,
+        run.params,
+        run.sizes,
+        run.speeds,
+        run.need_bytes,
+        cost,
+        bound,
+        reserved,
+    )
+    if run.seen is not None and run.seen[0] == known and not up_for_decision:
+        return run.seen[1]
+    seen = _new_view(run, now, held, cost, bound, up_for_decision, reserved)
+    run.seen = None if up_for_decision else (known, seen)
+    return seen
+
+
+def _new_view(
+    run: Run,
+    now: float,
+    held: float,
+    cost: float,
+    bound: bool,
+    up_for_decision: bool,
+    reserved: bool,
+) -> RunView:
+    state: RunState = run.state
+    waiting_since = run.waiting_since
+    if up_for_decision:
+        state, waiting_since = "parked", now
+    elif reserved and run.live:
+        state = "running"
+    return RunView(
+        number=run.number,
+        state=state,
+        curve=run.curve,
+        attained_seconds=run.device_seconds + held,
+        submitted=run.submitted,
+        waiting_since=None if state == "running" else waiting_since,
+        tier="resident" if up_for_decision else run.tier,
+        device=run.device,
+        devices=run.devices if run.others else (),
+        bound_to=run.devices if bound else (),
+        switch_cost_seconds=0.0 if up_for_decision else cost,
+        units_left=0 if state == "done" else run.units_left,
+        params=run.params,
+        devices_wanted=_within(run.device_range, len(run.devices)),
+        elastic=elastic_of(run),
+        # What it needs on a device is what it takes of the host's memory when it has to leave.
+        needs=Resources(device_bytes=run.need_bytes, host_bytes=run.need_bytes),
+    )
+
+
+def elastic_of(run: Run) -> Elastic | None:
+    """How far a run may be stretched, None if it has not said so."""
+    sizes = run.sizes
+    if sizes is None:
+        return None
+    return Elastic(
+        batch_size=sizes.now,
+        batch_sizes=(sizes.least, sizes.most),
+        devices=run.device_range,
+        unit_samples=sizes.unit_samples,
+        speeds=run.speeds,
+    )
+
+
+def _within(limits: tuple[int, int], count: int) -> int:
+    return min(max(count, limits[0]), limits[1])
+
+
+def _ask(study: Study, snapshot: Snapshot) -> Decision:
+    """The policy's decision; none if it breaks its contract, which ends its study only."""
+    if study.draining or study.problem:
+        return Decision(memory=study.memory)
+    try:
+        decision = study.policy.decide(snapshot)
+        _check(decision, snapshot)
+    except Exception as error:  # a policy is the user's code: it may not end the broker
+        study.problem = (
+            f"Policy {study.spec.policy!r} raised {error!r}: mend it, or choose another with "
+            "--policy, and run the same command again."
+        )
+        return Decision(memory=study.memory)
+    return decision
+
+
+def _check(decision: Decision, snapshot: Snapshot) -> None:
+    if decision.pruned:
+        raise ValueError(
+            f"a broker kills nothing but the policy prunes run {decision.pruned[0]}: such a "
+            "policy is for the simulator"
+        )
+    waiting = {r.number for r in snapshot.runs if r.state in ("pending", "parked", "stored")}
+    free = {device.id for device in snapshot.devices if device.free}
+    runs = Counter(a.run for a in decision.assignments if a.run is not None)
+    devices = Counter(id_ for a in decision.assignments for id_ in a.devices)
+    idle = {device.id for device in snapshot.devices if device.free or not device.powered}
+    down = [id_ for id_ in decision.powered_down if id_ not in idle or id_ in devices]
+    if down:
+        raise ValueError(f"a policy powers down idle devices but got {', '.join(down)}")
+    wrong = [
+        *(f"run {run}" for run, n in runs.items() if n > 1 or run not in waiting),
+        *(f"device {id_}" for id_, n in devices.items() if n > 1 or id_ not in free),
+    ]
+    if wrong:
+        raise ValueError(
+            "a policy assigns waiting runs and free devices, each once at most, but got "
+            + ", ".join(wrong)
+        )
+    _check_counts(decision, snapshot)
+    _check_sizes(decision, snapshot)
+
+
+def _check_counts(decision: Decision, snapshot: Snapshot) -> None:
+    limits = {run.number: run.device_range for run in snapshot.runs}
+    for each in decision.assignments:
+        least, most = (1, 1) if each.run is None else limits[each.run]
+        if not least <= len(each.devices) <= most:
+            who = "a new trial" if each.run is None else f"run {each.run}"
+            raise ValueError(
+                "a policy assigns as many devices as a run may have, one to a new trial, but got "
+                f"{len(each.devices)} for {who}"
+            )
+
+
+def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
+    elastic = {run.number: run.elastic for run in snapshot.runs}
+    for each in decision.assignments:
+        known = None if each.run is None else elastic[each.run]
+        limits = (0, -1) if known is None else known.batch_sizes
+        if each.batch_size is not None and not limits[0] <= each.batch_size <= limits[1]:
+            raise ValueError(
+                "a policy assigns batch sizes to elastic runs, within their limits, but got "
+                f"{each.batch_size} for run {each.run}"
+            )
+
+
+def _at_most(unstarted: Unstarted, seats: int) -> Unstarted:
+    count = seats if unstarted.count is None else min(seats, unstarted.count)
+    return Unstarted(count=count, fixed=unstarted.fixed)

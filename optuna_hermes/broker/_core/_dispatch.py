@@ -1,0 +1,392 @@
+"""Who gets a device next: asks the policy, reserves, yields, evicts and grants. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from optuna_hermes.broker._core import _energy as energy
+from optuna_hermes.broker._core import _story as story
+from optuna_hermes.broker._core._book import Book, Lease, Slot, Want
+from optuna_hermes.broker._core._counsel import Counsel, elastic_of
+from optuna_hermes.broker._core._events import Command, SaveMemory, Send
+from optuna_hermes.broker._core._gate import pays
+from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._prefetch import worker_for
+from optuna_hermes.broker._core._rows import claim, save
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._protocol import Grant, Resize, Yield
+from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.model import Assignment, Decision, TierName
+
+SWITCH_SHARE = 60
+"""A slice lasts at least this many times what bringing its run back costs.
+
+That is 1.7 %: with what leaving costs, and switches that take longer than usual, it is below 2 %.
+"""
+
+
+class Dispatcher:
+    """Moves devices between runs of a ``Book``; every method adds commands to ``out``."""
+
+    def __init__(self, book: Book, counsel: Counsel, memory: Memory) -> None:
+        self._book = book
+        self._counsel = counsel
+        self._memory = memory
+
+    def schedule(self, now: float, out: list[Command]) -> None:
+        """Let the policies decide about every device that is free or whose slice is over.
+
+        With several studies each decides within its fair share first, then about what is left.
+        Nothing is decided while processes of an earlier broker may still come back. Where devices
+        are powered down policies are asked too when there is nothing to assign: they may be woken.
+        """
+        if self._book.recovering:
+            return
+        for want in self._book.wants():
+            empty = [slot for slot in self._book.slots_of(want) if not slot.lease]
+            usable = all(self._memory.usable(slot) for slot in empty)
+            if empty and (not usable or self._is_hopeless(want)):
+                self._book.unreserve(want)
+        here = [s for s in self._book.studies.values() if s.away_since is None]
+        studies = [s for s in here if s.wants_device or self._holds(s)]
+        for shared in (True, False) if len(studies) > 1 else (False,):
+            for study in sorted(studies, key=lambda s: (self._held(s, now), s.spent_seconds)):
+                open_ = [slot for slot in self._book.slots.values() if self._undecided(slot, now)]
+                if shared:
+                    share = max(1, len(self._book.slots) // len(studies))
+                    quota = max(0, share - self._held(study, now))
+                    open_ = _whole(sorted(open_, key=lambda slot: _rank(slot, study))[:quota])
+                if open_ or (self._book.asleep and not shared):
+                    self._decide(study, open_, now, out)
+        self.fill(now, out)
+
+    def fill(self, now: float, out: list[Command]) -> None:
+        """Grant all reserved devices that are empty, as far as there are processes."""
+        for want in self._book.wants():
+            slots = self._book.slots_of(want)
+            self._send_over_disk(want, slots, now, out)
+            if all(not slot.lease and self._memory.usable(slot) for slot in slots):
+                self._grant_next(want, slots, now, out)
+        for study in self._book.studies.values():
+            if study.away_since is None:
+                self._free_processes(study, now, out)
+
+    def ask_to_yield(
+        self, lease: Lease, now: float, out: list[Command], *, to_disk: bool = False
+    ) -> None:
+        """Revoke a lease, once; ``to_disk`` because its run cannot stay there."""
+        if lease.yielding:
+            return
+        run = self._book.run_of(lease)
+        lease.yielding = "disk"
+        if run is not None:
+            if not to_disk and not self._goes_over_disk(run):
+                slots = self._book.slots_of(lease)
+                lease.yielding = self._memory.tier_to_leave(slots, run, now, out)
+            run.asked, run.asked_at = lease.yielding, now
+        lease.last_progress = now
+        out.append(
+            Send(
+                connection=lease.connection,
+                message=Yield(epoch=lease.epoch, tier=lease.yielding),
+            )
+        )
+
+    # -- deciding ------------------------------------------------------------------------------
+
+    def _holds(self, study: Study) -> bool:
+        return any(lease.study == study.spec.key for lease in self._book.leases())
+
+    def _held(self, study: Study, now: float) -> int:
+        """Devices of a study that are not up for decision."""
+        key = study.spec.key
+        return sum(
+            1
+            for slot in self._book.slots.values()
+            if (slot.next and slot.next.study == key)
+            or (slot.lease and slot.lease.study == key and not self._undecided(slot, now))
+        )
+
+    def _undecided(self, slot: Slot, now: float) -> bool:
+        """Whether a policy may be asked about this device now, with all others of its lease."""
+        lease = slot.lease
+        together = [slot] if lease is None else self._book.slots_of(lease)
+        if any(x.next or not x.device.healthy or x.awaited is not None for x in together):
+            return False
+        if lease is None:
+            return self._memory.usable(slot)
+        if lease.number is None or self._book.studies[lease.study].away_since is not None:
+            return False
+        return lease.deadline <= now and not lease.yielding
+
+    def _decide(self, study: Study, slots: list[Slot], now: float, out: list[Command]) -> None:
+        decision = self._worthwhile(study, slots, now)
+        if decision.memory != study.memory:
+            study.memory = decision.memory
+            out.append(SaveMemory(study=study.spec.key, memory=decision.memory))
+        if not (study.draining or study.problem):  # else its policy was not asked
+            study.powered_down = frozenset(decision.powered_down)
+        open_ = {slot.device.id: slot for slot in slots}
+        for assignment in decision.assignments:
+            given = [open_[id_] for id_ in assignment.devices]
+            lease = given[0].lease
+            if lease and _keeps(study, lease, assignment):
+                self._renew(study, lease, assignment.slice_seconds, now)
+                _resize(study, lease, assignment.batch_size, out)
+                for id_ in lease.devices:
+                    del open_[id_]
+            else:
+                self._reserve(study, given, assignment)
+        for slot in open_.values():
+            if slot.lease and (slot.next or slot.lease.study == study.spec.key):
+                self.ask_to_yield(slot.lease, now, out)
+
+    def _worthwhile(self, study: Study, slots: Sequence[Slot], now: float) -> Decision:
+        """What the policy wants; a run whose change is not worth its cost keeps its devices."""
+        kept: set[int | None] = set()
+        while True:
+            fixed = [number for number in kept if number is not None]
+            decision = self._counsel.decide(study, slots, now, fixed)
+            vain = {
+                each.run for each in decision.assignments if self._is_vain(study, each, decision)
+            }
+            if not vain - kept:
+                return decision
+            kept |= vain
+
+    def _is_vain(self, study: Study, assignment: Assignment, decision: Decision) -> bool:
+        """Whether a run that has devices would get another number of them for nothing."""
+        run = None if assignment.run is None else study.runs[assignment.run]
+        if run is None or run.state != "running" or len(run.devices) == len(assignment.devices):
+            return False
+        others = (each for each in decision.assignments if each is not assignment)
+        elsewhere = {id_ for each in others for id_ in each.devices}
+        seen = elastic_of(run)
+        return seen is not None and not pays(
+            seen,
+            len(run.devices),
+            len(assignment.devices),
+            given_away=len(elsewhere.intersection(run.devices)),
+            slice_seconds=self._slice(study, "disk", assignment.slice_seconds),
+            leave_seconds=study.leave_seconds,
+            back_seconds=study.cost("disk"),
+        )
+
+    def _renew(self, study: Study, lease: Lease, wish: float | None, now: float) -> None:
+        """What bringing the run back cost is paid."""
+        lease.slice_started, lease.looked = now, False
+        lease.deadline = self._end(study, None, wish, now)
+
+    def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:
+        if assignment.run is None and study.unstarted is not None:
+            study.unstarted -= 1
+        want = Want(
+            study=study.spec.key,
+            number=assignment.run,
+            slice_seconds=assignment.slice_seconds,
+            batch_size=assignment.batch_size,
+        )
+        for slot in slots:
+            slot.next = want
+
+    def _end(self, study: Study, tier: TierName | None, wish: float | None, now: float) -> float:
+        """When a slice that begins now is over.
+
+        Slices of a study whose runs may have several devices end together, for else its policy
+        would hardly ever see more than one of them free. A slice that begins in between ends with
+        the others if half of it fits until then, or a slice later. All are as long as for a run
+        that comes from disk, since whoever changes its number does.
+        """
+        if not study.stretches:
+            return now + self._slice(study, tier, wish)
+        length = self._slice(study, "disk", wish)
+        ends = (
+            lease.deadline
+            for lease in self._book.leases()
+            if lease.study == study.spec.key and lease.deadline > now and not lease.yielding
+        )
+        left = min(ends, default=now + length) - now
+        if left > 1.5 * length:
+            left = length
+        return now + left + (length if left < length / 2 else 0.0)
+
+    def _slice(self, study: Study, tier: TierName | None, wish: float | None) -> float:
+        least = study.spec.slice_seconds if wish is None else wish
+        return max(least, SWITCH_SHARE * study.cost(tier))
+
+    # -- moving --------------------------------------------------------------------------------
+
+    def _is_hopeless(self, want: Want) -> bool:
+        """Whether no process will come for what devices are reserved for."""
+        study = self._book.studies[want.study]
+        if not self._book.wants_process(want):
+            return False
+        run = None if want.number is None else study.runs[want.number]
+        if run is not None and run.connection is not None and not (run.stores or run.asked):
+            return True
+        if self._coming(study) > 0:
+            return False
+        return not any(run.stores and run.connection is not None for run in study.runs.values())
+
+    def _goes_over_disk(self, run: Run) -> bool:
+        """Whether devices are reserved for a run on which its process cannot go on."""
+        wants = self._book.reserved(run.study)
+        want = next((each for each in wants if each.number == run.number), None)
+        return run.stores and want is not None and not run.suits(self._book.slots_of(want))
+
+    def _send_over_disk(
+        self, want: Want, slots: Sequence[Slot], now: float, out: list[Command]
+    ) -> None:
+        """A parked run that is to have other devices than its process can use leaves it."""
+        run = None if want.number is None else self._book.studies[want.study].runs[want.number]
+        if run is None or run.state != "parked" or run.asked or run.suits(slots):
+            return
+        if run.stores:
+            self._memory.evict(run, "disk", now, out)
+
+    def _coming(self, study: Study) -> int:
+        """Processes that will wait for a run without anybody being asked."""
+        leaving = sum(1 for run in study.runs.values() if run.asked == "disk")
+        leaving += sum(1 for each in study.workers if self._book.clients[each].leaving)
+        return len(study.idle) + leaving + max(0, study.max_alive - len(study.workers))
+
+    def _free_processes(self, study: Study, now: float, out: list[Command]) -> None:
+        """Send parked runs to disk, so that a process is ready when a device is."""
+        wants = self._book.reserved(study.spec.key)
+        needed = sum(map(self._book.wants_process, wants))
+        if study.may_open.any or any(run.state == "stored" for run in study.runs.values()):
+            needed += len(self._book.slots)  # one in reserve for each device
+        missing = needed - self._coming(study)
+        if missing <= 0:
+            return
+        wanted = {want.number for want in wants}
+        parked = [run for run in study.parked if run.number not in wanted]
+        for run in self._counsel.wanted_last(parked, now)[:missing]:
+            self._memory.evict(run, "disk", now, out)
+
+    def _grant_next(
+        self, want: Want, slots: Sequence[Slot], now: float, out: list[Command]
+    ) -> None:
+        study = self._book.studies[want.study]
+        run = None if want.number is None else study.runs[want.number]
+        if run is not None and (run.state == "running" or run.asked or not run.suits(slots)):
+            return  # it has still to leave where it is, or is on its way back
+        connection = run.connection if run else None
+        if connection is None:
+            connection = worker_for(self._book, study, run)
+        if connection is None or not self._are_ready(slots, now, out):
+            return
+        if connection in study.idle:
+            study.idle.remove(connection)
+        alone = all(self._memory.grants_alone(slot) for slot in slots)
+        for slot in slots:
+            self._memory.warn(slot, now, out)
+        for slot in slots:
+            slot.next = None
+        lease = self._lease(study, slots, run, connection, want.slice_seconds, now, out)
+        grant = _grant_message(lease, run, alone, want.batch_size)
+        out.append(Send(connection=connection, message=grant))
+
+    def _are_ready(self, slots: Sequence[Slot], now: float, out: list[Command]) -> bool:
+        """Whether all can be granted; whoever is in the way on any of them is asked now."""
+        return all([self._memory.ready(slot, now, out) for slot in slots])
+
+    def _lease(
+        self,
+        study: Study,
+        slots: Sequence[Slot],
+        run: Run | None,
+        connection: int,
+        slice_seconds: float | None,
+        now: float,
+        out: list[Command],
+    ) -> Lease:
+        self._book.epoch += 1
+        tier = run.tier if run else None
+        claimed = claim(self._book, run, out) if run else None
+        lease = Lease(
+            epoch=self._book.epoch,
+            study=study.spec.key,
+            number=run.number if run else None,
+            devices=tuple(slot.device.id for slot in slots),
+            connection=connection,
+            started=now,
+            slice_started=now,
+            deadline=self._end(study, tier, slice_seconds, now),
+            from_tier=tier,
+            last_progress=now,
+            before=run.epoch if run else 0,
+            lost=study.lost.pop() if run is None and study.lost else (),
+            claimed=claimed,
+            energy_joules=energy.counted_joules(slots),
+        )
+        for slot in slots:
+            if slot.empty_since is not None:
+                study.overhead_seconds += now - slot.empty_since
+            slot.lease, slot.empty_since = lease, None
+        wall = now + self._book.wall_offset
+        out.append(
+            LeaseRecord(
+                study=lease.study,
+                epoch=lease.epoch,
+                number=lease.number,
+                devices=tuple(f"{self._book.host}/{id_}" for id_ in lease.devices),
+                host=self._book.host,
+                started=wall,
+                owner=study.broker,
+            )
+        )
+        if run is not None:
+            run.state, run.tier, run.waiting_since = "running", None, None
+            run.connection, run.epoch = connection, lease.epoch
+            run.sits_on(lease.devices)
+            run.held_bytes = None
+            run.slices += 1
+            came_from, run.host = run.host, self._book.host
+            save(self._book, run, now, out)
+            out.extend(story.granted(self._book, run, lease, came_from, now))
+        return lease
+
+
+def _keeps(study: Study, lease: Lease, assignment: Assignment) -> bool:
+    """Whether the run that has a lease is to have the same devices again."""
+    same = lease.study == study.spec.key and lease.number == assignment.run
+    return same and set(lease.devices) == set(assignment.devices)
+
+
+def _whole(slots: Sequence[Slot]) -> list[Slot]:
+    """Those whose leases have all of their devices among them."""
+    found = Counter(slot.lease.epoch for slot in slots if slot.lease)
+    return [s for s in slots if s.lease is None or found[s.lease.epoch] == len(s.lease.devices)]
+
+
+def _resize(study: Study, lease: Lease, batch_size: int | None, out: list[Command]) -> None:
+    """Let a run that keeps its device have another batch size, if it is another one."""
+    sizes = study.runs[lease.number].sizes if lease.number is not None else None
+    if batch_size is not None and sizes is not None and sizes.now != batch_size:
+        message = Resize(epoch=lease.epoch, batch_size=batch_size)
+        out.append(Send(connection=lease.connection, message=message))
+
+
+def _grant_message(lease: Lease, run: Run | None, alone: bool, batch_size: int | None) -> Grant:
+    return Grant(
+        epoch=lease.epoch,
+        devices=lease.devices,
+        alone=alone,
+        number=run.number if run else None,
+        trial_id=run.trial_id if run else None,
+        checkpoints=tuple(reversed(run.checkpoints)) if run else (),
+        device_seconds=run.device_seconds if run else 0.0,
+        lost=lease.lost,
+        batch_size=batch_size,
+    )
+
+
+def _rank(slot: Slot, study: Study) -> tuple[int, int, str]:
+    """The study's own devices first, then empty ones, then those of others."""
+    if slot.lease is None:
+        return (1, len(slot.device.id), slot.device.id)
+    own = slot.lease.study == study.spec.key
+    return (0 if own else 2, len(slot.device.id), slot.device.id)

@@ -1,0 +1,142 @@
+"""How leases, processes and plans end, written into the book. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optuna_hermes.broker._core import _energy as energy
+from optuna_hermes.broker._core import _story as story
+from optuna_hermes.broker._core._book import Book, Lease, Slot
+from optuna_hermes.broker._core._events import Command, EndLease, Withdraw, WritesFailed
+from optuna_hermes.broker._core._memory import Memory, size
+from optuna_hermes.broker._core._rows import save
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
+
+
+class Ends:
+    """Ends things in a ``Book``; commands are added to ``out``."""
+
+    def __init__(self, book: Book, memory: Memory) -> None:
+        self._book = book
+        self._memory = memory
+
+    def lease(self, lease: Lease, now: float, out: list[Command]) -> None:
+        """A lease is over, on all of its devices, whatever becomes of its run."""
+        held = lease.device_seconds(now)
+        self._book.studies[lease.study].spent_seconds += held
+        run = self._book.run_of(lease)
+        slots = self._book.slots_of(lease)
+        if run is not None:
+            run.device_seconds += held
+            energy.add(run, energy.taken_joules(slots, lease, now))
+        for slot in slots:
+            slot.lease = None
+            slot.empty_since = now if slot.next else None
+        ended = now + self._book.wall_offset
+        out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
+
+    def holder(self, lease: Lease, now: float, out: list[Command]) -> None:
+        """The process that held a lease is gone."""
+        run = self._book.run_of(lease)
+        self.lease(lease, now, out)
+        self._memory.left(lease.devices, now)
+        study = self._book.studies[lease.study]
+        if run is None:
+            if study.unstarted is not None:
+                study.unstarted += 1
+            if not lease.refused:  # whether a trial was created, or found, nobody has said
+                study.lost.append((lease.epoch, *lease.lost))
+            return
+        run.suspensions += 1
+        out.append(story.lost(self._book, run, now))
+        self.process(run, now, out)
+
+    def process(self, run: Run, now: float, out: list[Command]) -> None:
+        """What is left of a run is its last checkpoint, if there is one."""
+        self._memory.leaves(run, now)
+        if run.live:
+            run.forget_process()
+            run.waiting_since = now
+            save(self._book, run, now, out)
+
+    def wants(self, study: Study, *, only_impossible: bool = False) -> None:
+        """What devices are reserved for, of this study, comes to nothing."""
+        for want in self._book.reserved(study.spec.key):
+            run = None if want.number is None else study.runs[want.number]
+            possible = study.driver is not None if run is None else study.can_run(run)
+            if not (only_impossible and possible):
+                self._book.unreserve(want)
+
+    def unwritten(self, event: WritesFailed, now: float, out: list[Command]) -> None:
+        """Leases that the ledger refused never were."""
+        failed = {event.study} if event.study else set()
+        for lease in self._book.leases():
+            if lease.epoch in event.epochs:
+                failed.add(lease.study)
+                self.undo(lease, now, out, refused=True)
+        for key in failed & self._book.studies.keys():
+            self._book.studies[key].problem = event.reason
+
+    def withdrawn(self, study: Study, now: float, out: list[Command]) -> None:
+        """Leases of a study that nobody has heard of are not granted any more."""
+        for lease in self._book.leases():
+            if lease.held and lease.study == study.spec.key:
+                out.append(Withdraw(epoch=lease.epoch))
+                self.undo(lease, now, out)
+
+    def undo(self, lease: Lease, now: float, out: list[Command], *, refused: bool = False) -> None:
+        """A lease never was: its run, or whoever waited for one, is where it came from.
+
+        One that was ``refused`` is not in the ledger, where another broker's may have its epoch.
+        """
+        study, run = self._book.studies[lease.study], self._book.run_of(lease)
+        client = self._book.clients.get(lease.connection)
+        for slot in self._book.slots_of(lease):
+            slot.lease = None
+        if not refused:
+            ended = now + self._book.wall_offset
+            out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
+        if run is None and study.unstarted is not None:
+            study.unstarted += 1
+        if lease.lost:
+            study.lost.append(lease.lost)  # still to be found
+        waited = run is None or lease.from_tier in (None, "disk")
+        if waited and client is not None and client.role == "worker":
+            study.idle.append(lease.connection)
+        if run is None:
+            return
+        run.state, run.tier = "pending" if lease.from_tier is None else "parked", lease.from_tier
+        run.waiting_since, run.epoch, run.slices = now, lease.before, run.slices - 1
+        run.asked = None
+        if lease.from_tier == "disk" or lease.connection in study.idle:
+            run.forget_process()
+        elif lease.from_tier is None:
+            run.sits_on(())
+        if refused and lease.claimed:
+            run.owner, run.row = None, lease.claimed  # as before
+        else:
+            save(self._book, run, now, out)
+
+    def room(
+        self, slots: Sequence[Slot], run: Run, what: str, now: float, out: list[Command]
+    ) -> None:
+        """The memory of a device, or of one of several, did not suffice for its run.
+
+        It is tried again with the device to itself. If that did not help either it waits until
+        somebody has gone who could not be moved; where nobody is left, its study ends.
+        """
+        tightest = min(slots, key=self._memory.known_free_bytes)
+        need, free = size(run.need_bytes), size(self._memory.free_bytes(tightest))
+        reason = (
+            f"Trial {run.number} {what} {tightest.device.id}: it needs {need} there or more, "
+            f"and {free} were free."
+        )
+        if run.alone and any(self._memory.shares(slot, run) for slot in slots):
+            run.stranded = True
+        elif run.alone:
+            study = self._book.studies[run.study]
+            study.problem = f"{reason} It had the device to itself: end what else takes its memory."
+        run.alone = True
+        detail = {"device": tightest.device.id, "reason": reason}
+        out.append(self._book.event(run.study, run.number, "outgrew its memory", detail, now))

@@ -1,0 +1,44 @@
+"""What a lease has taken of its devices' energy. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from optuna_hermes.broker._core._book import Lease, Slot
+from optuna_hermes.broker._core._run import Run
+
+JOULES_PER_WATT_HOUR = 3600.0
+
+
+def counted_joules(slots: Iterable[Slot]) -> float | None:
+    """What the counters of some devices say in all, None if one has none."""
+    return _sum(slot.device.energy_joules for slot in slots)
+
+
+def taken_joules(slots: Sequence[Slot], lease: Lease, now: float) -> float | None:
+    """The energy that devices have taken since their lease began, None if nobody can tell.
+
+    That is what their counters say. Where one is missing, or they began anew, it is the rated power
+    of the devices for as long as the lease has lasted, which is more than they took.
+    """
+    counted, before = counted_joules(slots), lease.energy_joules
+    if counted is not None and before is not None and counted >= before:
+        return counted - before
+    watts = _sum(slot.device.power_watts for slot in slots)
+    return None if watts is None else watts * (now - lease.started)
+
+
+def add(run: Run, joules: float | None) -> None:
+    """A lease of a run is over."""
+    if joules is not None:
+        run.energy_joules = (run.energy_joules or 0.0) + joules
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return sum(each or 0.0 for each in known) if known and None not in known else None
+
+
+def watt_hours(joules: float | None) -> float | None:
+    """For people."""
+    return None if joules is None else joules / JOULES_PER_WATT_HOUR

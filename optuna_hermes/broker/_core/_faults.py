@@ -1,0 +1,78 @@
+"""Devices that break, and what becomes of the runs that are on them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from optuna_hermes.broker._core._book import Book, Slot
+from optuna_hermes.broker._core._dispatch import Dispatcher
+from optuna_hermes.broker._core._events import Command, Kill
+from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._devices._xid import Xid
+from optuna_hermes.model import Device
+
+
+class Faults:
+    """Keeps the devices of a ``Book`` as they were read last; commands are added to ``out``."""
+
+    def __init__(self, book: Book, memory: Memory, dispatcher: Dispatcher) -> None:
+        self._book = book
+        self._memory = memory
+        self._dispatcher = dispatcher
+
+    def polled(self, devices: Sequence[Device], now: float, out: list[Command]) -> None:
+        """The devices were read. One that is broken is left by all who can go on elsewhere."""
+        for device in devices:
+            slot = self._book.slots.get(device.id)
+            if slot is None or slot.power != "on":  # whatever it looks like, it is not lost
+                continue
+            was, slot.device = slot.device, device
+            if device.healthy and not was.healthy:
+                self._tell(slot, "device back", "", now, out)
+            elif not device.healthy and (was.healthy or device.lost > was.lost):
+                self._tell(slot, "device lost", device.problem, now, out)
+            if not device.healthy:  # again and again: who was on a way may have stayed
+                self._leave(slot, now, out)
+
+    def reported(self, heard: Iterable[Xid], now: float, out: list[Command]) -> None:
+        """What runs have done to their devices is a line of their story."""
+        for xid in heard:
+            slot = self._book.slots.get(xid.device)
+            run = self._book.run_of(slot.lease) if slot and slot.lease else None
+            if run is not None and xid.is_of_program:
+                detail = {"device": xid.device, "xid": xid.code, "reason": f"{xid} was reported."}
+                out.append(self._book.event(run.study, run.number, "xid", detail, now))
+
+    def _tell(self, slot: Slot, kind: str, reason: str, now: float, out: list[Command]) -> None:
+        """Every study that is served had this device, or could have got it."""
+        holder = None if slot.lease is None else self._book.run_of(slot.lease)
+        detail = {"device": slot.device.id} | ({"reason": reason} if reason else {})
+        for key in self._book.studies:
+            number = holder.number if holder and holder.study == key else None
+            out.append(self._book.event(key, number, kind, detail, now))
+
+    def _leave(self, slot: Slot, now: float, out: list[Command]) -> None:
+        if slot.next is not None:
+            self._book.unreserve(slot.next)
+        if slot.lease is not None:
+            run = self._book.run_of(slot.lease)
+            if run is None or (not self._end(slot, run, out) and run.stores):
+                self._dispatcher.ask_to_yield(slot.lease, now, out, to_disk=True)
+        for run in self._book.parked_on(slot):
+            if self._end(slot, run, out) or run.asked or not run.stores:
+                continue
+            self._memory.evict(run, "disk", now, out)
+
+    def _end(self, slot: Slot, run: Run, out: list[Command]) -> bool:
+        """End a worker from whose process nothing can be saved any more: whether that was so.
+
+        Its run goes on elsewhere from its last checkpoint. Processes of users are left alone.
+        """
+        client = self._book.clients.get(run.connection or 0)
+        saved = run.stores and (run.tier == "host" or not slot.device.lost)
+        if saved or client is None or client.role != "worker":
+            return False
+        reason = f"{slot.device.id} is broken and nothing of its run could be saved"
+        out.append(Kill(connection=run.connection or 0, pid=client.pid, reason=reason))
+        return True

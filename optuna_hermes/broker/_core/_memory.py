@@ -1,0 +1,303 @@
+"""The memory of the devices: who leaves it, and when the next run may have it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from optuna_hermes.broker._core import _residency as residency
+from optuna_hermes.broker._core._book import Book, Slot
+from optuna_hermes.broker._core._events import Command, Send
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._protocol import Evict, Recall
+from optuna_hermes.model import TierName
+
+STRANGE_BYTES = 2 << 30
+"""Memory that may be taken by nobody known where no process is listed: the driver, a desktop."""
+
+CONTEXT_BYTES = 600 << 20
+"""What a process takes on a GPU beside what it says to hold there."""
+
+SETTLE_SECONDS = 5.0
+"""Memory that a run says to have left shows as free within this time, or is not waited for."""
+
+
+class Memory:
+    """Moves the suspended runs of a ``Book`` between tiers; commands are added to ``out``.
+
+    Args:
+        book: the broker's book.
+        wanted_last: orders runs, from the one that will be wanted last to the first.
+    """
+
+    def __init__(
+        self, book: Book, wanted_last: Callable[[Iterable[Run], float], list[Run]]
+    ) -> None:
+        self._book = book
+        self._wanted_last = wanted_last
+
+    def tier_to_leave(
+        self, slots: Iterable[Slot], run: Run, now: float, out: list[Command]
+    ) -> TierName:
+        """The tier by which ``run`` leaves its devices; others that have to go are asked now."""
+        if self._book.studies[run.study].draining:
+            return "disk" if run.stores else "resident"
+        tier: TierName = "resident"
+        for slot in slots:
+            moves = self._moves(slot, [run], now)
+            wish = moves.pop(_id(run), tier)
+            tier = tier if tier == "disk" else wish
+            self._evict_all(moves, now, out)
+        return tier
+
+    def usable(self, slot: Slot) -> bool:
+        """Whether an empty device works, and no stranger is on it as far as that can be known."""
+        works = slot.power == "on" and slot.device.healthy and slot.device.free
+        return works and not self.problem(slot)
+
+    def problem(self, slot: Slot) -> str:
+        """Why nobody may have a device that has no lease, in words; empty if somebody may."""
+        if slot.power_problem:
+            return slot.power_problem
+        strange = self._strange(slot) if slot.device.unlisted and not slot.lease else 0
+        if slot.device.problem or strange <= STRANGE_BYTES:
+            return slot.device.problem
+        return (
+            f"{size(strange)} of its memory are taken by processes that cannot be listed here: "
+            "find them where they can, and wait for them or end them"
+        )
+
+    def ready(self, slot: Slot, now: float, out: list[Command]) -> bool:
+        """Whether an empty device can be granted to what comes next on it.
+
+        If not, whoever can make room is asked to. A device whose memory does not suffice is
+        granted all the same when nobody is left who could, see ``warn``.
+        """
+        study, run = self._next(slot)
+        alone = run is not None and run.alone
+        if slot.device.kind == "cpu" and not alone:
+            return True
+        if any(each.asked == "resident" for each in self._book.parked_on(slot)):
+            return False  # its memory is on its way in
+        room = self._has_room(slot, study, run)
+        sure = slot.device.memory_free_bytes is not None or not self._leaving(slot)
+        enough = self._is_alone(slot, study, run) if alone else room and sure
+        if enough and room is not False:
+            return True
+        if self._is_moving(slot) or self._is_settling(slot, study, run, now):
+            return False
+        moves = self._moves(slot, [], now)
+        if moves:
+            self._evict_all(moves, now, out)
+            return False
+        return True
+
+    def grants_alone(self, slot: Slot) -> bool:
+        """What the grant says: a run that outgrew its memory has no other chance after this."""
+        study, run = self._next(slot)
+        return (run is not None and run.alone) or self._is_alone(slot, study, run)
+
+    def fits_beside(self, slot: Slot, run: Run) -> bool:
+        """Whether ``run`` can come back to its GPU while another trains there."""
+        holder = None if slot.lease is None else self._book.run_of(slot.lease)
+        if run.alone or holder is None or holder.alone or self._is_moving(slot):
+            return False
+        if run.devices != (slot.device.id,):
+            return False
+        return bool(self._has_room(slot, self._book.studies[run.study], run))
+
+    def evict(self, run: Run, tier: TierName, now: float, out: list[Command]) -> None:
+        """Ask a parked run that has answered all it was asked to go to a lower tier."""
+        assert run.connection is not None
+        run.asked, run.asked_at = tier, now
+        out.append(Send(connection=run.connection, message=Evict(epoch=run.epoch, tier=tier)))
+
+    def recall(self, run: Run, now: float, out: list[Command]) -> None:
+        """Ask a run in host memory that has answered all it was asked to come back."""
+        assert run.connection is not None
+        run.asked, run.asked_at = "resident", now
+        out.append(Send(connection=run.connection, message=Recall(epoch=run.epoch)))
+
+    def left(self, devices: Iterable[str], now: float) -> None:
+        """Somebody says to have left the memory of devices, or its process is gone."""
+        for id_ in devices:
+            if id_ in self._book.slots:
+                self._book.slots[id_].settles_at = now + SETTLE_SECONDS
+        for run in self._book.runs():
+            run.stranded = False
+
+    def leaves(self, run: Run, now: float) -> None:
+        """A run's process ends, or says that it will: until then it has its memory."""
+        client = self._book.clients.get(run.connection or 0)
+        if client is not None:
+            client.leaving, client.left_at = run.devices, now
+        self.left(run.devices, now)
+
+    def shares(self, slot: Slot, run: Run) -> bool:
+        """Whether other runs have memory of this run's device."""
+        return bool(self._others(slot, self._book.studies[run.study], run))
+
+    def free_bytes(self, slot: Slot) -> int | None:
+        """Free memory of a GPU: what it says, or else what nobody there says to have."""
+        free = slot.device.memory_free_bytes
+        return self._unclaimed(slot) if free is None else free
+
+    def known_free_bytes(self, slot: Slot) -> float:
+        """The same for comparisons: what is not known is more than anything."""
+        free = self.free_bytes(slot)
+        return math.inf if free is None else free
+
+    # -- who goes ------------------------------------------------------------------------------
+
+    def _next(self, slot: Slot) -> tuple[Study, Run | None]:
+        """What comes next on a device that is reserved: of which study, and which run."""
+        assert slot.next is not None
+        study = self._book.studies[slot.next.study]
+        return study, None if slot.next.number is None else study.runs[slot.next.number]
+
+    def _moves(
+        self, slot: Slot, leaving: Sequence[Run], now: float
+    ) -> dict[residency.RunId, TierName]:
+        """Who has to go where for what comes next on ``slot``, those that leave it included."""
+        if slot.next is None:
+            return {}
+        study, run = self._next(slot)
+        others = [*leaving, *self._others(slot, study, run)]
+        host_room = self._book.host_budget_bytes - self._book.host_used_bytes
+        if run is not None and run.alone:
+            return residency.clear(self._sitters(others), host_room)
+        short = self._short(slot, study, run) if slot.device.kind == "gpu" else 0
+        if short <= 0:
+            return {}
+        here = [each for each in others if each.tier != "host"]
+        in_host = [each for each in self._book.runs() if each.tier == "host"]
+        sitters = self._sitters(self._wanted_last([*here, *in_host], now))
+        return residency.make_room(short, sitters, host_room)
+
+    def _sitters(self, runs: Iterable[Run]) -> list[residency.Sitter]:
+        """Those of ``runs`` that may be asked to go: nobody waits for them, or asked before."""
+        wanted = {(s.next.study, s.next.number) for s in self._book.slots.values() if s.next}
+        free = (run for run in runs if run.asked is None and _id(run) not in wanted)
+        return [_sitter(run) for run in free]
+
+    def _evict_all(
+        self, moves: dict[residency.RunId, TierName], now: float, out: list[Command]
+    ) -> None:
+        for (study, number), tier in moves.items():
+            self.evict(self._book.studies[study].runs[number], tier, now, out)
+
+    # -- who is there --------------------------------------------------------------------------
+
+    def _others(self, slot: Slot, study: Study, run: Run | None) -> list[Run]:
+        """The parked runs, but ``run``, whose processes have memory of a device.
+
+        The memory of a CPU slot is a matter between the runs of one study.
+        """
+        parked = [each for each in self._book.parked_on(slot) if each is not run]
+        if slot.device.kind == "gpu":
+            return parked
+        return [each for each in parked if each.study == study.spec.key]
+
+    def _is_alone(self, slot: Slot, study: Study, run: Run | None) -> bool:
+        return not self._others(slot, study, run) and not self._leaving(slot)
+
+    def _leaving(self, slot: Slot) -> bool:
+        """Whether a process has still to end that said that it leaves."""
+        return any(slot.device.id in c.leaving for c in self._book.clients.values())
+
+    def _is_moving(self, slot: Slot) -> bool:
+        """Whether somebody makes room, here or in host memory for those that are here."""
+        here = any(each.asked for each in self._book.parked_on(slot))
+        return here or any(r.tier == "host" and r.asked == "disk" for r in self._book.runs())
+
+    def _is_settling(self, slot: Slot, study: Study, run: Run | None, now: float) -> bool:
+        """Whether memory that somebody left may still become free, and would suffice."""
+        missing, free = _missing(slot, study, run), self.free_bytes(slot)
+        if now >= slot.settles_at or _less(self._unclaimed(slot), missing):
+            return False
+        return self._leaving(slot) or _less(free, missing)
+
+    # -- bytes ---------------------------------------------------------------------------------
+
+    def _has_room(self, slot: Slot, study: Study, run: Run | None) -> bool | None:
+        if slot.device.kind == "cpu":
+            return None
+        return residency.fits(self.free_bytes(slot), _missing(slot, study, run))
+
+    def _short(self, slot: Slot, study: Study, run: Run | None) -> float:
+        """Bytes that have to become free beside what is becoming free; infinite if unknown."""
+        free, missing = self.free_bytes(slot), _missing(slot, study, run)
+        if free is None or missing is None:
+            return math.inf
+        going = (r for r in self._book.parked_on(slot) if r.evicting and r.tier != "host")
+        coming = sum(run.takes_bytes or 0 for run in going)
+        return residency.MEMORY_MARGIN * missing - free - coming
+
+    def _unclaimed(self, slot: Slot) -> int | None:
+        """A GPU's memory without what the runs there say to hold."""
+        holder = None if slot.lease is None else self._book.run_of(slot.lease)
+        there = self._book.parked_on(slot) + ([holder] if holder else [])
+        taken = [(r.held_bytes or 0) if r.tier == "host" else r.takes_bytes for r in there]
+        known = [each for each in taken if each is not None]
+        if slot.device.memory_bytes is None or len(known) < len(taken):
+            return None
+        return slot.device.memory_bytes - sum(known)
+
+    def _strange(self, slot: Slot) -> int:
+        """Bytes that are taken and that none of ours says to hold; 0 if that is not known."""
+        free, unclaimed = slot.device.memory_free_bytes, self._unclaimed(slot)
+        if free is None or unclaimed is None:
+            return 0
+        here = {run.connection for run in self._book.parked_on(slot)}
+        going = [c for c in self._book.clients.values() if slot.device.id in c.leaving]
+        return unclaimed - free - CONTEXT_BYTES * (len(here) + len(going))
+
+    def warn(self, slot: Slot, now: float, out: list[Command]) -> None:
+        """Say so where a device is granted whose memory does not suffice for what comes next."""
+        study, run = self._next(slot)
+        free, missing = self.free_bytes(slot), _missing(slot, study, run)
+        if not _less(free, missing):
+            return
+        trial = "A new trial" if run is None else f"Trial {run.number}"
+        reason = (
+            f"{trial} gets {slot.device.id} though it needs {size(missing)} more and {size(free)} "
+            "are free: nobody is left who could make room."
+        )
+        number = None if run is None else run.number
+        detail = {"device": slot.device.id, "reason": reason}
+        out.append(self._book.event(study.spec.key, number, "no room", detail, now))
+
+
+def size(count: int | None) -> str:
+    """Bytes for people."""
+    return "an unknown number of bytes" if count is None else f"{count / 1e9:.2f} GB"
+
+
+def _missing(slot: Slot, study: Study, run: Run | None) -> int | None:
+    """What the next run needs beside what it holds on the device."""
+    need = study.need_of(run)
+    if need is None or run is None or slot.device.id not in run.devices:
+        return need
+    return max(0, need - (run.held_bytes or 0))
+
+
+def _less(count: int | None, than: int | None) -> bool:
+    """Whether one number of bytes is known to be less than another."""
+    return count is not None and than is not None and count < than
+
+
+def _id(run: Run) -> residency.RunId:
+    return run.study, run.number
+
+
+def _sitter(run: Run) -> residency.Sitter:
+    """A run on several devices stays there, or goes to disk."""
+    in_host = run.tier == "host"
+    return residency.Sitter(
+        run=_id(run),
+        tier="host" if in_host else "resident",
+        takes_bytes=run.host_bytes if in_host else run.takes_bytes,
+        moves=run.moves and not in_host and not run.others,
+        stores=run.stores,
+    )

@@ -1,0 +1,89 @@
+"""Which devices are powered down, and when each may be used again. Pure.
+
+A device is in one of four states: ``on``, ``going`` (its power-down command runs), ``off`` and
+``coming`` (its power-up command runs). Only one that is ``on`` is given to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from optuna_hermes.broker._core._book import Book, Slot
+from optuna_hermes.broker._core._events import Command, PowerSwitched, SwitchPower
+
+RETRY_SECONDS = 60.0
+"""After a command that failed its device is left alone for so long."""
+
+
+class Power:
+    """Switches the devices of a ``Book`` as its policies wish; adds commands to ``out``.
+
+    Args:
+        book: the broker's book.
+    """
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    def expect_off(self, devices: Collection[str]) -> None:
+        """The broker before this one has powered these down, or was about to."""
+        for id_ in devices:
+            if id_ in self._book.slots:
+                self._book.slots[id_].power = "off"
+                self._book.slots[id_].spare = True
+
+    def look(self, now: float, out: list[Command]) -> None:
+        """Power down what nobody needs, and wake what somebody does.
+
+        A device goes only with nothing on it, nobody on the way to it, and no policy that wants
+        it; it is woken as soon as one does. Where no study is served all stays as it is.
+        """
+        if not self._book.powers or self._book.recovering:
+            return
+        studies = [
+            s for s in self._book.studies.values() if s.wants_device or self._holds(s.spec.key)
+        ]
+        for id_, slot in self._book.slots.items():
+            if studies:
+                slot.spare = all(id_ in study.powered_down for study in studies)
+            if now < slot.power_retry_at:
+                continue
+            if slot.power == "on" and slot.spare and self._is_empty(slot):
+                slot.power = "going"
+                out.append(SwitchPower(device=id_, up=False))
+            elif slot.power == "off" and not slot.spare:
+                slot.power = "coming"
+                out.append(SwitchPower(device=id_, up=True))
+
+    def switched(self, event: PowerSwitched, now: float, out: list[Command]) -> None:
+        """A command has ended. A device that could not be powered down is used as before."""
+        slot = self._book.slots[event.device]
+        is_up = event.up != bool(event.problem)
+        slot.power = "on" if is_up else "off"
+        slot.power_problem = event.problem if event.up else ""
+        slot.power_retry_at = now + RETRY_SECONDS if event.problem else 0.0
+        if is_up:  # what was read of it is old
+            slot.device = replace(slot.device, free=False)
+        done, failed = ("powered up", "power-up") if event.up else ("powered down", "power-down")
+        kind = f"{failed} failed" if event.problem else done
+        detail = {"device": event.device, "seconds": event.seconds}
+        if event.problem:
+            detail["reason"] = event.problem
+        for key in self._book.studies:
+            out.append(self._book.event(key, None, kind, detail, now))
+
+    def _holds(self, key: str) -> bool:
+        return any(slot.lease and slot.lease.study == key for slot in self._book.slots.values())
+
+    def _is_empty(self, slot: Slot) -> bool:
+        """Whether nothing is on a device, nor on its way there."""
+        taken = slot.lease or slot.next or slot.awaited is not None
+        leaving = any(slot.device.id in c.leaving for c in self._book.clients.values())
+        works = slot.device.healthy and slot.device.free
+        return works and not (taken or leaving or self._book.parked_on(slot))
+
+
+def unpowered(book: Book) -> tuple[str, ...]:
+    """Devices that are not surely powered, as the next broker has to know them."""
+    return tuple(id_ for id_, slot in book.slots.items() if slot.power != "on")

@@ -1,0 +1,81 @@
+"""Bringing the next run nearer while another still trains. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optuna_hermes.broker._core._book import Book, Lease, Slot
+from optuna_hermes.broker._core._counsel import Counsel
+from optuna_hermes.broker._core._events import Command, Send
+from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._protocol import Prepare
+
+
+class Prefetch:
+    """Looks ahead, once in a slice, to what a ``Book``'s policies would do at its end.
+
+    What is found is a guess: nothing is reserved, and the policy is asked again when it counts.
+    """
+
+    def __init__(self, book: Book, counsel: Counsel, memory: Memory) -> None:
+        self._book = book
+        self._counsel = counsel
+        self._memory = memory
+
+    def due(self, lease: Lease) -> float | None:
+        """When to look: as long before the end of the slice as bringing a run back takes."""
+        if lease.looked or lease.yielding or lease.number is None:
+            return None
+        study = self._book.studies[lease.study]
+        if study.away_since is not None:
+            return None
+        cost = max(study.cost("host"), study.cost("disk"))
+        lead = min(cost, (lease.deadline - lease.slice_started) / 2)
+        if lead <= 0 or not any(run.tier in ("host", "disk") for run in study.runs.values()):
+            return None
+        return lease.deadline - lead
+
+    def look(self, now: float, out: list[Command]) -> None:
+        """Look ahead where it is time to."""
+        if self._book.recovering:
+            return
+        for lease in self._book.leases():
+            due = self.due(lease)
+            if due is not None and due <= now < lease.deadline:
+                lease.looked = True
+                slots = self._book.slots_of(lease)
+                self._look(self._book.studies[lease.study], slots, now, out)
+
+    def _look(self, study: Study, slots: Sequence[Slot], now: float, out: list[Command]) -> None:
+        decision = self._counsel.decide(study, slots, now)
+        number = next((a.run for a in decision.assignments), None)
+        run = None if number is None else study.runs[number]
+        if run is None or run.asked is not None:
+            return
+        if run.tier == "disk" and run.connection is None:
+            self._prepare(study, run, out)
+        elif run.tier == "host" and self._memory.fits_beside(slots[0], run):
+            self._memory.recall(run, now, out)
+
+    def _prepare(self, study: Study, run: Run, out: list[Command]) -> None:
+        """Let a worker that waits read a checkpoint; it gets that run if it is free then."""
+        connection = worker_for(self._book, study, run)
+        if connection is None or self._book.clients[connection].prepared == run.number:
+            return
+        self._book.clients[connection].prepared = run.number
+        message = Prepare(number=run.number, checkpoints=tuple(reversed(run.checkpoints)))
+        out.append(Send(connection=connection, message=message))
+
+
+def worker_for(book: Book, study: Study, run: Run | None) -> int | None:
+    """The best worker that waits: one that has prepared for this run, else one for none."""
+
+    def distance(connection: int) -> int:
+        prepared = book.clients[connection].prepared
+        if prepared is None:
+            return 1
+        return 0 if run is not None and prepared == run.number else 2
+
+    return min(study.idle, key=distance, default=None)

@@ -1,0 +1,346 @@
+"""A broker after one that died: whom it waits for, and how they go on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _progress as progress
+from optuna_hermes.broker._core import _story as story
+from optuna_hermes.broker._core._admission import end_orphan
+from optuna_hermes.broker._core._book import Book, Lease, Slot
+from optuna_hermes.broker._core._events import Command, Expected, Kill, Send
+from optuna_hermes.broker._core._rows import give_back, save
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._holder import Awaited, Holder
+from optuna_hermes.broker._protocol import Begin, Resume
+from optuna_hermes.ledger._base import LeaseRecord
+
+RECOVERY_SECONDS = 10.0
+"""How long nobody is granted anything because a process has not come back yet."""
+
+
+class Recovery:
+    """Waits in a ``Book`` for the processes of an earlier broker; adds commands to ``out``.
+
+    Args:
+        book: the broker's book.
+        seconds: see ``RECOVERY_SECONDS``.
+    """
+
+    def __init__(self, book: Book, seconds: float = RECOVERY_SECONDS) -> None:
+        self._book = book
+        self._seconds = seconds
+
+    def expect(self, event: Expected, now: float) -> None:
+        """A process lives that may have a device, or a run in its memory."""
+        holder = event.holder
+        self._book.awaited[event.connection] = Awaited(holder=holder, until=now + self._seconds)
+        # Another study's ledger may know of earlier epochs only.
+        self._book.epoch = max(self._book.epoch, holder.epoch)
+        for id_ in holder.devices:
+            if id_ in self._book.slots:
+                self._book.slots[id_].awaited = event.connection
+
+    def wakeups(self) -> Iterator[float]:
+        """When somebody has been waited for long enough."""
+        return (each.until for each in self._book.awaited.values() if not each.late)
+
+    def begin_anew(self, now: float) -> None:
+        """The broker itself was stopped: whoever came back meanwhile has not been heard."""
+        for each in self._book.awaited.values():
+            each.until = now + self._seconds
+
+    def end(self, now: float, out: list[Command]) -> None:
+        """Wait no longer for those who had the time.
+
+        A worker is killed, and what it has is free once it is gone. The process of a plain trial
+        is its user's: what it has stays its own.
+        """
+        for connection, each in self._book.awaited.items():
+            if not each.late and now >= each.until:
+                each.late = True
+                self._kill(connection, each, out)
+
+    # -- processes that come, and go -----------------------------------------------------------
+
+    def met(self, pid: int) -> None:
+        """A process has said hello; what it has it will say when its study has been read."""
+        for each in self._of(pid).values():
+            each.met = True
+
+    def lost(self, pid: int, now: float, out: list[Command]) -> None:
+        """A process has hung up; it may have had no time to say what it has."""
+        if any(client.pid == pid for client in self._book.clients.values()):
+            return
+        for connection, each in self._of(pid).items():
+            each.met = False
+            if each.ended:
+                self._let_go(connection, each, now, out)
+            elif each.late:
+                self._kill(connection, each, out)
+
+    def gone(self, connection: int, now: float, out: list[Command]) -> None:
+        """A process that was waited for has ended."""
+        each = self._book.awaited.get(connection)
+        if each is not None and each.met:
+            each.ended = True
+        elif each is not None:
+            self._let_go(connection, each, now, out)
+
+    def empty_handed(
+        self, pid: int, now: float, out: list[Command], *, study: str = "", number: int = -1
+    ) -> None:
+        """A process says that it waits for a lease: what it was granted never reached it.
+
+        Args:
+            pid: its process; a worker serves one run.
+            now: seconds of the broker's clock.
+            out: commands are added here.
+            study: with ``number`` says of which run a process that serves several speaks.
+            number: see ``study``.
+        """
+        for connection, each in self._of(pid).items():
+            holder = each.holder
+            if holder.role == "worker" or (holder.study, holder.number) == (study, number):
+                self._let_go(connection, each, now, out)
+
+    # -- going on ------------------------------------------------------------------------------
+
+    def resume(
+        self, study: Study, connection: int, message: Resume, now: float, out: list[Command]
+    ) -> str | None:
+        """Let a process go on with what it has.
+
+        Returns:
+            Why it may not, None if it goes on. How it is parked is left to the caller.
+        """
+        lease = study.orphans.pop(message.epoch, None)
+        pid = self._book.clients[connection].pid
+        known, counted = False, None
+        for awaited, each in self._of(pid).items():
+            if _is_about(message, each.holder):
+                known = True
+                counted = each.holder.energy_joules if _is_now(message, each.holder) else None
+                self._settle(awaited, each, now, out)
+        run = None if message.number is None else study.runs.get(message.number)
+        if run is not None and lease is None and _is_on_disk(run, message):
+            out.extend(_kept(connection, message))  # it only wanted to hear this, and leaves
+            return None
+        slots = self._slots(message)
+        leased = any(slot.lease for slot in slots)
+        if run is not None and lease is not None and message.parked and leased:
+            out.append(end_orphan(self._book, lease, now))  # it has stopped, another one trains
+            lease, known = None, True
+        problem = self._problem(study, run, lease, message, known)
+        if problem is not None:
+            if lease is not None:
+                out.append(end_orphan(self._book, lease, now))
+            if run is not None and known:
+                self._hear(run, message, now, out)
+                save(self._book, run, now, out)  # with the units it had not told of
+            return problem
+        if lease is not None:
+            self._adopt(study, lease, connection, message, counted, now, out)
+        else:
+            assert run is not None
+            _adopt_parked(run, connection, message, now)
+        if message.number is not None:
+            run = study.runs[message.number]
+            run.units_left, run.params = message.units_left, message.params or run.params
+            run.needs(message.need_bytes)
+            if message.sizes and message.sizes.valid:
+                progress.take_sizes(run, message.sizes)
+            else:
+                run.sizes = None
+            self._hear(run, message, now, out)
+            out.append(story.resumed(self._book, run, now))
+            out.extend(_kept(connection, message))
+        return None
+
+    def _problem(
+        self, study: Study, run: Run | None, lease: LeaseRecord | None, message: Resume, known: bool
+    ) -> str | None:
+        """Why what a process says does not agree with what is known."""
+        if run is None and message.parked is not None:
+            return "A run that is parked has a number."
+        if run is not None and not run.live:
+            return f"Trial {run.number} has ended."
+        if run is not None and (run.connection is not None or study.is_elsewhere(run)):
+            return f"Another process has trial {run.number}."
+        if lease is None:
+            waits = known and run is not None and message.parked is not None
+            return None if waits else f"Its lease (epoch {message.epoch}) is over."
+        if lease.number not in (None, message.number):
+            return f"Its lease (epoch {message.epoch}) is of trial {lease.number}."
+        slots, words = self._slots(message), ", ".join(message.devices)
+        granted = tuple(f"{self._book.host}/{id_}" for id_ in message.devices)
+        if len(slots) < len(message.devices) or lease.devices != granted:
+            return f"Its lease (epoch {message.epoch}) is not for device {words}."
+        taken = message.parked is None and any(map(self._is_taken, slots))
+        if taken or any(slot.lease for slot in slots):
+            return f"Another process has device {words}."
+        return None
+
+    def _slots(self, message: Resume) -> list[Slot]:
+        """Those of the devices that a process says it has."""
+        slots = self._book.slots
+        return [slots[id_] for id_ in message.devices if id_ in slots]
+
+    def _is_taken(self, slot: Slot) -> bool:
+        """Whether somebody who is waited for has a device; not if that lease never was."""
+        if slot.awaited is None:
+            return False
+        holder = self._book.awaited[slot.awaited].holder
+        study = self._book.studies.get(holder.study)
+        return study is None or holder.epoch in study.orphans
+
+    def _adopt(
+        self,
+        study: Study,
+        record: LeaseRecord,
+        connection: int,
+        message: Resume,
+        counted: float | None,
+        now: float,
+        out: list[Command],
+    ) -> None:
+        """A lease of an earlier broker goes on under its old epoch, for a slice from now."""
+        lease = Lease(
+            epoch=record.epoch,
+            study=study.spec.key,
+            number=record.number,
+            devices=message.devices,
+            connection=connection,
+            started=now - message.held_seconds,
+            slice_started=now,
+            deadline=now + study.spec.slice_seconds,
+            from_tier=None,
+            last_progress=now,
+            training=message.training,
+            adopted=True,
+            reported=bool(message.reports),
+            energy_joules=counted,
+        )
+        for slot in self._slots(message):
+            slot.lease = lease
+        if lease.number is None and study.unstarted is not None:
+            study.unstarted -= 1
+        if message.number is None:
+            return
+        trial_id = message.trial_id or 0
+        begin = Begin(epoch=lease.epoch, number=message.number, trial_id=trial_id)
+        progress.begin(self._book, lease, begin, now, out)
+        run = study.runs[message.number]
+        run.stores = message.stores
+        if message.asked is not None and message.parked is None:
+            lease.yielding = run.asked = message.asked
+            run.asked_at = now
+
+    def _hear(self, run: Run, message: Resume, now: float, out: list[Command]) -> None:
+        """What a process said last, as far as it is news."""
+        for report in message.reports:
+            if not progress.has_reported(run, report):
+                seconds = max(0.0, message.held_seconds - report.age_seconds)
+                held = seconds * len(message.devices)
+                progress.add_report(self._book, run, held, report, now, out)
+        for checkpoint in message.checkpoints:
+            progress.keep(self._book, run, checkpoint, now, out)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _of(self, pid: int) -> dict[int, Awaited]:
+        """Those of the awaited that are this process."""
+        awaited = self._book.awaited.items()
+        return {connection: each for connection, each in awaited if each.holder.pid == pid}
+
+    def _kill(self, connection: int, each: Awaited, out: list[Command]) -> None:
+        if each.holder.role == "worker" and not each.met:
+            reason = "it did not come back to the new broker"
+            out.append(Kill(connection=connection, pid=each.holder.pid, reason=reason))
+
+    def _let_go(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
+        """What a process had is nobody's."""
+        self._settle(connection, each, now, out)
+        study = self._book.studies.get(each.holder.study)
+        run = study.runs.get(each.holder.number or 0) if study else None
+        if run is not None and each.holder.number is not None:
+            give_back(self._book, run, now, out)
+
+    def _settle(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
+        """Whoever was waited for is gone, or has said what it has: its lease is over."""
+        del self._book.awaited[connection]
+        holder = each.holder
+        for slot in self._book.slots.values():
+            if slot.awaited == connection:
+                slot.awaited = None
+        study = self._book.studies.get(holder.study)
+        if study is None:
+            return
+        lease = study.orphans.pop(holder.epoch, None)
+        if lease is not None:
+            out.append(end_orphan(self._book, lease, now))
+        run = None if holder.number is None else study.runs.get(holder.number)
+        if run is not None:
+            run.awaited = False
+
+
+def holders(book: Book) -> tuple[Holder, ...]:
+    """Whom the next broker has to wait for, if this one dies now."""
+    leases = {lease.epoch: lease for lease in book.leases()}
+    held: list[tuple[int, int | None, str, int | None]] = [
+        (run.epoch, run.connection, run.study, run.number) for run in book.runs() if run.connection
+    ]
+    held += [(e, x.connection, x.study, None) for e, x in leases.items() if x.number is None]
+    found = [each.holder for each in book.awaited.values()]
+    for epoch, connection, study, number in held:
+        client = book.clients.get(connection or 0)
+        if client is not None and epoch:
+            found.append(
+                Holder(
+                    pid=client.pid,
+                    started=client.started,
+                    role=client.role,
+                    study=study,
+                    number=number,
+                    epoch=epoch,
+                    device=leases[epoch].device if epoch in leases else None,
+                    others=leases[epoch].devices[1:] if epoch in leases else (),
+                    energy_joules=leases[epoch].energy_joules if epoch in leases else None,
+                )
+            )
+    return tuple(found)
+
+
+def _is_about(message: Resume, holder: Holder) -> bool:
+    """Whether a process speaks of what it was waited for.
+
+    The epoch is an older one if it was never told of its last lease.
+    """
+    same = (holder.study, holder.number) == (message.study.key, message.number)
+    return holder.epoch == message.epoch or (same and message.number is not None)
+
+
+def _is_now(message: Resume, holder: Holder) -> bool:
+    """Whether a process speaks of the lease that it was waited for with."""
+    return holder.epoch == message.epoch
+
+
+def _is_on_disk(run: Run, message: Resume) -> bool:
+    """Whether a process has left its run on disk, and the ledger knows where."""
+    stored = None if message.parked is None else message.parked.checkpoint
+    return stored is not None and any(each.path == stored.path for each in run.checkpoints)
+
+
+def _kept(connection: int, message: Resume) -> list[Send]:
+    kept = (wire.Kept(path=checkpoint.path) for checkpoint in message.checkpoints)
+    return [Send(connection=connection, message=each) for each in kept]
+
+
+def _adopt_parked(run: Run, connection: int, message: Resume, now: float) -> None:
+    """A parked run is in the memory of its process, as it was."""
+    run.connection, run.epoch = connection, message.epoch
+    run.sits_on(message.devices)
+    run.state, run.waiting_since = "parked", now
+    run.stores = run.moves = True  # as far as it says so

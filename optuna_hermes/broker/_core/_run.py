@@ -1,0 +1,149 @@
+"""A run, as the broker knows it: a mutable record without a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.broker._protocol import BatchSizes, Params, SavedCheckpoint
+from optuna_hermes.ledger._base import RunRecord
+from optuna_hermes.model import Curve, RunState, RunView, Speed, TierName
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._core._book import Slot
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One run; what it says of its memory is not in the ledger, for it ends with its process.
+
+    Args:
+        connection: the process that holds it, None when there is none.
+        device: where it runs, or where its process is parked; the first one if there are several.
+        others: the further ones.
+        epoch: of its last lease.
+        stores: whether it can be suspended to disk, as it said last.
+        moves: whether it can be moved to host memory; it is asked before it has said so.
+        asked: the tier it was asked to go to and has not answered yet, since ``asked_at``.
+        host: where it had a device last, None before its first lease.
+        need_bytes: the most memory of each device it has been seen to need, None if unknown.
+        held_bytes: memory of each device it holds while it is parked, None if unknown.
+        host_bytes: host memory it has taken for what it moved off its device.
+        alone: it outgrew its memory beside others, and gets its device to itself.
+        stranded: it found no room although nobody could go: it waits until somebody has gone.
+        silence: the longest time between two signs of life while it trained, None at first.
+        units_left: units until its end after its last report, None if unknown.
+        params: its hyper-parameters, empty if unknown.
+        sizes: of its batches, None if they do not change, or nobody has said so yet.
+        speeds: what was measured of it.
+        seen: how a policy saw it last, behind all that made it look so.
+        awaited: a process that has not come back yet may have it.
+        owner: the broker it belongs to in the ledger, where several hosts share the study.
+        row: its row in the ledger, as it was read or written last; None while it has none.
+    """
+
+    study: str
+    number: int
+    trial_id: int
+    state: RunState
+    submitted: float
+    curve: Curve = field(default_factory=Curve)
+    tier: TierName | None = None
+    connection: int | None = None
+    device: str | None = None
+    others: tuple[str, ...] = ()
+    epoch: int = 0
+    stores: bool = False
+    moves: bool = True
+    asked: TierName | None = None
+    asked_at: float = 0.0
+    waiting_since: float | None = None
+    units: int = 0
+    slices: int = 0
+    suspensions: int = 0
+    device_seconds: float = 0.0
+    energy_joules: float | None = None
+    host: str | None = None
+    need_bytes: int | None = None
+    held_bytes: int | None = None
+    host_bytes: int = 0
+    alone: bool = False
+    stranded: bool = False
+    silence: float | None = None
+    units_left: int | None = None
+    params: Params = field(default_factory=dict)
+    sizes: BatchSizes | None = None
+    speeds: tuple[Speed, ...] = ()
+    seen: tuple[Any, RunView] | None = field(default=None, repr=False, compare=False)
+    awaited: bool = False
+    owner: str | None = None
+    row: RunRecord | None = field(default=None, repr=False, compare=False)
+    checkpoints: list[SavedCheckpoint] = field(default_factory=list)
+
+    @property
+    def live(self) -> bool:
+        """Whether it has still to be trained."""
+        return self.state not in ("done", "failed")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices where it runs, or where its process is parked."""
+        return () if self.device is None else (self.device, *self.others)
+
+    def sits_on(self, devices: Sequence[str]) -> None:
+        """It runs there, or its process is parked there."""
+        self.device, self.others = (devices[0], tuple(devices[1:])) if devices else (None, ())
+
+    @property
+    def held(self) -> bool:
+        """Whether it is in the memory of a process, or may be."""
+        has_process = self.connection is not None or self.state in ("running", "parked")
+        return self.live and (has_process or self.awaited)
+
+    @property
+    def evicting(self) -> bool:
+        """Whether it is on its way off its device."""
+        return self.asked in ("host", "disk")
+
+    @property
+    def takes_bytes(self) -> int | None:
+        """Device memory it takes where it is, as far as is known."""
+        return self.need_bytes if self.held_bytes is None else self.held_bytes
+
+    @property
+    def host_claim_bytes(self) -> int:
+        """Host memory it has, or was promised."""
+        promised = (self.takes_bytes or 0) if self.asked == "host" else 0
+        return max(self.host_bytes, promised)
+
+    @property
+    def device_range(self) -> tuple[int, int]:
+        """The least and the most devices that it may be given; another number goes over disk."""
+        now = max(1, len(self.devices))
+        if self.connection is not None and not self.stores:
+            return now, now
+        if self.sizes is None:
+            return (1, 1) if self.connection is None else (now, now)
+        return 1, self.sizes.most_devices
+
+    def suits(self, slots: Sequence[Slot]) -> bool:
+        """Whether its process, if it has one, could go on there: a GPU's leaves it never."""
+        if self.connection is None or not self.devices:
+            return True
+        gpus = any(slot.device.kind == "gpu" for slot in slots)
+        same = {slot.device.id for slot in slots} == set(self.devices)
+        return same if gpus else len(slots) == len(self.devices)
+
+    def needs(self, memory_bytes: int | None) -> None:
+        """It has been seen to need so much device memory."""
+        if memory_bytes is not None:
+            self.need_bytes = max(self.need_bytes or 0, memory_bytes)
+
+    def forget_process(self) -> None:
+        """Its process is gone: what is left of it is its last checkpoint, if there is one."""
+        self.connection, self.asked = None, None
+        self.sits_on(())
+        self.held_bytes, self.host_bytes = None, 0
+        self.state = "stored" if self.checkpoints else "pending"
+        self.tier = "disk" if self.checkpoints else None

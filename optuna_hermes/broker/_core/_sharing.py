@@ -1,0 +1,222 @@
+"""A study that several hosts work on: what is theirs, what is nobody's, and who is gone. Pure.
+
+Which host carries a run on is settled by claims in the ledger; this decides which to try for, and
+what to leave to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from optuna_hermes.broker._core._admission import coming, known_run
+from optuna_hermes.broker._core._book import Book, Slot
+from optuna_hermes.broker._core._counsel import Counsel
+from optuna_hermes.broker._core._ends import Ends
+from optuna_hermes.broker._core._events import Command, ForgetBroker, Kill, Outrun, Refreshed, Send
+from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._protocol import Refused
+from optuna_hermes.ledger._base import HostRecord, RunRecord
+from optuna_hermes.ledger._claims import DEAD_SECONDS as DEAD_SECONDS
+
+REFRESH_SECONDS = 3.0
+"""How often a broker says that it lives, and looks what others have done."""
+
+_FRESH_SECONDS = 3 * REFRESH_SECONDS
+"""What a broker said of itself counts for so long."""
+
+
+class Sharing:
+    """Keeps the shared studies of a ``Book`` in step with other hosts."""
+
+    def __init__(
+        self,
+        book: Book,
+        counsel: Counsel,
+        memory: Memory,
+        ends: Ends,
+    ) -> None:
+        self._book = book
+        self._counsel = counsel
+        self._memory = memory
+        self._ends = ends
+
+    # -- this host, for the others -------------------------------------------------------------
+
+    def presence(self) -> HostRecord:
+        """What this broker says of itself."""
+        slots = [slot for slot in self._book.slots.values() if slot.device.healthy]
+        idle = [slot for slot in slots if self._is_idle(slot)]
+        wants = [key for key, s in self._book.studies.items() if idle and self._wants_more(s)]
+        return HostRecord(
+            name=self._book.host,
+            instance=self._book.instance,
+            devices=tuple(slot.device.id for slot in slots),
+            load=self._load(),
+            wants=tuple(wants),
+        )
+
+    def _is_idle(self, slot: Slot) -> bool:
+        return slot.lease is None and slot.next is None and self._memory.usable(slot)
+
+    def _wants_more(self, study: Study) -> bool:
+        """Whether there could be more of a study here than there is."""
+        served = study.broker is not None and study.driver is not None
+        return served and not study.draining and not study.wants_device
+
+    def _load(self) -> float:
+        """The share of its devices that a broker has in use, 1.0 if it has none."""
+        slots = [slot for slot in self._book.slots.values() if slot.device.healthy]
+        busy = sum(1 for slot in slots if slot.lease is not None or slot.next is not None)
+        return busy / len(slots) if slots else 1.0
+
+    # -- the others ----------------------------------------------------------------------------
+
+    def refreshed(self, event: Refreshed, now: float, out: list[Command]) -> None:
+        """Take in what other hosts have done."""
+        study = self._book.studies.get(event.study)
+        if study is None or study.broker is None:
+            return
+        self._book.epoch = max(self._book.epoch, event.last_epoch)
+        others = [host for host in event.hosts if host.instance != study.broker]
+        alive = self._alive(study, others, event, now, out)
+        for record in event.runs:
+            self._take_in(study, record, event, now, out)
+        for run in study.runs.values():
+            if study.is_elsewhere(run) and run.owner not in alive and run.connection is None:
+                _is_nobodys(run, now)
+        study.coming = coming(study, event.leases, alive)
+        self._look_at_the_idle(study, [host for host in others if host.instance in alive])
+        self._ends.wants(study, only_impossible=True)
+        recount(self._book, study)
+        self._make_room(study, now, out)
+
+    def _alive(
+        self,
+        study: Study,
+        others: Collection[HostRecord],
+        event: Refreshed,
+        now: float,
+        out: list[Command],
+    ) -> set[str]:
+        """Who of the others lives.
+
+        When a database was away nobody was heard of: that is no sign until it has been there for
+        as long as a dead broker is silent.
+        """
+        if study.watched_since is None:
+            study.watched_since = now
+        sure = now - study.watched_since >= DEAD_SECONDS
+        dead = {host.instance for host in others if sure and host.age_seconds >= DEAD_SECONDS}
+        out.extend(ForgetBroker(study=study.spec.key, instance=each) for each in sorted(dead))
+        for lease in event.leases:
+            lost = (lease.epoch,)
+            if lease.owner in dead and lease.number is None and lost not in study.lost:
+                study.lost.append(lost)  # its holder may have created a trial
+        return {host.instance for host in others} - dead
+
+    def _take_in(
+        self, study: Study, record: RunRecord, event: Refreshed, now: float, out: list[Command]
+    ) -> None:
+        """A row that others have written; not one that was read before this broker wrote it."""
+        run = study.runs.get(record.number)
+        if record.owner == study.broker and (run is None or run.owner != _ANOTHER):
+            return
+        if run is not None and _was_taken(study, run, record):
+            self._is_anothers(run, out)
+        if run is not None and (study.owns(run) or run.connection or run.awaited):
+            return
+        if run is not None and run.row is not None and record.slices < run.row.slices:
+            return
+        new = known_run(self._book, record, event, now)
+        if run is not None:
+            new.params = run.params
+            new.curve = new.curve if new.curve.units else run.curve
+            new.waiting_since = now if study.is_elsewhere(run) else run.waiting_since
+        if study.is_elsewhere(new):
+            new.state = record.state
+        study.runs[record.number] = new
+
+    def _look_at_the_idle(self, study: Study, others: Collection[HostRecord]) -> None:
+        """Who has nothing to train of a study, though it could."""
+        key, load = study.spec.key, self._load()
+        idle = [x for x in others if key in x.wants and x.age_seconds < _FRESH_SECONDS]
+        study.spare = sum(max(1, round(len(x.devices) * (1 - x.load))) for x in idle)
+        study.defers = any(host.load < load for host in idle)
+
+    def _make_room(self, study: Study, now: float, out: list[Command]) -> None:
+        """Store what would wait here longest, so that a host with nothing to do can take it."""
+        free = sum(1 for run in study.runs.values() if _is_free(run) or run.asked == "disk")
+        missing = study.spare - free
+        if missing <= 0 or study.draining:
+            return
+        reserved = {want.number for want in self._book.reserved(study.spec.key)}
+        parked = [run for run in study.parked if run.number not in reserved]
+        for run in self._counsel.wanted_last(parked, now)[:missing]:
+            self._memory.evict(run, "disk", now, out)
+
+    # -- races ---------------------------------------------------------------------------------
+
+    def outrun(self, event: Outrun, now: float, out: list[Command]) -> None:
+        """Another broker was faster: what was decided is undone, and decided anew."""
+        self._book.epoch = max(self._book.epoch, event.last_epoch)
+        for lease in self._book.leases():
+            if lease.epoch in event.epochs:
+                self._ends.undo(lease, now, out, refused=True)
+        study = self._book.studies.get(event.study)
+        if study is None:
+            return
+        for number in event.numbers:
+            if number in study.runs:
+                self._is_anothers(study.runs[number], out)
+        if event.full and study.unstarted is not None:
+            study.unstarted = 0  # until it is counted anew
+
+    def _is_anothers(self, run: Run, out: list[Command]) -> None:
+        """A run went to another host; what process this one has for it may not go on."""
+        run.owner = _ANOTHER  # who it is will be read
+        if run.connection is None:
+            return
+        reason = f"Another host has taken trial {run.number} over: this one was silent for long."
+        client = self._book.clients[run.connection]
+        out.append(Send(connection=run.connection, message=Refused(reason=reason)))
+        if client.role == "worker":
+            out.append(Kill(connection=run.connection, pid=client.pid, reason=reason))
+
+
+_ANOTHER = "another broker"
+
+
+def watched(study: Study) -> dict[int, RunRecord | None]:
+    """Runs that others may change, with their rows as they are known; None to be told at once."""
+    runs = ((number, run) for number, run in study.runs.items() if not study.owns(run))
+    return {number: None if run.owner == _ANOTHER else run.row for number, run in runs}
+
+
+def recount(book: Book, study: Study) -> None:
+    """How many trials may still be created, by all that is known of all hosts."""
+    if study.limit is None or study.broker is None:
+        return
+    key = study.spec.key
+    begun = sum(1 for lease in book.leases() if lease.study == key and lease.number is None)
+    begun += sum(1 for want in book.reserved(key) if want.number is None)
+    study.unstarted = max(0, study.limit - len(study.runs) - begun - study.coming)
+
+
+def _is_nobodys(run: Run, now: float) -> None:
+    """The host that had it is gone: it goes on at its last checkpoint."""
+    run.owner, run.waiting_since = None, now
+    if run.live:
+        run.forget_process()
+
+
+def _was_taken(study: Study, run: Run, record: RunRecord) -> bool:
+    """Whether another broker has had a run since this one had it, and believes it has it still."""
+    since = run.row is not None and record.slices > run.row.slices
+    return study.owns(run) and record.owner != study.broker and since
+
+
+def _is_free(run: Run) -> bool:
+    """Whether any host may carry it on."""
+    return run.owner is None and run.state in ("pending", "stored") and not run.held

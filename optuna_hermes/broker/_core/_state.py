@@ -1,0 +1,466 @@
+"""The broker's mind: an event in, commands out. No clock, no I/O.
+
+``handle`` changes the book and says what has to be done. Times are seconds of one monotonic
+clock; what goes into the ledger is turned into wall clock seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _progress as progress
+from optuna_hermes.broker._core import _story as story
+from optuna_hermes.broker._core._admission import (
+    admit_run,
+    admit_study,
+    misplaced,
+    refusal,
+    take_charge,
+)
+from optuna_hermes.broker._core._away import Away
+from optuna_hermes.broker._core._book import Book, Client, Lease, Slot
+from optuna_hermes.broker._core._counsel import Counsel
+from optuna_hermes.broker._core._dispatch import Dispatcher
+from optuna_hermes.broker._core._ends import Ends
+from optuna_hermes.broker._core._events import (
+    Command,
+    Connected,
+    DevicesPolled,
+    Disconnected,
+    Event,
+    Expected,
+    Kill,
+    LedgerAway,
+    LedgerBack,
+    Outrun,
+    PowerSwitched,
+    Received,
+    Refreshed,
+    Send,
+    StudyRead,
+    Tick,
+    WritesFailed,
+)
+from optuna_hermes.broker._core._faults import Faults
+from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._parking import Parking
+from optuna_hermes.broker._core._power import Power
+from optuna_hermes.broker._core._prefetch import Prefetch
+from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS, Recovery
+from optuna_hermes.broker._core._rows import save
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._shape import shape_of
+from optuna_hermes.broker._core._sharing import Sharing, recount
+from optuna_hermes.broker._core._silence import GRACE_SECONDS, Silence, heard_from
+from optuna_hermes.broker._core._status import document
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._wishes import Wishes
+from optuna_hermes.curves import Remembered
+from optuna_hermes.ledger._base import HostRecord
+from optuna_hermes.model import Device
+
+STALL_SECONDS = 1.0
+"""A broker that is woken so much later than it asked for was stopped, or starved."""
+
+
+class State:
+    """Everything a broker knows, and the rules by which it changes.
+
+    Args:
+        host: this host's name.
+        devices: the devices it owns.
+        instance: this broker, as other hosts know it: no other ever had this name.
+        wall_offset: wall clock minus monotonic clock, in seconds.
+        host_budget_bytes: host memory that runs may take for what they move off their devices.
+        grace_seconds: see ``GRACE_SECONDS``.
+        recovery_seconds: see ``RECOVERY_SECONDS``.
+        powers: whether there are commands that power devices up and down.
+        unpowered: devices that the broker before this one may have powered down.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        devices: Sequence[Device],
+        instance: str = "",
+        wall_offset: float = 0.0,
+        host_budget_bytes: int = 0,
+        grace_seconds: float = GRACE_SECONDS,
+        recovery_seconds: float = RECOVERY_SECONDS,
+        powers: bool = False,
+        unpowered: Collection[str] = (),
+    ) -> None:
+        self.book = Book(
+            host=host,
+            instance=instance,
+            wall_offset=wall_offset,
+            host_budget_bytes=host_budget_bytes,
+            powers=powers,
+        )
+        self.book.slots = {device.id: Slot(device=device) for device in devices}
+        counsel = Counsel(self.book)
+        self._memory = Memory(self.book, counsel.wanted_last)
+        self._dispatcher = Dispatcher(self.book, counsel, self._memory)
+        self._prefetch = Prefetch(self.book, counsel, self._memory)
+        self._ends = Ends(self.book, self._memory)
+        self._parking = Parking(self.book, self._memory, self._ends)
+        self._away = Away(self.book, self._ends)
+        self._sharing = Sharing(self.book, counsel, self._memory, self._ends)
+        self._faults = Faults(self.book, self._memory, self._dispatcher)
+        self._silence = Silence(self.book, grace_seconds)
+        self._wakeup: float | None = None
+        self._wakeup_known = True
+        self._owes_decision = False
+        self._recovery = Recovery(self.book, recovery_seconds)
+        self._shapes = Remembered(shape_of)
+        self._wishes = Wishes(self.book, self._memory, self._dispatcher)
+        self._power = Power(self.book)
+        self._power.expect_off(unpowered)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take an event in and say what to do, in order."""
+        out: list[Command] = []
+        self._wakeup_known = self._wakeup_known and _changes_no_plan(event)
+        if isinstance(event, Received | StudyRead) and self._is_misplaced(event, out):
+            pass
+        elif isinstance(event, Received):
+            self._receive(event.connection, event.message, now, out)
+        elif isinstance(event, StudyRead):
+            self._study_read(event, now, out)
+        elif isinstance(event, Connected):
+            self._connected(event)
+        elif isinstance(event, Expected):
+            self._recovery.expect(event, now)
+        elif isinstance(event, Disconnected):
+            self._disconnected(event, now, out)
+        elif isinstance(event, DevicesPolled):
+            self._faults.reported(event.heard, now, out)
+            self._faults.polled(event.devices, now, out)
+            self._dispatcher.schedule(now, out)
+        elif isinstance(event, WritesFailed):
+            self._ends.unwritten(event, now, out)
+            for study in self.book.studies.values():
+                if study.draining:  # who waited for a lease is to go home, or to disk
+                    self._drain(study.spec.key, now, out)
+        elif isinstance(event, Refreshed):
+            self._sharing.refreshed(event, now, out)
+            self._wishes.refreshed(event, now, out)
+            self._dispatcher.schedule(now, out)
+        elif isinstance(event, Outrun):
+            self._sharing.outrun(event, now, out)
+            self._dispatcher.schedule(now, out)
+        elif isinstance(event, LedgerAway):
+            self._away.begin(event, now)
+        elif isinstance(event, LedgerBack):
+            self._away.end(event, now)
+            self._dispatcher.schedule(now, out)
+        elif isinstance(event, PowerSwitched):
+            self._power.switched(event, now, out)
+        elif isinstance(event, Tick):
+            self._forgive(now)
+            self._away.look(now)
+            self._silence.end(now, out)
+            self._recovery.end(now, out)
+            self._prefetch.look(now, out)
+            self._dispatcher.schedule(now, out)
+        for study in self.book.studies.values():
+            if study.problem and not study.draining:
+                self._drain(study.spec.key, now, out)
+        self._wishes.heed(now, out)
+        self._power.look(now, out)
+        return out
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When a ``Tick`` is due; None if only a message can change anything."""
+        if not self._wakeup_known:
+            self._wakeup, self._wakeup_known = self._next_wakeup(now), True
+        return self._wakeup
+
+    def _next_wakeup(self, now: float) -> float | None:
+        times = [*self._silence.wakeups(), *self._away.wakeups(), *self._recovery.wakeups()]
+        for slot in self.book.slots.values():
+            if slot.lease is None and slot.next and slot.settles_at > now:
+                times.append(slot.settles_at)
+        for lease in self.book.leases():
+            if not lease.yielding and lease.deadline > now and not lease.held:
+                due = self._prefetch.due(lease)
+                times.append(lease.deadline if due is None else due)
+        return min(times, default=None)
+
+    def _forgive(self, now: float) -> None:
+        """Whoever stops and continues a broker has not made its clients silent."""
+        if self._wakeup is not None and now - self._wakeup > STALL_SECONDS:
+            self._silence.begin_anew(now)
+            self._recovery.begin_anew(now)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing would be lost if the broker ended now."""
+        switching = any(s.power in ("going", "coming") for s in self.book.slots.values())
+        return not (self.book.served or self.book.awaited or switching)
+
+    def presence(self) -> HostRecord:
+        """What this broker says of itself to those of other hosts."""
+        return self._sharing.presence()
+
+    def status(self, now: float, *, runs: bool = True, curves: bool = False) -> dict[str, Any]:
+        """What ``status`` shows, as plain JSON."""
+        problems = {id_: self._memory.problem(slot) for id_, slot in self.book.slots.items()}
+        shapes = self._shapes if curves else None
+        return document(self.book, now, problems=problems, runs=runs, shapes=shapes)
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def _is_misplaced(self, event: Received | StudyRead, out: list[Command]) -> bool:
+        """Whether a message is not to be heard: its client is gone, or may not say this now."""
+        client = self.book.clients.get(event.connection)
+        if client is None:
+            return True
+        reason = misplaced(client, event.message)
+        if reason is not None:
+            out.append(Send(connection=event.connection, message=wire.Refused(reason=reason)))
+        return reason is not None
+
+    def _receive(
+        self, connection: int, message: wire.FromClient, now: float, out: list[Command]
+    ) -> None:
+        if isinstance(message, wire.Ready):
+            self._ready(connection, message, now, out)
+        elif isinstance(message, wire.Drain):
+            self._drain(message.study, now, out)
+        elif isinstance(message, wire.Describe):
+            described = self.book.clients[connection].described
+            described.setdefault(message.study, {}).update(message.params)
+        elif isinstance(message, wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy):
+            self._wishes.hear(connection, message, now, out)
+        elif isinstance(message, wire.GetStatus):
+            told = self.status(now, runs=message.runs, curves=message.curves)
+            status = wire.Status(document=told)
+            out.append(Send(connection=connection, message=status))
+        elif isinstance(message, wire.Parked):
+            self._parking.stands(connection, message, now, out)
+            self._dispatcher.schedule(now, out)
+        elif isinstance(message, wire.Saved):
+            self._saved(connection, message, now, out)
+        elif hasattr(message, "epoch"):
+            if isinstance(message, wire.Ended | wire.Released):  # late or not
+                out.append(Send(connection=connection, message=wire.Noted(epoch=message.epoch)))
+            self._about_lease(connection, message, now, out)
+
+    def _about_lease(
+        self, connection: int, message: wire.FromClient, now: float, out: list[Command]
+    ) -> None:
+        slot = self.book.slot_of(getattr(message, "epoch", 0))
+        if slot is None or slot.lease is None or slot.lease.connection != connection:
+            return  # a lease that is over: the message is late
+        lease = slot.lease
+        run = self.book.run_of(lease)
+        heard_from(lease, run, now)
+        if isinstance(message, wire.Begin):
+            progress.begin(self.book, lease, message, now, out)
+        elif run is None:
+            return
+        elif isinstance(message, wire.Training):
+            progress.training(self.book, lease, run, message, now)
+        elif isinstance(message, wire.Report):
+            progress.report(self.book, lease, run, message, now, out)
+        elif isinstance(message, wire.Beat):
+            run.needs(message.memory_bytes)
+        elif isinstance(message, wire.Stretches):
+            progress.stretches(self.book, run, message, now, out)
+        elif isinstance(message, wire.Ended):
+            self._ended(lease, run, message, now, out)
+        elif isinstance(message, wire.Released):
+            self._released(lease, run, message, now, out)
+
+    def _ready(self, connection: int, message: wire.Ready, now: float, out: list[Command]) -> None:
+        self._recovery.empty_handed(self.book.clients[connection].pid, now, out)
+        study = self.book.studies.get(message.study)
+        self.book.clients[connection].study = message.study
+        if study is None:  # its driver comes back too, perhaps later than its workers
+            self.book.early.setdefault(message.study, []).append(connection)
+            return
+        if study.draining:
+            out.append(Send(connection=connection, message=wire.Dismiss()))
+            return
+        study.workers.add(connection)
+        study.idle.append(connection)
+        self._dispatcher.schedule(now, out)
+
+    def _saved(self, connection: int, message: wire.Saved, now: float, out: list[Command]) -> None:
+        """A checkpoint is safe; its run may have been parked while it was written."""
+        slot = self.book.slot_of(message.epoch)
+        run = self._parking.run_of(connection, message.epoch, slot)
+        if run is None:
+            return
+        if slot is not None and slot.lease is not None:
+            heard_from(slot.lease, run, now)
+        progress.saved(self.book, connection, run, message, now, out)
+
+    def _ended(
+        self, lease: Lease, run: Run, message: wire.Ended, now: float, out: list[Command]
+    ) -> None:
+        self._ends.lease(lease, now, out)
+        self._memory.leaves(run, now)
+        run.forget_process()
+        run.state, run.tier = "failed" if message.state == "failed" else "done", None
+        save(self.book, run, now, out)
+        out.append(story.ended(self.book, run, message, now))
+        self._ends.wants(self.book.studies[run.study], only_impossible=True)
+        self._dispatcher.schedule(now, out)
+
+    def _released(
+        self, lease: Lease, run: Run, message: wire.Released, now: float, out: list[Command]
+    ) -> None:
+        slots = self.book.slots_of(lease)
+        self._ends.lease(lease, now, out)
+        self._ends.process(run, now, out)
+        if message.outgrown:
+            self._ends.room(slots, run, "outgrew its memory on", now, out)
+        else:
+            self.book.studies[run.study].problem = message.reason
+            detail = {"reason": message.reason}
+            out.append(self.book.event(run.study, run.number, "released", detail, now))
+        self._dispatcher.schedule(now, out)
+
+    def _drain(self, key: str, now: float, out: list[Command]) -> None:
+        study = self.book.studies.get(key)
+        if study is None:
+            return
+        study.draining = True
+        self._ends.wants(study)
+        self._ends.withdrawn(study, now, out)
+        for lease in self.book.leases():
+            if lease.study == key:
+                lease.deadline = now
+                self._dispatcher.ask_to_yield(lease, now, out)
+        for run in study.parked:
+            self._memory.evict(run, "disk", now, out)
+        for connection in study.idle:
+            out.append(Send(connection=connection, message=wire.Dismiss()))
+        study.idle.clear()
+
+    # -- studies -------------------------------------------------------------------------------
+
+    def _study_read(self, event: StudyRead, now: float, out: list[Command]) -> None:
+        study = admit_study(self.book, event, now, out)
+        connection, message = event.connection, event.message
+        if isinstance(message, wire.Resume):
+            self._resume(study, connection, message, now, out)
+            return
+        reason = refusal(self.book, study, event)
+        if reason is not None:
+            out.append(Send(connection=connection, message=wire.Refused(reason=reason)))
+            self._forget_unattended(study)
+            return
+        if isinstance(message, wire.Register):
+            is_new = message.number not in study.runs
+            pid, key = self.book.clients[connection].pid, study.spec.key
+            self._recovery.empty_handed(pid, now, out, study=key, number=message.number)
+            run = admit_run(study, message.number, message.trial_id, now)
+            run.connection, run.waiting_since = connection, now
+            run.state, run.tier = "pending", None
+            if is_new:
+                out.append(story.admitted(self.book, run, now))
+            save(self.book, run, now, out)
+        else:
+            known = set(study.runs)
+            changed = take_charge(self.book, study, connection, message, now)
+            new = [run for run in changed if run.number not in known]
+            out.extend(story.admitted(self.book, run, now) for run in new)
+            described = self.book.clients[connection].described.pop(study.spec.key, {})
+            for number, params in described.items():
+                if number in study.runs:
+                    study.runs[number].params = params
+            for run in changed:
+                save(self.book, run, now, out)
+            recount(self.book, study)
+        self.book.clients[connection].study = study.spec.key
+        for ready in self.book.early.pop(study.spec.key, []):
+            self._ready(ready, wire.Ready(study=study.spec.key), now, out)
+        self._dispatcher.schedule(now, out)
+
+    def _resume(
+        self, study: Study, connection: int, message: wire.Resume, now: float, out: list[Command]
+    ) -> None:
+        """A process goes on with what an earlier broker gave it, or is told why it may not."""
+        client, key = self.book.clients[connection], study.spec.key
+        problem = self._recovery.resume(study, connection, message, now, out)
+        if problem is None:
+            client.study = key
+            if client.role == "worker":
+                study.workers.add(connection)
+            if message.parked is not None:
+                self._parking.stands(connection, message.parked, now, out)
+                run = study.runs[message.number or 0]
+                if message.asked is not None and run.asked is None and run.connection is not None:
+                    run.asked, run.asked_at = message.asked, now
+            if study.draining:
+                self._drain(key, now, out)
+        else:
+            reason = f"{problem} Ask for another lease, or end."
+            out.append(Send(connection=connection, message=wire.Refused(reason=reason)))
+            if client.role == "worker":
+                out.append(Kill(connection=connection, pid=client.pid, reason=problem))
+            self._forget_unattended(study)
+        self._dispatcher.schedule(now, out)
+
+    def _forget_unattended(self, study: Study) -> None:
+        if not study.attended:
+            del self.book.studies[study.spec.key]
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def _connected(self, event: Connected) -> None:
+        client = Client(pid=event.pid, role=event.role, started=event.started)
+        self.book.clients[event.connection] = client
+        if client.role in ("worker", "run"):
+            self._recovery.met(client.pid)
+
+    def _disconnected(self, event: Disconnected, now: float, out: list[Command]) -> None:
+        self._owes_decision |= self._gone(event.connection, now, out)
+        if self._owes_decision and not event.more:
+            self._owes_decision = False
+            self._dispatcher.schedule(now, out)
+
+    def _gone(self, connection: int, now: float, out: list[Command]) -> bool:
+        """Take a client out of the book; whether a device may have to be decided about."""
+        if connection in self.book.awaited:
+            self._recovery.gone(connection, now, out)
+            return True
+        client = self.book.clients.pop(connection, None)
+        if client is not None:
+            self._recovery.lost(client.pid, now, out)
+            self._wishes.gone(client, now, out)
+        for key, waiting in list(self.book.early.items()):
+            if connection in waiting:
+                waiting.remove(connection)
+            if not waiting:
+                del self.book.early[key]
+        for lease in self.book.leases():
+            if lease.connection == connection:
+                self._ends.holder(lease, now, out)
+        study = self.book.studies.get(client.study or "") if client else None
+        if study is None:
+            return False
+        study.workers.discard(connection)
+        if connection in study.idle:
+            study.idle.remove(connection)
+        for run in study.runs.values():
+            if run.connection == connection:
+                out.append(story.lost(self.book, run, now))
+                self._ends.process(run, now, out)
+        if study.driver == connection:
+            study.driver, study.unstarted = None, 0
+        self._ends.wants(study, only_impossible=True)
+        self._forget_unattended(study)
+        return True
+
+
+def _changes_no_plan(event: Event) -> bool:
+    """Whether nothing is due earlier because of it: most messages by far are of this kind."""
+    kinds = wire.Beat | wire.Report | wire.Stretches
+    return isinstance(event, Received) and isinstance(event.message, kinds)

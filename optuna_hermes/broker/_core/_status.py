@@ -1,0 +1,215 @@
+"""What a broker tells about itself, as plain JSON, pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from optuna_hermes.broker._core import _energy as energy
+from optuna_hermes.broker._core._book import Book, Slot
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._shape import Shape
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.curves import Remembered
+from optuna_hermes.model import Wish
+
+MAX_LISTED = 5_000
+"""Of a study with more runs only those are listed that have a process."""
+
+
+def document(
+    book: Book,
+    now: float,
+    *,
+    problems: Mapping[str, str],
+    runs: bool,
+    shapes: Remembered[Shape] | None = None,
+) -> dict[str, Any]:
+    """Devices with their holders, and studies with their runs.
+
+    Args:
+        book: the broker's book.
+        now: seconds of the broker's clock.
+        problems: why nobody may have a device, by its id; empty if somebody may.
+        runs: whether to list every run of every study.
+        shapes: of the curves of the runs that are listed; None leaves them out.
+    """
+    studies = [_study(study, book, now, runs=runs) for study in book.studies.values()]
+    if runs and shapes is not None:
+        _add_shapes(studies, book, shapes)
+    return {
+        "host": book.host,
+        "host_memory": {
+            "used_bytes": book.host_used_bytes,
+            "budget_bytes": book.host_budget_bytes,
+        },
+        "awaited": sorted({each.holder.pid for each in book.awaited.values()}),
+        "devices": [
+            _device(slot, book, now) | {"problem": problems[id_]}
+            for id_, slot in book.slots.items()
+        ],
+        "studies": studies,
+    }
+
+
+def _add_shapes(studies: list[dict[str, Any]], book: Book, shapes: Remembered[Shape]) -> None:
+    listed = [(shown, book.studies[entry["key"]]) for entry in studies for shown in entry["runs"]]
+    found = shapes.each(study.runs[shown["trial"]].curve for shown, study in listed)
+    for (shown, study), shape in zip(listed, found, strict=True):
+        is_turned = study.spec.maximize
+        shown["curve"] = [v and -v for v in shape.values] if is_turned else list(shape.values)
+        shown["slope"] = None if shape.slope is None else _shown(shape.slope, study)
+
+
+def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
+    device = slot.device
+    holder = None
+    if slot.lease is not None:
+        lease = slot.lease
+        client = book.clients.get(lease.connection)
+        holder = {
+            "study": book.studies[lease.study].spec.name,
+            "trial": lease.number,
+            "state": "yielding" if lease.yielding else "running",
+            "pid": client.pid if client else None,
+            "epoch": lease.epoch,
+            "since_seconds": now - lease.started,
+            "left_seconds": max(0.0, lease.deadline - now),
+            "slice_seconds": lease.deadline - lease.slice_started,
+        }
+    return {
+        "id": device.id,
+        "kind": device.kind,
+        "healthy": device.healthy,
+        "memory_bytes": device.memory_bytes,
+        "memory_free_bytes": device.memory_free_bytes,
+        "power": slot.power,
+        "power_watts": device.power_watts,
+        "energy_joules": device.energy_joules,
+        "holder": holder,
+    }
+
+
+def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any]:
+    leases = [lease for lease in book.leases() if lease.study == study.spec.key]
+    held = sum(lease.device_seconds(now) for lease in leases)
+    shown: dict[str, Any] = {
+        "key": study.spec.key,
+        "name": study.spec.name,
+        "policy": study.spec.policy,
+        "maximize": study.spec.maximize,
+        "policy_folders": list(study.spec.folders),
+        "driver_pid": _pid(book, study.driver),
+        "draining": study.draining,
+        "problem": study.problem,
+        "away_seconds": None if study.away_since is None else now - study.away_since,
+        "held": _wanted(study, "held"),
+        "boosted": _wanted(study, "boosted"),
+        "finishing": _wanted(study, "finishing"),
+        "all_held": study.all_held,
+        "no_room": sorted(run.number for run in study.runs.values() if run.stranded),
+        "finished": finished(study, book),
+        "unstarted": study.unstarted,
+        "workers": {"alive": len(study.workers), "idle": len(study.idle)},
+        "counts": _counts(study),
+        "device_seconds": held + sum(run.device_seconds for run in study.runs.values()),
+        "watt_hours": energy.watt_hours(_joules(study, book, now)),
+        "held_seconds": held,
+        "spent_seconds": held + study.spent_seconds,
+        "overhead_seconds": study.overhead_seconds,
+        "switches": study.switches,
+        "best": _best(study),
+    }
+    if runs:
+        shown["runs"] = [_run(run, study) for run in _listed(study)]
+    return shown
+
+
+def _wanted(study: Study, wish: Wish) -> list[int]:
+    """The live runs of which people want this."""
+    runs = (study.runs.get(number) for number, each in study.wishes.items() if each == wish)
+    return sorted(run.number for run in runs if run is not None and run.live)
+
+
+def _joules(study: Study, book: Book, now: float) -> float | None:
+    """What all runs took, those that train now included; None if nothing of it is known."""
+    known = [run.energy_joules for run in study.runs.values()]
+    for lease in book.leases():
+        if lease.study == study.spec.key:
+            known.append(energy.taken_joules(book.slots_of(lease), lease, now))
+    found = [joules for joules in known if joules is not None]
+    return sum(found) if found else None
+
+
+def _listed(study: Study) -> list[Run]:
+    """Every run; of a study with very many those that have a process, for a frame is no book."""
+    ordered = sorted(study.runs.values(), key=lambda run: run.number)
+    return [r for r in ordered if len(ordered) <= MAX_LISTED or r.connection is not None]
+
+
+def finished(study: Study, book: Book) -> bool:
+    """Whether nothing of the study needs a process any more.
+
+    When it is drained that is when every process could be freed; otherwise when every run is done
+    and no trial may still be created.
+    """
+    key = study.spec.key
+    leases = (slot.lease or slot.next for slot in book.slots.values())
+    if any(each and each.study == key for each in leases):
+        return False
+    if study.draining:
+        alive = (run for run in study.runs.values() if run.connection is not None)
+        return not any(run.stores for run in alive)
+    return not study.may_open.any and not any(run.live for run in study.runs.values())
+
+
+def _counts(study: Study) -> dict[str, int]:
+    """How many runs are in each state."""
+    tally = dict.fromkeys(("pending", "running", "parked", "stored", "done", "failed"), 0)
+    for run in study.runs.values():
+        tally[run.state] += 1
+    return tally
+
+
+def _pid(book: Book, connection: int | None) -> int | None:
+    client = book.clients.get(connection) if connection is not None else None
+    return client.pid if client else None
+
+
+def _best(study: Study) -> dict[str, Any] | None:
+    last = [
+        (run.curve.values[-1], run.number)
+        for run in study.runs.values()
+        if run.curve.units and math.isfinite(run.curve.values[-1])
+    ]
+    if not last:
+        return None
+    value, number = min(last)
+    return {"trial": number, "value": _shown(value, study)}
+
+
+def _shown(value: float, study: Study) -> float | None:
+    """A value as its user knows it; JSON has no NaN."""
+    if not math.isfinite(value):
+        return None
+    return -value if study.spec.maximize else value
+
+
+def _run(run: Run, study: Study) -> dict[str, Any]:
+    return {
+        "trial": run.number,
+        "state": run.state,
+        "wish": study.wish_of(run),
+        "tier": run.tier,
+        "held_bytes": run.held_bytes,
+        "host_bytes": run.host_bytes,
+        "device": run.device if run.state == "running" else None,
+        "units": run.curve.units,
+        "units_trained": run.units,
+        "value": _shown(run.curve.values[-1], study) if run.curve.units else None,
+        "slices": run.slices,
+        "suspensions": run.suspensions,
+        "device_seconds": run.device_seconds,
+        "watt_hours": energy.watt_hours(run.energy_joules),
+    }

@@ -1,0 +1,203 @@
+"""What people want of single runs, and of a study's policy, carried out in the book. Pure.
+
+A wish is only noted when it is heard. Whatever the way on which a held run has come to a device,
+or is about to, it is asked to leave it in the end of every event: see ``heed``.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _story as story
+from optuna_hermes.broker._core._book import Book, Client, Lease
+from optuna_hermes.broker._core._dispatch import Dispatcher
+from optuna_hermes.broker._core._events import Command, Kill, Refreshed, SaveMemory, SaveWish, Send
+from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._rows import save
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.model import Wish
+from optuna_hermes.policies import make_policy
+
+Heard = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
+
+
+class Wishes:
+    """Keeps what people want of the runs of a ``Book``; adds commands to ``out``."""
+
+    def __init__(self, book: Book, memory: Memory, dispatcher: Dispatcher) -> None:
+        self._book = book
+        self._memory = memory
+        self._dispatcher = dispatcher
+
+    def hear(self, connection: int, message: Heard, now: float, out: list[Command]) -> None:
+        """Do what somebody wants, or say why not."""
+        study = self._book.studies.get(message.study)
+        reason = _NOBODY if study is None else self._refusal(study, message)
+        answer: wire.FromBroker = wire.Agreed()
+        if reason is not None or study is None:
+            answer = wire.Refused(reason=reason or _NOBODY)
+        elif isinstance(message, wire.ChangePolicy):
+            self._change_policy(study, message, now, out)
+        else:
+            runs = [study.runs[number] for number in message.numbers]
+            for run in runs:
+                self._do(connection, study, run, message, now, out)
+            waits = isinstance(message, wire.Finish) and any(_waits(study, run) for run in runs)
+            answer = wire.Agreed(waits=waits)
+        self.heed(now, out)
+        self._dispatcher.schedule(now, out)
+        out.append(Send(connection=connection, message=answer))
+
+    def heed(self, now: float, out: list[Command]) -> None:
+        """Nobody who is held has a device, or gets one."""
+        for want in self._book.wants():
+            if self._is_held(want.study, want.number):
+                self._book.unreserve(want)
+        for lease in self._book.leases():
+            if lease.yielding or not self._is_held(lease.study, lease.number):
+                continue
+            study = self._book.studies[lease.study]
+            if study.away_since is None:  # else its devices could not be given to anybody
+                lease.deadline = min(lease.deadline, now)
+                self._leave(study, lease, now, out)
+
+    def refreshed(self, event: Refreshed, now: float, out: list[Command]) -> None:
+        """Take in what was wanted on other hosts."""
+        study = self._book.studies.get(event.study)
+        if study is None or event.wishes is None:
+            return
+        study.wishes = dict(event.wishes)
+        for run in study.runs.values():
+            if study.wish_of(run) == "finishing":
+                self._stop(study, run, now, out)
+        self.heed(now, out)
+
+    def gone(self, client: Client, now: float, out: list[Command]) -> None:
+        """Who wanted to finish runs has left before Optuna was told: they are held from now on."""
+        others = [each.finishes for each in self._book.clients.values()]
+        for key, number in client.finishes:
+            study = self._book.studies.get(key)
+            run = None if study is None else study.runs.get(number)
+            if study is None or run is None or any((key, number) in each for each in others):
+                continue
+            if study.wish_of(run) == "finishing":
+                self._wish(study, run, "held", now, out)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _do(
+        self,
+        connection: int,
+        study: Study,
+        run: Run,
+        message: Heard,
+        now: float,
+        out: list[Command],
+    ) -> None:
+        if isinstance(message, wire.Wishes):
+            self._wish(study, run, message.wish, now, out)
+        elif isinstance(message, wire.Finish):
+            self._book.clients[connection].finishes.add((run.study, run.number))
+            self._wish(study, run, "finishing", now, out)
+            self._stop(study, run, now, out)
+        else:
+            self._finished(study, run, now, out)
+
+    def _refusal(self, study: Study, message: Heard) -> str | None:
+        if study.away_since is not None:
+            return f"The database of study {study.spec.name!r} is away: try again when it is back."
+        if isinstance(message, wire.ChangePolicy):
+            return None
+        reasons = (self._refusal_of(study, number, message) for number in message.numbers)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _refusal_of(self, study: Study, number: int, message: Heard) -> str | None:
+        run = study.runs.get(number)
+        if run is None:
+            return (
+                f"Study {study.spec.name!r} has no trial {number} that ever had a device: see "
+                "`optuna-hermes status`."
+            )
+        if not run.live:
+            return f"Trial {number} has ended ({run.state}): leave it out."
+        finishing = study.wish_of(run) == "finishing"
+        if isinstance(message, wire.Wishes) and finishing:
+            return f"Trial {number} is about to be finished: say `finish` again, if it is not."
+        if isinstance(message, wire.Finished) and not finishing:
+            return f"Nobody has said that trial {number} is to be finished: say `finish`."
+        if isinstance(message, wire.Finished) and _waits(study, run):
+            return f"Trial {number} has not stopped yet: say `finish` again."
+        client = self._book.clients.get(run.connection or 0)
+        if isinstance(message, wire.Finish) and client is not None and client.role == "run":
+            return (
+                f"Trial {number} is trained by process {client.pid}, which is not this package's "
+                "to stop: end that one first, or let it be with `hold`."
+            )
+        return None
+
+    def _wish(
+        self, study: Study, run: Run, wish: Wish | None, now: float, out: list[Command]
+    ) -> None:
+        before = study.wish_of(run)
+        if wish == before:
+            return
+        study.wishes = {**study.wishes, run.number: wish} if wish else _without(study, run)
+        out.append(SaveWish(study=run.study, number=run.number, wish=wish))
+        out.append(story.wished(self._book, run, before, wish, now))
+
+    def _is_held(self, key: str, number: int | None) -> bool:
+        study = self._book.studies[key]
+        return number is not None and study.is_held(study.runs[number])
+
+    def _leave(self, study: Study, lease: Lease, now: float, out: list[Command]) -> None:
+        run = self._book.run_of(lease)
+        ends = run is not None and study.wish_of(run) == "finishing" and run.stores
+        self._dispatcher.ask_to_yield(lease, now, out, to_disk=ends)
+
+    def _stop(self, study: Study, run: Run, now: float, out: list[Command]) -> None:
+        """Let a parked run that is to be finished leave its process, by way of the disk if it can.
+
+        Its last values reach Optuna on the way. One that cannot be stored has no way: its process
+        is ended, if it is ours.
+        """
+        if run.state not in ("parked", "pending") or run.connection is None or run.asked:
+            return
+        client = self._book.clients[run.connection]
+        if run.stores and run.state == "parked":
+            self._memory.evict(run, "disk", now, out)
+        elif client.role == "worker":
+            reason = f"trial {run.number} is finished as it is"
+            out.append(Kill(connection=run.connection, pid=client.pid, reason=reason))
+
+    def _finished(self, study: Study, run: Run, now: float, out: list[Command]) -> None:
+        run.state, run.tier = "done", None
+        save(self._book, run, now, out)
+        detail = {"units": run.curve.units}
+        out.append(self._book.event(run.study, run.number, "finished", detail, now))
+
+    def _change_policy(
+        self, study: Study, message: wire.ChangePolicy, now: float, out: list[Command]
+    ) -> None:
+        before = study.spec.policy
+        study.spec = structs.replace(study.spec, policy=message.policy, folders=message.folders)
+        study.policy, study.powered_down = make_policy(message.policy), frozenset()
+        if message.policy == before:
+            return
+        study.memory = None  # another one could make nothing of it
+        out.append(SaveMemory(study=study.spec.key, memory=None))
+        detail = {"from": before, "to": message.policy}
+        out.append(self._book.event(study.spec.key, None, "policy", detail, now))
+
+
+_NOBODY = "No study of this key is served by this broker: run it with `optuna-hermes optimize`."
+
+
+def _waits(study: Study, run: Run) -> bool:
+    """Whether any process may still have a run."""
+    return run.connection is not None or run.awaited or study.is_elsewhere(run)
+
+
+def _without(study: Study, run: Run) -> dict[int, Wish]:
+    return {number: wish for number, wish in study.wishes.items() if number != run.number}

@@ -1,0 +1,1 @@
+"""The devices of this host, and what their driver says of them."""

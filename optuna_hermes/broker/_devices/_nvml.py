@@ -1,0 +1,351 @@
+"""The only module that asks NVML: which GPUs there are, who is on them, and how they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import psutil
+
+from optuna_hermes.broker._devices._nvml_events import Listener
+from optuna_hermes.broker._devices._xid import Xid
+from optuna_hermes.errors import DeviceSpecError
+from optuna_hermes.model import Device
+
+LOST_SECONDS = 5.0
+"""A GPU that answers with errors for this long is lost; some say at once that they are."""
+
+_LOOK = "see what `nvidia-smi` says"
+_STRANGER = "computes on it: wait for it, or end it"
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class _Health:
+    """What is known of a device from earlier polls.
+
+    Args:
+        failing_since: when it first answered with an error, None if it answers.
+        lost: it does not answer, and is not waited for.
+        fault: what it has reported of itself, empty if nothing.
+    """
+
+    failing_since: float | None = None
+    lost: bool = False
+    fault: str = ""
+
+
+class NvmlDevices:
+    """GPUs and MIG slices, as NVML sees them.
+
+    A device that cannot be read is not healthy, and neither is one that has reported a fault of
+    its own, until it was away and is back. Where its processes cannot be listed nobody knows who
+    is on it: then it is free only if it was named, and ``unlisted``.
+
+    Args:
+        uuids: ``GPU-...`` or ``MIG-...``.
+        host: the host's name.
+        named: whether the user has named them.
+
+    Raises:
+        DeviceSpecError: there is no working driver.
+    """
+
+    def __init__(
+        self, uuids: Sequence[str], host: str = "localhost", *, named: bool = True
+    ) -> None:
+        self._uuids = tuple(uuids)
+        self._host = host
+        self._named = named
+        self._nvml = start_driver(self._uuids)
+        self._health = {uuid: _Health() for uuid in self._uuids}
+        self._heard: list[Xid] = []
+        self._listener = Listener(self._nvml, self._uuids)
+
+    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+        """See ``DeviceSource``."""
+        for xid in self._listener.hear():
+            self._heard.append(xid)
+            if not xid.is_of_program:
+                self._health[xid.device].fault = (
+                    f"it reported {xid}: end the broker, reset the GPU with `nvidia-smi "
+                    "--gpu-reset` or restart the host"
+                )
+        return tuple(self._read(uuid, own_pids) for uuid in self._uuids)
+
+    def heard(self) -> tuple[Xid, ...]:
+        """See ``DeviceSource``."""
+        heard, self._heard = self._heard, []
+        return tuple(heard)
+
+    def holders(self, device: str) -> Mapping[int, int | None] | None:
+        """The processes that compute on a device, with the bytes they hold there.
+
+        Returns:
+            None if they cannot be listed; a size is None if it is not known.
+        """
+        try:
+            return _holders(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(device))
+        except self._nvml.NVMLError:
+            return None
+
+    def memory_of(self, pid: int, device: str) -> int | None:
+        """Bytes that a process holds on a device; None if that is unknown or it is not listed.
+
+        A process that is not listed is no proof of freed memory: a container may list none.
+        """
+        return (self.holders(device) or {}).get(pid)
+
+    def close(self) -> None:
+        """Let go of the driver; the object is of no use afterwards."""
+        self._listener.close()
+        self._nvml.nvmlShutdown()
+
+    def _read(self, uuid: str, own_pids: Collection[int]) -> Device:
+        device = Device(id=uuid, host=self._host, kind="gpu")
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            total, free = _memory(self._nvml, handle)
+            holders = _holders(self._nvml, handle)
+            draws = holders == {} and bool(_drawing(self._nvml, handle))
+        except self._nvml.NVMLError as error:
+            return self._unread(device, error)
+        self._answers(uuid)
+        device = replace(
+            device,
+            memory_bytes=total,
+            memory_free_bytes=free,
+            power_watts=_in_thousands(
+                self._nvml, self._nvml.nvmlDeviceGetEnforcedPowerLimit, handle
+            ),
+            energy_joules=_in_thousands(
+                self._nvml, self._nvml.nvmlDeviceGetTotalEnergyConsumption, handle
+            ),
+        )
+        fault = self._health[uuid].fault
+        if fault:
+            return replace(device, healthy=False, problem=fault)
+        if holders is None and not self._named:
+            problem = (
+                "its processes cannot be listed here, so nobody knows who is on it: name it in "
+                "--devices to use it all the same"
+            )
+            return replace(device, problem=problem)
+        strangers = [pid for pid in holders or () if not _is_ours(pid, own_pids)]
+        if strangers:
+            return replace(device, problem=f"{_described(strangers[0])} {_STRANGER}")
+        return replace(device, free=True, unlisted=not holders and not draws)
+
+    def _unread(self, device: Device, error: Exception) -> Device:
+        health, now = self._health[device.id], time.monotonic()
+        if health.failing_since is None:
+            health.failing_since = now
+        gone = isinstance(error, self._nvml.NVMLError_GpuIsLost)
+        health.lost = health.lost or gone or now - health.failing_since >= LOST_SECONDS
+        way_out = "reset it, or restart the host" if health.lost else _LOOK
+        problem = f"it cannot be read ({error}): {way_out}"
+        healthy = not (health.lost or health.fault)
+        return replace(device, healthy=healthy, lost=health.lost, problem=problem)
+
+    def _answers(self, uuid: str) -> None:
+        health = self._health[uuid]
+        health.failing_since = None
+        if health.lost:  # it was reset, so that what it reported before is over
+            health.lost, health.fault = False, ""
+            self._listener.close()
+            self._listener = Listener(self._nvml, self._uuids)
+
+
+# -- the driver
+
+
+def start_driver(uuids: Sequence[str]) -> Any:
+    """The NVML binding, ready for calls; each start wants one ``nvmlShutdown``.
+
+    Args:
+        uuids: the devices it is wanted for, as a message names them.
+
+    Raises:
+        DeviceSpecError: there is no working driver.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise _no_driver(pynvml, uuids, error) from error
+    return pynvml
+
+
+@contextmanager
+def driver(uuids: Sequence[str] = ()) -> Iterator[Any]:
+    """The NVML binding for as long as the block lasts; see ``start_driver``."""
+    nvml = start_driver(uuids)
+    try:
+        yield nvml
+    except nvml.NVMLError as error:
+        raise _no_driver(nvml, uuids, error) from error
+    finally:
+        nvml.nvmlShutdown()
+
+
+def present(nvml: Any) -> Iterator[str]:
+    """The UUIDs of what CUDA can use: whole GPUs, or the slices of those in MIG mode."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            slices = list(_mig_slices(nvml, handle))
+            uuids = [nvml.nvmlDeviceGetUUID(each) for each in slices or [handle]]
+        except nvml.NVMLError:
+            continue  # a GPU that cannot be named cannot be used
+        yield from uuids
+
+
+def troubles(nvml: Any) -> Iterator[tuple[int, str]]:
+    """The GPUs, by index, that the driver lists and that cannot be used; what it says of each."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            nvml.nvmlDeviceGetUUID(handle)
+            _memory(nvml, handle)
+        except nvml.NVMLError as error:
+            yield index, str(error)
+
+
+def answers(nvml: Any, uuid: str) -> bool:
+    """Whether a device can be read."""
+    try:
+        _memory(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError:
+        return False
+    return True
+
+
+def _no_driver(nvml: Any, uuids: Sequence[str], error: Any) -> DeviceSpecError:
+    wanted = f" ({', '.join(uuids)})" if uuids else ""
+    return NoDriverError(
+        f"A GPU{wanted} needs a working NVIDIA driver but NVML says '{error}': "
+        f"{_way_out(nvml, error)}, or use cpu:N.",
+        installed=not isinstance(error, nvml.NVMLError_LibraryNotFound),
+    )
+
+
+class NoDriverError(DeviceSpecError):
+    """There is no working driver.
+
+    Args:
+        message: what is wrong and what to do.
+        installed: its library is there.
+    """
+
+    def __init__(self, message: str, *, installed: bool) -> None:
+        super().__init__(message)
+        self.installed = installed
+
+
+def _way_out(nvml: Any, error: Any) -> str:
+    ways = {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the driver (a container needs `--gpus all`)",
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver with `modprobe nvidia`",
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was updated while an older one is "
+        "loaded, so restart the host",
+        nvml.NVML_ERROR_FUNCTION_NOT_FOUND: "the driver is too old, so update it",
+        nvml.NVML_ERROR_NO_PERMISSION: "let this user read and write /dev/nvidia*",
+    }
+    return ways.get(error.value, _LOOK)
+
+
+# -- single questions
+
+
+def _mig_slices(nvml: Any, handle: Any) -> Iterator[Any]:
+    mode = _known(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+    if mode != nvml.NVML_DEVICE_MIG_ENABLE:
+        return
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except nvml.NVMLError_NotFound:
+            continue  # not every place for a slice is taken
+
+
+def _memory(nvml: Any, handle: Any) -> tuple[int | None, int | None]:
+    """Bytes in all and bytes free, None where the device or the driver does not tell.
+
+    Version 2 does not count what the driver reserves for itself as used; old drivers lack it.
+    """
+    for version in (nvml.nvmlMemory_v2, None):
+        read = partial(nvml.nvmlDeviceGetMemoryInfo, handle, version=version)
+        info = _known(nvml, read)
+        if info is not None:
+            return int(info.total), int(info.free)
+    return None, None
+
+
+def _holders(nvml: Any, handle: Any) -> dict[int, int | None] | None:
+    for call in (
+        nvml.nvmlDeviceGetComputeRunningProcesses_v3,
+        nvml.nvmlDeviceGetComputeRunningProcesses_v2,  # drivers before 510
+    ):
+        processes = _known(nvml, partial(call, handle))
+        if processes is not None:
+            return {process.pid: process.usedGpuMemory for process in processes}
+    return None
+
+
+def _drawing(nvml: Any, handle: Any) -> list[Any]:
+    """The processes that draw on a device: a desktop, which is in nobody's way."""
+    return _known(nvml, partial(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle)) or []
+
+
+def _in_thousands(nvml: Any, read: Callable[[Any], int], handle: Any) -> float | None:
+    """What a device counts in thousandths, None where it does not: that is no trouble.
+
+    MIG slices have neither a counter nor a limit of their own.
+    """
+    try:
+        return read(handle) / 1000
+    except nvml.NVMLError:
+        return None
+
+
+def _known(nvml: Any, read: Callable[[], T]) -> T | None:
+    """What ``read`` returns, None where the answer is that this cannot be known.
+
+    Unknown is never 0. Every other error means that the device is in trouble and goes up.
+    """
+    try:
+        return read()
+    except (
+        nvml.NVMLError_NotSupported,
+        nvml.NVMLError_NoPermission,
+        nvml.NVMLError_FunctionNotFound,
+        nvml.NVMLError_ArgumentVersionMismatch,
+    ):
+        return None
+
+
+# -- whose processes
+
+
+def _is_ours(pid: int, own_pids: Collection[int]) -> bool:
+    """Whether it is one of ours, or was started by one."""
+    if pid in own_pids:
+        return True
+    try:
+        return any(parent.pid in own_pids for parent in psutil.Process(pid).parents())
+    except psutil.Error:  # it is gone, or in a container that we do not see into
+        return False
+
+
+def _described(pid: int) -> str:
+    try:
+        process = psutil.Process(pid)
+        return f"process {pid} ({process.name()} of {process.username()})"
+    except (psutil.Error, KeyError):
+        return f"process {pid}"

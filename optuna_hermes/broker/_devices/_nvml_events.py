@@ -1,0 +1,80 @@
+"""Listens to what the NVIDIA driver reports of GPUs, without ever waiting for it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from optuna_hermes.broker._devices._xid import Xid
+
+_ANY_INSTANCE = 0xFFFFFFFF
+_AT_ONCE = 1000
+"""Reports that are taken at one time: a GPU that reports without end must not hold a poll up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """Which GPU a device is (on), and which of its instances: None for the whole."""
+
+    gpu: int | None
+    instance: int | None
+
+
+class Listener:
+    """Hears the XIDs of some devices; silent where the driver reports none.
+
+    Args:
+        nvml: the binding, started.
+        uuids: the devices.
+    """
+
+    def __init__(self, nvml: Any, uuids: Sequence[str]) -> None:
+        self._nvml = nvml
+        self._parts: dict[str, _Part] = {}
+        self._set: Any = None
+        with suppress(nvml.NVMLError):
+            self._set = nvml.nvmlEventSetCreate()
+        for uuid in uuids if self._set is not None else ():
+            with suppress(nvml.NVMLError):  # it cannot be heard; it will be seen all the same
+                self._listen_to(uuid)
+
+    def hear(self) -> Iterator[Xid]:
+        """What was reported since the last time."""
+        for _ in range(_AT_ONCE if self._parts else 0):
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
+            except self._nvml.NVMLError:  # mostly: nothing more was reported
+                return
+            if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
+                yield from self._xids(event)
+
+    def close(self) -> None:
+        """Hear nothing any more."""
+        if self._set is not None:
+            with suppress(self._nvml.NVMLError):
+                self._nvml.nvmlEventSetFree(self._set)
+        self._set, self._parts = None, {}
+
+    def _listen_to(self, uuid: str) -> None:
+        nvml = self._nvml
+        gpu, instance = nvml.nvmlDeviceGetHandleByUUID(uuid), None
+        if uuid.startswith("MIG-"):
+            instance = int(nvml.nvmlDeviceGetGpuInstanceId(gpu))
+            gpu = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(gpu)
+        nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, self._set)
+        self._parts[uuid] = _Part(gpu=_address(gpu), instance=instance)
+
+    def _xids(self, event: Any) -> Iterator[Xid]:
+        gpu, instance = _address(event.device), event.gpuInstanceId
+        for uuid, part in self._parts.items():
+            if part.gpu == gpu and (
+                part.instance is None or instance in (part.instance, _ANY_INSTANCE)
+            ):
+                yield Xid(device=uuid, code=int(event.eventData))
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

@@ -1,0 +1,219 @@
+"""The devices of this host: what ``--devices`` means, and what state they are in.
+
+A GPU is known by its UUID: indices change with ``CUDA_VISIBLE_DEVICES`` and from boot to boot.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from optuna_hermes.broker._devices import _nvml as nvml
+from optuna_hermes.broker._devices._nvml import NvmlDevices
+from optuna_hermes.broker._devices._xid import Xid
+from optuna_hermes.errors import DeviceSpecError
+from optuna_hermes.model import Device
+
+DEFAULT_CPU_SLOTS = 2
+"""What ``auto`` stands for on a host without a GPU."""
+
+MAX_CPU_SLOTS = 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSlot:
+    """One device that a specification names.
+
+    Args:
+        id: ``cpu:0``, or the UUID of a GPU or of a MIG slice.
+        kind: ``cpu`` or ``gpu``.
+    """
+
+    id: str
+    kind: Literal["cpu", "gpu"]
+
+
+class DeviceSource(Protocol):
+    """Where a broker learns the state of its devices."""
+
+    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+        """The devices as they are now, always the same ones in the same order.
+
+        Args:
+            own_pids: processes of this broker's runs; a device that computes for any other
+                process is not free.
+
+        Returns:
+            Devices whose ``free`` says that no stranger is on them; the broker knows the rest.
+        """
+
+    def heard(self) -> tuple[Xid, ...]:
+        """What the driver has reported up to the last poll, each report once."""
+
+    def memory_of(self, pid: int, device: str) -> int | None:
+        """Bytes that a process holds on a device, None if that is not known."""
+
+    def close(self) -> None:
+        """Let go of the driver."""
+
+
+def parse_devices(spec: str) -> list[DeviceSlot]:
+    """Read a ``--devices`` text.
+
+    Args:
+        spec: ``auto`` (every healthy GPU, or two CPU slots where there is none), or a list, with
+            commas, of ``cpu:N`` (N slots) and of UUIDs (``GPU-...``, ``MIG-...``) as
+            ``nvidia-smi -L`` prints them.
+
+    Returns:
+        The devices in the order of the text.
+
+    Raises:
+        DeviceSpecError: a part means nothing, names a device this host does not have, or names
+            one twice.
+    """
+    if spec.strip() == "auto":
+        return _auto()
+    slots = [slot for part in spec.split(",") for slot in _slots(part.strip())]
+    ids = [slot.id for slot in slots]
+    for id_ in ids:
+        if ids.count(id_) > 1:
+            raise DeviceSpecError(
+                f"--devices must name each device once but got {id_} more than once in {spec!r}; "
+                "name it once (for more CPU slots, raise N in cpu:N)."
+            )
+    gpus = [slot.id for slot in slots if slot.kind == "gpu"]
+    if gpus:
+        _require(gpus)
+    return slots
+
+
+def environment(device_ids: Iterable[str]) -> dict[str, str]:
+    """The environment variables that show a process these devices and no other GPU.
+
+    They work only if they are set before the process wakes CUDA up.
+    """
+    gpus = [id_ for id_ in device_ids if not id_.startswith("cpu:")]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+
+
+class CpuSlots:
+    """Slots that train on the CPU: always healthy, never a stranger's.
+
+    Args:
+        n_slots: how many.
+        host: the host's name.
+    """
+
+    def __init__(self, n_slots: int, host: str = "localhost") -> None:
+        self._devices = tuple(
+            Device(id=f"cpu:{index}", host=host, kind="cpu", free=True) for index in range(n_slots)
+        )
+
+    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+        """See ``DeviceSource``."""
+        return self._devices
+
+    def heard(self) -> tuple[Xid, ...]:
+        """Nothing."""
+        return ()
+
+    def memory_of(self, pid: int, device: str) -> int | None:
+        """Unknown: the slots share the host's memory."""
+        return None
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Devices:
+    """All devices of a specification, CPU slots and GPUs, in its order.
+
+    Args:
+        slots: what ``parse_devices`` returned.
+        host: the host's name.
+        named: whether the user has named its GPUs; see ``NvmlDevices``.
+
+    Raises:
+        DeviceSpecError: there are GPUs among the slots and no working driver.
+    """
+
+    def __init__(
+        self, slots: Sequence[DeviceSlot], host: str = "localhost", *, named: bool = True
+    ) -> None:
+        gpus = [slot.id for slot in slots if slot.kind == "gpu"]
+        by_kind: dict[str, DeviceSource] = {"cpu": CpuSlots(len(slots) - len(gpus), host)}
+        if gpus:
+            by_kind["gpu"] = NvmlDevices(gpus, host, named=named)
+        self._sources = {slot.id: by_kind[slot.kind] for slot in slots}
+
+    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+        """See ``DeviceSource``."""
+        polled = [source.poll(own_pids) for source in set(self._sources.values())]
+        devices = {device.id: device for each in polled for device in each}
+        return tuple(devices[id_] for id_ in self._sources)
+
+    def heard(self) -> tuple[Xid, ...]:
+        """See ``DeviceSource``."""
+        return tuple(xid for source in set(self._sources.values()) for xid in source.heard())
+
+    def memory_of(self, pid: int, device: str) -> int | None:
+        """See ``DeviceSource``."""
+        source = self._sources.get(device)
+        return None if source is None else source.memory_of(pid, device)
+
+    def close(self) -> None:
+        """See ``DeviceSource``."""
+        for source in set(self._sources.values()):
+            source.close()
+
+
+# -- what a specification means
+
+
+def _slots(part: str) -> list[DeviceSlot]:
+    if re.fullmatch(r"(GPU|MIG)-\S+", part):
+        return [DeviceSlot(id=part, kind="gpu")]
+    match = re.fullmatch(r"cpu:([0-9]{1,9})", part)
+    if match is None:
+        raise DeviceSpecError(
+            "--devices must be auto alone, or a list of cpu:N, GPU-uuid and MIG-uuid, but got "
+            f"{part!r}; `nvidia-smi -L` prints the UUIDs."
+        )
+    n_slots = int(match[1])
+    if not 1 <= n_slots <= MAX_CPU_SLOTS:
+        raise DeviceSpecError(
+            f"N of cpu:N must be between 1 and {MAX_CPU_SLOTS} but got {part!r}; "
+            f"use for example cpu:{DEFAULT_CPU_SLOTS}."
+        )
+    return [DeviceSlot(id=f"cpu:{index}", kind="cpu") for index in range(n_slots)]
+
+
+def _auto() -> list[DeviceSlot]:
+    uuids: list[str] = []
+    try:
+        with nvml.driver() as binding:
+            uuids = [uuid for uuid in nvml.present(binding) if nvml.answers(binding, uuid)]
+    except nvml.NoDriverError as error:
+        if error.installed:  # there may well be GPUs, and they would lie idle in silence
+            log.warning("auto means cpu:%d here: %s", DEFAULT_CPU_SLOTS, error)
+    if uuids:
+        return [DeviceSlot(id=uuid, kind="gpu") for uuid in uuids]
+    return _slots(f"cpu:{DEFAULT_CPU_SLOTS}")
+
+
+def _require(uuids: Sequence[str]) -> None:
+    """Raise unless this host has all of these devices."""
+    with nvml.driver(uuids) as binding:
+        present = list(nvml.present(binding))
+    for uuid in uuids:
+        if uuid not in present:
+            raise DeviceSpecError(
+                f"--devices must name devices of this host but got {uuid}; "
+                f"choose from {', '.join(present) or 'cpu:N, for it has no GPU'}."
+            )

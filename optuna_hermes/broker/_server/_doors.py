@@ -1,0 +1,172 @@
+"""The broker's socket: who may come in, what is read from them, and what they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from optuna_hermes.broker import _election as election
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._client._connection import peer
+from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._server._processes import closed_with, kill
+from optuna_hermes.errors import HermesError, ProtocolError
+
+HELLO_SECONDS = 10.0
+FRAME_SECONDS = 30.0
+"""Whoever has begun a frame and does not end it within this time is hung up on."""
+MAX_UNREAD_BYTES = 4 * wire.MAX_FRAME_BYTES
+"""Whoever does not read what it is sent is hung up on when so much of it waits."""
+MAX_STRANGERS = 256
+"""Connections that have not said hello; one more is hung up on."""
+_OWN_BROKER = "a broker serves its own user, so start one there"
+_STRANGERS = "too many connections have said no hello, so end who opens them"
+_STOPPED = "if it is stopped continue it, else end it"
+
+log = logging.getLogger("optuna_hermes.broker")
+
+Talk = Callable[[int, int], Awaitable[None]]
+"""Called with a connection and its process."""
+
+
+class Doors:
+    """Connections, by numbers that none had before.
+
+    Args:
+        book: who is a client by now, and who has a device.
+        talk: hears a connection to its end.
+        left: called when it has ended, also one that never said hello.
+    """
+
+    def __init__(self, book: Book, talk: Talk, left: Talk) -> None:
+        self._book = book
+        self._talk = talk
+        self._left = left
+        self._last = 0
+        self._readers: dict[int, asyncio.StreamReader] = {}
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._due: dict[int, float] = {}
+        """When connections are hung up on that have not ended a frame, or said hello."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def used(self) -> bool:
+        """Whether anybody ever came in."""
+        return self._last > 0
+
+    async def open(self, directory: Path) -> asyncio.Server:
+        """Listen in a runtime directory.
+
+        Raises:
+            BrokerConflictError: the socket is not this user's alone.
+        """
+        sock = _listen(election.socket_path(directory))
+        election.check_socket(directory)
+        return await asyncio.start_unix_server(self._enter, sock=sock)
+
+    async def close(self) -> None:
+        """End all connections; what that means is carried out."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def read(self, connection: int) -> wire.FromClient:
+        """The next message of a connection.
+
+        Raises:
+            ProtocolError: what came is none.
+            EOFError: the other end is gone.
+        """
+        reader = self._readers[connection]
+        start = await reader.readexactly(1)
+        self._due.setdefault(connection, time.monotonic() + FRAME_SECONDS)
+        length = wire.body_length(start + await reader.readexactly(wire.HEADER_BYTES - 1))
+        message = wire.decode_from_client(await reader.readexactly(length))
+        self._due.pop(connection, None)
+        return message
+
+    def send(self, connection: int, message: wire.FromBroker) -> None:
+        """Send a message, if the connection is still there."""
+        writer = self._writers.get(connection)
+        if writer is None or writer.is_closing():
+            return
+        if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self._hang_up(connection, f"it does not read what it is sent: {_STOPPED}")
+            return
+        try:
+            writer.write(wire.frame(message))
+        except ProtocolError as error:
+            self._hang_up(connection, str(error))
+
+    def hang_up_on_the_slow(self) -> None:
+        """Close connections that have begun to say something and do not go on."""
+        now = time.monotonic()
+        for connection in [key for key, due in self._due.items() if due < now]:
+            del self._due[connection]
+            self._hang_up(connection, f"it does not end what it says: {_STOPPED}")
+
+    # -- inside --------------------------------------------------------------------------------
+
+    async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pid, uid = peer(writer.get_extra_info("socket"))
+        if uid != os.getuid():
+            log.warning("process %d of uid %d was turned away: %s", pid, uid, _OWN_BROKER)
+            writer.close()
+            return
+        self._last += 1
+        connection = self._last
+        if len(self._writers) - len(self._book.clients) >= MAX_STRANGERS:
+            log.warning("process %d was turned away: %s", pid, _STRANGERS)
+            writer.close()
+            return
+        self._readers[connection], self._writers[connection] = reader, writer
+        self._due[connection] = time.monotonic() + HELLO_SECONDS
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await self._serve(connection, pid, writer)
+
+    async def _serve(self, connection: int, pid: int, writer: asyncio.StreamWriter) -> None:
+        try:
+            with closed_with(pid, writer):
+                await self._talk(connection, pid)
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass  # gone, with or without a word: the same thing to us
+        except HermesError as error:
+            log.warning("connection %d of process %d closed: %s", connection, pid, error)
+            client = self._book.clients.get(connection)
+            if client is not None and client.role == "worker":
+                kill(pid)  # it may have a device, which is another's in a moment
+        finally:
+            for known in (self._readers, self._writers, self._due):
+                known.pop(connection, None)
+            writer.close()
+            await self._left(connection, pid)
+
+    def _hang_up(self, connection: int, reason: str) -> None:
+        """Close a connection, unless its process has a device, which it may be using."""
+        if self._book.holds(connection):
+            return
+        writer = self._writers[connection]
+        pid = peer(writer.get_extra_info("socket"))[0]
+        log.warning("connection %d of process %d closed: %s", connection, pid, reason)
+        writer.transport.abort()
+
+
+def _listen(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The folder is 0700 already; this closes the moment between bind and chmod as well.
+    mask = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    finally:
+        os.umask(mask)
+    sock.listen()  # at once: whoever sees the socket may connect
+    return sock

@@ -1,0 +1,326 @@
+"""The ledgers a broker writes to, one for each study; what can wait is written together."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from optuna_hermes.broker._core._events import (
+    EndLease,
+    LedgerAway,
+    LedgerBack,
+    Outrun,
+    Refreshed,
+    SaveMemory,
+    Write,
+    WritesFailed,
+)
+from optuna_hermes.broker._server._meter import Times
+from optuna_hermes.broker._server._outbox import proof_of_end
+from optuna_hermes.broker._server._records import Terms
+from optuna_hermes.broker._server._writer import (
+    LONGEST_PAUSE_SECONDS,
+    News,
+    Unreachable,
+    Writer,
+    Written,
+)
+from optuna_hermes.errors import LedgerError
+from optuna_hermes.ledger import Ledger, open_ledger
+from optuna_hermes.ledger._base import (
+    CheckpointRecord,
+    EventRecord,
+    HostRecord,
+    LeaseRecord,
+    ReportRecord,
+    RunRecord,
+)
+
+SLOW_SECONDS = 1.0
+"""A ledger in which nothing gets done for so long counts as away: devices would wait for it."""
+
+UNUSED_SECONDS = 10.0
+"""A ledger whose studies have ended for so long is closed, with its connections and its thread."""
+
+MOST_LEDGERS = 100
+"""Each has a thread of its own."""
+
+_SILENT = "It is there but does not answer: look whether it hangs, or who has locked it."
+
+_FEW = 500
+"""Runs up to which the database is asked for their curves alone."""
+
+_CAN_WAIT = (ReportRecord, EventRecord, SaveMemory)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Committed:
+    """These leases are in the ledger, and these checkpoints and ends of leases."""
+
+    epochs: tuple[int, ...]
+    paths: tuple[str, ...]
+
+
+Heard = Committed | WritesFailed | LedgerAway | LedgerBack | Outrun
+
+
+class Ledgers:
+    """Writers of ledgers by study. Nothing here waits for a database but ``close``.
+
+    Reports, events and policy memory may wait for the next write that may not (a lease, a run, a
+    checkpoint) or for ``flush``: one transaction costs the same for one row and for ten.
+
+    Args:
+        hear: told what becomes of what is written, in the thread that ``post`` calls in.
+        post: calls a function soon, in the thread that uses this object.
+        opener: opens a ledger.
+        times: told how long each transaction took.
+        terms: by what is written.
+    """
+
+    def __init__(
+        self,
+        hear: Callable[[Heard], None],
+        post: Callable[[Callable[[], None]], None],
+        opener: Callable[[str], Ledger] = open_ledger,
+        times: Times | None = None,
+        terms: Terms | None = None,
+    ) -> None:
+        self._terms = terms or Terms()
+        self._times = times or Times()
+        self._hear = hear
+        self._post = post
+        self._opener = opener
+        self._by_url: dict[str, Writer] = {}
+        self._used: dict[str, float] = {}
+        self._url_of: dict[str, str] = {}
+        self._away: set[str] = set()
+        self._waiting: dict[str, list[Write]] = {}
+        self._written: Counter[str] = Counter()
+        self._retried_at = 0.0
+
+    def read(self, study: str, url: str, ask: Callable[[Ledger], T]) -> Future[T]:
+        """Ask the ledger of a study something, after all that was written to it until now.
+
+        Raises:
+            LedgerError: it would be one ledger too many.
+        """
+        if url not in self._by_url and len(self._by_url) >= MOST_LEDGERS:
+            raise LedgerError(
+                f"A broker serves {MOST_LEDGERS} databases at most: start it again when "
+                "its studies have ended."
+            )
+        self._open(url)
+        self._url_of.setdefault(study, url)
+        self._hand_over([study])
+        return self._by_url[url].read(ask)
+
+    def ask(self, study: str, then: Callable[[], None]) -> None:
+        """Call ``then`` when the database of a study has shown that it takes what is written."""
+        answer = self._by_url[self._url_of[study]].read(_touch)
+        answer.add_done_callback(lambda _: self._post(then))
+
+    def keep(self, study: str, url: str) -> None:
+        """This is where a study is written to from now on; it has been read there."""
+        self._hand_over([study])
+        self._open(url)  # what took long to read may rest already
+        self._url_of[study] = url
+
+    def bound(self, study: str, limit: int | None) -> None:
+        """A study may come to have so many runs, over all hosts; None for no bound."""
+        self._terms.limits.pop(study, None)
+        if limit is not None:
+            self._terms.limits[study] = limit
+
+    def count(self, study: str) -> int:
+        """How often something of a study was written."""
+        return self._written[study]
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Write what may not wait, after what did; keep the rest for later.
+
+        Studies of one database take turns as their records do: it wants leases by epoch.
+        """
+        urgent: str | None = None
+        for item in writes:
+            self._waiting.setdefault(item.study, []).append(item)
+            self._written[item.study] += 1
+            if isinstance(item, _CAN_WAIT):
+                continue
+            if urgent is not None and urgent != item.study:
+                self._hand_over([urgent])
+            urgent = item.study
+        if urgent is not None:
+            self._hand_over([urgent])
+
+    def flush(self) -> None:
+        """Write all that waits, where the database is there; look whether it is."""
+        now = time.monotonic()
+        for url, writer in self._by_url.items():
+            stuck = writer.stuck_since
+            if stuck is not None and now - stuck > SLOW_SECONDS:
+                self._heard(url, Unreachable(reason=_SILENT))
+            if now - self._retried_at > LONGEST_PAUSE_SECONDS:
+                writer.retry()
+        if now - self._retried_at > LONGEST_PAUSE_SECONDS:
+            self._retried_at = now
+        self._hand_over([s for s, url in self._url_of.items() if url not in self._away])
+
+    def rest(self, served: Collection[str]) -> None:
+        """Forget studies that have ended, and close ledgers that nobody has needed for a while.
+
+        Args:
+            served: the keys of the studies that are at work.
+        """
+        now = time.monotonic()
+        self._used.update({self._url_of[study]: now for study in served if study in self._url_of})
+        for study in [each for each in self._url_of if each not in served]:
+            if not self._waiting.get(study) and self._by_url[self._url_of[study]].rests:
+                del self._url_of[study], self._written[study]
+                self._terms.limits.pop(study, None)
+        for url in [url for url, at in self._used.items() if now - at > UNUSED_SECONDS]:
+            if not self._studies(url) and self._by_url[url].rests:
+                self._by_url.pop(url).close(0.0)
+                del self._used[url]
+
+    def leave(self) -> None:
+        """Tell other hosts that this broker ends and has nothing."""
+        for writer in self._by_url.values():
+            writer.read(partial(_leave, self._terms.instance))
+
+    @property
+    def pending(self) -> int:
+        """Records that are not in their ledger yet."""
+        waiting = sum(len(items) for items in self._waiting.values())
+        return waiting + sum(writer.pending for writer in self._by_url.values())
+
+    def close(self, seconds: float) -> int:
+        """Write what waits, for so many seconds at most, and close every ledger.
+
+        Returns:
+            Records that are lost.
+        """
+        self._hand_over(list(self._waiting))
+        end = time.monotonic() + seconds
+        return sum(w.close(max(0.0, end - time.monotonic())) for w in self._by_url.values())
+
+    def _open(self, url: str) -> None:
+        if url not in self._by_url:
+            tell = partial(self._tell, url)
+            self._by_url[url] = Writer(url, tell, opener=self._opener, terms=self._terms)
+        self._used[url] = time.monotonic()
+
+    def _hand_over(self, studies: Iterable[str]) -> None:
+        for study in studies:
+            items = self._waiting.pop(study, [])
+            if items:
+                self._by_url[self._url_of[study]].write(study, items)
+
+    # -- what the writers say ------------------------------------------------------------------
+
+    def _tell(self, url: str, news: News) -> None:
+        self._post(partial(self._heard, url, news))
+
+    def _heard(self, url: str, news: News) -> None:
+        if isinstance(news, Unreachable):
+            if url not in self._away:
+                self._away.add(url)
+                self._hear(LedgerAway(studies=self._studies(url), reason=news.reason))
+            return
+        if isinstance(news, Outrun):
+            self._hear(news)
+            self._is_back(url)
+            return
+        epochs = tuple(item.epoch for item in news.items if isinstance(item, LeaseRecord))
+        paths = tuple(item.path for item in news.items if isinstance(item, CheckpointRecord))
+        paths += tuple(proof_of_end(i.epoch) for i in news.items if isinstance(i, EndLease))
+        if isinstance(news, Written):
+            if news.items:
+                self._times.add(news.seconds)
+            self._hear(Committed(epochs=epochs, paths=paths))
+        else:
+            failed = WritesFailed(epochs=epochs, paths=paths, study=news.study, reason=news.reason)
+            self._hear(failed)
+        self._is_back(url)
+
+    def _is_back(self, url: str) -> None:
+        if url in self._away:
+            self._away.remove(url)
+            self._hear(LedgerBack(studies=self._studies(url)))
+
+    def _studies(self, url: str) -> tuple[str, ...]:
+        return tuple(study for study, its in self._url_of.items() if its == url)
+
+
+def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str, Any]:
+    """What a ledger knows of a study, as fields of ``StudyRead``.
+
+    Args:
+        study: its key.
+        presence: of the broker that asks: hosts that share a study must hear of each other first.
+        ledger: where it is kept.
+    """
+    if ledger.shared and presence is not None:
+        ledger.beat(presence)
+    return {
+        "shared": ledger.shared,
+        "hosts": tuple(ledger.load_hosts()),
+        "last_epoch": ledger.last_epoch(),
+        "leases": tuple(ledger.load_leases(study, live=True)),
+        "runs": tuple(ledger.load_runs(study)),
+        "curves": ledger.load_curves(study),
+        "checkpoints": tuple(ledger.load_checkpoints(study)),
+        "wishes": ledger.load_wishes(study),
+        "memory": ledger.load_memory(study),
+    }
+
+
+def news_of(
+    study: str, presence: HostRecord, known: Mapping[int, RunRecord | None], ledger: Ledger
+) -> Refreshed:
+    """What other hosts have done in a study; says too that this broker lives.
+
+    Args:
+        study: its key.
+        presence: of the broker that asks.
+        known: the rows of runs that are not this broker's, as it knows them.
+        ledger: where it is kept.
+    """
+    ledger.beat(presence)
+    rows = ledger.load_runs(study)
+    changed = tuple(
+        row
+        for row in rows
+        if (row.number in known or row.owner != presence.instance) and row != known.get(row.number)
+    )
+    numbers = {row.number for row in changed}
+    few = numbers if len(numbers) < _FEW else None
+    checkpoints = ledger.load_checkpoints(study) if changed else []
+    return Refreshed(
+        study=study,
+        last_epoch=ledger.last_epoch(),
+        leases=tuple(ledger.load_leases(study, live=True)),
+        hosts=tuple(ledger.load_hosts()),
+        runs=changed,
+        curves=ledger.load_curves(study, few) if changed else {},
+        checkpoints=tuple(each for each in checkpoints if each.number in numbers),
+        wishes=ledger.load_wishes(study),
+    )
+
+
+def _leave(instance: str, ledger: Ledger) -> None:
+    if ledger.shared:
+        ledger.forget_host(instance, dead_after_seconds=0.0)
+
+
+def _touch(ledger: Ledger) -> None:
+    """A transaction that writes nothing: it waits for the database, and for its locks."""
+    with ledger.batch():
+        pass

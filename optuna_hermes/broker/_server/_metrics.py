@@ -1,0 +1,159 @@
+"""A broker's figures for Prometheus, on this host's own address only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.broker._server._meter import BOUNDS_SECONDS, Meter, Times
+from optuna_hermes.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+ADDRESS = "127.0.0.1"
+ANSWER_SECONDS = 5.0
+"""A broker that is busy for longer than this has no figures to give."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What the broker knows at one moment.
+
+    Args:
+        document: as ``status``, without runs.
+        roles: the role of each client.
+        meter: what it has measured.
+    """
+
+    document: dict[str, Any]
+    roles: tuple[str, ...]
+    meter: Meter
+
+
+@contextlib.contextmanager
+def serving(port: int | None, look: Callable[[], Figures]) -> Iterator[None]:
+    """Serve figures over HTTP inside of this block, from a thread; None serves none.
+
+    Args:
+        port: on ``ADDRESS``.
+        look: called in the event loop of this thread.
+
+    Raises:
+        InvalidInputError: the extra is missing, or the port cannot be had.
+    """
+    if port is None:
+        yield
+        return
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError as error:
+        raise InvalidInputError(
+            "--metrics-port needs prometheus-client, which is not installed: run `pip install "
+            "'optuna-hermes[metrics]'`."
+        ) from error
+    registry = CollectorRegistry()
+    registry.register(_Collector(look, asyncio.get_running_loop()))
+    try:
+        server, thread = start_http_server(port, addr=ADDRESS, registry=registry)
+    except OSError as error:
+        raise InvalidInputError(
+            f"--metrics-port must be free on {ADDRESS} but {port} is not ({error.strerror}): "
+            "choose another port."
+        ) from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Collector:
+    def __init__(self, look: Callable[[], Figures], loop: asyncio.AbstractEventLoop) -> None:
+        self._look = look
+        self._loop = loop
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        async def look() -> Figures:
+            return self._look()
+
+        asked = asyncio.run_coroutine_threadsafe(look(), self._loop)
+        return tuple(metrics(asked.result(ANSWER_SECONDS)))
+
+
+def metrics(figures: Figures) -> Iterator[Metric]:
+    """The figures in Prometheus' words; a study is named by its name."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    document = figures.document
+    devices = GaugeMetricFamily(f"{_P}_devices", "Devices by state.", labels=["state"])
+    states = Counter(map(_device_state, document["devices"]))
+    for state in ("free", "running", "yielding", "unhealthy"):
+        devices.add_metric([state], states[state])
+    yield devices
+    clients = GaugeMetricFamily(f"{_P}_clients", "Connected processes by role.", labels=["role"])
+    for role, count in sorted(Counter(figures.roles).items()):
+        clients.add_metric([role], count)
+    yield clients
+    yield from _of_studies(document["studies"])
+    yield CounterMetricFamily(
+        f"{_P}_reports", "Values that runs have reported.", value=figures.meter.reports
+    )
+    yield _histogram(
+        f"{_P}_decision_seconds",
+        "From an event that may move a device to the answer.",
+        figures.meter.decisions,
+    )
+    yield _histogram(
+        f"{_P}_ledger_write_seconds", "Transactions with a ledger.", figures.meter.ledger_writes
+    )
+
+
+_P = "optuna_hermes"
+_COUNTED = {
+    "switches": ("switches", "Suspended runs that were brought back."),
+    "overhead_seconds": ("overhead_seconds", "Device time that switching has cost."),
+    "device_seconds": ("spent_seconds", "Device time that leases have had."),
+}
+"""Counters of each study since its driver came: name, key in the document, meaning."""
+
+
+def _of_studies(studies: list[dict[str, Any]]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    # Two studies of one name, in two databases, are one line: a label may not stand twice.
+    names = sorted({entry["name"] for entry in studies})
+    of_name = {name: [e for e in studies if e["name"] == name] for name in names}
+    runs = GaugeMetricFamily(f"{_P}_runs", "Runs by study and state.", labels=["study", "state"])
+    for name, entries in of_name.items():
+        for state in entries[0]["counts"]:
+            runs.add_metric([name, state], sum(entry["counts"][state] for entry in entries))
+    yield runs
+    for metric, (key, meaning) in _COUNTED.items():
+        counter = CounterMetricFamily(f"{_P}_{metric}", meaning, labels=["study"])
+        for name, entries in of_name.items():
+            counter.add_metric([name], sum(entry[key] for entry in entries))
+        yield counter
+
+
+def _device_state(device: dict[str, Any]) -> str:
+    if device["holder"] is not None:
+        return str(device["holder"]["state"])
+    return "free" if device["healthy"] else "unhealthy"
+
+
+def _histogram(name: str, meaning: str, times: Times) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    bounds = [*map(str, BOUNDS_SECONDS), "+Inf"]
+    sums = [sum(times.counts[: i + 1]) for i in range(len(bounds))]
+    buckets = list(zip(bounds, sums, strict=True))
+    return HistogramMetricFamily(name, meaning, buckets=buckets, sum_value=times.total_seconds)

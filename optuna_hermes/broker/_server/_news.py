@@ -1,0 +1,54 @@
+"""What other hosts do in the studies that they share with this one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from optuna_hermes.broker._core._events import Event, Refreshed
+from optuna_hermes.broker._core._sharing import REFRESH_SECONDS, watched
+from optuna_hermes.broker._core._state import State
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._server._ledgers import Ledgers, news_of
+
+
+class News:
+    """Reads the ledgers of shared studies again and again, and says there that this host lives.
+
+    Args:
+        state: whose studies they are.
+        ledgers: that are read.
+        apply: takes in what they say.
+    """
+
+    def __init__(self, state: State, ledgers: Ledgers, apply: Callable[[Event], None]) -> None:
+        self._state = state
+        self._ledgers = ledgers
+        self._apply = apply
+        self._asked: set[str] = set()
+
+    async def refresh(self) -> None:
+        """Do so until it is cancelled."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            for key, study in list(self._state.book.studies.items()):
+                if study.broker is not None and key not in self._asked:
+                    self._asked.add(key)
+                    self._ask(key, study)
+
+    def _ask(self, key: str, study: Study) -> None:
+        ask = partial(news_of, key, self._state.presence(), watched(study))
+        answer = asyncio.wrap_future(self._ledgers.read(key, study.spec.ledger_url, ask))
+        wishes = study.wishes
+
+        def heard(answer: asyncio.Future[Refreshed]) -> None:
+            self._asked.discard(key)
+            if not answer.cancelled() and answer.exception() is None:
+                news = answer.result()
+                if study.wishes != wishes:  # what was read is older
+                    news = replace(news, wishes=None)
+                self._apply(news)
+
+        answer.add_done_callback(heard)

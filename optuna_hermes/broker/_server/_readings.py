@@ -1,0 +1,137 @@
+"""What the devices look like, read on a thread of its own: a driver that hangs holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from optuna_hermes.broker._core._events import DevicesPolled
+from optuna_hermes.broker._devices._source import DeviceSource
+from optuna_hermes.broker._devices._xid import Xid
+from optuna_hermes.model import Device
+
+PATIENCE_SECONDS = 1.0
+"""Whoever waits for a reading goes on without it after this long; nothing is granted meanwhile."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class _Request:
+    pids: set[int]
+    answer: asyncio.Future[tuple[Device, ...]]
+
+
+class Readings:
+    """Reads the devices of a broker whenever it is asked.
+
+    Calls belong to one event loop. Devices that need no driver are read without a thread.
+
+    Args:
+        source: the devices; nobody else may poll it.
+    """
+
+    def __init__(self, source: DeviceSource) -> None:
+        self._source = source
+        self.last = source.poll()
+        """What was read last."""
+        self._problems: dict[str, str] = {}
+        self._note(self.last)
+        self.has_gpus = any(device.kind == "gpu" for device in self.last)
+        self._heard: queue.SimpleQueue[Xid] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._queued: _Request | None = None
+        self._work: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        if self.has_gpus:
+            # No thread of a pool: a program that ends would wait for it.
+            threading.Thread(target=self._read_all, name="hermes-devices", daemon=True).start()
+
+    async def read(self, own_pids: Collection[int]) -> DevicesPolled:
+        """What the devices look like after this call, and what they reported until then.
+
+        Args:
+            own_pids: see ``DeviceSource.poll``.
+
+        Returns:
+            Where the driver does not answer in time: what was read last, with no GPU free.
+        """
+        if not self.has_gpus:
+            self.last = self._source.poll(own_pids)
+            return DevicesPolled(devices=self.last)
+        request = self._request(own_pids)
+        try:
+            # Others may wait for the same answer.
+            devices = await asyncio.wait_for(asyncio.shield(request.answer), PATIENCE_SECONDS)
+        except asyncio.TimeoutError:
+            devices = tuple(_unanswered(device) for device in self.last)
+            self._note(devices)
+        return DevicesPolled(devices=devices, heard=tuple(self._reports()))
+
+    def close(self) -> None:
+        """No more readings; one that is under way is not waited for."""
+        self._work.put(False)
+
+    def _request(self, own_pids: Collection[int]) -> _Request:
+        """The reading that begins next: one that is under way may have missed what happened."""
+        with self._lock:
+            if self._queued is None:
+                answer = asyncio.get_running_loop().create_future()
+                self._queued = _Request(pids=set(), answer=answer)
+                self._work.put(True)
+            self._queued.pids.update(own_pids)
+            return self._queued
+
+    def _read_all(self) -> None:
+        while self._work.get():
+            with self._lock:
+                request, self._queued = self._queued, None
+            assert request is not None
+            polled: tuple[Device, ...] | BaseException
+            try:
+                polled = self._source.poll(request.pids)
+                for xid in self._source.heard():
+                    self._heard.put(xid)
+            except BaseException as error:  # it is raised where the reading is asked for
+                polled = error
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop = request.answer.get_loop()
+                loop.call_soon_threadsafe(self._answer, request.answer, polled)
+
+    def _answer(
+        self,
+        answer: asyncio.Future[tuple[Device, ...]],
+        polled: tuple[Device, ...] | BaseException,
+    ) -> None:
+        if isinstance(polled, BaseException):
+            answer.set_exception(polled)
+            return
+        self._note(polled)
+        self.last = polled
+        answer.set_result(polled)
+
+    def _note(self, devices: tuple[Device, ...]) -> None:
+        """Log what has become of each device."""
+        for device in devices:
+            if device.problem != self._problems.get(device.id, ""):
+                self._problems[device.id] = device.problem
+                log.warning("%s: %s", device.id, device.problem or "all is well again")
+
+    def _reports(self) -> Iterator[Xid]:
+        """What was reported, to whoever comes first."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                xid = self._heard.get_nowait()
+                log.warning("%s: %s was reported", xid.device, xid)
+                yield xid
+
+
+def _unanswered(device: Device) -> Device:
+    if device.kind == "cpu":
+        return device
+    problem = f"the NVIDIA driver has not answered for {PATIENCE_SECONDS:g} s: try `nvidia-smi`"
+    return replace(device, free=False, problem=problem)

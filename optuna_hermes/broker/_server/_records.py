@@ -1,0 +1,126 @@
+"""What a broker's records do to a ledger, and what is left of them when another was faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from optuna_hermes.broker._core._events import (
+    Claim,
+    DropCheckpoint,
+    EndLease,
+    ForgetBroker,
+    NameLease,
+    Outrun,
+    SaveMemory,
+    SaveWish,
+    Write,
+)
+from optuna_hermes.broker._core._sharing import DEAD_SECONDS
+from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
+from optuna_hermes.ledger import Ledger
+from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, ReportRecord, RunRecord
+from optuna_hermes.ledger._claims import not_owner
+
+_RACES = (NotOwnerError, StaleEpochError, StudyFullError)
+
+
+@dataclass(kw_only=True)
+class Terms:
+    """By what a broker writes.
+
+    Args:
+        host: its host's name.
+        instance: itself, as other hosts know it.
+        limits: how many runs a study may come to have, by its key; without one there is no bound.
+    """
+
+    host: str = ""
+    instance: str = ""
+    limits: dict[str, int] = field(default_factory=dict)
+
+
+def write(ledger: Ledger, item: Write, terms: Terms) -> None:
+    """Do to the ledger what a record says."""
+    if isinstance(item, LeaseRecord):
+        ledger.commit_lease(item, limit=_limit(ledger, item, terms))
+    elif isinstance(item, EndLease):
+        ledger.end_lease(item.epoch, item.ended)
+    elif isinstance(item, NameLease):
+        ledger.name_lease(item.epoch, item.number)
+    elif isinstance(item, RunRecord):
+        ledger.save_run(item, by=terms.instance if ledger.shared else None)
+    elif isinstance(item, Claim):
+        _claim(ledger, item, terms)
+    elif isinstance(item, ForgetBroker):
+        ledger.forget_host(item.instance, dead_after_seconds=DEAD_SECONDS)
+    elif isinstance(item, ReportRecord):
+        ledger.add_report(item)
+    elif isinstance(item, CheckpointRecord):
+        ledger.save_checkpoint(item)
+    elif isinstance(item, DropCheckpoint):
+        ledger.drop_checkpoint(item.study, item.path)
+    elif isinstance(item, SaveMemory):
+        ledger.save_memory(item.study, item.memory)
+    elif isinstance(item, SaveWish):
+        ledger.save_wish(item.study, item.number, item.wish)
+    else:
+        ledger.add_event(item)
+
+
+def is_race(ledger: Ledger, error: Exception) -> bool:
+    """Whether a ledger refuses because the broker of another host was faster."""
+    return ledger.shared and isinstance(error, _RACES)
+
+
+def outrun(
+    study: str, items: Sequence[Write], error: Exception, last_epoch: int
+) -> tuple[Outrun, tuple[Write, ...]]:
+    """What never was, because another broker was faster, and the rest, which has happened.
+
+    Args:
+        study: the study's key.
+        items: what was to be written together.
+        error: the ledger's; see ``is_race``.
+        last_epoch: the highest one there is.
+    """
+    leases = [item for item in items if isinstance(item, LeaseRecord)]
+    lost = error.number if isinstance(error, NotOwnerError) else None
+    undone = {lost, *(lease.number for lease in leases)}
+    # Who has that run now has other checkpoints: these must not be taken for newer ones.
+    saved = [x for x in items if isinstance(x, CheckpointRecord) and x.number == lost]
+    void = (LeaseRecord, Claim, DropCheckpoint) if saved else (LeaseRecord, Claim)
+    rest = tuple(
+        item
+        for item in items
+        if not isinstance(item, void)
+        and item not in saved
+        and not (isinstance(item, RunRecord) and item.number in undone)
+        and not (isinstance(item, NameLease) and item.number == lost)
+    )
+    event = Outrun(
+        study=study,
+        epochs=tuple(lease.epoch for lease in leases),
+        numbers=() if lost is None else (lost,),
+        paths=tuple(item.path for item in saved),
+        full=isinstance(error, StudyFullError),
+        last_epoch=last_epoch,
+    )
+    return event, rest
+
+
+def _limit(ledger: Ledger, lease: LeaseRecord, terms: Terms) -> int | None:
+    is_new = ledger.shared and lease.number is None
+    return terms.limits.get(lease.study) if is_new else None
+
+
+def _claim(ledger: Ledger, item: Claim, terms: Terms) -> None:
+    run = ledger.claim_run(
+        item.study,
+        item.number,
+        host=terms.host,
+        instance=terms.instance,
+        dead_after_seconds=DEAD_SECONDS,
+    )
+    if run is None or run.slices != item.slices:
+        raise not_owner(item.study, item.number, "another broker", terms.instance)

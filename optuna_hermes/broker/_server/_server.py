@@ -1,0 +1,468 @@
+"""The broker as a process: sockets, clocks, devices and ledgers around the pure ``State``."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from optuna_hermes.broker import _holders
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _away as away
+from optuna_hermes.broker._core._events import (
+    Command,
+    Connected,
+    Deed,
+    Disconnected,
+    EndLease,
+    Event,
+    Kill,
+    LedgerAway,
+    Outrun,
+    PowerSwitched,
+    Received,
+    Send,
+    StudyRead,
+    SwitchPower,
+    Tick,
+    Withdraw,
+    Write,
+    WritesFailed,
+)
+from optuna_hermes.broker._core._memory import SETTLE_SECONDS
+from optuna_hermes.broker._core._state import State
+from optuna_hermes.broker._core._story import POWER, ROUTINE
+from optuna_hermes.broker._devices._source import DeviceSource
+from optuna_hermes.broker._imports import look_in
+from optuna_hermes.broker._power_commands import PowerCommands
+from optuna_hermes.broker._server._doors import HELLO_SECONDS, Doors
+from optuna_hermes.broker._server._instance import instance_in
+from optuna_hermes.broker._server._ledgers import Committed, Heard, Ledgers, all_of
+from optuna_hermes.broker._server._logs import log_event
+from optuna_hermes.broker._server._loop import soon
+from optuna_hermes.broker._server._malloc import give_back_free_pages
+from optuna_hermes.broker._server._meter import Meter
+from optuna_hermes.broker._server._metrics import Figures, serving
+from optuna_hermes.broker._server._news import News
+from optuna_hermes.broker._server._outbox import Asked, Outbox, proof_of_end
+from optuna_hermes.broker._server._power_switches import PowerSwitches, left_unpowered
+from optuna_hermes.broker._server._processes import kill
+from optuna_hermes.broker._server._readings import Readings
+from optuna_hermes.broker._server._records import Terms
+from optuna_hermes.broker._server._succession import Succession
+from optuna_hermes.errors import HermesError
+from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
+from optuna_hermes.policies import make_policy
+
+POLL_SECONDS = 2.0
+HOST_SHARE = 0.4
+"""Of the host memory that is available at the start, for what runs move off their devices."""
+FLUSH_SECONDS = 0.25
+TRIM_SECONDS = 10.0
+"""How often memory that is free is given back to the system."""
+END_SECONDS = 5.0
+"""How long the last records may take when the broker ends."""
+AT_ONCE = 8
+"""Messages of one connection after which it is the turn of the others."""
+_LOST = "bring the database back before `optimize` is run again; runs that live say theirs again"
+
+_CHANGES_MEMORY = wire.Parked | wire.Ended | wire.Released
+"""What these lead to depends on the memory that is free at that moment."""
+
+log = logging.getLogger("optuna_hermes.broker")
+
+
+class Server:
+    """Serves one host's devices until nobody has needed it for a while.
+
+    Args:
+        directory: the runtime directory, whose office this process holds.
+        devices: the specification it was started with.
+        source: the devices.
+        host: this host's name.
+        idle_seconds: end after this long without a client; None never ends.
+        metrics_port: where figures for Prometheus are served, None for nowhere.
+        power: the commands that power devices down and up, None if there are none.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        devices: str,
+        source: DeviceSource,
+        host: str,
+        idle_seconds: float | None,
+        metrics_port: int | None = None,
+        power: PowerCommands | None = None,
+    ) -> None:
+        self._power = () if power is None else power.texts
+        self._directory = directory
+        self._metrics_port = metrics_port
+        self._meter = Meter()
+        self._devices = devices
+        self._readings = Readings(source)
+        self._host = host
+        self._idle_seconds = idle_seconds
+        self._ledgers: Ledgers
+        self._instance = instance_in(directory, host)
+        self._state = State(
+            host=host,
+            instance=self._instance,
+            devices=self._readings.last,
+            # Whoever is held up between the two looks reads too little.
+            wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
+            host_budget_bytes=int(HOST_SHARE * psutil.virtual_memory().available),
+            powers=power is not None,
+            unpowered=left_unpowered(directory, power),
+        )
+        book = self._state.book
+        self._doors = Doors(book, self._converse, self._left)
+        self._outbox = Outbox(self._doors.send)
+        self._switches = (
+            None if power is None else PowerSwitches(directory, book, power, self._switched)
+        )
+        self._seeing: set[asyncio.Task[None]] = set()
+        self._succession = Succession(directory, book, self._apply)
+        self._hung_up: dict[int, float] = {}
+        self._leaving: list[int] = []
+        self._last_busy = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+
+    async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Listen, say that this process is ``ready``, and return when it is time to end.
+
+        Raises:
+            InvalidInputError: figures cannot be served.
+        """
+        with serving(self._metrics_port, self._figures):
+            await self._serve(ready)
+
+    def _figures(self) -> Figures:
+        document = self._state.status(time.monotonic(), runs=False)
+        roles = tuple(client.role for client in self._state.book.clients.values())
+        return Figures(document=document, roles=roles, meter=self._meter)
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        times = self._meter.ledger_writes
+        terms = Terms(host=self._host, instance=self._instance)
+        self._ledgers = Ledgers(self._heard, partial(soon, loop), times=times, terms=terms)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        self._succession.expect()
+        server = await self._doors.open(self._directory)
+        news = News(self._state, self._ledgers, self._apply)
+        routines = (self._poll(), self._flush(), news.refresh(), self._trim())
+        chores = [loop.create_task(each) for each in routines]
+        for chore in chores:
+            chore.add_done_callback(self._chore_ended)
+        log.info("listening, devices %s", self._devices)
+        ready()
+        async with server:
+            await self._stop.wait()
+            self._succession.remember()
+            for chore in chores:
+                chore.cancel()
+            await self._doors.close()  # what the end of clients means is to be written too
+            self._readings.close()
+        if self._state.idle:
+            self._ledgers.leave()
+        lost = self._ledgers.close(END_SECONDS)
+        if lost:
+            log.error("%d records did not reach the ledger: %s", lost, _LOST)
+        log.info("ended")
+
+    # -- connections ---------------------------------------------------------------------------
+
+    async def _converse(self, connection: int, pid: int) -> None:
+        hello = await self._doors.read(connection)
+        if not isinstance(hello, wire.Hello) or hello.version != wire.VERSION:
+            self._doors.send(connection, wire.Refused(reason=_other_version()))
+            return
+        started = _holders.started(pid)
+        self._apply(Connected(connection=connection, pid=pid, role=hello.role, started=started))
+        self._doors.send(connection, self._welcome())
+        for count in itertools.count(1):
+            if count % AT_ONCE == 0:
+                await asyncio.sleep(0)  # what has arrived already is read without a pause
+            message = await self._doors.read(connection)
+            if isinstance(message, wire.Quit):
+                self._quit(connection)
+            elif isinstance(message, wire.OpenStudy | wire.Register | wire.Resume):
+                await self._read_study(connection, message)
+            elif (reason := _unusable(message)) is not None:
+                self._doors.send(connection, wire.Refused(reason=reason))
+            else:
+                if isinstance(message, _CHANGES_MEMORY):
+                    await self._look()
+                self._apply(Received(connection=connection, message=message))
+
+    async def _left(self, connection: int, pid: int) -> None:
+        self._outbox.forget(connection)
+        # When this broker leaves, those who hold a device go on with the next one.
+        if connection in self._state.book.clients and not self._stop.is_set():
+            self._hung_up[pid] = time.monotonic()
+            await self._leave(connection)
+
+    async def _leave(self, connection: int) -> None:
+        """Tell of all who leave at this moment together: a crowd may have been one process."""
+        self._leaving.append(connection)
+        if len(self._leaving) > 1:
+            return  # whoever was the first tells
+        try:
+            await self._look()
+            await asyncio.sleep(0)
+        finally:
+            leaving, self._leaving = self._leaving, []
+            for left, each in zip(range(len(leaving) - 1, -1, -1), leaving, strict=True):
+                self._apply(Disconnected(connection=each, more=left > 0))
+
+    def _welcome(self) -> wire.Welcome:
+        return wire.Welcome(
+            version=wire.VERSION,
+            pid=os.getpid(),
+            host=self._host,
+            instance=self._instance,
+            devices=self._devices,
+            device_ids=tuple(self._state.book.slots),
+            power=self._power,
+        )
+
+    def _quit(self, connection: int) -> None:
+        client = self._state.book.clients[connection]
+        others = self._state.book.served - (client.role != "viewer")
+        if others:
+            reason = f"The broker still serves {others} other process(es)."
+            self._doors.send(connection, wire.Refused(reason=reason))
+        else:
+            self._stop.set()
+
+    async def _read_study(
+        self, connection: int, message: wire.OpenStudy | wire.Register | wire.Resume
+    ) -> None:
+        """Admit a study; what else its client says waits until it is read."""
+        spec = message.study
+        try:
+            look_in(spec.folders)
+            make_policy(spec.policy)
+            known = await self._known(spec)
+        except HermesError as error:
+            self._doors.send(connection, wire.Refused(reason=str(error)))
+            return
+        if not self._is_served(spec.key):
+            self._ledgers.keep(spec.key, spec.ledger_url)
+        if isinstance(message, wire.OpenStudy):
+            self._ledgers.bound(spec.key, message.limit)
+        self._apply(StudyRead(connection=connection, message=message, **known))
+
+    def _is_served(self, key: str) -> bool:
+        study = self._state.book.studies.get(key)
+        return study is not None and study.attended
+
+    async def _known(self, spec: wire.StudySpec) -> dict[str, Any]:
+        """What the ledger knows of a study, with all that was written while it was read."""
+        while True:
+            if self._is_served(spec.key):
+                return {}  # all of it is in the book
+            count = self._ledgers.count(spec.key)
+            ask = partial(all_of, spec.key, self._state.presence())
+            read = self._ledgers.read(spec.key, spec.ledger_url, ask)
+            known = await asyncio.wrap_future(read)
+            if count == self._ledgers.count(spec.key) or self._is_served(spec.key):
+                return known
+
+    # -- carrying out --------------------------------------------------------------------------
+
+    def _apply(self, event: Event) -> None:
+        now = time.monotonic()
+        commands = self._state.handle(event, now)
+        self._meter.handled(event, time.monotonic() - now)
+        self._log_story(commands)
+        self._carry_out(commands)
+        if not self._state.idle:
+            self._last_busy = now
+        self._wind_up(now)
+
+    def _log_story(self, commands: Sequence[Command]) -> None:
+        for each in commands:
+            if isinstance(each, EventRecord) and each.kind not in ROUTINE | POWER:
+                study = self._state.book.studies.get(each.study)
+                log_event(each, each.study if study is None else study.spec.name)
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        if any(isinstance(c, Send) and isinstance(c.message, wire.Grant) for c in commands):
+            self._succession.remember()
+        writes = [c for c in commands if not isinstance(c, Deed)]
+        self._ledgers.write(writes)
+        unwritten = {_proof(record) for record in writes} | self._questions(commands)
+        for command in commands:
+            if isinstance(command, Send):
+                self._outbox.put(command.connection, command.message, unwritten)
+            elif isinstance(command, Withdraw):
+                self._outbox.drop({command.epoch})
+            elif isinstance(command, SwitchPower):
+                assert self._switches is not None
+                self._switches.switch(command)
+            elif isinstance(command, Kill):
+                log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
+                kill(command.pid)
+
+    def _questions(self, commands: Sequence[Command]) -> set[Asked]:
+        """Ask the database whether it is there, for each who shall leave a device to another."""
+        asked = set()
+        for epoch, key in away.to_answer(self._state.book, commands).items():
+            proof = Asked(epoch)
+            self._ledgers.ask(key, partial(self._outbox.release, {proof}))
+            asked.add(proof)
+        return asked
+
+    def _heard(self, news: Heard) -> None:
+        """A ledger has done, or not done, what it was given."""
+        if isinstance(news, Committed):
+            self._outbox.release({*news.epochs, *news.paths})
+        elif isinstance(news, Outrun):
+            self._outbox.drop({*news.epochs, *news.paths})
+            self._apply(news)
+        elif isinstance(news, WritesFailed):
+            log.error("the ledger refused: %s", news.reason)
+            self._outbox.drop({*news.epochs, *news.paths})
+            self._apply(news)
+        elif isinstance(news, LedgerAway):
+            log.warning("a database is away, what is to be written waits: %s", news.reason)
+            held, unasked = self._outbox.held, self._unasked(news.studies, draining=False)
+            self._outbox.drop({Asked(epoch) for epoch in unasked})
+            # Whoever goes to disk needs no database.
+            leaving = self._unasked(news.studies, draining=True)
+            self._outbox.release({Asked(epoch) for epoch in leaving})
+            self._apply(replace(news, held=held, unasked=unasked))
+        else:
+            log.info("the database is back")
+            self._apply(news)
+
+    def _unasked(self, studies: Collection[str], *, draining: bool) -> tuple[int, ...]:
+        """Leases of these studies whose holders have still to hear that they are to leave."""
+        return away.unasked(self._state.book, self._outbox.unasked, studies, draining=draining)
+
+    def _wind_up(self, now: float) -> None:
+        due = self._state.next_wakeup(now)
+        if self._timer is not None:
+            if self._timer.when() == due:
+                return  # most messages change nothing about it
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if not self._readings.has_gpus:
+            self._apply(Tick())
+        elif self._ticking is None or self._ticking.done():
+            self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    def _switched(self, event: PowerSwitched) -> None:
+        self._apply(event)
+        if event.up:  # it can be granted once it was seen
+            seeing = asyncio.get_running_loop().create_task(self._see())
+            self._seeing.add(seeing)
+            seeing.add_done_callback(self._seeing.discard)
+
+    async def _see(self) -> None:
+        self._apply(await self._readings.read(self._own_pids()))
+
+    async def _tick(self) -> None:
+        await self._look()
+        self._apply(Tick())
+
+    # -- chores --------------------------------------------------------------------------------
+
+    def _chore_ended(self, chore: asyncio.Task[None]) -> None:
+        """A broker without its chores would serve on and write nothing: the next one is better."""
+        error = None if chore.cancelled() else chore.exception()
+        if error is not None:
+            log.critical("the broker ends, another one can be started: %r", error, exc_info=error)
+            self._stop.set()
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS if self._idle_seconds is None else self._interval())
+            await self._see()
+            if self._ledgers.pending:
+                self._last_busy = time.monotonic()
+            quiet = time.monotonic() - self._last_busy
+            if self._state.idle and self._idle_seconds is not None and quiet > self._patience():
+                self._stop.set()
+
+    def _patience(self) -> float:
+        """Whoever has started this process may take a while to connect."""
+        assert self._idle_seconds is not None
+        return max(self._idle_seconds, 0.0 if self._doors.used else HELLO_SECONDS)
+
+    async def _look(self) -> None:
+        """See to it that what is decided next is decided by the memory that is free now."""
+        if self._readings.has_gpus:
+            await self._see()
+
+    def _own_pids(self) -> set[int]:
+        book = self._state.book
+        pids = {client.pid for client in book.clients.values()}
+        pids.update(each.holder.pid for each in book.awaited.values())
+        # A process that has hung up is no stranger while it ends.
+        lately = time.monotonic() - SETTLE_SECONDS
+        self._hung_up = {pid: at for pid, at in self._hung_up.items() if at > lately}
+        pids.update(self._hung_up)
+        return pids
+
+    def _interval(self) -> float:
+        assert self._idle_seconds is not None
+        return min(POLL_SECONDS, max(0.05, self._idle_seconds / 4))
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            self._ledgers.flush()
+            self._ledgers.rest(self._state.book.studies)
+            self._doors.hang_up_on_the_slow()
+
+    async def _trim(self) -> None:
+        while True:
+            await asyncio.sleep(TRIM_SECONDS)
+            give_back_free_pages()
+
+
+def _unusable(message: wire.FromClient) -> str | None:
+    """Why the policy of a message cannot be asked; None if it can, or there is none."""
+    if isinstance(message, wire.ChangePolicy):
+        try:
+            look_in(message.folders)
+            make_policy(message.policy)
+        except HermesError as error:
+            return str(error)
+    return None
+
+
+def _proof(record: Write) -> int | str | None:
+    """By what a message that waits for this record names it."""
+    if isinstance(record, LeaseRecord):
+        return record.epoch
+    if isinstance(record, EndLease):
+        return proof_of_end(record.epoch)
+    return record.path if isinstance(record, CheckpointRecord) else None
+
+
+def _other_version() -> str:
+    pid = os.getpid()
+    return f"This broker is of another version: when its studies have ended, `kill {pid}`."

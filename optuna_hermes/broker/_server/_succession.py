@@ -1,0 +1,67 @@
+"""The broker before this one, and the one after it: who of those that they serve still lives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from optuna_hermes.broker import _holders
+from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._core._events import Disconnected, Event, Expected
+from optuna_hermes.broker._core._recovery import holders
+from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._server._processes import watch
+
+log = logging.getLogger("optuna_hermes.broker")
+
+
+class Succession:
+    """Takes over the clients of an earlier broker, and hands its own to a later one.
+
+    Args:
+        directory: the runtime directory, where they are written down.
+        book: what this broker knows.
+        apply: takes in what is found out.
+    """
+
+    def __init__(self, directory: Path, book: Book, apply: Callable[[Event], None]) -> None:
+        self._directory = directory
+        self._book = book
+        self._apply = apply
+        self._remembered: tuple[Holder, ...] = ()
+
+    def expect(self) -> None:
+        """Find out who still lives of those that the broker before this one served."""
+        self._remembered = _holders.living(self._directory)
+        for number, holder in enumerate(self._remembered):
+            connection = -1 - number  # nobody's, but its end is told like that of the others
+            self._apply(Expected(connection=connection, holder=holder))
+            self._watch(connection, holder)
+        if self._remembered:
+            log.info("waiting for %d runs of the broker before", len(self._remembered))
+
+    def _watch(self, connection: int, holder: Holder) -> None:
+        def gone() -> None:
+            self._apply(Disconnected(connection=connection))
+
+        end = watch(holder.pid, gone)  # where nothing can be watched it may only come back
+        if _holders.started(holder.pid) != holder.started:
+            if end is not None:
+                end()
+            gone()
+
+    def remember(self) -> None:
+        """Tell the next broker whom this one serves."""
+        served = holders(self._book)
+        if served == self._remembered:
+            return
+        try:
+            _holders.save(self._directory, served)
+            self._remembered = served
+        except OSError as error:
+            log.error(
+                "the next broker will not know who has a device, so make room in %s: %s",
+                self._directory,
+                error,
+            )

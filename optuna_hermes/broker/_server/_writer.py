@@ -1,0 +1,354 @@
+"""Writes one ledger on a thread of its own: a database that hangs holds up nobody else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from optuna_hermes.broker._core._events import Outrun, SaveMemory, Write
+from optuna_hermes.broker._server._records import Terms, is_race, outrun, write
+from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
+from optuna_hermes.ledger import Ledger, open_ledger
+from optuna_hermes.ledger._base import (
+    CheckpointRecord,
+    EventRecord,
+    LeaseRecord,
+    ReportRecord,
+    RunRecord,
+)
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+PATIENCE_SECONDS = 300.0
+"""How long a question is asked again to a database that is away."""
+
+T = TypeVar("T")
+
+_REPLACED = (LeaseRecord, RunRecord, SaveMemory)
+"""Not tried again once they are refused: the next one of its kind says all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Records of one study that are written together.
+
+    ``since`` is when they were handed over; ``again`` says that they were refused before.
+    """
+
+    study: str
+    items: tuple[Write, ...]
+    since: float = field(default_factory=time.monotonic, compare=False)
+    again: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """The database answers, and these are in the ledger; it took so long."""
+
+    items: tuple[Write, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """The ledger refuses these, for a reason that waiting does not mend."""
+
+    study: str
+    items: tuple[Write, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unreachable:
+    """The database is away; what there is to write is kept and tried again."""
+
+    reason: str
+
+
+News = Written | Refused | Unreachable | Outrun
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Question:
+    ask: Callable[[Ledger], Any]
+    answer: Future[Any]
+    since: float = field(default_factory=time.monotonic)
+
+
+class Writer:
+    """The only one in this process who uses a ledger: all it is given it does in order.
+
+    Args:
+        url: of the ledger, which is opened on the thread, when it is needed first.
+        tell: told on the thread what has become of a batch.
+        opener: opens the ledger.
+        terms: by what it writes.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        tell: Callable[[News], None],
+        *,
+        opener: Callable[[str], Ledger] = open_ledger,
+        terms: Terms | None = None,
+    ) -> None:
+        self._terms = terms or Terms()
+        self._url = url
+        self._tell = tell
+        self._opener = opener
+        self._ledger: Ledger | None = None
+        self._queue: deque[Batch | _Question] = deque()
+        self._kept: list[Batch] = []
+        self._doubtful = 0
+        self._seconds = 0.0
+        self._moved_at = 0.0
+        self._changed = threading.Condition()
+        self._ending = threading.Event()
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="hermes-ledger", daemon=True)
+        self._thread.start()
+
+    def write(self, study: str, items: Iterable[Write]) -> None:
+        """Write these together, after all that was given before."""
+        self._put(Batch(study=study, items=tuple(items)))
+
+    def read(self, ask: Callable[[Ledger], T]) -> Future[T]:
+        """Ask the ledger something, after all that was given before is written."""
+        answer: Future[T] = Future()
+        self._put(_Question(ask=ask, answer=answer))
+        return answer
+
+    def retry(self) -> None:
+        """Try again what was refused, but could be right later."""
+        with self._changed:
+            self._queue += self._kept
+            self._kept.clear()
+            self._changed.notify_all()
+
+    @property
+    def stuck_since(self) -> float | None:
+        """Since when nothing of what there is to do gets done; None when there is nothing."""
+        with self._changed:
+            return max(self._queue[0].since, self._moved_at) if self._queue else None
+
+    @property
+    def rests(self) -> bool:
+        """Whether it has nothing to do, now or later."""
+        with self._changed:
+            return not self._queue and not self._kept
+
+    @property
+    def pending(self) -> int:
+        """Records that are not in the ledger yet."""
+        with self._changed:
+            return sum(len(b.items) for b in (*self._queue, *self._kept) if isinstance(b, Batch))
+
+    def close(self, seconds: float) -> int:
+        """Write what there is, for so many seconds at most, and close the ledger.
+
+        Returns:
+            Records that are lost.
+        """
+        self.retry()
+        self._ending.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join(seconds)
+        self._given_up.set()
+        return self.pending
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _put(self, work: Batch | _Question) -> None:
+        with self._changed:
+            self._queue.append(work)
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while not self._given_up.is_set() and (work := self._next()):
+            if isinstance(work, _Question):
+                self._patiently(partial(self._answer, work))
+            else:
+                self._patiently(partial(self._write, work))
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def _next(self) -> list[Batch] | _Question | None:
+        """What comes next, which stays in the queue until it is done: a question, or batches."""
+        with self._changed:
+            while not self._queue:
+                if self._ending.is_set():
+                    return None
+                self._changed.wait()
+            first = self._queue[0]
+            if isinstance(first, _Question):
+                return first
+            batches: list[Batch] = []
+            for each in self._queue:
+                if isinstance(each, _Question):
+                    break
+                batches.append(each)
+            return batches
+
+    def _patiently(self, step: Callable[[], None]) -> None:
+        """Do a step again and again, with growing pauses, until the database is there."""
+        pause = FIRST_PAUSE_SECONDS
+        while not self._given_up.is_set():
+            try:
+                step()
+                return
+            except LedgerAwayError as error:
+                self._tell(Unreachable(reason=str(error)))
+            # What is to end soon is tried often.
+            if self._ending.wait(pause):
+                self._given_up.wait(FIRST_PAUSE_SECONDS)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _opened(self) -> Ledger:
+        if self._ledger is None:
+            self._ledger = self._opener(self._url)
+        return self._ledger
+
+    def _replace_first(self, count: int, by: Sequence[Batch] = ()) -> None:
+        with self._changed:
+            for _ in range(count):
+                self._queue.popleft()
+            self._queue.extendleft(reversed(by))
+            self._moved_at = time.monotonic()
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def _answer(self, question: _Question) -> None:
+        try:
+            answer = question.ask(self._opened())
+        except Exception as error:
+            away = isinstance(error, LedgerAwayError)
+            if away and time.monotonic() < question.since + PATIENCE_SECONDS:
+                raise
+            self._replace_first(1)
+            if not away:
+                self._tell(Written())
+            question.answer.set_exception(error)  # whoever asked knows what to do
+        else:
+            self._replace_first(1)
+            self._tell(Written())
+            question.answer.set_result(answer)
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def _write(self, batches: list[Batch]) -> None:
+        """Write batches, together if the ledger takes them so; what is settled leaves the list."""
+        if self._doubtful and _is_in(self._opened(), _items(batches[: self._doubtful])):
+            self._settle(batches, self._doubtful)
+        self._doubtful = 0
+        if len(batches) > 1 and self._transact(batches) is None:
+            self._settle(batches, len(batches))
+        while batches:
+            refusal = self._transact(batches[:1])
+            if refusal is None:
+                self._settle(batches, 1)
+            else:
+                self._refuse(batches, refusal)
+
+    def _transact(self, batches: Sequence[Batch]) -> Exception | None:
+        """Write all or nothing; the reason if the ledger refuses.
+
+        Raises:
+            LedgerAwayError: all or nothing is written, but which is not known.
+        """
+        items, begin = _items(batches), time.monotonic()
+        try:
+            ledger = self._opened()
+            with ledger.batch():
+                for item in items:
+                    write(ledger, item, self._terms)
+        except LedgerAwayError:
+            self._doubtful = len(batches)
+            raise
+        except StaleEpochError as error:
+            # Ours, if it was committed after a lost connection and our look for it.
+            return None if _is_in(self._opened(), items) else error
+        except Exception as error:  # a policy's memory may be what JSON cannot say
+            return error
+        self._seconds = time.monotonic() - begin
+        return None
+
+    def _settle(self, batches: list[Batch], count: int) -> None:
+        items = _items(batches[:count])
+        del batches[:count]
+        self._replace_first(count)
+        self._tell(Written(items=tuple(items), seconds=self._seconds))
+
+    def _refuse(self, batches: list[Batch], error: Exception) -> None:
+        """Leases that are refused never were; the rest has happened, and is written by itself."""
+        ledger = self._opened()
+        if is_race(ledger, error):
+            self._outrun(batches, error, ledger.last_epoch())
+            return
+        batch = batches.pop(0)
+        refused = batch.items
+        if len(batch.items) > 1:
+            refused = tuple(item for item in batch.items if isinstance(item, LeaseRecord))
+            rest = (item for item in batch.items if not isinstance(item, LeaseRecord))
+            parts = [replace(batch, items=(item,)) for item in rest]
+            batches[:0] = parts
+            self._replace_first(1, parts)
+        else:
+            self._replace_first(1)
+            lasting = (item for item in batch.items if not isinstance(item, _REPLACED))
+            with self._changed:
+                self._kept += [replace(batch, items=(each,), again=True) for each in lasting]
+        if refused and not batch.again:
+            self._tell(Refused(study=batch.study, items=refused, reason=_reason(error)))
+
+    def _outrun(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
+        """What another broker was faster with never was; the rest is tried again."""
+        batch = batches.pop(0)
+        event, rest = outrun(batch.study, batch.items, error, last_epoch)
+        parts = [replace(batch, items=rest)] if 0 < len(rest) < len(batch.items) else []
+        batches[:0] = parts
+        self._replace_first(1, parts)
+        self._tell(event)
+
+
+def _reason(error: Exception) -> str:
+    """Why a ledger refuses, in its own words, or in those of whoever cannot write a record."""
+    if isinstance(error, LedgerError):
+        return str(error)
+    return f"The ledger cannot hold what it was given ({error}): a policy's memory must be JSON."
+
+
+def _items(batches: Iterable[Batch]) -> list[Write]:
+    return [item for batch in batches for item in batch.items]
+
+
+def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
+    """Whether a transaction has reached the ledger although its answer did not come back.
+
+    It is there as a whole or not at all, so one record tells of all. Without a record that can
+    tell, it is safe to write it again.
+    """
+    for item in items:
+        if isinstance(item, LeaseRecord):
+            leases = ledger.load_leases(item.study)
+            return any((x.epoch, x.host, x.started) == _lease_id(item) for x in leases)
+        if isinstance(item, CheckpointRecord):
+            known = ledger.load_checkpoints(item.study, item.number)
+            return any((x.path, x.at) == (item.path, item.at) for x in known)
+        if isinstance(item, EventRecord):
+            return item in ledger.load_events(item.study, item.number)
+        if isinstance(item, ReportRecord):
+            curve = ledger.load_curves(item.study).get(item.number)
+            return curve is not None and item.device_seconds in curve.device_seconds
+    return False
+
+
+def _lease_id(lease: LeaseRecord) -> tuple[int, str, float]:
+    return lease.epoch, lease.host, lease.started
