@@ -34,7 +34,7 @@ def top(
       optuna-hermes top --storage sqlite:///study.db --study-name digits
     """
     try:
-        from optuna_hermes.view._top_app import Top
+        from optuna_hermes.view._top._app import Top
     except ImportError as error:
         raise InvalidInputError(
             "`top` needs Textual, which is not installed: run `pip install 'optuna-hermes[top]'`."

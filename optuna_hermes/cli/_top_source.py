@@ -11,9 +11,9 @@ from optuna_hermes.broker._protocol import ChangePolicy, Wishes
 from optuna_hermes.cli._studies import broker_status, facts_and_ledger
 from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.view._history import Bar, History, read_history
-from optuna_hermes.view._top_picture import Picture
-from optuna_hermes.view._top_read import picture_of, picture_of_history
-from optuna_hermes.view._top_source import Source
+from optuna_hermes.view._top._picture import Picture
+from optuna_hermes.view._top._read import picture_of, picture_of_history
+from optuna_hermes.view._top._source import Source
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

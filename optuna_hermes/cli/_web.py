@@ -13,8 +13,8 @@ from optuna_hermes.cli._studies import broker_status, ledger_of, storage_of, stu
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from optuna_hermes.view._web_app import Deeds
-    from optuna_hermes.view._web_source import Watch
+    from optuna_hermes.view._web._app import Deeds
+    from optuna_hermes.view._web._source import Watch
 
 PORT = 8470
 
@@ -57,13 +57,13 @@ def web(
       optuna-hermes web --storage sqlite:///study.db --study-name digits
     """
     try:
-        from optuna_hermes.view._web_server import serve
+        from optuna_hermes.view._web._server import serve
     except ImportError as error:
         raise InvalidInputError(
             "`web` needs starlette and uvicorn, which are not installed: run `pip install "
             "'optuna-hermes[web]'`."
         ) from error
-    from optuna_hermes.view._web_feed import Feed
+    from optuna_hermes.view._web._feed import Feed
 
     if study_name is not None:
         storage_of(storage, study_name)
@@ -80,7 +80,7 @@ def web(
 
 @contextlib.contextmanager
 def _watching(storage: str | None, name: str | None) -> Iterator[Watch]:
-    from optuna_hermes.view._web_source import Named, Watch
+    from optuna_hermes.view._web._source import Named, Watch
 
     study = None
     if storage is not None and name is not None:
@@ -95,7 +95,7 @@ def _watching(storage: str | None, name: str | None) -> Iterator[Watch]:
 
 
 def _deeds(storage: str | None, name: str | None) -> Deeds:
-    from optuna_hermes.view._web_app import Deeds
+    from optuna_hermes.view._web._app import Deeds
 
     def story(number: int) -> dict[str, Any]:
         from optuna_hermes.cli._trial import trial_document

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.view import _words as words
-from optuna_hermes.view._top_picture import Picture
-from optuna_hermes.view._top_read import picture_of
+from optuna_hermes.view._top._picture import Picture
+from optuna_hermes.view._top._read import picture_of
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -79,7 +79,7 @@ class _Trials:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
-        from optuna_hermes.view._top_text import columns, heading, row
+        from optuna_hermes.view._top._text import columns, heading, row
 
         shown = columns(options.max_width, self._picture)
         lines = [heading(shown, "", False), *(row(shown, each) for each in self._picture.trials)]

@@ -19,7 +19,7 @@ pytest.importorskip("starlette", reason="needs the extra [web]")
 pytest.importorskip("uvicorn", reason="needs the extra [web]")
 
 from optuna_hermes.cli import run
-from optuna_hermes.view._web_source import Watch
+from optuna_hermes.view._web._source import Watch
 
 Start = Callable[..., Any]
 
@@ -142,6 +142,6 @@ def test_without_its_extra_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line with the command."""
-    monkeypatch.setitem(sys.modules, "optuna_hermes.view._web_server", None)
+    monkeypatch.setitem(sys.modules, "optuna_hermes.view._web._server", None)
     assert run(["web"]) == 2
     assert "pip install 'optuna-hermes[web]'" in capsys.readouterr().err

@@ -15,11 +15,11 @@ from textual.widgets import Static
 
 from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.view._history import Bar
-from optuna_hermes.view._top_app import Top
-from optuna_hermes.view._top_picture import ORDERS, DeviceLine, Picture, TrialLine
-from optuna_hermes.view._top_screens import Confirm, Help, Policies, Story
-from optuna_hermes.view._top_source import Source
-from optuna_hermes.view._top_trials import Trials
+from optuna_hermes.view._top._app import Top
+from optuna_hermes.view._top._picture import ORDERS, DeviceLine, Picture, TrialLine
+from optuna_hermes.view._top._screens import Confirm, Help, Policies, Story
+from optuna_hermes.view._top._source import Source
+from optuna_hermes.view._top._trials import Trials
 
 NARROW, WIDE = (80, 24), (160, 50)
 STATES = ("running", "running", "parked", "stored", "pending", "done", "failed")

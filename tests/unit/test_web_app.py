@@ -17,9 +17,9 @@ pytest.importorskip("httpx2", reason="needs httpx2 for starlette's TestClient")
 from starlette.testclient import TestClient
 
 from optuna_hermes.errors import BrokerError, InvalidInputError
-from optuna_hermes.view._web_app import FILES, Deeds, make_app
-from optuna_hermes.view._web_feed import Feed
-from optuna_hermes.view._web_guard import COMMAND_HEADER, HEADERS, Guard
+from optuna_hermes.view._web._app import FILES, Deeds, make_app
+from optuna_hermes.view._web._feed import Feed
+from optuna_hermes.view._web._guard import COMMAND_HEADER, HEADERS, Guard
 
 TOKEN, SESSION, COOKIE = "a-token-of-many-letters", "another-secret", "hermes-80"
 BEARER = {"authorization": f"Bearer {TOKEN}"}

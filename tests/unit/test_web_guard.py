@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from optuna_hermes.view._web_guard import COMMAND_HEADER, HEADERS, Asked, Guard
-from optuna_hermes.view._web_peer import is_ours, owner
-from optuna_hermes.view._web_server import is_loopback, names_of
+from optuna_hermes.view._web._guard import COMMAND_HEADER, HEADERS, Asked, Guard
+from optuna_hermes.view._web._peer import is_ours, owner
+from optuna_hermes.view._web._server import is_loopback, names_of
 
 TOKEN, SESSION = "a-token-of-many-letters", "another-secret"
 GUARD = Guard(

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from optuna_hermes.ledger import RunRecord
 from optuna_hermes.view import Bar, History, Point, TrialHistory
-from optuna_hermes.view._web_curves import MOST_CURVES, MOST_POINTS
-from optuna_hermes.view._web_delta import delta
-from optuna_hermes.view._web_devices import short
-from optuna_hermes.view._web_feed import UNREAD, Feed
-from optuna_hermes.view._web_page import Painter, Scene
-from optuna_hermes.view._web_values import rounded
+from optuna_hermes.view._web._curves import MOST_CURVES, MOST_POINTS
+from optuna_hermes.view._web._delta import delta
+from optuna_hermes.view._web._devices import short
+from optuna_hermes.view._web._feed import UNREAD, Feed
+from optuna_hermes.view._web._page import Painter, Scene
+from optuna_hermes.view._web._values import rounded
 
 RUN = RunRecord(study="key", number=3, trial_id=3, state="parked", tier="host", device_seconds=4.0)
 TRIAL = TrialHistory(

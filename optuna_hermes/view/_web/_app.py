@@ -25,11 +25,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from optuna_hermes.errors import HermesError
-from optuna_hermes.view._web_feed import Feed
-from optuna_hermes.view._web_guard import HEADERS, Asked, Guard, Refusal
-from optuna_hermes.view._web_peer import is_ours
+from optuna_hermes.view._web._feed import Feed
+from optuna_hermes.view._web._guard import HEADERS, Asked, Guard, Refusal
+from optuna_hermes.view._web._peer import is_ours
 
-FILES = Path(__file__).parent / "web"
+FILES = Path(__file__).parent / "static"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes.broker._core._shape import shape_of
 from optuna_hermes.model import Curve
 from optuna_hermes.view import _words as words
-from optuna_hermes.view._top_picture import DeviceLine, Picture, TrialLine
+from optuna_hermes.view._top._picture import DeviceLine, Picture, TrialLine
 
 if TYPE_CHECKING:
     from optuna_hermes.view._history import History, TrialHistory

@@ -8,9 +8,9 @@ from rich.style import Style
 from rich.text import Text
 
 from optuna_hermes.view import _words as words
-from optuna_hermes.view._top_past import NEW, Past
-from optuna_hermes.view._top_picture import DeviceLine, Picture
-from optuna_hermes.view._top_text import (
+from optuna_hermes.view._top._past import NEW, Past
+from optuna_hermes.view._top._picture import DeviceLine, Picture
+from optuna_hermes.view._top._text import (
     COOL,
     DIM,
     FAINT,

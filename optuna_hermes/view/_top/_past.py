@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from optuna_hermes.view._history import Bar
-from optuna_hermes.view._top_picture import Picture
+from optuna_hermes.view._top._picture import Picture
 
 NEW = -1
 """Stands for a trial that has no number yet."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import BrokerError, HermesError
 from optuna_hermes.view._history import History, read_history
-from optuna_hermes.view._web_page import Painter, Scene, served
+from optuna_hermes.view._web._page import Painter, Scene, served
 
 if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts

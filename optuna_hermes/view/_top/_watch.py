@@ -11,8 +11,8 @@ from textual.message import Message
 
 from optuna_hermes.errors import HermesError
 from optuna_hermes.view._history import Bar
-from optuna_hermes.view._top_picture import Picture
-from optuna_hermes.view._top_source import Source
+from optuna_hermes.view._top._picture import Picture
+from optuna_hermes.view._top._source import Source
 
 LOOK_SECONDS = 1.0
 """How often the broker is asked."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from optuna_hermes.broker._core._shape import POINTS
 from optuna_hermes.view import _words as words
-from optuna_hermes.view._top_picture import Picture, TrialLine
+from optuna_hermes.view._top._picture import Picture, TrialLine
 
 INK, DIM, FAINT = "#d8dee9", "#8a94a6", "#5b6577"
 GROUND, RAISED, CHOSEN = "#12161d", "#1a202a", "#2b3648"

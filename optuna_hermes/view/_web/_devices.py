@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna_hermes.view import _words as words
-from optuna_hermes.view._web_values import Json
+from optuna_hermes.view._web._values import Json
 
 STEADY_SECONDS = 0.5
 """Times of a slice that differ by less are the same: an answer takes its time."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optuna_hermes.view._history import Bar, History, Point, TrialHistory, best_so_far
-from optuna_hermes.view._web_values import LIVE, Json, rounded
+from optuna_hermes.view._web._values import LIVE, Json, rounded
 
 MOST_CURVES = 500
 """So many curves are drawn at most: those of trials that live, then the best ones."""

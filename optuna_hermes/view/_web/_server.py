@@ -12,9 +12,9 @@ from types import FrameType
 import uvicorn
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.view._web_app import Deeds, make_app
-from optuna_hermes.view._web_feed import Feed
-from optuna_hermes.view._web_guard import Guard
+from optuna_hermes.view._web._app import Deeds, make_app
+from optuna_hermes.view._web._feed import Feed
+from optuna_hermes.view._web._guard import Guard
 
 LEAST_TOKEN = 16
 LEAVE_SECONDS = 2

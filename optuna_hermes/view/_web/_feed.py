@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from optuna_hermes.view._web_delta import delta
+from optuna_hermes.view._web._delta import delta
 
 EVERY_SECONDS = 0.4
 """Between two looks. A report waits for up to 0.25 s in the broker before it is in the ledger."""

@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from optuna_hermes.view import _top_text as text
+from optuna_hermes.view._top import _text as text
 
 _BOX = f"""
 align: center middle; background: {text.GROUND} 60%;

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from optuna_hermes.view._history import Bar
-from optuna_hermes.view._top_picture import Picture
+from optuna_hermes.view._top._picture import Picture
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

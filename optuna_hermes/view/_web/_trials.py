@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from optuna_hermes.view._history import History, TrialHistory
-from optuna_hermes.view._web_values import LIVE, OVER, Json, rounded
+from optuna_hermes.view._web._values import LIVE, OVER, Json, rounded
 
 
 def shown_trials(

@@ -8,10 +8,10 @@ from typing import Any
 
 from optuna_hermes.view import _words as words
 from optuna_hermes.view._history import History
-from optuna_hermes.view._web_curves import Charts, bars, beginning
-from optuna_hermes.view._web_devices import Devices
-from optuna_hermes.view._web_trials import shown_trials
-from optuna_hermes.view._web_values import LIVE, OVER, Json, rounded
+from optuna_hermes.view._web._curves import Charts, bars, beginning
+from optuna_hermes.view._web._devices import Devices
+from optuna_hermes.view._web._trials import shown_trials
+from optuna_hermes.view._web._values import LIVE, OVER, Json, rounded
 
 
 @dataclass(frozen=True, kw_only=True)

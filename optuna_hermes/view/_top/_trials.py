@@ -14,8 +14,8 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from optuna_hermes.view import _top_text as text
-from optuna_hermes.view._top_picture import Picture, TrialLine, ordered
+from optuna_hermes.view._top import _text as text
+from optuna_hermes.view._top._picture import Picture, TrialLine, ordered
 
 
 class Fitted(Message):

@@ -14,15 +14,15 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.view import _top_text as text
 from optuna_hermes.view import _words as words_of
-from optuna_hermes.view._top_devices import device_lines
-from optuna_hermes.view._top_past import Past
-from optuna_hermes.view._top_picture import Picture, TrialLine
-from optuna_hermes.view._top_screens import Confirm, Help, Policies, Story
-from optuna_hermes.view._top_source import Source
-from optuna_hermes.view._top_trials import Trials
-from optuna_hermes.view._top_watch import Lost, Said, Seen, Told, Watcher
+from optuna_hermes.view._top import _text as text
+from optuna_hermes.view._top._devices import device_lines
+from optuna_hermes.view._top._past import Past
+from optuna_hermes.view._top._picture import Picture, TrialLine
+from optuna_hermes.view._top._screens import Confirm, Help, Policies, Story
+from optuna_hermes.view._top._source import Source
+from optuna_hermes.view._top._trials import Trials
+from optuna_hermes.view._top._watch import Lost, Said, Seen, Told, Watcher
 
 _COUNT_SECONDS = 0.25
 """How often slices are counted down in between."""

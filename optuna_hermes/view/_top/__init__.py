@@ -1,0 +1,1 @@
+"""``optuna-hermes top``: a study in the terminal, live."""

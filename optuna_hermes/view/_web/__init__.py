@@ -1,0 +1,1 @@
+"""``optuna-hermes web``: a study in the browser, live."""
