@@ -45,6 +45,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from optuna_hermes import _lightning as private
+from optuna_hermes._lightning._around import leave_out
 from optuna_hermes._lightning._callbacks import _FIELDS
 from optuna_hermes._lightning._loops import (
     _add,
@@ -276,7 +277,7 @@ def test_time_is_left_out() -> None:
     throughput, profiler = ThroughputMonitor(lambda batch: 1), SimpleProfiler()
     done: list[bool] = []
 
-    def leave_out(trainer: Trainer) -> None:
+    def look(trainer: Trainer) -> None:
         if done:
             return
         done.append(True)
@@ -298,7 +299,7 @@ def test_time_is_left_out() -> None:
         timer,
         saves,
         throughput,
-        At("on_train_batch_start", leave_out),
+        At("on_train_batch_start", look),
         profiler=profiler,
         enable_checkpointing=True,
     )
