@@ -168,9 +168,9 @@ class Book:
     powers: bool = False
 
     @property
-    def served(self) -> int:
-        """How many clients need this broker; those that only look do not."""
-        return sum(1 for client in self.clients.values() if client.role != "viewer")
+    def needed(self) -> bool:
+        """Whether any client needs this broker; those that only look do not."""
+        return any(client.role != "viewer" for client in self.clients.values())
 
     @property
     def recovering(self) -> bool:

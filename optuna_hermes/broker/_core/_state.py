@@ -199,8 +199,9 @@ class State:
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost if the broker ended now."""
-        switching = any(s.power in ("going", "coming") for s in self.book.slots.values())
-        return not (self.book.served or self.book.awaited or switching)
+        if self.book.needed or self.book.awaited:
+            return False
+        return not any(s.power in ("going", "coming") for s in self.book.slots.values())
 
     def presence(self) -> HostRecord:
         """What this broker says of itself to those of other hosts."""

@@ -52,6 +52,8 @@ class Wishes:
 
     def heed(self, now: float, out: list[Command]) -> None:
         """Nobody who is held has a device, or gets one."""
+        if not any(study.wishes for study in self._book.studies.values()):
+            return
         for want in self._book.wants():
             if self._is_held(want.study, want.number):
                 self._book.unreserve(want)
@@ -76,10 +78,10 @@ class Wishes:
 
     def gone(self, client: Client, now: float, out: list[Command]) -> None:
         """Who wanted to finish runs has left before Optuna was told: they are held from now on."""
-        others = [each.finishes for each in self._book.clients.values()]
         for key, number in client.finishes:
             study = self._book.studies.get(key)
             run = None if study is None else study.runs.get(number)
+            others = (each.finishes for each in self._book.clients.values())
             if study is None or run is None or any((key, number) in each for each in others):
                 continue
             if study.wish_of(run) == "finishing":

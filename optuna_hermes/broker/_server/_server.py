@@ -242,8 +242,8 @@ class Server:
         )
 
     def _quit(self, connection: int) -> None:
-        client = self._state.book.clients[connection]
-        others = self._state.book.served - (client.role != "viewer")
+        clients = self._state.book.clients.items()
+        others = sum(1 for each, c in clients if each != connection and c.role != "viewer")
         if others:
             reason = f"The broker still serves {others} other process(es)."
             self._doors.send(connection, wire.Refused(reason=reason))
