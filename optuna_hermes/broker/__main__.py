@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import resource
@@ -74,6 +75,8 @@ def run_broker(
             metrics_port=metrics_port,
             power=power,
         )
+        gc.collect()
+        gc.freeze()  # what was imported lives as long as the broker: looking at it delays grants
         asyncio.run(server.serve(ready))
     finally:
         office.leave()

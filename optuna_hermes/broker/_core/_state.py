@@ -61,6 +61,12 @@ from optuna_hermes.curves import Remembered
 from optuna_hermes.ledger._base import HostRecord
 from optuna_hermes.model import Device
 
+_OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.Training | wire.Begin
+"""What a run says while it trains: most messages by far."""
+_OfPeople = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
+_PLANNED = (wire.Beat, wire.Report, wire.Stretches)
+"""Nothing is due earlier because of these."""
+
 STALL_SECONDS = 1.0
 """A broker that is woken so much later than it asked for was stopped, or starved."""
 
@@ -123,8 +129,10 @@ class State:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take an event in and say what to do, in order."""
         out: list[Command] = []
-        self._wakeup_known = self._wakeup_known and _changes_no_plan(event)
-        if isinstance(event, Received | StudyRead) and self._is_misplaced(event, out):
+        self._wakeup_known = self._wakeup_known and (
+            isinstance(event, Received) and isinstance(event.message, _PLANNED)
+        )
+        if isinstance(event, (Received, StudyRead)) and self._is_misplaced(event, out):
             pass
         elif isinstance(event, Received):
             self._receive(event.connection, event.message, now, out)
@@ -228,14 +236,16 @@ class State:
     def _receive(
         self, connection: int, message: wire.FromClient, now: float, out: list[Command]
     ) -> None:
-        if isinstance(message, wire.Ready):
+        if isinstance(message, _OfTraining):
+            self._about_lease(connection, message, now, out)
+        elif isinstance(message, wire.Ready):
             self._ready(connection, message, now, out)
         elif isinstance(message, wire.Drain):
             self._drain(message.study, now, out)
         elif isinstance(message, wire.Describe):
             described = self.book.clients[connection].described
             described.setdefault(message.study, {}).update(message.params)
-        elif isinstance(message, wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy):
+        elif isinstance(message, _OfPeople):
             self._wishes.hear(connection, message, now, out)
         elif isinstance(message, wire.GetStatus):
             told = self.status(now, runs=message.runs, curves=message.curves)
@@ -246,15 +256,18 @@ class State:
             self._dispatcher.schedule(now, out)
         elif isinstance(message, wire.Saved):
             self._saved(connection, message, now, out)
-        elif hasattr(message, "epoch"):
-            if isinstance(message, wire.Ended | wire.Released):  # late or not
-                out.append(Send(connection=connection, message=wire.Noted(epoch=message.epoch)))
+        elif isinstance(message, (wire.Ended, wire.Released)):  # late or not
+            out.append(Send(connection=connection, message=wire.Noted(epoch=message.epoch)))
             self._about_lease(connection, message, now, out)
 
     def _about_lease(
-        self, connection: int, message: wire.FromClient, now: float, out: list[Command]
+        self,
+        connection: int,
+        message: _OfTraining | wire.Ended | wire.Released,
+        now: float,
+        out: list[Command],
     ) -> None:
-        slot = self.book.slot_of(getattr(message, "epoch", 0))
+        slot = self.book.slot_of(message.epoch)
         if slot is None or slot.lease is None or slot.lease.connection != connection:
             return  # a lease that is over: the message is late
         lease = slot.lease
@@ -459,9 +472,3 @@ class State:
         self._ends.wants(study, only_impossible=True)
         self._forget_unattended(study)
         return True
-
-
-def _changes_no_plan(event: Event) -> bool:
-    """Whether nothing is due earlier because of it: most messages by far are of this kind."""
-    kinds = wire.Beat | wire.Report | wire.Stretches
-    return isinstance(event, Received) and isinstance(event.message, kinds)

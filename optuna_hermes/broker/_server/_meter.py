@@ -44,5 +44,5 @@ class Meter:
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, wire.Report):
             self.reports += 1
-        elif not isinstance(message, wire.Beat | wire.GetStatus):
+        elif not isinstance(message, (wire.Beat, wire.GetStatus)):
             self.decisions.add(seconds)

@@ -76,7 +76,7 @@ AT_ONCE = 8
 """Messages of one connection after which it is the turn of the others."""
 _LOST = "bring the database back before `optimize` is run again; runs that live say theirs again"
 
-_CHANGES_MEMORY = wire.Parked | wire.Ended | wire.Released
+_CHANGES_MEMORY = (wire.Parked, wire.Ended, wire.Released)
 """What these lead to depends on the memory that is free at that moment."""
 
 log = logging.getLogger("optuna_hermes.broker")
@@ -201,7 +201,7 @@ class Server:
             message = await self._doors.read(connection)
             if isinstance(message, wire.Quit):
                 self._quit(connection)
-            elif isinstance(message, wire.OpenStudy | wire.Register | wire.Resume):
+            elif isinstance(message, (wire.OpenStudy, wire.Register, wire.Resume)):
                 await self._read_study(connection, message)
             elif (reason := _unusable(message)) is not None:
                 self._doors.send(connection, wire.Refused(reason=reason))
@@ -290,8 +290,9 @@ class Server:
         now = time.monotonic()
         commands = self._state.handle(event, now)
         self._meter.handled(event, time.monotonic() - now)
-        self._log_story(commands)
-        self._carry_out(commands)
+        if commands:
+            self._log_story(commands)
+            self._carry_out(commands)
         if not self._state.idle:
             self._last_busy = now
         self._wind_up(now)
