@@ -76,7 +76,7 @@ def _draw(address: str, folder: Path) -> None:
 def _steer(page: Page) -> None:
     """Hold a trial that is parked, and boost another: not the very best, which are soon done."""
     parked = page.locator("#rows tr:has(td.state:has-text('parked'))")
-    numbers = [parked.nth(i).get_attribute("data-trial") for i in (2, 3)]
+    numbers = parked.evaluate_all("(rows) => rows.map((row) => row.dataset.trial)")[2:4]
     for number, verb in zip(numbers, ("hold", "boost"), strict=True):
         page.click(f"tr[data-trial='{number}'] [data-verb={verb}]")
         page.wait_for_selector(

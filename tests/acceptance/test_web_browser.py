@@ -279,6 +279,23 @@ def _colours(page: Any, chart: str) -> int:
     )
 
 
+def _texts(page: Any, chart: str, least: int) -> set[str]:
+    """What is written into a chart from now on, until it is so many texts."""
+    return set(
+        page.evaluate(
+            """([id, least]) => new Promise((resolve) => {
+              const texts = [];
+              const fill = CanvasRenderingContext2D.prototype.fillText;
+              CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+                if (this.canvas.closest(`#${id}`) && texts.push(text) === least) resolve(texts);
+                return fill.call(this, text, ...at);
+              };
+            })""",
+            [chart, least],
+        )
+    )
+
+
 def test_the_keyboard_reaches_everything(
     chromium: Any, web: Callable[..., str], ended: str
 ) -> None:
@@ -395,6 +412,7 @@ def test_a_live_study_is_seen_and_steered(
         page.wait_for_selector("tr[data-trial='1'] .units:not(:text-is('0'))")
         before = row(page, 0).locator(".units").inner_text()
         page.wait_for_selector(f"tr[data-trial='0'] .units:not(:text-is('{before}'))")
+        assert {"cpu:0", "cpu:1"} <= _texts(page, "schedule", least=50)
 
         row(page, 0).locator("[data-verb=hold]").click()  # fifo: 0 and 1 have the devices
         page.wait_for_selector("tr[data-trial='0'] .state:has-text('parked'):has-text('held')")

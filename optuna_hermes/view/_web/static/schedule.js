@@ -33,9 +33,9 @@ export class Schedule {
     this.plot = new Plot(document.getElementById("schedule"), {
       x: { incrs: STEPS, space: 60, values: (_, ticks) => ticks.map(short) },
       y: {
-        size: () => this.gutter(),
+        size: () => PAD + Math.max(20, ...this.names().map(textWidth)),
         splits: () => this.rows.map((_, i) => -i),
-        values: () => this.rows.map((row) => row.shown),
+        values: () => this.names(),
         grid: { show: false },
         filter: (_, splits) => splits,
       },
@@ -72,11 +72,10 @@ export class Schedule {
     return ends.reduce((most, end) => Math.max(most, end), 0);
   }
 
-  // As wide as the names of devices, but no more than a third; what is cut of a name is its beginning.
-  gutter() {
+  // The names of devices take a third of the panel at most; what is cut of one is its beginning.
+  names() {
     const most = Math.max(90, this.plot.box.clientWidth * 0.34);
-    for (const row of this.rows) row.shown = fitted(row.label, most - PAD);
-    return PAD + Math.max(20, ...this.rows.map((row) => textWidth(row.shown)));
+    return this.rows.map((row) => fitted(row.label, most - PAD));
   }
 
   draw(plot, ctx, ratio) {
