@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from optuna_hermes.errors import LedgerAwayError
@@ -10,6 +10,8 @@ from optuna_hermes.errors import LedgerAwayError
 _SQLITE = ("database is locked", "disk i/o error", "database or disk is full")
 _NEVER = ("authentication failed", "access denied", "does not exist", "unknown database")
 """Said of what somebody has to change first, whichever the server."""
+_LOST_BEFORE = "8s2b"
+"""SQLAlchemy's code of a statement whose transaction lost its connection in an earlier one."""
 
 
 def mends(error: BaseException) -> bool:
@@ -26,6 +28,8 @@ def is_away(error: SQLAlchemyError) -> bool:
     """Whether the same statement may succeed later: the database is not reached, locked or full."""
     if isinstance(error, PoolTimeoutError):
         return True
+    if isinstance(error, PendingRollbackError):
+        return error.code == _LOST_BEFORE
     if not isinstance(error, DBAPIError):
         return False
     text = str(error.orig).lower()

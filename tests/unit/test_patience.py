@@ -17,6 +17,7 @@ from optuna_hermes import _optuna as private
 from optuna_hermes._optuna import _patience, _patient, _reports
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes.errors import LedgerAwayError, StorageError
+from optuna_hermes.ledger import mends
 
 DEADLINE = 20.0
 
@@ -26,6 +27,14 @@ def lost() -> Exception:
     error = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
     error.__cause__ = sqlalchemy.exc.OperationalError("SELECT 1", {}, OSError("server closed"))
     return error
+
+
+def test_a_transaction_whose_connection_was_lost_before_is_waited_for() -> None:
+    """Optuna reads on in it after the first error; one that failed by itself is no such case."""
+    for code, mended in (("8s2b", True), ("7s2a", False)):
+        error = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
+        error.__cause__ = sqlalchemy.exc.PendingRollbackError("Rollback first.", code=code)
+        assert mends(error) is mended
 
 
 class Flaky:
