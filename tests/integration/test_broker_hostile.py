@@ -67,15 +67,16 @@ def warned(caplog: pytest.LogCaptureFixture) -> str:
     return re.sub(r"(connection|process) \d+", r"\1 N", caplog.messages[0])
 
 
+@pytest.mark.parametrize("said", [1, -1])
 def test_half_a_frame_is_not_waited_for(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: int
 ) -> None:
     """Whoever begins to say something, and does not end it, is hung up on after a while."""
     monkeypatch.setattr(_doors, "FRAME_SECONDS", 0.2)
 
     async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
         reader, writer = await connect()
-        writer.write(hello() + wire.frame(wire.GetStatus())[:-1])
+        writer.write(hello() + wire.frame(wire.GetStatus())[:said])
         assert len(await all_of(reader)) > 0, "it was welcome"
         writer.close()
 

@@ -84,8 +84,9 @@ class Doors:
             EOFError: the other end is gone.
         """
         reader = self._readers[connection]
-        length = wire.body_length(await reader.readexactly(wire.HEADER_BYTES))
+        start = await reader.readexactly(1)
         self._due.setdefault(connection, time.monotonic() + FRAME_SECONDS)
+        length = wire.body_length(start + await reader.readexactly(wire.HEADER_BYTES - 1))
         message = wire.decode_from_client(await reader.readexactly(length))
         self._due.pop(connection, None)
         return message
