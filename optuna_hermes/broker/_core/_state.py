@@ -56,15 +56,14 @@ from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._silence import GRACE_SECONDS, Silence, heard_from
 from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.broker._core._wishes import Wishes
+from optuna_hermes.broker._core._wishes import Heard, Wishes
 from optuna_hermes.curves import Remembered
 from optuna_hermes.ledger._base import HostRecord
 from optuna_hermes.model import Device
 
 _OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.Training | wire.Begin
 """What a run says while it trains: most messages by far."""
-_OfPeople = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
-_PLANNED = (wire.Beat, wire.Report, wire.Stretches)
+_CHANGES_NO_PLAN = (wire.Beat, wire.Report, wire.Stretches)
 """Nothing is due earlier because of these."""
 
 STALL_SECONDS = 1.0
@@ -130,7 +129,7 @@ class State:
         """Take an event in and say what to do, in order."""
         out: list[Command] = []
         self._wakeup_known = self._wakeup_known and (
-            isinstance(event, Received) and isinstance(event.message, _PLANNED)
+            isinstance(event, Received) and isinstance(event.message, _CHANGES_NO_PLAN)
         )
         if isinstance(event, (Received, StudyRead)) and self._is_misplaced(event, out):
             pass
@@ -245,7 +244,7 @@ class State:
         elif isinstance(message, wire.Describe):
             described = self.book.clients[connection].described
             described.setdefault(message.study, {}).update(message.params)
-        elif isinstance(message, _OfPeople):
+        elif isinstance(message, Heard):
             self._wishes.hear(connection, message, now, out)
         elif isinstance(message, wire.GetStatus):
             told = self.status(now, runs=message.runs, curves=message.curves)
