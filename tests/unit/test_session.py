@@ -357,7 +357,7 @@ def test_a_run_goes_on_from_what_its_process_could_tell_nobody(
     left_behind(tmp_path, 1, 2, 3)
     session = connect()
     went_on(brokers, session, tmp_path, units=1)
-    assert session.checkpoints == (stored(3), stored(1))
+    assert session.checkpoints == (stored(3), stored(2), stored(1))
     told = brokers.last.of(wire.Report)
     assert [(each.epoch, each.unit) for each in told] == [(9, 2), (9, 3)]
     assert all(each.age_seconds > 1.0 for each in told)
@@ -366,7 +366,23 @@ def test_a_run_goes_on_from_what_its_process_could_tell_nobody(
     assert list(tmp_path.iterdir()) != []
     brokers.last.say(wire.Kept(path="/c/3"))
     wait_for(lambda: not list(tmp_path.iterdir()))
-    assert session.checkpoints == (stored(3), stored(1))
+    assert session.checkpoints == (stored(3), stored(2), stored(1))
+
+
+def test_what_is_stored_is_left_behind_until_the_ledger_has_it(
+    brokers: Brokers, connect: Any, tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    """A process that is killed while no broker listens leaves its newest checkpoint's digest."""
+    session = connect()
+    went_on(brokers, session, tmp_path, units=1)
+    for units in (2, 3):
+        session.saved(stored(units))
+    left = _unkept.find(tmp_path)
+    assert left is not None
+    assert [each.path for each in left.newest_first] == ["/c/3", "/c/2"]
+    brokers.last.say(wire.Kept(path="/c/2"))
+    brokers.last.say(wire.Kept(path="/c/3"))
+    wait_for(lambda: not list(tmp_path.iterdir()))
 
 
 def test_what_the_ledger_knows_is_not_told_again(

@@ -138,17 +138,18 @@ class RunSession:
         """Take up what an earlier process of the run left in its folder, where that is news."""
         assert self.checkpoint_dir is not None
         left = find(self.checkpoint_dir)
-        last = None if left is None else left.newest
         known = max((each.units for each in self.checkpoints), default=0)
-        if left is None or last is None or last.units <= known:
+        newest = [] if left is None else [e for e in left.newest_first if e.units > known]
+        if left is None or not newest:
             forget(self.checkpoint_dir)
             return
         age = max(0.001, time.time() - left.at)
         for report in left.reports:
             if report.unit > known:
                 self._say_again(report, report.age_seconds + age)
-        self.checkpoints = (unwired(last), *self.checkpoints[:1])
-        self.saved(unwired(last))
+        # Should the newest be damaged, the one before it is as good as its process left it.
+        self.checkpoints = (*map(unwired, newest[:2]), *self.checkpoints[:1])
+        self.saved(unwired(newest[0]))
 
     def _say_again(self, report: wire.Report, age: float) -> None:
         with self._line.lock:
@@ -216,6 +217,7 @@ class RunSession:
         checkpoint = wired(state)
         with self._line.lock:
             self._said.checkpoints[checkpoint.path] = checkpoint
+            self._keep_unheard()  # this process and the broker may both die before it is written
             self._line.send(wire.Saved(epoch=self._said.epoch, checkpoint=checkpoint))
 
     def park(self, state: State | None) -> None:
@@ -309,9 +311,13 @@ class RunSession:
             )
             if stored is not None:
                 said.checkpoints[stored.path] = stored
-                if self.checkpoint_dir is not None:
-                    keep(self.checkpoint_dir, said.resume(self._study, time.monotonic()))
+                self._keep_unheard()
             self._line.send(said.parked)
+
+    def _keep_unheard(self) -> None:
+        """Leave beside the checkpoints what the ledger is not known to have."""
+        if self.checkpoint_dir is not None:
+            keep(self.checkpoint_dir, self._said.resume(self._study, time.monotonic()))
 
     def _wait(self, state: State | None) -> None:
         while True:

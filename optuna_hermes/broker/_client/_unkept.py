@@ -1,6 +1,7 @@
-"""What a run that goes to disk has told nobody for certain: kept beside its checkpoints.
+"""What a run has stored and told nobody for certain: kept beside its checkpoints.
 
-Its process ends, and the broker that has heard it may die before its database is there.
+Its process may end or be killed, and the broker that has heard it may die before it is in the
+database, or hear nothing at all.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class Unkept(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[SavedCheckpoint, ...]
 
     @property
-    def newest(self) -> SavedCheckpoint | None:
-        """The checkpoint to go on from."""
-        return max(self.checkpoints, key=lambda each: each.units, default=None)
+    def newest_first(self) -> list[SavedCheckpoint]:
+        """The checkpoints, the one to go on from first; files are numbered in their order."""
+        order = [(each.units, Path(each.path).name, each) for each in self.checkpoints]
+        return [each for *_, each in sorted(order, key=lambda row: row[:2], reverse=True)]
 
 
 def keep(folder: Path, said: Resume) -> None:
