@@ -82,8 +82,8 @@ class CheckpointError(SuspendError):
     """A checkpoint cannot be written, or is missing, damaged or not of its trial."""
 
 
-class NoRoomError(CheckpointError):
-    """The file system has no room for a checkpoint now; what was there before is still there."""
+class UnwritableError(CheckpointError):
+    """The file system takes no checkpoint now (no room, no permission); what was there is still."""
 
 
 class Suspended(BaseException):

@@ -23,6 +23,7 @@ from optuna_hermes.errors import (
     Suspended,
 )
 from optuna_hermes.suspend import Session, kept_rng, rng_state
+from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._ranks import Ranks
 from optuna_hermes.suspend._saver import Saver
@@ -170,7 +171,7 @@ class HermesCallback(Callback):
         if self._spreads is not None:
             self._spreads.prepare(trainer, self._wiring, self.devices)
         self._checkpoints.resume(trainer, self._wiring, self._rank)
-        if session.checkpoint_dir is not None:
+        if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
             private.own_root(trainer, session.checkpoint_dir)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

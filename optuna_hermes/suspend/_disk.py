@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import stat
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -19,7 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from optuna_hermes.errors import CheckpointError, NoRoomError, SuspendError
+from optuna_hermes.errors import CheckpointError, SuspendError, UnwritableError
 from optuna_hermes.model import TierName
 from optuna_hermes.suspend._base import Held, State, StoredState, Tier
 from optuna_hermes.suspend._safetensors import Content, digest
@@ -104,9 +105,8 @@ def write(
             not hear of it before everything dies.
 
     Raises:
-        CheckpointError: the tree holds what cannot be stored, or the file system refused; what was
-            there before is still there.
-        NoRoomError: the file system is full, or the user's share of it.
+        CheckpointError: the tree holds what cannot be stored.
+        UnwritableError: the file system has no room, or does not let this user write there.
     """
     tensors, text = pack(tree, run)
     tensors[_TREE] = _octets(text.encode("utf-8", "surrogatepass"))
@@ -194,7 +194,7 @@ def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str])
 
     partial = path.with_suffix(_PARTIAL)
     if path.parent.is_symlink():
-        raise CheckpointError(f"{path.parent} must be a folder, not a link: remove the link.")
+        raise UnwritableError(f"{path.parent} must be a folder, not a link: remove the link.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if partial.is_symlink():  # it would lead elsewhere
@@ -207,12 +207,30 @@ def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str])
             _remove(path)
             raise
     except (OSError, SafetensorError) as error:
-        kind = NoRoomError if _system_number(error) in _NO_ROOM else CheckpointError
+        number = _system_number(error)
+        kind = CheckpointError if number is None else UnwritableError
         reason = getattr(error, "strerror", None) or error
-        raise kind(f"Cannot write checkpoint {path}: {reason}. Make room there.") from error
+        raise kind(f"Cannot write checkpoint {path}: {reason}. {_way_out(number)}") from error
     finally:
         _remove(partial)
     return written
+
+
+def why_unwritable(folder: Path) -> str | None:
+    """Why no checkpoint can be written below a folder, and what to do; None if one can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"checkpoint")
+    except OSError as error:
+        return f"Cannot write into {folder}: {error.strerror}. {_way_out(error.errno)}"
+    return None
+
+
+def _way_out(number: int | None) -> str:
+    if number in _NO_ROOM:
+        return "Make room there."
+    return "Let this user write there, or give another checkpoint_dir."
 
 
 def _system_number(error: Exception) -> int | None:

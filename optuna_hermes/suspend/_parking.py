@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from optuna_hermes.errors import CheckpointError, NoRoomError, SuspendError
+from optuna_hermes.errors import CheckpointError, SuspendError, UnwritableError
 from optuna_hermes.model import TierName
 from optuna_hermes.suspend._base import Held, State, StoredState
 from optuna_hermes.suspend._disk import write
@@ -33,7 +33,7 @@ class Parking:
         self._host = Host()
         self._held = Held(device_bytes=0)
         self._refused = False
-        self._no_room = False
+        self._unwritable = False
 
     def stores(self, state: State) -> bool:
         """Whether the run can be put on disk from where it is."""
@@ -43,10 +43,11 @@ class Parking:
         """Put a run into ``tier``, from its device or from the tier it is in.
 
         ``self.tier`` says afterwards where it is: a run that host memory cannot take goes to disk,
-        and one that cannot be stored, or for which there is no room, stays where it is.
+        and one that cannot be stored, or that the file system does not take, stays where it is.
 
         Raises:
-            CheckpointError: it is on its device, should go to disk, and cannot be written there.
+            CheckpointError: it is on its device, should go to disk, and holds something that
+                cannot be stored.
         """
         if tier == "host" and not self._in_host(state):
             tier = "disk"
@@ -92,12 +93,12 @@ class Parking:
                 self._folder, tree, run=state.name, units=state.units, known=self._known()
             )
         except CheckpointError as error:
-            if self.tier is None and not isinstance(error, NoRoomError):
+            if self.tier is None and not isinstance(error, UnwritableError):
                 raise
-            if not self._no_room:  # once for each time that the disk is full
+            if not self._unwritable:  # once for each time that the file system takes nothing
                 log.warning("%s waits where it is: %s", state.name.capitalize(), error)
-            self._refused, self._no_room = True, isinstance(error, NoRoomError)
+            self._refused, self._unwritable = True, isinstance(error, UnwritableError)
             return
-        self._no_room = False
+        self._unwritable = False
         self.leave()
         self.tier, self._held = "disk", Held(device_bytes=0, stored=stored)

@@ -8,13 +8,13 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from optuna_hermes.errors import NoRoomError
+from optuna_hermes.errors import UnwritableError
 from optuna_hermes.suspend._base import Session
 from optuna_hermes.suspend._disk import write
 from optuna_hermes.suspend._tree import frozen
 
 RETRY_SECONDS = 1.0
-"""How long a checkpoint waits, at least, before it is tried again whether there is room for it."""
+"""How long a checkpoint waits, at least, before it is tried again whether it can be written."""
 
 _SHARE = 10
 """It waits this many times what trying takes: a disk has more to do than to be found full."""
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 class Saver:
     """Writes one checkpoint after another on a thread, and tells the session of each.
 
-    Where there is no room for one, the run goes on and its last state waits in memory: until there
-    is, or until there is a later one.
+    Where one cannot be written (no room, no permission), the run goes on and its last state waits
+    in memory: until it can be, or until there is a later one.
 
     Args:
         session: has a folder for checkpoints.
@@ -35,12 +35,12 @@ class Saver:
 
     def __init__(self, session: Session, run: str) -> None:
         self.behind = False
-        """Whether the last state was given up before there was room for it."""
+        """Whether the last state was given up before it could be written."""
         self._session = session
         self._run = run
         self._saving: Future[None] | None = None
         self._give_up = threading.Event()
-        self._no_room = False
+        self._unwritable = False
 
     @property
     def busy(self) -> bool:
@@ -51,7 +51,7 @@ class Saver:
         """Copy a state and begin to write it; a checkpoint that is being written comes first.
 
         Raises:
-            CheckpointError: the one before could not be written.
+            CheckpointError: the one before holds what cannot be stored.
         """
         self.finish(wait=True)
         self.behind, self._give_up = False, threading.Event()
@@ -63,10 +63,10 @@ class Saver:
         """See whether the checkpoint is safe.
 
         Args:
-            wait: until it is, or until it has turned out that there is no room for it.
+            wait: until it is, or until it has turned out that it cannot be written now.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: it holds what cannot be stored.
         """
         saving = self._saving
         if wait:
@@ -82,19 +82,19 @@ class Saver:
             begin, known = time.monotonic(), session.checkpoints
             try:
                 state = write(session.checkpoint_dir, tree, run=self._run, units=units, known=known)
-            except NoRoomError as error:
+            except UnwritableError as error:
                 self._say(error)
                 took = time.monotonic() - begin
                 if give_up.wait(max(RETRY_SECONDS, _SHARE * took)):
                     self.behind = True
                     return
             else:
-                self._no_room = False
+                self._unwritable = False
                 session.saved(state)
                 return
 
-    def _say(self, error: NoRoomError) -> None:
-        """Once for each time that the disk is full."""
-        if not self._no_room:
-            self._no_room = True
+    def _say(self, error: UnwritableError) -> None:
+        """Once for each time that the file system takes nothing."""
+        if not self._unwritable:
+            self._unwritable = True
             log.warning("%s goes on without a new checkpoint. %s", self._run.capitalize(), error)

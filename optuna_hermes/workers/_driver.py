@@ -30,6 +30,7 @@ from optuna_hermes.errors import (
     StorageError,
 )
 from optuna_hermes.ledger import Ledger, open_ledger
+from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.view import Progress, plural
 from optuna_hermes.workers._news import NOTED_SECONDS, DeviceNews
 from optuna_hermes.workers._objective import Objective, pack
@@ -160,7 +161,17 @@ class Driver:
         )
         root = private.checkpoint_root(self._study, settings.checkpoint_dir)
         study = cloudpickle.dumps(self._study)
-        staff.employ(Job(study=study, spec=spec, seed=seed, checkpoint_root=root))
+        problem = why_unwritable(root)
+        if problem is not None:
+            self._progress.note(f"{problem} Until then suspended trials wait in memory only.")
+        job = Job(
+            study=study,
+            spec=spec,
+            seed=seed,
+            checkpoint_root=root,
+            unwritable=problem is not None,
+        )
+        staff.employ(job)
         hasty = 0
         while True:
             begin = math.inf

@@ -1,8 +1,7 @@
-"""What an objective prints goes to a file of its trial, and a full disk is no failure of it."""
+"""What an objective prints goes to a file of its trial; what cannot be written is no failure."""
 
 from __future__ import annotations
 
-import errno
 import io
 import logging
 import os
@@ -11,18 +10,14 @@ from pathlib import Path
 from typing import TextIO
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_output_to(path: Path) -> None:
+def write_output_to(path: Path) -> bool:
     """Send what this process prints to a file: many trials share one screen.
 
-    Where there is no room for the file all goes where it went before; where there is none for a
-    line it is left out, for a trial must not fail by what it says. That a checkpoint finds no room
-    is said where it went before: the file may be on the same disk.
-
-    Raises:
-        OSError: there is another reason why it cannot be written.
+    Where the file cannot be made all goes where it went before, and this is False; where a line
+    cannot be written it is left out, for a trial must not fail by what it says. That a checkpoint
+    cannot be written is said where it went before: the file may be on the same disk.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -31,15 +26,14 @@ def write_output_to(path: Path) -> None:
         if path.is_symlink():  # it would lead out of the trial's folder
             path.unlink()
         handle = os.open(path, _FLAGS, 0o644)
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        return
+    except OSError:
+        return False
     _keep_warnings(os.dup(2))
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
     sys.stdout, sys.stderr = _stream(1), _stream(2)
+    return True
 
 
 def _keep_warnings(screen: int) -> None:
@@ -50,15 +44,13 @@ def _keep_warnings(screen: int) -> None:
 
 
 class _Patient(io.FileIO):
-    """A file that leaves out what there is no room for."""
+    """A file that leaves out what it cannot take."""
 
     def write(self, data: object) -> int:
         """Take all of it, or nothing."""
         try:
             return super().write(data)  # type: ignore[arg-type]
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
+        except OSError:
             return memoryview(data).nbytes  # type: ignore[arg-type]
 
 

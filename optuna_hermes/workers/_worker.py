@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import queue
 import threading
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +22,7 @@ from optuna.trial import TrialState
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import RunSession, StudySpec, connect, connect_patiently, sessions
 from optuna_hermes.broker._devices._source import environment
+from optuna_hermes.broker._election import runtime_dir
 from optuna_hermes.broker._protocol import Grant, Ready
 from optuna_hermes.errors import HermesError, Suspended
 from optuna_hermes.model import RunState
@@ -44,12 +48,14 @@ class Job:
         spec: what a broker must know of it.
         seed: every trial's seed is derived from it.
         checkpoint_root: folder with one folder for each trial.
+        unwritable: people know that nothing can be written there.
     """
 
     study: bytes
     spec: StudySpec
     seed: int
     checkpoint_root: Path
+    unwritable: bool = False
 
 
 def work(job: Job, objective: Objective) -> int:
@@ -99,7 +105,8 @@ class _Engagement:
             self._session.end("failed" if end == TrialState.FAIL else "done")
             return
         folder = self._job.checkpoint_root / f"trial-{trial.number:05d}"
-        write_output_to(folder / "output.log")
+        if not write_output_to(folder / "output.log") and self._job.unwritable:
+            logging.getLogger("optuna_hermes.suspend").setLevel(logging.ERROR)  # once is enough
         notes = _Notes(private.Note(self._study, private.trial_id(trial), self._session))
         self._session.checkpoint_dir = folder
         self._session.find()
@@ -120,8 +127,7 @@ class _Engagement:
     def _trial(self, grant: Grant) -> optuna.Trial:
         if grant.number is None or grant.trial_id is None:
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
-            self._job.checkpoint_root.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(self._job.checkpoint_root / "open.lock"):
+            with _opening(self._job.checkpoint_root):
                 trial = private.open_trial(
                     self._study,
                     name=str(grant.epoch),
@@ -165,6 +171,22 @@ class _Engagement:
             return objective(trial)
         finally:
             self._stopped = private.asked_to_stop(self._study)
+
+
+@contextlib.contextmanager
+def _opening(root: Path) -> Iterator[None]:
+    """Wait until no other process opens a trial of this study, on this host at least."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(root / "open.lock")
+        lock.acquire()
+    except OSError:  # nothing can be written there
+        lock = filelock.FileLock(runtime_dir() / f"open-{root.name}.lock")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _die(words: str) -> NoReturn:

@@ -1,10 +1,11 @@
-"""A full disk costs no run: what should be stored waits in memory until there is room."""
+"""A disk that takes nothing costs no run: what should be stored waits in memory until it does."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend import _saver, read, rng_state, set_rng_state
+from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._parking import Parking
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.testing import FakeSession
@@ -101,17 +103,78 @@ def test_a_later_state_takes_the_place_of_one_that_waits(
     assert not saver.busy
 
 
-def test_other_refusals_are_the_run_s_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fails is no full one: waiting would not help."""
-
-    def fsync(descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fsync)
+def test_what_cannot_be_stored_is_the_run_s_end(tmp_path: Path) -> None:
+    """Waiting would not help."""
     saver = Saver(FakeSession(checkpoint_dir=tmp_path), RUN)
-    saver.begin(tree(1), units=1)
-    with pytest.raises(CheckpointError, match="Input/output error"):
+    saver.begin({"object": object()}, units=1)
+    with pytest.raises(CheckpointError, match="must hold only tensors"):
         saver.finish(wait=True)
+
+
+def a_file(folder: Path) -> None:
+    folder.write_text("")
+
+
+def a_file_above(folder: Path) -> None:
+    folder.parent.rmdir()
+    folder.parent.write_text("")
+
+
+def a_link(folder: Path) -> None:
+    folder.symlink_to("/tmp")
+
+
+def forbidden(folder: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    folder.mkdir(mode=0o500)
+
+
+@pytest.mark.parametrize("fault", [a_file, a_file_above, a_link, forbidden])
+def test_a_folder_that_cannot_be_written(
+    fault: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run waits in memory, people are told once what to do, and it is stored once it can be."""
+    folder = tmp_path / "study" / "trial"
+    folder.parent.mkdir()
+    fault(folder)
+    run = Training()
+    run.train(1)
+    parking = Parking(folder, lambda: ())
+    for _ in range(2):
+        assert parking.put(run, "disk").stored is None
+        assert parking.tier == "resident"
+        parking.back()
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith("Trial 7 waits where it is: ")
+    if fault is not a_link:
+        assert warning.endswith(" Let this user write there, or give another checkpoint_dir.")
+    wrong = next(path for path in (folder.parent, folder) if not path.is_dir() or path.is_symlink())
+    wrong.unlink()
+    assert parking.put(run, "disk").stored is not None
+
+
+def test_as_another_user(tmp_path: Path) -> None:
+    """A folder of somebody else is refused by the kernel, and that is said."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    theirs = Path(tempfile.mkdtemp(prefix="hermes-", dir="/tmp"))
+    theirs.chmod(0o755)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        os.write(writer, str(why_unwritable(theirs / "study")).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(reader, 1000).decode()
+    for end in (reader, writer):
+        os.close(end)
+    theirs.rmdir()
+    assert said == (
+        f"Cannot write into {theirs / 'study'}: Permission denied. Let this user write there, or "
+        "give another checkpoint_dir."
+    )
 
 
 @pytest.mark.parametrize("first", ["disk", "host", "resident"])

@@ -52,7 +52,7 @@ def find(folder: Path) -> Unkept | None:
     """What an earlier process has put down, None if there is nothing that can be read."""
     try:
         return msgspec.json.decode((folder / NAME).read_bytes(), type=Unkept)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         log.warning("%s cannot be read, so units may be trained again: %s", folder / NAME, error)
