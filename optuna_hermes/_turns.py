@@ -20,6 +20,7 @@ from optuna_hermes.suspend import (
     set_rng_state,
 )
 from optuna_hermes.suspend._named import Named
+from optuna_hermes.suspend._said import say_lost
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge
@@ -46,6 +47,8 @@ class Turns:
 
     _maker: ClassVar[str] = "suspendable()"
     """How users make it, as a message names it."""
+    _way_out: ClassVar[str] = "Give what holds it state_dict() and load_state_dict()."
+    """What users can do about values that no checkpoint holds."""
     _moves = True
     """Whether all that it holds on its device are tensors of torch, which may be moved."""
 
@@ -126,6 +129,10 @@ class Turns:
         """What cannot be brought back exactly, None if all can."""
         return None
 
+    def _lost(self) -> list[str]:
+        """The names of values that have changed and that no checkpoint holds."""
+        return self._named.lost
+
     # -- at a clean point ----------------------------------------------------------------------
 
     def _watch(self, session: Session, problem: str | None) -> None:
@@ -177,7 +184,7 @@ class Turns:
         warning = self._warning()
         if warning is not None:
             log.warning("%s: %s", self._run.capitalize(), warning)
-        return {
+        tree = {
             "named": self._named.state_dict(),
             **self._where(),
             "batches": self._batches,
@@ -185,6 +192,9 @@ class Turns:
             "value": self.value,
             "rng": rng,
         }
+        assert self._session is not None
+        say_lost(self._run, self._session.checkpoint_dir, self._lost(), self._way_out)
+        return tree
 
     def _find(self, session: Session) -> tuple[StoredState, Any] | None:
         """The newest checkpoint that can be used."""
@@ -210,6 +220,7 @@ class Turns:
         if tree is not None:
             self._load(tree)
             set_rng_state(tree["rng"])
+        self._named.begin()
 
     def _load(self, tree: dict[str, Any]) -> None:
         self._named.load_state_dict(tree["named"])

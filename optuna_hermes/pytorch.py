@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, ClassVar, TypeVar
 
 from optuna_hermes._turns import Turns
 from optuna_hermes.broker import session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import Session, rng_state, set_rng_state
+from optuna_hermes.suspend._locals import Locals
 from optuna_hermes.suspend._named import Named
 from optuna_hermes.suspend._place import Place
+from optuna_hermes.suspend._unsaved import reachable
 
 Batch = TypeVar("Batch")
 
@@ -52,12 +56,19 @@ def suspendable(trial: Any, /, **named: Any) -> Run:
 class Run(Turns):
     """A training loop that can be suspended; see ``suspendable``."""
 
+    _way_out: ClassVar[str] = (
+        "Keep it in run.kept, or give what holds it state_dict() and load_state_dict() and name it "
+        "in suspendable()."
+    )
+
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
         self._epoch = 0
         self._n_epochs: int | None = None
         self._place = Place()
         self._looped = self._due = self._warned = False
         self._epoch_rng: dict[str, Any] = {}
+        self._locals = Locals()
+        self._caller: FrameType | None = None
         super().__init__(trial, Named(named), session)
 
     # -- the loop ------------------------------------------------------------------------------
@@ -91,6 +102,8 @@ class Run(Turns):
         try:
             for epoch in range(self._epoch, number):
                 self._begin(epoch)
+                if self._session is not None:
+                    self._locals.epoch(sys._getframe().f_back, self._known())
                 yield epoch
         finally:
             self._leave()
@@ -114,13 +127,15 @@ class Run(Turns):
             )
         self._due = False
         iterator = self._iterate(loader)
-        self._pass_point()
+        if self._session is not None:
+            self._locals.batches(sys._getframe().f_back, self._known())
+        self._pass(sys._getframe().f_back)
         for batch in iterator:
             yield batch
             del batch
             self._place.batch += 1
             self._batches += 1
-            self._pass_point()
+            self._pass(sys._getframe().f_back)
 
     def report(self, value: float) -> None:
         """Report a value: after each epoch, or whenever there is one.
@@ -141,6 +156,21 @@ class Run(Turns):
         if self._n_epochs is None or self._unit != self._epoch + 1:
             return None
         return self._n_epochs - self._unit
+
+    def _pass(self, caller: FrameType | None) -> None:
+        """Pass a clean point; whoever waits for the next batch may hold what should be stored."""
+        self._caller = caller
+        try:
+            self._pass_point()
+        finally:
+            self._caller = None
+
+    def _known(self) -> set[int]:
+        return reachable(self._named.roots())
+
+    def _lost(self) -> list[str]:
+        names = self._locals.lost(self._caller, self._known())
+        return [*super()._lost(), *(f"{name} (a local variable)" for name in sorted(names))]
 
     # -- between two batches -------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Trainer
@@ -16,10 +17,13 @@ from optuna_hermes._lightning._ddp import (
 )
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
 from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
+from optuna_hermes._lightning._unsaved import WAY_OUT, unsaved
 from optuna_hermes._lightning._wiring import Wiring
 from optuna_hermes.suspend import Session, StoredState, read, set_rng_state
 from optuna_hermes.suspend._rank import Rank
+from optuna_hermes.suspend._said import say_lost
 from optuna_hermes.suspend._tree import frozen
+from optuna_hermes.suspend._unsaved import Unsaved
 
 if TYPE_CHECKING:
     from optuna_hermes._lightning._devices import ElasticDevices
@@ -42,6 +46,8 @@ class Checkpoints:
         self._spreads = spreads
         self._found: tuple[StoredState, Tree] | None = None
         self._loaded: Tree | None = None
+        self._unsaved = Unsaved({})
+        self._folder: Path | None = None
 
     @property
     def loaded(self) -> bool:
@@ -54,6 +60,7 @@ class Checkpoints:
         Raises:
             CheckpointError: there is one, and none can be read.
         """
+        self._folder = session.checkpoint_dir
         self._found = read(session.checkpoints, self._run, session.checkpoint_dir)
 
     def forget(self) -> None:
@@ -71,7 +78,9 @@ class Checkpoints:
             "rng": rng,
             "loop": loop_state(trainer),
             "loggers": logger_state(trainer),
+            "unsaved": self._unsaved.state_dict(),
         }
+        say_lost(self._run, self._folder, self._unsaved.lost, WAY_OUT)
         if self._spreads is not None:
             own["seed"] = self._spreads.seed
         if rank is None:
@@ -105,8 +114,12 @@ class Checkpoints:
     def restore(self, trainer: Trainer, wiring: Wiring) -> None:
         """Give back what Lightning's own loading leaves out; before the first batch."""
         loaded, self._loaded = self._loaded, None
-        if loaded is None:
-            return
+        self._unsaved = unsaved(trainer)
+        if loaded is not None:
+            self._put_back(loaded, trainer, wiring)
+        self._unsaved.begin()
+
+    def _put_back(self, loaded: Tree, trainer: Trainer, wiring: Wiring) -> None:
         wiring.hide_loader_states()
         restore_loop_state(trainer, loaded["loop"])
         add_up(trainer, loaded["gone"])
@@ -115,6 +128,7 @@ class Checkpoints:
         rewind_loggers(trainer, loaded["loggers"])
         if "buffers" in loaded:
             restore_buffers(trainer.lightning_module, loaded["buffers"])
+        self._unsaved.load_state_dict(loaded.get("unsaved", {}))
         if loaded["rng"] is not None:
             set_rng_state(loaded["rng"])
         elif self._spreads is not None:

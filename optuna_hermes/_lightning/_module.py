@@ -50,6 +50,18 @@ def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
             _restore_state(each, state["hidden"][place])
 
 
+def saved_attributes(part: nn.Module) -> set[str]:
+    """The attributes of a part that ``module_state``, Lightning or torch looks after."""
+    own = {name for name, value in _attributes(part).items() if plain(value) or _all_hidden(value)}
+    return {*own, *(vars(part).keys() - _attributes(part).keys()), *vars(nn.Module())}
+
+
+def _all_hidden(value: Any) -> bool:
+    """Whether ``hidden`` has all of it."""
+    items = _items(value)
+    return bool(items) and all(_has_state(each, set()) for _, each in items)
+
+
 @functools.cache
 def _own_attributes() -> frozenset[str]:
     """What every LightningModule has, which Lightning restores or sets up itself."""

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from optuna_hermes.errors import InvalidInputError, SuspendError
 from optuna_hermes.suspend._owners import put_back, state_of
 from optuna_hermes.suspend._state import moved, on_device
+from optuna_hermes.suspend._unsaved import Attributes, Unsaved
 
 
 class Named:
@@ -28,15 +30,26 @@ class Named:
             _check(name, owner)
         self.kept: dict[str, Any] = {}
         self._owners = owners
+        self._unsaved = _attributes(owners)
 
     def roots(self) -> list[object]:
         """What leads to every tensor."""
         return [*self._owners.values(), self.kept]
 
+    @property
+    def lost(self) -> list[str]:
+        """The names of attributes that have changed and cannot be stored."""
+        return self._unsaved.lost
+
+    def begin(self) -> None:
+        """The first batch comes next: what changes from here on is to be stored."""
+        self._unsaved.begin()
+
     def state_dict(self) -> dict[str, Any]:
         """The state of all, as a tree of tensors and plain values; the tensors are not copied."""
         return {
             "owners": {name: state_of(owner) for name, owner in self._owners.items()},
+            "unsaved": self._unsaved.state_dict(),
             "kept": self.kept,
             "on_device": [name for name, value in self.kept.items() if on_device(value)],
         }
@@ -56,10 +69,30 @@ class Named:
                 put_back(owner, saved[name])
             except Exception as error:
                 raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
+        self._unsaved.load_state_dict(state.get("unsaved", {}))
         kept = dict(state["kept"])
         for name in state["on_device"]:
             kept[name] = moved(kept[name], torch.accelerator.current_accelerator())
         _put_into(self.kept, kept)
+
+
+def _attributes(owners: Mapping[str, Any]) -> Unsaved:
+    """Those of modules that users have written, and that no ``state_dict`` has."""
+    modules = {name: each for name, each in owners.items() if isinstance(each, nn.Module)}
+    known = {
+        id(part) for each in modules.values() for part in (*each.modules(), *each.parameters())
+    }
+    known |= {id(each) for each in owners.values()}
+    own = frozenset(vars(nn.Module()))
+    parts = {
+        f"{name}.{place}": Attributes(
+            f"{name}.{place}".rstrip("."), part, lambda name, value: name in own, known
+        )
+        for name, each in modules.items()
+        for place, part in each.named_modules()
+        if not type(part).__module__.startswith(("torch.", "torchmetrics."))
+    }
+    return Unsaved(parts)
 
 
 def _check(name: str, owner: object) -> None:

@@ -31,6 +31,7 @@ from optuna_hermes.errors import (
 )
 from optuna_hermes.ledger import Ledger, open_ledger
 from optuna_hermes.suspend._disk import why_unwritable
+from optuna_hermes.suspend._said import forget_said
 from optuna_hermes.view import Progress, plural
 from optuna_hermes.workers._news import NOTED_SECONDS, DeviceNews
 from optuna_hermes.workers._objective import Objective, pack
@@ -161,6 +162,7 @@ class Driver:
         )
         root = private.checkpoint_root(self._study, settings.checkpoint_dir)
         study = cloudpickle.dumps(self._study)
+        forget_said(root)
         problem = why_unwritable(root)
         if problem is not None:
             self._progress.note(f"{problem} Until then suspended trials wait in memory only.")

@@ -1,0 +1,83 @@
+"""What belongs to a fit, changes in it, and is in no checkpoint of Lightning."""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from torch import nn
+
+from optuna_hermes._lightning._module import saved_attributes
+from optuna_hermes.suspend._unsaved import Attributes, Unsaved
+
+WAY_OUT = (
+    "Give what holds it state_dict() and load_state_dict(), or keep it in numbers, arrays, "
+    "tensors, lists and dictionaries."
+)
+_LIBRARIES = ("lightning.", "pytorch_lightning.", "torch.", "torchmetrics.", "optuna_hermes.")
+
+
+def unsaved(trainer: Trainer) -> Unsaved:
+    """Attributes of the user's callbacks, of the module with its parts, and of the data module."""
+    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    known = {id(each) for each in (trainer, data, trainer.strategy, *callbacks, *trainer.loggers)}
+    known |= {id(each) for each in (*module.modules(), *module.parameters(), *module.buffers())}
+    known |= {id(each) for each in trainer.optimizers}
+    known |= {id(each.scheduler) for each in trainer.lr_scheduler_configs}
+    parts: dict[str, Attributes] = {}
+    for number, callback in enumerate(callbacks):
+        if _is_a_user_s(callback, Callback):
+            name = type(callback).__qualname__
+            ignores = _ignores(_set_by_libraries(type(callback)))
+            parts[f"callback {number} {name}"] = Attributes(name, callback, ignores, known)
+    for place, part in module.named_modules():
+        if not type(part).__module__.startswith(_LIBRARIES):
+            own = functools.partial(_saved_with_the_module, part, known)
+            name = type(module).__qualname__ + (f".{place}" if place else "")
+            parts[f"module {place}"] = Attributes(name, part, own, known)
+    if isinstance(data, LightningDataModule) and _is_a_user_s(data, LightningDataModule):
+        ignores = _ignores(_set_by_libraries(type(data)))
+        parts["data"] = Attributes(type(data).__qualname__, data, ignores, known)
+    return Unsaved(parts)
+
+
+def _is_a_user_s(each: object, base: type) -> bool:
+    """Whether a user has written its class, without a ``state_dict`` of its own."""
+    kind = type(each)
+    if kind.__module__.startswith(_LIBRARIES):
+        return False
+    owner = next(kind for kind in kind.__mro__ if "state_dict" in vars(kind))
+    return owner is base or owner.__module__.startswith(_LIBRARIES)
+
+
+def _ignores(names: frozenset[str]) -> Callable[[str, Any], bool]:
+    return lambda name, value: name in names
+
+
+@functools.cache
+def _set_by_libraries(kind: type) -> frozenset[str]:
+    """The attributes that the classes of Lightning among its bases set, and look after."""
+    return frozenset(
+        name
+        for each in kind.__mro__
+        if each.__module__.startswith(_LIBRARIES)
+        for name in _set_by(each)
+    )
+
+
+def _set_by(kind: type) -> Iterator[str]:
+    for each in vars(kind).values():
+        function = getattr(each, "fget", each) if isinstance(each, property) else each
+        if isinstance(function, FunctionType):
+            for instruction in dis.get_instructions(function):
+                if instruction.opname == "STORE_ATTR":
+                    yield instruction.argval
+
+
+def _saved_with_the_module(part: nn.Module, known: set[int], name: str, value: Any) -> bool:
+    return id(value) in known or name in saved_attributes(part)

@@ -1,0 +1,156 @@
+"""The local variables that a loop carries from one round to the next, as its bytecode tells.
+
+A variable is carried if a round may read it before it has set it. What a round sets first (a batch,
+a loss) is none, whatever it is; what never changes (a loader, a constant) is none either.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dis
+import functools
+import re
+import sys
+from collections.abc import Collection, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from optuna_hermes.suspend._fingerprint import fingerprint
+
+_NO_NEXT = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+_HIDDEN = (".", "_")
+"""Names of comprehensions' own, and those by which people say that they do not care."""
+
+_Key = tuple[CodeType, str]
+
+
+class Locals:
+    """The variables of a loop over epochs, and of the loop over batches in it.
+
+    What an epoch sets before its batches is set again when a run comes back to the midst of it. So
+    a variable is lost that is carried from epoch to epoch and has changed since the first epoch of
+    this process, or from batch to batch and has changed since the first batch of this epoch.
+    """
+
+    def __init__(self) -> None:
+        self._first_epoch: dict[_Key, int] | None = None
+        self._at_epoch: dict[_Key, int] = {}
+        self._at_batch: dict[_Key, int] = {}
+
+    def epoch(self, frame: FrameType | None, known: Collection[int]) -> None:
+        """An epoch begins, which the loop of ``frame`` waits for; see ``carried``."""
+        self._at_epoch = carried(frame, known)
+        if self._first_epoch is None:
+            self._first_epoch = self._at_epoch
+
+    def batches(self, frame: FrameType | None, known: Collection[int]) -> None:
+        """The first batch of an epoch comes next."""
+        self._at_batch = carried(frame, known)
+
+    def lost(self, frame: FrameType | None, known: Collection[int]) -> set[str]:
+        """The names of the variables that are not what they would be if the run came back here."""
+        return _changed(self._first_epoch or {}, self._at_epoch) | _changed(
+            self._at_batch, carried(frame, known)
+        )
+
+
+def carried(frame: FrameType | None, known: Collection[int]) -> dict[_Key, int]:
+    """The variables that the loops of a user carry on from here, each with a fingerprint.
+
+    Args:
+        frame: that of a generator's caller, which waits for the next item.
+        known: what is saved elsewhere, by ``id``.
+    """
+    found: dict[_Key, int] = {}
+    for each in _frames_of_user(frame):
+        values = each.f_locals
+        for name in _live_after(each.f_code, each.f_lasti) & values.keys():
+            value = values[name]
+            if not name.startswith(_HIDDEN) and id(value) not in known:
+                found[each.f_code, name] = fingerprint(value, known)
+        if type(values) is dict:  # a copy, which would keep alive what the loop lets go
+            values.clear()
+    return found
+
+
+def _changed(before: dict[_Key, int], now: dict[_Key, int]) -> set[str]:
+    return {key[1] for key, value in now.items() if before.get(key) != value}
+
+
+def _frames_of_user(frame: FrameType | None) -> Iterator[FrameType]:
+    """From here to where the objective was called; libraries between them are left out."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        package = name.partition(".")[0]
+        if package in ("optuna", "_pytest") or name.startswith("optuna_hermes.workers"):
+            return
+        library = package in sys.stdlib_module_names or package in ("tqdm", "rich", "optuna_hermes")
+        if not library and frame.f_code.co_name != "<module>":
+            yield frame
+        frame = frame.f_back
+
+
+@functools.lru_cache(maxsize=256)
+def _live_after(code: CodeType, offset: int) -> frozenset[str]:
+    """The variables that may be read after an instruction before they are set.
+
+    After the one that fetches a loop's next item that is: in the round that is to come.
+    """
+    flow = _Flow(code)
+    return flow.live_before[flow.next_of(offset)]
+
+
+class _Flow:
+    """The instructions of a function, which follows which, and what is live before each."""
+
+    def __init__(self, code: CodeType) -> None:
+        self._all = list(dis.get_instructions(code))
+        self._index = {each.offset: number for number, each in enumerate(self._all)}
+        self.live_before = self._solve()
+
+    def next_of(self, offset: int) -> int:
+        """The instruction after the one at an offset, or in whose cache the offset is."""
+        return min(bisect.bisect(list(self._index), offset), len(self._all) - 1)
+
+    def _solve(self) -> list[frozenset[str]]:
+        live = [frozenset[str]() for _ in self._all]
+        follows = [self._follows(number) for number in range(len(self._all))]
+        uses = [list(_uses(each)) for each in self._all]
+        changes = True
+        while changes:
+            changes = False
+            for number in range(len(self._all) - 1, -1, -1):
+                after = set().union(*(live[each] for each in follows[number]))
+                for loads, name in reversed(uses[number]):
+                    (after.add if loads else after.discard)(name)
+                if after != live[number]:
+                    live[number], changes = frozenset(after), True
+        return live
+
+    def _follows(self, number: int) -> list[int]:
+        each = self._all[number]
+        found = []
+        if each.opcode in (*dis.hasjrel, *dis.hasjabs) and each.argval in self._index:
+            found.append(self._index[each.argval])
+        always = each.opname in _NO_NEXT or each.opname.startswith(("JUMP_BACK", "JUMP_FORWARD"))
+        if not (always or each.opname == "JUMP_ABSOLUTE") and number + 1 < len(self._all):
+            # A loop over something is taken to have a round: what that sets first is not carried.
+            found.append(self._round_after(number) if each.opname == "GET_ITER" else number + 1)
+        return found
+
+    def _round_after(self, number: int) -> int:
+        after = number + 1
+        while self._all[after].opname == "EXTENDED_ARG":
+            after += 1
+        return after + 1 if self._all[after].opname == "FOR_ITER" else number + 1
+
+
+def _uses(instruction: dis.Instruction) -> Iterator[tuple[bool, str]]:
+    """The variables that an instruction reads (True) or sets, in its order."""
+    names: Any = instruction.argval
+    kinds = re.findall(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF)", instruction.opname)
+    if len(kinds) == 1 and isinstance(names, str):
+        yield kinds[0] == "LOAD", names
+    elif isinstance(names, tuple):  # two in one, since Python 3.12
+        halves = re.findall(r"(LOAD|STORE)_FAST", instruction.opname)
+        yield from zip((half == "LOAD" for half in halves), names, strict=False)

@@ -1,0 +1,270 @@
+"""Values of a user's own as trees of plain values: containers, tensors, and objects of any class.
+
+As with ``Objects``, nothing that is in a tree runs: an object that is there keeps its place and
+gets its attributes back, and another one is only made of a class of the owner's own packages,
+without its constructor.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from optuna_hermes.errors import CheckpointError, SuspendError
+from optuna_hermes.suspend._fingerprint import is_iterator, outside
+from optuna_hermes.suspend._loader import generator_state, set_generator_state
+from optuna_hermes.suspend._objects import _OF_PYTHON, _package, _Reader, _Writer
+from optuna_hermes.suspend._state import moved, on_device
+from optuna_hermes.suspend._tree import _storable
+
+_MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
+_MOST_PARTS = 50_000
+"""More would take longer to write than a unit takes to train."""
+
+
+class _Plain:
+    """An object of a class that Python code defines, without slots."""
+
+
+_PLAIN_SIZE = _Plain.__basicsize__
+
+
+def write_value(name: str, value: object, known: Collection[int] = ()) -> list[Any]:
+    """A value as a tree.
+
+    Args:
+        name: as a message names it.
+        value: what to write.
+        known: what somebody else saves, by ``id``.
+
+    Raises:
+        CheckpointError: it leads to something that cannot be put back.
+    """
+    try:
+        writer = _ValueWriter(known)
+        tree = writer.node(value, (name,))
+        writer.refuse_overlaps()
+    except RecursionError as error:
+        raise CheckpointError(f"{name} holds itself, or is nested too deeply") from error
+    return tree
+
+
+def read_value(node: list[Any], present: object, classes: Classes) -> Any:
+    """The value of a tree; ``present`` is what is there now, and is kept where it can be.
+
+    Raises:
+        SuspendError: it needs a class that is not there.
+    """
+    return _ValueReader(classes).node(node, present)
+
+
+class Classes:
+    """The classes that objects may be made of: those that an owner's own code can name.
+
+    Args:
+        owner: what the values belong to.
+    """
+
+    def __init__(self, owner: object) -> None:
+        kinds = [kind for kind in type(owner).__mro__ if not outside_package(kind)]
+        self.packages = {_package(kind) for kind in kinds} - _OF_PYTHON
+        self._names: list[Mapping[str, Any]] = [
+            each.__globals__
+            for kind in kinds
+            for each in vars(kind).values()
+            if hasattr(each, "__globals__")
+        ]
+
+    def find(self, module: str, name: str) -> type | None:
+        """A class by its name, None if the owner does not know it."""
+        for names in self._names:
+            found = names.get(name)
+            if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
+                return found
+        return None
+
+
+def outside_package(kind: type) -> bool:
+    """Whether a class is of a library that no user's value is an object of."""
+    return _package(kind) in {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
+
+
+class _ValueWriter(_Writer):
+    def __init__(self, known: Collection[int]) -> None:
+        super().__init__(())
+        self._known = known
+        self._left = _MOST_PARTS
+
+    def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
+        self._left -= 1
+        if self._left < 0:
+            raise CheckpointError(f"{place[0]} has more than {_MOST_PARTS} parts")
+        if id(value) in self._known or (outside(value) and not is_iterator(value)):
+            return ["present"]
+        return super().node(value, place)
+
+    def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
+        kind = type(value)
+        own = self._of_library(value, place)
+        if own is not None:
+            return own
+        if kind is np.ndarray or isinstance(value, np.random.RandomState | np.random.Generator):
+            return super()._object(value, place)
+        name = [kind.__module__, kind.__qualname__]
+        if isinstance(value, Enum):
+            return ["enum", *name, value.name]
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):
+            return ["named tuple", *name, self._items(value, place)]
+        if callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"):
+            return ["stateful", *name, self.node(dict(value.state_dict()), place)]
+        if is_iterator(value) or kind.__basicsize__ != _PLAIN_SIZE or kind.__itemsize__:
+            raise CheckpointError(f"{'.'.join(place)} is a {kind.__module__}.{kind.__qualname__}")
+        parts = [[n, self.node(v, (*place, n))] for n, v in vars(value).items()]
+        return ["object", *name, parts]
+
+    def _of_library(self, value: Any, place: tuple[str, ...]) -> list[Any] | None:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            if not _storable(value):
+                raise CheckpointError(f"{'.'.join(place)} is a tensor of {kind.__qualname__}")
+            return ["tensor", value, on_device(value), value.requires_grad and value.is_leaf]
+        if kind is deque:
+            return ["deque", self._items(value, place), value.maxlen]
+        if kind in _MAPPINGS.values():
+            pairs = [
+                [self.node(k, place), self.node(v, (*place, str(k)))] for k, v in value.items()
+            ]
+            return ["mapping", kind.__name__, pairs]
+        if kind in (torch.Generator, random.Random):
+            return ["drawing", kind.__name__, generator_state(value)]
+        if isinstance(value, PurePath):
+            return ["path", str(value)]
+        if kind in (torch.Size, torch.dtype, torch.device):
+            return ["plain", value]
+        return None
+
+    def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
+        return [self.node(item, (*place, str(n))) for n, item in enumerate(items)]
+
+
+class _ValueReader(_Reader):
+    def __init__(self, classes: Classes) -> None:
+        super().__init__(classes.packages)
+        self._classes = classes
+        self._taken: dict[int, object] = {}
+
+    def node(self, node: list[Any], present: Any = None) -> Any:
+        kind, *rest = node
+        if kind in ("list", "tuple"):
+            items = self._items(rest[0], present)
+            if kind == "tuple":
+                return tuple(items)
+            return _filled(present, list, items) if self._take(present) else items
+        if kind == "dict":
+            there = present if type(present) is dict else {}
+            pairs = self._pairs(rest[0], there)
+            return _filled(present, dict, pairs) if self._take(present) else pairs
+        if kind in ("object", "stateful", "tensor", "drawing") and not self._take(present):
+            present = None  # each object is one
+        return super().node(node, present)
+
+    def _without(self, kind: str, rest: list[Any], present: Any) -> Any:
+        if kind == "tensor":
+            return _tensor(rest, present)
+        if kind == "deque":
+            ring = deque(self._items(rest[0], present), rest[1])
+            same = type(present) is deque and present.maxlen == rest[1]
+            return _filled(present, deque, ring) if same else ring
+        if kind == "mapping":
+            same = type(present) is _MAPPINGS[rest[0]]
+            if not same and rest[0] == "defaultdict":
+                raise SuspendError("it holds a defaultdict, and what makes its values is not known")
+            there = present if same else _MAPPINGS[rest[0]]()
+            return _filled(there, type(there), self._pairs(rest[1], there))
+        if kind == "drawing":
+            made = {"Generator": torch.Generator, "Random": random.Random}[rest[0]]
+            generator = present if type(present) is made else made()
+            set_generator_state(generator, rest[1])
+            return generator
+        if kind == "path":
+            return type(present)(rest[0]) if isinstance(present, PurePath) else PurePath(rest[0])
+        if kind == "named tuple":
+            items = self._items(rest[2], present)
+            return tuple.__new__(self._class(*rest[:2]), items)
+        if kind == "enum":
+            there = _is_a(present, *rest[:2])
+            members: Any = type(present) if there else self._class(*rest[:2])
+            return members.__members__[rest[2]]
+        if kind == "stateful":
+            if not _is_a(present, *rest[:2]):
+                raise SuspendError(f"it holds a {rest[0]}.{rest[1]}, and there is none to load")
+            present.load_state_dict(self.node(rest[2]))
+            return present
+        return super()._without(kind, rest, present)
+
+    def _with_attributes(self, rest: list[Any], present: Any, number: int) -> Any:
+        there = _is_a(present, *rest[:2])
+        value = present if there else object.__new__(self._class(*rest[:2]))
+        self._seen[number] = value
+        before, attributes = dict(vars(value)), vars(value)
+        attributes.clear()
+        for name, node in rest[2]:
+            attributes[name] = self.node(node, before.get(name))
+        return value
+
+    def _class(self, module: str, name: str) -> type:
+        found = self._classes.find(module, name)
+        return found if found is not None else super()._class(module, name)
+
+    def _take(self, present: object) -> bool:
+        if present is None or id(present) in self._taken:
+            return False
+        self._taken[id(present)] = present
+        return True
+
+    def _items(self, nodes: list[Any], present: Any) -> list[Any]:
+        sequence = isinstance(present, list | tuple | deque) and len(present) == len(nodes)
+        there = list(present) if sequence else [None] * len(nodes)
+        return [self.node(node, each) for node, each in zip(nodes, there, strict=True)]
+
+    def _pairs(self, pairs: list[Any], present: Mapping[Any, Any]) -> dict[Any, Any]:
+        found = {}
+        for key_node, node in pairs:
+            key = self.node(key_node)
+            found[key] = self.node(node, present.get(key))
+        return found
+
+
+def _is_a(value: object, module: str, name: str) -> bool:
+    return (type(value).__module__, type(value).__qualname__) == (module, name)
+
+
+def _filled(present: Any, kind: Any, items: Any) -> Any:
+    """A container with these items; the one that is there, if it is of that kind."""
+    if type(present) is not kind:
+        return items
+    present.clear()
+    if isinstance(present, dict):
+        present.update(items)
+    else:
+        present.extend(items)
+    return present
+
+
+def _tensor(rest: list[Any], present: Any) -> torch.Tensor:
+    value, was_on_device, requires_grad = rest
+    if isinstance(present, torch.nn.Parameter) and present.shape == value.shape:
+        with torch.no_grad():
+            present.copy_(value)
+        return present
+    if was_on_device:
+        value = moved(value, torch.accelerator.current_accelerator())
+    result: torch.Tensor = value.requires_grad_() if requires_grad else value
+    return result

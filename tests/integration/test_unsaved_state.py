@@ -1,0 +1,405 @@
+"""What a user's objects remember comes back with a run, or is named: no wrong values in silence."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+import re
+from collections import Counter, defaultdict, deque, namedtuple
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import optuna
+import pytest
+import torch
+import tqdm
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from optuna_hermes.errors import Suspended
+from optuna_hermes.lightning import HermesCallback
+from optuna_hermes.pytorch import Run
+from optuna_hermes.testing import FakeSession
+
+EPOCHS = 4
+BATCHES = 5
+
+Step = namedtuple("Step", ["state", "reward"])
+
+
+class Phase(Enum):
+    WARM = 1
+    HOT = 2
+
+
+@dataclass
+class Seen:
+    """One thing that was seen."""
+
+    loss: float
+    tags: dict[str, int]
+
+
+class Memory:
+    """A replay buffer, as users write them."""
+
+    def __init__(self) -> None:
+        self.steps: deque[Step] = deque(maxlen=7)
+        self.ring = np.zeros((6, 2), np.float32)
+        self.at = 0
+        self.drawn = np.random.default_rng(5)
+
+    def push(self, x: torch.Tensor, loss: float) -> None:
+        self.steps.append(Step(x.numpy().copy(), loss))
+        self.ring[self.at % 6] = [loss, self.drawn.normal()]
+        self.at += 1
+
+    def value(self) -> float:
+        chosen = self.drawn.integers(len(self.steps)) if self.steps else 0
+        reward = self.steps[chosen].reward if self.steps else 0.0
+        return float(self.ring.mean()) + 0.1 * reward
+
+
+class World:
+    """An environment: what it says depends on what was done to it."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(3)
+        self.state = torch.zeros(2)
+        self.parts = [Seen(0.0, {}), Seen(1.0, {})]
+
+    def step(self, action: float) -> float:
+        self.state = 0.9 * self.state + action + self.rng.random()
+        self.parts[0].loss += action
+        self.parts.append(Seen(action, {"n": len(self.parts)}))
+        return float(self.state.sum()) + self.parts[0].loss
+
+
+class Net(pl.LightningModule):
+    """Its losses depend on all that its objects remember."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+        self.memory = Memory()
+        self.world = World()
+        self.recent: deque[float] = deque(maxlen=3)
+        self.hidden = np.zeros(2)
+        self.counts: Counter[str] = Counter()
+        self.by_name: defaultdict[str, list[float]] = defaultdict(list)
+        self.phase = Phase.WARM
+        self.target = [nn.Linear(3, 1).requires_grad_(False)]
+        self.losses: dict[int, float] = {}
+        self.bias = 0.0
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        seen = self.memory.value() + float(np.mean(self.recent or [0])) + self.hidden[0]
+        seen += sum(self.counts.values()) + sum(map(sum, self.by_name.values())) + self.phase.value
+        loss = (self.net(batch[0]) - 0.01 * seen - self.bias).square().mean()
+        value = loss.item()
+        self.memory.push(batch[0][0], value)
+        self.recent.append(value)
+        self.hidden = 0.5 * self.hidden + self.world.step(0.1 * value)
+        self.counts[str(index % 2)] += 1
+        self.by_name[str(index % 3)].append(0.01)
+        if len(self.losses) > 3:
+            self.phase = Phase.HOT
+        self.losses[self.global_step] = value
+        self.log("loss", loss, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class Curriculum(pl.Callback):
+    """A counter without ``state_dict``, on which training depends."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.history: list[float] = []
+        self.best = np.full(2, np.inf)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        self.batches += 1
+        self.history.append(float(outputs["loss"]))
+        self.best = np.minimum(self.best, self.history[-1])
+        pl_module.bias = 0.01 * self.batches + 0.1 * float(self.best[0])
+
+
+class Counting(EarlyStopping):
+    """A callback of Lightning's with something of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__("loss", patience=100, check_on_train_epoch_end=True)
+        self.calls: list[int] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.calls.append(trainer.global_step)
+        pl_module.bias += 0.001 * len(self.calls)
+
+
+class Data(pl.LightningDataModule):
+    """Data that grow harder by a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = 0
+
+    def train_dataloader(self) -> Any:
+        x = torch.randn(BATCHES * 4, 3, generator=torch.Generator().manual_seed(1))
+        return DataLoader(TensorDataset(x), batch_size=4, shuffle=True)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.level += 1
+        return [batch[0] * (1 + 0.01 * self.level)]
+
+
+def fit(session: FakeSession | None, net: Any, callbacks: list[Any], seed: int = 1) -> Any:
+    """One process of a run."""
+    torch.manual_seed(1)
+    model = net()
+    torch.manual_seed(seed)
+
+    class Tick(pl.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            if session is not None:
+                session.tick()
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    hermes = HermesCallback(optuna.create_study().ask(), monitor="loss", _session=session)
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS,
+        callbacks=[hermes, Tick(), *callbacks],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )
+    trainer.fit(model, datamodule=Data())
+    return model
+
+
+def by_way_of_disk(folder: Path, net: Any, callbacks: Any, *after: int) -> Any:
+    """Suspended after so many batches, each time in a new process."""
+    session = FakeSession(checkpoint_dir=folder / "study" / "trial")
+    for seed, batches in enumerate(after):
+        session = session.again({batches: "disk"})
+        with pytest.raises(Suspended):
+            fit(session, net, callbacks(), seed=seed + 1)
+    return fit(session.again(), net, callbacks(), seed=99)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "no checkpoint holds" in r.getMessage()]
+
+
+@pytest.mark.parametrize("after", [(7,), (3, 4, 5)])
+def test_what_a_module_and_its_callbacks_remember(
+    after: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replay buffer, an environment, counters: bit for bit as if never suspended."""
+
+    def callbacks() -> list[Any]:
+        return [Curriculum(), Counting()]
+
+    expected = fit(FakeSession(), Net, callbacks())
+    model = by_way_of_disk(tmp_path, Net, callbacks, *after)
+    assert model.losses == expected.losses
+    assert torch.equal(model.net.weight, expected.net.weight)
+    assert [s.reward for s in model.memory.steps] == [s.reward for s in expected.memory.steps]
+    assert model.world.parts == expected.world.parts
+    assert model.phase is expected.phase is Phase.HOT
+    assert said(caplog) == []
+
+
+class Opaque(Net):
+    """Keeps what nobody can look into, which changes, and what does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = itertools.count()
+        self.lock = __import__("threading").Lock()
+        self.constant = Slotted(1)
+        self.slotted = Slotted(1)
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        next(self.noise)
+        self.slotted.value += 1
+        return super().training_step(batch, index)
+
+
+class Slotted:
+    """Keeps its attributes where they are not looked for."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def test_what_cannot_be_saved_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line for all trials of a study says what changes, and what to do."""
+    for trial in ("a", "b"):
+        session = FakeSession({8: "disk"}, checkpoint_dir=tmp_path / "study" / trial)
+        with pytest.raises(Suspended):
+            fit(session, Opaque, [Curriculum()])
+    (line,) = said(caplog)
+    assert line.startswith("Trial 0 changes Opaque.noise, Opaque.slotted while it trains, and no ")
+    assert "Give what holds it state_dict() and load_state_dict()" in line
+
+
+class Remembers(Curriculum):
+    """Looks after itself."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches = state["batches"]
+        self.opened = iter([])
+
+
+def test_whoever_has_a_state_dict_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a user's own ``state_dict`` leaves out is left out on purpose."""
+    kept: list[Remembers] = []
+
+    def callbacks() -> list[Any]:
+        kept.append(Remembers())
+        return [kept[-1]]
+
+    by_way_of_disk(tmp_path, Net, callbacks, 8)
+    assert kept[-1].batches == EPOCHS * BATCHES
+    assert len(kept[-1].history) == EPOCHS * BATCHES - 8
+    assert said(caplog) == []
+
+
+# -- loops of one's own ------------------------------------------------------------------------
+
+
+class Counted(nn.Module):
+    """A module with something of its own beside its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.LSTM(3, 4)
+        self.calls = 0
+        self.recent: deque[float] = deque(maxlen=2)
+
+    def forward(self, x: torch.Tensor, hidden: Any) -> Any:
+        self.calls += 1
+        out, hidden = self.net(x, hidden)
+        self.recent.append(out.mean().item())
+        return out * (1 + 0.01 * self.calls + 0.1 * sum(self.recent)), hidden
+
+
+def apart(objective: Callable[..., Any], *args: Any) -> None:
+    """Call it where nobody has variables but itself, as in a worker."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(objective, *args).result()
+
+
+LOSSES: dict[tuple[int, int], float] = {}
+
+
+def loop(session: FakeSession, carries: str) -> None:
+    """A word model, as users write it; ``carries`` says what of it is in ``run.kept``."""
+    torch.manual_seed(1)
+    model = Counted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(BATCHES * 2, 2, 3, generator=torch.Generator().manual_seed(2))
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    hidden = None
+    for epoch in run.epochs(EPOCHS):
+        scale = 1.0 + epoch
+        order = torch.randperm(len(x))
+        for chosen in run.batches(list(order.split(2))):
+            before = run.kept.get("hidden") if carries == "kept" else hidden
+            out, after = model(x[chosen], before)
+            after = tuple(each.detach() for each in after)
+            if carries == "kept":
+                run.kept["hidden"] = list(after)
+            elif carries == "local":
+                hidden = after
+            loss = (scale * out - x[chosen].sum()).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            LOSSES[epoch, run.batch] = loss.item()
+            session.tick()
+        run.report(loss.item())
+
+
+@pytest.mark.parametrize("carries", ["nothing", "kept"])
+def test_a_loop_that_keeps_all_is_exact_and_quiet(
+    carries: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a named module counts comes back; what each epoch or batch sets anew is no loss."""
+    LOSSES.clear()
+    apart(loop, FakeSession(), carries)
+    expected = dict(LOSSES)
+    LOSSES.clear()
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    for after in (8, 4):
+        session = session.again({after: "disk"})
+        with pytest.raises(Suspended):
+            apart(loop, session, carries)
+    apart(loop, session.again(), carries)
+    assert expected == LOSSES
+    assert said(caplog) == []
+
+
+def test_a_hidden_state_in_a_local_variable_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is carried from batch to batch, and nobody can bring it back: that is said, and how."""
+    with pytest.raises(Suspended):
+        apart(loop, FakeSession({8: "disk"}, checkpoint_dir=tmp_path / "s" / "t"), "local")
+    (line,) = said(caplog)
+    assert line.startswith("Trial 0 changes hidden (a local variable) while it trains")
+    assert "Keep it in run.kept" in line
+
+
+def helper(run: Run, model: nn.Module, seen: list[int], session: FakeSession) -> float:
+    """An epoch, in a function of its own."""
+    total = 0.0
+    for value in run.batches([1.0, 2.0, 3.0]):
+        total += value
+        seen.append(1)
+        session.tick()
+    return total
+
+
+def test_what_is_carried_through_functions_and_wrappers_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sums, bests and lists in whichever function waits for the batch; progress bars are not."""
+    model, session = nn.Linear(1, 1), FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+
+    def objective() -> None:
+        best, seen, constant = 9.0, [0], {"a": [1]}
+        started = constant["a"][0]
+        for epoch in tqdm.tqdm(run.epochs(3), file=io.StringIO()):
+            total = helper(run, model, seen, session)
+            best = min(best, total / (epoch + started))
+            run.report(best)
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    names = [re.findall(r"(\w+) \(a local variable\)", line) for line in said(caplog)]
+    assert names == [["best", "seen"], ["total"]]
