@@ -60,7 +60,7 @@ def _ignores(names: frozenset[str]) -> Callable[[str, Any], bool]:
 
 
 @functools.cache
-def _set_by_libraries(kind: type) -> frozenset[str]:
+def _set_by_libraries(kind: Any) -> frozenset[str]:
     """The attributes that the classes of Lightning among its bases set, and look after."""
     return frozenset(
         name
