@@ -33,7 +33,7 @@ def unsaved(trainer: Trainer) -> Unsaved:
     for number, callback in enumerate(callbacks):
         if _is_a_user_s(callback, Callback):
             name = type(callback).__qualname__
-            ignores = _ignores(_set_by_libraries(type(callback)))
+            ignores = _ignores(type(callback))
             parts[f"callback {number} {name}"] = Attributes(name, callback, ignores, known)
     for place, part in module.named_modules():
         if not type(part).__module__.startswith(_LIBRARIES):
@@ -41,7 +41,7 @@ def unsaved(trainer: Trainer) -> Unsaved:
             name = type(module).__qualname__ + (f".{place}" if place else "")
             parts[f"module {place}"] = Attributes(name, part, own, known)
     if isinstance(data, LightningDataModule) and _is_a_user_s(data, LightningDataModule):
-        ignores = _ignores(_set_by_libraries(type(data)))
+        ignores = _ignores(type(data))
         parts["data"] = Attributes(type(data).__qualname__, data, ignores, known)
     return Unsaved(parts)
 
@@ -55,7 +55,8 @@ def _is_a_user_s(each: object, base: type) -> bool:
     return owner is base or owner.__module__.startswith(_LIBRARIES)
 
 
-def _ignores(names: frozenset[str]) -> Callable[[str, Any], bool]:
+def _ignores(kind: Any) -> Callable[[str, Any], bool]:
+    names = _set_by_libraries(kind)
     return lambda name, value: name in names
 
 
