@@ -19,7 +19,7 @@ from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import RestartStage
 from lightning.pytorch.trainer.states import RunningStage
 
-from optuna_hermes.suspend._loader import RandomWatch, Replay
+from optuna_hermes.suspend._loader import RandomWatch, Replay, is_stateful
 from optuna_hermes.suspend._state import plain
 
 
@@ -123,7 +123,7 @@ class Wiring:
         combined = fit_loop._combined_loader
         known = {id(loader) for loader, _ in self._replays}
         for loader in combined.flattened if combined is not None else []:
-            if id(loader) not in known and Replay.fits(loader) and not _stateful(loader):
+            if id(loader) not in known and Replay.fits(loader) and not is_stateful(loader):
                 replay = self._replay(loader, lambda: int(progress.current.ready))
                 self._replays.append((loader, replay))
             if RandomWatch.fits(loader) and all(loader is not known for known, _ in self._watches):
@@ -181,7 +181,7 @@ def why_not_storable(trainer: Trainer) -> str | None:
     if fetcher.length is None:
         return "the length of its train loader is unknown"
     loader = combined.flattened[0]
-    if not _stateful(loader) and not Replay.fits(loader):
+    if not is_stateful(loader) and not Replay.fits(loader):
         return "its train loader is neither a DataLoader over a map-style data set nor stateful"
     return None
 
@@ -259,10 +259,6 @@ def _follow(
 def _in_turn(first: Callable[[], None], second: Callable[[], None]) -> None:
     first()
     second()
-
-
-def _stateful(loader: object) -> bool:
-    return callable(getattr(loader, "state_dict", None))
 
 
 def _set_epoch(loader: Any, fit_loop: Any) -> None:

@@ -21,6 +21,15 @@ from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 GENERATORS = (torch.Generator, np.random.Generator, random.Random)
 
 
+def is_stateful(loader: Any) -> bool:
+    """Whether a loader keeps its position by itself.
+
+    One that wraps another (Accelerate's) has the methods always, and a state only if that one has.
+    """
+    base = getattr(loader, "base_dataloader", None)
+    return callable(getattr(loader, "state_dict", None)) and (base is None or is_stateful(base))
+
+
 def own_generators(data: Any) -> list[Any]:
     """Random generators that a data set, or the one it is a part of, keeps in its attributes."""
     found: list[Any] = []
@@ -75,8 +84,10 @@ class Replay:
 
     @staticmethod
     def fits(loader: object) -> bool:
-        """Whether a loader's position is given by the indices it has drawn."""
-        return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+        """Whether a loader's position is given by the indices it has drawn itself."""
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return False
+        return not hasattr(loader, "base_dataloader")  # which would draw them in its place
 
     def unwrap(self) -> None:
         """Give the loader its own sampler back."""

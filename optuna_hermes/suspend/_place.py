@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from optuna_hermes.suspend._loader import RandomWatch, Replay
+from optuna_hermes.suspend._loader import RandomWatch, Replay, is_stateful
 
 Batch = TypeVar("Batch")
 
@@ -51,6 +51,8 @@ class Place:
         iterator = iter(loader)
         if source is None:
             next(itertools.islice(iterator, self.batch, self.batch), None)
+        elif source is loader:
+            self.problem = self.problem or _why_not_saved(source)
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class Place:
 
     def _source_of(self, loader: Any) -> Any:
         """What knows where a loader is; None if the number of batches says it."""
-        if callable(getattr(loader, "state_dict", None)):
+        if is_stateful(loader):
             return loader
         if not Replay.fits(loader):
             return None
@@ -88,6 +90,15 @@ class Place:
                 "sequence"
             )
         return None
+
+
+def _why_not_saved(loader: Any) -> str | None:
+    """Why a loader does not say where it is, None if it does; asked once it has an iterator."""
+    try:
+        loader.state_dict()
+    except Exception as error:
+        return f"{type(loader).__name__}.state_dict() raised {error!r}"
+    return None
 
 
 def _length(loader: Any) -> int | None:

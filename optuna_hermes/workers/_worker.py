@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import queue
+import signal
 import threading
 import traceback
 from collections.abc import Iterator
@@ -27,13 +29,15 @@ from optuna_hermes.broker._protocol import Grant, Ready
 from optuna_hermes.errors import HermesError, Suspended
 from optuna_hermes.model import RunState
 from optuna_hermes.suspend._seed import seed_everything, trial_seed
-from optuna_hermes.workers._fault import is_of_device
+from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import write_output_to
 
 NOTES_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
 """How long a worker that leaves waits for its last values; its checkpoint folder keeps them."""
+
+_TERMINATED = 128 + signal.SIGTERM
 
 STOP, NOTHING_LEFT = 10, 11
 """Exit statuses: the objective called ``study.stop()``, or the sampler, with no more to propose."""
@@ -107,6 +111,7 @@ class _Engagement:
         folder = self._job.checkpoint_root / f"trial-{trial.number:05d}"
         if not write_output_to(folder / "output.log") and self._job.unwritable:
             logging.getLogger("optuna_hermes.suspend").setLevel(logging.ERROR)  # once is enough
+        faulthandler.enable(file=2)  # a crash leaves a traceback there
         notes = _Notes(private.Note(self._study, private.trial_id(trial), self._session))
         self._session.checkpoint_dir = folder
         self._session.find()
@@ -147,13 +152,13 @@ class _Engagement:
             values = self._run(trial, objective)
         except optuna.TrialPruned:
             state = TrialState.PRUNED
-        except HermesError:
-            raise
-        except Exception as raised:  # the trial's own code: that is what FAIL means
+        except (Exception, SystemExit) as raised:  # the trial's own code: that is what FAIL means
+            if self._is_not_the_trial_s(raised):
+                raise
             traceback.print_exc()
             if is_of_device(raised, os.environ.get("CUDA_VISIBLE_DEVICES", "")):
                 _die(f"Trial {trial.number} goes on elsewhere: its device has failed.")
-            if _out_of_memory(raised) and not self._session.alone:
+            if is_out_of_memory(raised) and not self._session.alone:
                 reason = f"Trial {trial.number} has outgrown its share of the device: {raised}"
                 self._session.release(reason, outgrown=True)
                 return
@@ -165,6 +170,17 @@ class _Engagement:
         if failed and error is None:
             error = f"the objective returned {values!r}"
         self._session.end("failed" if failed else "done", error)
+
+    def _is_not_the_trial_s(self, raised: BaseException) -> bool:
+        """Whether the trial stays as it was: it is suspended, or all of its study cannot go on."""
+        if isinstance(raised, SystemExit):
+            # What says that its process is told to end: Lightning's kind of it, or the session's.
+            return type(raised) is not SystemExit or raised.code == _TERMINATED
+        if not isinstance(raised, HermesError):
+            return False
+        trials = self._study.get_trials(deepcopy=False)
+        reported = any(trial.intermediate_values or trial.values for trial in trials)
+        return not is_misuse(raised, anything_reported=reported)
 
     def _run(self, trial: optuna.Trial, objective: Objective) -> Any:
         try:
@@ -193,11 +209,6 @@ def _die(words: str) -> NoReturn:
     """End as if killed: the run is taken from its last checkpoint, and no trial has failed."""
     print(words, flush=True)
     os._exit(1)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether the device's memory did not suffice; known by name, for torch may not be there."""
-    return any(kind.__name__ in ("OutOfMemoryError", "MemoryError") for kind in type(error).__mro__)
 
 
 class _Notes:

@@ -20,6 +20,7 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.trial import FixedTrial
@@ -456,6 +457,21 @@ def test_not_after_the_last_batch_of_an_epoch(tmp_path: Path) -> None:
 # -- where a run waits -------------------------------------------------------------------------
 
 
+class Stateless(DataLoader[torch.Tensor]):
+    """A loader that has the methods of a stateful one, and no state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def prepared(data: Any) -> Any:
+    """A loader as ``Accelerator.prepare`` gives it."""
+    return prepare_data_loader(DataLoader(data), put_on_device=False)
+
+
 class Stream(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(torch.arange(3.0))
@@ -467,6 +483,8 @@ class Stream(IterableDataset[torch.Tensor]):
         ("no folder", None),
         ("unknown length", DataLoader(Stream(), batch_size=1)),
         ("neither", {1.0, 2.0, 3.0}),
+        ("no state after all", Stateless(torch.arange(3.0))),
+        ("prepared by Accelerate", prepared(torch.arange(3.0))),
     ],
 )
 def test_runs_that_cannot_be_stored(case: str, loader: Any, tmp_path: Path) -> None:
