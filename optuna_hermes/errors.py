@@ -23,6 +23,10 @@ class ObjectiveError(InvalidInputError):
     """The objective cannot be loaded, or cannot be run under this package."""
 
 
+class TrialsFailedError(HermesError, RuntimeError):
+    """No trial of a study has succeeded, and none will: exit status 3."""
+
+
 class StorageError(InvalidInputError):
     """The study's storage, or the study in it, cannot be opened."""
 

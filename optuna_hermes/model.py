@@ -200,6 +200,7 @@ class Device:
         powered: False while it is powered down, or on its way down or up; then it is not free.
         power_watts: its rated power, None if unknown.
         energy_joules: what it has taken since some moment of the past, None if nothing counts it.
+        used: it has just computed, None if unknown.
     """
 
     id: str
@@ -215,6 +216,7 @@ class Device:
     powered: bool = True
     power_watts: float | None = None
     energy_joules: float | None = None
+    used: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,7 +112,12 @@ def _only_here() -> Iterator[None]:
 
 
 def study_spec(
-    study: optuna.Study, *, policy: str, slice_seconds: float, seed: int = 0
+    study: optuna.Study,
+    *,
+    policy: str,
+    slice_seconds: float,
+    seed: int = 0,
+    hang_seconds: float | None = None,
 ) -> StudySpec:
     """What a broker must know of a study."""
     return StudySpec(
@@ -124,6 +129,7 @@ def study_spec(
         slice_seconds=slice_seconds,
         seed=seed,
         maximize=sign(study) < 0,
+        hang_seconds=hang_seconds,
     )
 
 

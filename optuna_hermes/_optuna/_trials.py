@@ -228,6 +228,15 @@ def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> Non
         ) from error
 
 
+def fail_trial(study: optuna.Study, number: int) -> TrialState:
+    """Tell a trial FAIL, unless it has ended; how it has ended.
+
+    Without a handle of it: whoever makes one asks for its turn.
+    """
+    told = patiently(study.tell, number, state=TrialState.FAIL, skip_if_finished=True)
+    return told.state
+
+
 def pruned(message: str) -> Exception:
     """The exception by which an objective says that its wrapped pruner stopped it."""
     return optuna.TrialPruned(message)

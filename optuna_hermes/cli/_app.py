@@ -67,7 +67,8 @@ def run(argv: Sequence[str]) -> int:
         argv: the words after the program's name.
 
     Returns:
-        The exit status: 0, 1 for a failure, 2 for bad input, 130 after Ctrl-C.
+        The exit status: 0, 1 for a failure, 2 for bad input, 3 if every trial has failed,
+        130 after Ctrl-C.
     """
     try:
         if _optuna_verbs.wanted(argv, VERBS):

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optuna_hermes.cli._output import BAD_INPUT, INTERRUPTED, complain, note, show, show_json
+from optuna_hermes.cli._output import (
+    BAD_INPUT,
+    INTERRUPTED,
+    NOTHING_SUCCEEDED,
+    complain,
+    note,
+    show,
+    show_json,
+)
 from optuna_hermes.cli._studies import (
     Json,
     Storage,
@@ -79,6 +87,15 @@ def optimize(
         Path | None,
         typer.Option(metavar="FOLDER", help="For suspended trials; else beside the database."),
     ] = None,
+    hang_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            max=1e7,
+            metavar="S",
+            help="End a process that says and does nothing for so long; else 300.",
+        ),
+    ] = None,
     power_down_command: PowerDown = None,
     power_up_command: PowerUp = None,
     json: Json = False,
@@ -114,6 +131,7 @@ def optimize(
             slice_seconds=slice_seconds,
             seed=seed,
             checkpoint_dir=checkpoint_dir,
+            hang_seconds=hang_seconds,
             power=power,
         )
         result = run_shown(study, objective, settings)
@@ -152,6 +170,9 @@ def conclude(result: OptimizeResult, again: str) -> int:
 
     if result.problem is not None:
         return complain(result.problem, BAD_INPUT)
+    if result.failure is not None and not result.interrupted:
+        rest = f" To go on: {again}" if result.stopped else ""
+        return complain(result.failure + rest, NOTHING_SUCCEEDED)
     if result.unfinished or result.stopped or result.interrupted:
         note(f"Stopped with {plural(result.unfinished, 'trial')} suspended. To go on:\n  {again}")
     return INTERRUPTED if result.interrupted else 0

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 FAILED = 1
 BAD_INPUT = 2
+NOTHING_SUCCEEDED = 3
 INTERRUPTED = 130
-"""Exit statuses. 130 is what a shell says of a process that Ctrl-C ended."""
+"""Exit statuses. 3 says that every trial of a study has failed, 130 is what a shell says of a
+process that Ctrl-C ended."""
 
 
 def complain(message: str, status: int) -> int:

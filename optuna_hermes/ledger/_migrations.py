@@ -41,7 +41,12 @@ def _wishes(connection: Connection) -> None:
     _add(connection, RUNS.c.wish)
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_owners_and_hosts, _energy, _wishes)
+def _losses(connection: Connection) -> None:
+    """Version 5: how often a run has lost its process."""
+    _add(connection, RUNS.c.losses)
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_owners_and_hosts, _energy, _wishes, _losses)
 
 SCHEMA_VERSION = 1 + len(STEPS)
 """The version of the tables; a ledger of a later version is refused, not guessed at."""

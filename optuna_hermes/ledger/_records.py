@@ -25,6 +25,7 @@ class RunRecord:
         suspensions: how often it gave up a device and was not finished.
         device_seconds: device time it has had.
         energy_joules: what its devices took in that time, None if nobody could tell.
+        losses: processes it has lost since its last new unit.
         submitted: wall clock seconds (Unix time) of its admission.
         updated: wall clock seconds of the last change.
     """
@@ -41,6 +42,7 @@ class RunRecord:
     suspensions: int = 0
     device_seconds: float = 0.0
     energy_joules: float | None = None
+    losses: int = 0
     submitted: float = 0.0
     updated: float = 0.0
 

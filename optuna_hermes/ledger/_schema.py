@@ -47,6 +47,7 @@ RUNS = Table(
     Column("device_seconds", Double, nullable=False),
     Column("energy_joules", Double),
     Column("wish", _Word),
+    Column("losses", Integer, nullable=False, server_default="0"),
     Column("submitted", Double, nullable=False),
     Column("updated", Double, nullable=False),
 )

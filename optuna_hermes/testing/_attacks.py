@@ -91,6 +91,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
         wire.Ended(epoch=epoch, state="failed", error="\N{SKULL}" * 1000),
         wire.Released(epoch=epoch, reason="\0", outgrown=random.random() < 0.5),
         wire.Drain(study=random.choice([key, "honest"])),
+        wire.GiveUp(study=random.choice([key, "honest"]), number=0, reason="so"),
         wire.GetStatus(),
     ]
     return random.choice(messages)

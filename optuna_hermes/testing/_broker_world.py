@@ -11,6 +11,7 @@ from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _away as away
+from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core._events import (
     Command,
     Connected,
@@ -398,8 +399,21 @@ class World:
         self.say(process, wire.Ready(study=key))
         return process
 
+    def give_up(self) -> None:
+        """Every driver tells Optuna of trials that lost too many processes."""
+        for key, study in list(self.state.book.studies.items()):
+            for loss in list(losses.shown(study)):
+                if loss["given_up"] and study.driver in self.processes:
+                    trial = self.studies[key].trials[loss["trial"]]
+                    trial.end = trial.end or "failed"
+                    message = wire.GiveUp(
+                        study=key, number=trial.number, reason="crash", state=trial.end
+                    )
+                    self.say(self.processes[study.driver], message)
+
     def staff(self) -> None:
         """Every driver has one worker more, if it may."""
+        self.give_up()
         for key, study in list(self.state.book.studies.items()):
             if study.driver is not None and len(study.workers) < self.max_alive:
                 self.start_worker(key)

@@ -8,7 +8,7 @@ from pathlib import Path
 import optuna
 
 from optuna_hermes.broker._power_commands import commands_for
-from optuna_hermes.errors import HermesError
+from optuna_hermes.errors import HermesError, TrialsFailedError
 from optuna_hermes.policies import make_policy
 from optuna_hermes.sampler import default_devices
 from optuna_hermes.view import Progress, make_progress, plural
@@ -31,6 +31,7 @@ def optimize(
     slice_seconds: float = 1.0,
     seed: int | None = None,
     checkpoint_dir: Path | None = None,
+    hang_seconds: float | None = None,
     power_down_command: str | None = None,
     power_up_command: str | None = None,
     callbacks: Sequence[Callback] = (),
@@ -56,6 +57,9 @@ def optimize(
         slice_seconds: least length of a slice.
         seed: sampler and trials draw their random numbers from it.
         checkpoint_dir: where suspended trials go; beside the database if None.
+        hang_seconds: a process that trains, and neither says nor computes anything for so long,
+            is taken to hang: it is ended, and its trial goes on from its last checkpoint. None for
+            300. One that computes is given ten times that, and any time before its first unit.
         power_down_command: run for each device that ``energy`` powers down: a program and its
             arguments, ``{device}`` among them. No shell reads it.
         power_up_command: run before such a device is used again.
@@ -67,6 +71,7 @@ def optimize(
 
     Raises:
         InvalidInputError: before anything is changed.
+        TrialsFailedError: every trial has failed, or so many alike that it was stopped.
         KeyboardInterrupt: after Ctrl-C, once every live trial is suspended.
     """
     settings = Settings(
@@ -78,6 +83,7 @@ def optimize(
         slice_seconds=slice_seconds,
         seed=seed,
         checkpoint_dir=checkpoint_dir,
+        hang_seconds=hang_seconds,
         power=commands_for(policy, power_down_command, power_up_command),
     )
     progress = make_progress(show_progress, total=n_trials)
@@ -92,6 +98,8 @@ def optimize(
         raise KeyboardInterrupt(left)  # the last line of a notebook's cell
     if result.problem:
         raise HermesError(result.problem)
+    if result.failure:
+        raise TrialsFailedError(result.failure)
     return result
 
 

@@ -27,16 +27,24 @@ from optuna_hermes.broker._protocol import Counted, Drain, OpenStudy
 from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
+    InvalidInputError,
     StorageError,
 )
 from optuna_hermes.ledger import Ledger, open_ledger
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._said import forget_said
 from optuna_hermes.view import Progress, plural
+from optuna_hermes.workers._losses import Losses
 from optuna_hermes.workers._news import NOTED_SECONDS, DeviceNews
 from optuna_hermes.workers._objective import Objective, pack
 from optuna_hermes.workers._opening import descriptions, most_alive, opening
-from optuna_hermes.workers._result import OptimizeResult, best_of, trial_results
+from optuna_hermes.workers._result import (
+    OptimizeResult,
+    best_of,
+    failure_of,
+    one_line,
+    trial_results,
+)
 from optuna_hermes.workers._staff import Staff
 from optuna_hermes.workers._worker import NOTHING_LEFT, STOP, Job
 
@@ -54,6 +62,8 @@ MAX_BROKERS = 10
 
 STEADY_SECONDS = 1.0
 """A broker that lives for so long has not ended at once."""
+
+MOST_HANG_SECONDS = 1e7
 
 _AWAY = (
     "The database does not answer, so every trial was suspended to disk: bring it back, then run "
@@ -85,6 +95,8 @@ class Settings:
         slice_seconds: least length of a slice.
         seed: every random number of sampler and trials follows from it; None draws one, once.
         checkpoint_dir: where suspended trials go; None for beside the database.
+        hang_seconds: a process that trains, and says and does nothing for so long, is ended; None
+            for 300 s.
         power: the commands that power devices down and up, None if there are none.
     """
 
@@ -96,7 +108,15 @@ class Settings:
     slice_seconds: float = 1.0
     seed: int | None = None
     checkpoint_dir: Path | None = None
+    hang_seconds: float | None = None
     power: PowerCommands | None = None
+
+    def __post_init__(self) -> None:
+        if self.hang_seconds is not None and not 1 <= self.hang_seconds <= MOST_HANG_SECONDS:
+            raise InvalidInputError(
+                f"hang_seconds must be from 1 to {MOST_HANG_SECONDS:.0f} but got "
+                f"{self.hang_seconds}: give seconds, 300 if in doubt."
+            )
 
 
 class Driver:
@@ -125,6 +145,7 @@ class Driver:
         self._devices: tuple[str, ...] = ()
         self._away = False
         self._news = DeviceNews(progress.note)
+        self._failed_said = False
 
     def run(self) -> OptimizeResult:
         """Run the study until it is done or told to stop.
@@ -158,7 +179,11 @@ class Driver:
         settings = self._settings
         seed = private.study_seed(self._study, settings.seed)
         spec = private.study_spec(
-            self._study, policy=settings.policy, slice_seconds=settings.slice_seconds, seed=seed
+            self._study,
+            policy=settings.policy,
+            slice_seconds=settings.slice_seconds,
+            seed=seed,
+            hang_seconds=settings.hang_seconds,
         )
         root = private.checkpoint_root(self._study, settings.checkpoint_dir)
         study = cloudpickle.dumps(self._study)
@@ -174,6 +199,7 @@ class Driver:
             unwritable=problem is not None,
         )
         staff.employ(job)
+        self._losses = Losses(self._study, root, staff.status_of, self._progress.note)
         hasty = 0
         while True:
             begin = math.inf
@@ -244,6 +270,9 @@ class Driver:
         while True:
             mine = self._look(connection, key)
             self._call_back(mine)
+            for each in self._losses.look(key, mine["lost"]):
+                connection.send(each)
+            self._say_first_failure(mine["failures"])
             staff.wait(POLL_SECONDS)
             now = time.monotonic()
             if mine["draining"]:
@@ -275,6 +304,15 @@ class Driver:
         devices: Any = document["devices"]
         self._news.look(devices, time.monotonic())
         return mine
+
+    def _say_first_failure(self, failures: dict[str, Any]) -> None:
+        """Say once why a trial has failed: it may be the same for all."""
+        if failures["first"] is not None and not self._failed_said:
+            self._failed_said = True
+            self._progress.note(
+                f"Trial {failures['first']} has failed: {one_line(failures['error'])}. Its "
+                "output.log has the rest; others go on."
+            )
 
     def _say_if_away(self, seconds: float | None) -> None:
         """Say once that the database is away, and once that it is back."""
@@ -328,6 +366,8 @@ class Driver:
         spent = (
             settings.device_seconds is not None and mine["spent_seconds"] >= settings.device_seconds
         )
+        if mine["failures"]["hopeless"] and best_of(self._study) is None:
+            return True
         if mine["all_held"]:
             self._progress.note(_HELD.format(plural(len(mine["held"]), "trial")))
             return True
@@ -374,6 +414,7 @@ class Driver:
             stopped=self._stopped,
             interrupted=self._interrupted,
             problem=self._problem,
+            failure=failure_of(trials, self._last.get("failures", {})),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,7 @@ class OptimizeResult:
         stopped: whether it ended before the study had all its trials.
         interrupted: whether Ctrl-C or SIGTERM ended the call.
         problem: why it ended early, None if it did not.
+        failure: why no trial has succeeded and none will, None if one has or may.
     """
 
     study: str
@@ -65,6 +67,7 @@ class OptimizeResult:
     stopped: bool = False
     interrupted: bool = False
     problem: str | None = None
+    failure: str | None = None
 
     @property
     def watt_hours(self) -> float | None:
@@ -93,6 +96,7 @@ class OptimizeResult:
             "switches": self.switches,
             "overhead_fraction": self.overhead_fraction,
             "best": self.best,
+            "failure": self.failure,
             "trials": [
                 {
                     "number": trial.number,
@@ -149,6 +153,34 @@ def _value(trial: optuna.trial.FrozenTrial) -> float | None:
         return float(trial.values[0])
     reported = trial.intermediate_values
     return float(reported[max(reported)]) if reported else None
+
+
+def failure_of(trials: Sequence[TrialResult], failures: Mapping[str, Any]) -> str | None:
+    """Why no trial has succeeded and none will; None if one has, or may still.
+
+    Args:
+        trials: all there are.
+        failures: what the broker told of those that failed in this call.
+    """
+    hopeless = bool(failures.get("hopeless"))
+    failed = [trial.number for trial in trials if trial.state == "FAIL"]
+    if any(trial.state in ("COMPLETE", "PRUNED") for trial in trials) or not failed:
+        return None
+    if len(failed) < len(trials) and not hopeless:
+        return None
+    first, error = failures.get("first"), failures.get("error") or "see its output.log"
+    first = failed[0] if first is None else first
+    if hopeless:
+        what = f"The last {failures['alike']} trials have failed alike, and none has succeeded"
+    else:
+        what = f"All trials have failed ({len(failed)})"
+    return f"{what}. Trial {first}: {one_line(error)}."
+
+
+def one_line(error: str) -> str:
+    """The reason of a failure, short and without what a terminal would obey."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in error).split())
+    return (words if len(words) <= 300 else f"{words[:300]}...").rstrip(".")
 
 
 def best_of(study: optuna.Study) -> dict[str, Any] | None:

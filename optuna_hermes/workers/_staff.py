@@ -35,7 +35,7 @@ class Staff:
     def __init__(self, objective: bytes | str, devices: str) -> None:
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()
-        self._said: set[int] = set()
+        self._statuses: dict[int, int] = {}
         self._asked = 0
         self._buffer = b""
         with end:
@@ -79,7 +79,11 @@ class Staff:
     @property
     def said(self) -> frozenset[int]:
         """The exit statuses of workers, each once."""
-        return frozenset(self._said)
+        return frozenset(self._statuses.values())
+
+    def status_of(self, pid: int) -> int | None:
+        """How a worker has ended: its exit status, or minus a signal; None if nobody knows."""
+        return self._statuses.get(pid)
 
     def wait(self, seconds: float) -> None:
         """Wait for news of workers, or for ``seconds``."""
@@ -116,7 +120,7 @@ class Staff:
                 self._alive.add(line["forked"])
             elif "exited" in line:
                 self._alive.discard(line["exited"])
-                self._said.add(line["status"])
+                self._statuses[line["exited"]] = line["status"]
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         data = self._socket.recv(65536)

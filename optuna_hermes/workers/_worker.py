@@ -111,7 +111,7 @@ class _Engagement:
         folder = self._job.checkpoint_root / f"trial-{trial.number:05d}"
         if not write_output_to(folder / "output.log") and self._job.unwritable:
             logging.getLogger("optuna_hermes.suspend").setLevel(logging.ERROR)  # once is enough
-        faulthandler.enable(file=2)  # a crash leaves a traceback there
+        faulthandler.enable(file=2, all_threads=False)  # a crash leaves a traceback there
         notes = _Notes(private.Note(self._study, private.trial_id(trial), self._session))
         self._session.checkpoint_dir = folder
         self._session.find()

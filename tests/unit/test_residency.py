@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from optuna_hermes.broker._core._order import MOST_ASKED, wanted_first
 from optuna_hermes.broker._core._residency import Sitter, clear, fits, make_room
-from optuna_hermes.broker._core._silence import LEAST_GRACE_SECONDS, grace
 from optuna_hermes.model import Assignment, Curve, Decision, Device, RunView, Snapshot, Unstarted
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 
@@ -208,15 +207,3 @@ def test_every_run_has_its_place(name: str, numbers: set[int], values: list[floa
     runs = [parked(n, values[n], since=values[n]) for n in range(31)]
     order = wanted_first(policy.decide, snapshot(*runs), numbers)
     assert sorted(order) == sorted(numbers)
-
-
-# -- how long one waits
-
-
-@pytest.mark.parametrize(
-    ("silence", "seconds"),
-    [(None, 300.0), (1.0, LEAST_GRACE_SECONDS), (3.0, 30.0), (4.0, 40.0), (60.0, 600.0)],
-)
-def test_the_grace_period_follows_the_rhythm(silence: float | None, seconds: float) -> None:
-    """Ten times the longest silence, never under half a minute, and 300 s while unmeasured."""
-    assert grace(silence) == seconds

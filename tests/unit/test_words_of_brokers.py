@@ -76,7 +76,7 @@ def test_clients_that_say_what_is_not_theirs() -> None:
     broker.say(viewer, wire.Ready(study="s"))
     assert refused(broker, viewer) == "Ready is said by a worker, not by a viewer: connect as one."
     broker.say(driver, wire.Drain(study="s"))
-    assert refused(broker, driver) == "A driver drains its own study only: open that one first."
+    assert refused(broker, driver) == "A driver says Drain of its own study only: open it first."
 
 
 def test_a_trial_that_is_trained_already() -> None:

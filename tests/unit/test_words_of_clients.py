@@ -110,7 +110,7 @@ def test_brokers_that_end_at_once(
     monkeypatch.setattr(_driver, "connect_or_start", gone)
     running = driver(notes)
     running._study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
-    staff: Any = types.SimpleNamespace(employ=lambda job: None)
+    staff: Any = types.SimpleNamespace(employ=lambda job: None, status_of=lambda pid: None)
     with pytest.raises(BrokerError) as error:
         running._serve(staff, None)  # type: ignore[arg-type]
     assert str(error.value) == (

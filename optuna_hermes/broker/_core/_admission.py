@@ -8,7 +8,7 @@ from optuna_hermes.broker._core._book import Book, Client
 from optuna_hermes.broker._core._events import Command, EndLease, Refreshed, SaveWish, StudyRead
 from optuna_hermes.broker._core._rows import give_back
 from optuna_hermes.broker._core._run import Run
-from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._protocol import (
     ChangePolicy,
     Counted,
@@ -17,6 +17,7 @@ from optuna_hermes.broker._protocol import (
     Finish,
     Finished,
     FromClient,
+    GiveUp,
     OpenStudy,
     Ready,
     Register,
@@ -40,6 +41,7 @@ _SAID_BY: dict[type, tuple[str, ...]] = {
     OpenStudy: ("driver",),
     Describe: ("driver",),
     Drain: ("driver",),
+    GiveUp: ("driver",),
     **dict.fromkeys(_WANTED, ("viewer",)),
 }
 
@@ -51,9 +53,9 @@ def misplaced(client: Client, message: FromClient) -> str | None:
         return None
     if client.role not in roles:
         return f"{name} is said by a {roles[0]}, not by a {client.role}: connect as one."
-    if isinstance(message, Drain):
+    if isinstance(message, (Drain, GiveUp)):
         own = client.study == message.study
-        return None if own else "A driver drains its own study only: open that one first."
+        return None if own else f"A driver says {name} of its own study only: open it first."
     again = isinstance(message, OpenStudy) and client.study == message.study.key
     if client.study is not None and not isinstance(message, Describe) and not again:
         return f"A connection says {name} once, but this one serves a study already: open another."
@@ -188,9 +190,10 @@ def take_charge(
     study.draining, study.problem = False, None
     if message.counted is None:
         study.switches, study.overhead_seconds, study.spent_seconds = 0, 0.0, 0.0
+        study.failures = Failures()
     else:
         _count_on(study, message.counted)
-    changed: list[Run] = []
+    changed = _with_new_chances(study) if message.counted is None else []
     for number, state in message.ended.items():
         run = study.runs.get(number)
         if run is not None and run.live and run.connection is None:
@@ -205,6 +208,15 @@ def take_charge(
     if study.unstarted is not None:
         study.unstarted -= _begun_since(book, study)
     return changed
+
+
+def _with_new_chances(study: Study) -> list[Run]:
+    """Runs that lost processes under an earlier driver, of which nobody knows why it ended."""
+    lost = [run for run in study.runs.values() if run.losses and run.live]
+    found = [run for run in lost if not study.is_elsewhere(run)]
+    for run in found:
+        run.losses, run.lost_at = 0, None
+    return found
 
 
 def _count_on(study: Study, counted: Counted) -> None:
@@ -246,6 +258,8 @@ def known_run(book: Book, known: RunRecord, event: StudyRead | Refreshed, now: f
         suspensions=known.suspensions,
         device_seconds=known.device_seconds,
         energy_joules=known.energy_joules,
+        losses=known.losses,
+        furthest=curve.units,
         host=known.host if known.slices else None,
         checkpoints=saved[-KEPT_CHECKPOINTS:],
         owner=known.owner,

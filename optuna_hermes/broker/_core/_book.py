@@ -5,6 +5,7 @@ Plain mutable records without a clock; ``_state`` and its rooms alone change the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -126,6 +127,10 @@ class Client:
         leaving: the devices whose memory it still has, after it said that it leaves, since
             ``left_at``.
         started: when its process did, as its kernel counts.
+        hung: it was sent SIGKILL because it hung.
+        worked_at: when it was last seen to work while it was silent.
+        idle_since: since when it was seen to be silent and idle, None if it was not.
+        stopped_since: since when it was seen to be stopped, None if it was not.
         described: parameters of the trials of studies that it is about to open.
         finishes: runs that it is about to close, by study and number.
     """
@@ -137,6 +142,10 @@ class Client:
     prepared: int | None = None
     leaving: tuple[str, ...] = ()
     left_at: float = 0.0
+    hung: bool = False
+    worked_at: float = -math.inf
+    idle_since: float | None = None
+    stopped_since: float | None = None
     described: dict[str, dict[int, Params]] = field(default_factory=dict)
     finishes: set[tuple[str, int]] = field(default_factory=set)
 
@@ -259,6 +268,7 @@ class Book:
             suspensions=run.suspensions,
             device_seconds=run.device_seconds,
             energy_joules=run.energy_joules,
+            losses=run.losses,
             submitted=run.submitted + self.wall_offset,
             updated=now + self.wall_offset,
         )

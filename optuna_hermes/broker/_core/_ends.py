@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optuna_hermes.broker._core import _energy as energy
+from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core import _story as story
 from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._events import Command, EndLease, Withdraw, WritesFailed
@@ -49,6 +50,13 @@ class Ends:
                 study.lost.append((lease.epoch, *lease.lost))
             return
         run.suspensions += 1
+        self.lost(run, lease.connection, now, out)
+
+    def lost(self, run: Run, connection: int, now: float, out: list[Command]) -> None:
+        """The process of a run is gone without a word."""
+        client = self._book.clients.get(connection)
+        if client is not None:
+            losses.count(self._book, run, client, now)
         out.append(story.lost(self._book, run, now))
         self.process(run, now, out)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.broker._holder import Holder
@@ -203,6 +203,16 @@ class PowerSwitched:
     problem: str = ""
 
 
+Activity = Literal["works", "idle", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """What silent workers do, by their connections; see ``State.silent``."""
+
+    activities: Mapping[int, Activity]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tick:
     """Time has passed."""
@@ -221,6 +231,7 @@ Event = (
     | LedgerAway
     | LedgerBack
     | PowerSwitched
+    | Observed
     | Tick
 )
 

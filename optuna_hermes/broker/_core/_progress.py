@@ -101,6 +101,8 @@ def add_report(
     then = now - message.age_seconds
     seconds = run.device_seconds + held
     run.units += 1
+    if message.unit > run.furthest:
+        run.furthest, run.losses = message.unit, 0
     run.curve = _with_report(run.curve, message.unit, message.step, message.value, seconds)
     out.append(
         ReportRecord(

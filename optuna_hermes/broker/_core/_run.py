@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._core._book import Slot
 
 
+MOST_LOSSES = 3
+"""A run that has lost so many processes without a new unit gets no other one."""
+
+
 @dataclass(kw_only=True)
 class Run:
     """One run; what it says of its memory is not in the ledger, for it ends with its process.
@@ -32,6 +36,11 @@ class Run:
         host_bytes: host memory it has taken for what it moved off its device.
         alone: it outgrew its memory beside others, and gets its device to itself.
         stranded: it found no room although nobody could go: it waits until somebody has gone.
+        losses: processes it has lost since its last new unit.
+        lost_at: when it lost the last of them, None before the first.
+        lost_pid: that process.
+        hung: that process was killed because it hung.
+        furthest: the most units it has reported, also where it has begun again since.
         silence: the longest time between two signs of life while it trained, None at first.
         units_left: units until its end after its last report, None if unknown.
         params: its hyper-parameters, empty if unknown.
@@ -70,6 +79,11 @@ class Run:
     host_bytes: int = 0
     alone: bool = False
     stranded: bool = False
+    losses: int = 0
+    lost_at: float | None = None
+    lost_pid: int | None = None
+    hung: bool = False
+    furthest: int = 0
     silence: float | None = None
     units_left: int | None = None
     params: Params = field(default_factory=dict)
@@ -85,6 +99,11 @@ class Run:
     def live(self) -> bool:
         """Whether it has still to be trained."""
         return self.state not in ("done", "failed")
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it gets no further process; its driver tells Optuna, and then says so."""
+        return self.losses >= MOST_LOSSES
 
     @property
     def devices(self) -> tuple[str, ...]:

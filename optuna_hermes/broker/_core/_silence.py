@@ -1,4 +1,4 @@
-"""How long a run may be silent after it was asked for something, pure."""
+"""How long a worker may be silent before it is killed, by what its processes do. Pure."""
 
 from __future__ import annotations
 
@@ -6,28 +6,24 @@ from collections.abc import Iterator
 
 from optuna_hermes.broker._core import _story as story
 from optuna_hermes.broker._core._book import Book, Client, Lease
-from optuna_hermes.broker._core._events import Command, Kill
+from optuna_hermes.broker._core._events import Command, Kill, Observed
 from optuna_hermes.broker._core._run import Run
-from optuna_hermes.model import TierName
 
 GRACE_SECONDS = 300.0
-"""The grace period of a run whose rhythm is not known, and of one that writes a checkpoint."""
+"""A worker that is silent and idle for so long hangs, unless its study says otherwise."""
 
 LEAST_GRACE_SECONDS = 30.0
+"""As long is waited for one that is stopped, and in the way of others: it cannot be at work."""
+
 USUAL_SILENCES = 10
-"""A run may be silent for this many times its longest silence until now."""
+"""A run may be idle for this many times its longest silence until now, if that is longer."""
 
+BUSY_SHARE = 10
+"""One that works may be silent this many times longer, after its first unit; before it, for ever.
+"""
 
-def grace(silence: float | None, *, unmeasured: float = GRACE_SECONDS) -> float:
-    """Seconds after which a run that was asked to yield and shows no progress is killed.
-
-    Args:
-        silence: its longest time without a sign of life while it trained, None if not measured.
-        unmeasured: the grace period before anything is measured.
-    """
-    if silence is None:
-        return unmeasured
-    return max(LEAST_GRACE_SECONDS, USUAL_SILENCES * silence)
+LOOK_SECONDS = 5.0
+"""Whoever is silent for so long is looked at."""
 
 
 def heard_from(lease: Lease, run: Run | None, now: float) -> None:
@@ -40,7 +36,10 @@ def heard_from(lease: Lease, run: Run | None, now: float) -> None:
 
 
 class Silence:
-    """Watches those in a ``Book`` who were asked for something.
+    """Watches the workers in a ``Book`` that say nothing.
+
+    One that works is waited for: by its CPU time, that of its children, and its device's use. It
+    hangs only if it has been silent for much longer than ever before.
 
     Args:
         book: the broker's book.
@@ -51,15 +50,42 @@ class Silence:
         self._book = book
         self._grace_seconds = grace_seconds
 
-    def wakeups(self) -> Iterator[float]:
-        """When somebody's grace period ends."""
+    def watched(self, now: float) -> Iterator[int]:
+        """The connections of workers that should be looked at: they are silent."""
         for lease in self._book.leases():
-            if lease.yielding and not lease.held:
-                yield lease.last_progress + self._grace(lease, lease.yielding)
+            after = min(LOOK_SECONDS, self._hang_seconds(lease.study) / 4)
+            if not lease.held and now - lease.last_progress >= after:
+                yield lease.connection
         for run in self._asked():
-            yield run.asked_at + self._grace_seconds
-        for client in self._leaving().values():
-            yield client.left_at + self._grace_seconds
+            if run.connection is not None:
+                yield run.connection
+        yield from self._leaving()
+
+    def observed(self, event: Observed, now: float) -> None:
+        """See what silent workers do."""
+        for connection, activity in event.activities.items():
+            client = self._book.clients.get(connection)
+            if client is None:
+                continue
+            if activity == "works" or self._uses_device(connection):
+                client.worked_at, client.idle_since, client.stopped_since = now, None, None
+            else:
+                client.idle_since = now if client.idle_since is None else client.idle_since
+                stopped = activity == "stopped"
+                since = now if client.stopped_since is None else client.stopped_since
+                client.stopped_since = since if stopped else None
+
+    def wakeups(self) -> Iterator[float]:
+        """When somebody has been silent for too long."""
+        for lease in self._book.leases():
+            due = self._due(lease)
+            if due is not None:
+                yield due
+        for run in self._asked():
+            yield self._idle_from(run.connection, run.asked_at) + self._hang_seconds(run.study)
+        for connection, client in self._leaving().items():
+            since = self._idle_from(connection, client.left_at)
+            yield since + self._hang_seconds(client.study)
 
     def begin_anew(self, now: float) -> None:
         """The broker itself was stopped: what its clients said meanwhile is still to be read."""
@@ -67,30 +93,38 @@ class Silence:
             lease.last_progress = now
         for run in self._asked():
             run.asked_at = now
-        for client in self._leaving().values():
-            client.left_at = now
+        for client in self._book.clients.values():
+            client.idle_since = client.stopped_since = None
+            if client.leaving:
+                client.left_at = now
 
     def end(self, now: float, out: list[Command]) -> None:
-        """Kill workers whose grace period is over; each kill opens another period.
+        """Kill workers that hang; each kill opens another period.
 
         The process of a plain trial is its user's: it is waited for where it has a device, and
         not asked again where it is parked.
         """
         for lease in self._book.leases():
-            if not lease.yielding or lease.held:
-                continue
-            if now >= lease.last_progress + self._grace(lease, lease.yielding):
+            due = self._due(lease)
+            if due is not None and now >= due:
                 lease.last_progress = now
                 self._kill(lease.connection, self._book.run_of(lease), now, out)
         for run in self._asked():
-            if now >= run.asked_at + self._grace_seconds:
+            since = self._idle_from(run.connection, run.asked_at)
+            if now >= since + self._hang_seconds(run.study):
                 run.asked_at = now
                 if not self._kill(run.connection or 0, run, now, out):
                     run.asked, run.stores, run.moves = None, False, False
         for connection, client in self._leaving().items():
-            if now >= client.left_at + self._grace_seconds:
+            since = self._idle_from(connection, client.left_at)
+            if now >= since + self._hang_seconds(client.study):
                 client.left_at = now
                 self._kill(connection, None, now, out)
+
+    def _uses_device(self, connection: int) -> bool:
+        """Whether a device computes that a worker has."""
+        leases = (lease for lease in self._book.leases() if lease.connection == connection)
+        return any(slot.device.used for lease in leases for slot in self._book.slots_of(lease))
 
     def _asked(self) -> list[Run]:
         """Parked runs that have not answered yet."""
@@ -101,16 +135,41 @@ class Silence:
         clients = self._book.clients.items()
         return {key: each for key, each in clients if each.leaving and each.role == "worker"}
 
-    def _grace(self, lease: Lease, tier: TierName) -> float:
+    def _hang_seconds(self, key: str | None) -> float:
+        study = self._book.studies.get(key or "")
+        seconds = None if study is None else study.spec.hang_seconds
+        return self._grace_seconds if seconds is None else seconds
+
+    def _idle_from(self, connection: int | None, silent_from: float) -> float:
+        """Since when a silent worker may have been idle."""
+        client = self._book.clients.get(connection or 0)
+        return silent_from if client is None else max(silent_from, client.worked_at)
+
+    def _due(self, lease: Lease) -> float | None:
+        """When the holder of a lease has been silent for too long; None if it may go on."""
+        client = self._book.clients.get(lease.connection)
+        if lease.held or client is None:
+            return None
         run = self._book.run_of(lease)
-        measured = grace(run.silence if run else None, unmeasured=self._grace_seconds)
-        # A checkpoint of any size is written without a sign of life.
-        return max(measured, self._grace_seconds) if tier == "disk" else measured
+        usual = (run.silence if run else None) or 0.0
+        patience = max(self._hang_seconds(lease.study), USUAL_SILENCES * usual)
+        idle = self._idle_from(lease.connection, lease.last_progress) + patience
+        if not lease.yielding:
+            # Nobody waits for its device: it is ended only if it was seen to do nothing.
+            return None if client.idle_since is None or client.role != "worker" else idle
+        due = [idle]
+        stopped = client.stopped_since
+        if stopped is not None and stopped > lease.last_progress:
+            due.append(stopped + min(LEAST_GRACE_SECONDS, patience))
+        if run is not None and run.furthest and lease.training:
+            due.append(lease.last_progress + BUSY_SHARE * patience)
+        return min(due)
 
     def _kill(self, connection: int, run: Run | None, now: float, out: list[Command]) -> bool:
         client = self._book.clients.get(connection)
         if client is None or client.role != "worker":
             return False
+        client.hung = True
         kill = Kill(connection=connection, pid=client.pid)
         out.append(kill)
         out.extend(story.killed(self._book, run, kill.pid, kill.reason, now))

@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _failures as failures
+from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core import _story as story
 from optuna_hermes.broker._core._admission import (
@@ -34,6 +36,7 @@ from optuna_hermes.broker._core._events import (
     Kill,
     LedgerAway,
     LedgerBack,
+    Observed,
     Outrun,
     PowerSwitched,
     Received,
@@ -166,6 +169,8 @@ class State:
             self._dispatcher.schedule(now, out)
         elif isinstance(event, PowerSwitched):
             self._power.switched(event, now, out)
+        elif isinstance(event, Observed):
+            self._silence.observed(event, now)
         elif isinstance(event, Tick):
             self._forgive(now)
             self._away.look(now)
@@ -202,6 +207,11 @@ class State:
         if self._wakeup is not None and now - self._wakeup > STALL_SECONDS:
             self._silence.begin_anew(now)
             self._recovery.begin_anew(now)
+
+    def silent(self, now: float) -> dict[int, int]:
+        """The processes of workers that say nothing, by their connections."""
+        found = {each: self.book.clients.get(each) for each in self._silence.watched(now)}
+        return {key: each.pid for key, each in found.items() if each and each.role == "worker"}
 
     @property
     def idle(self) -> bool:
@@ -241,6 +251,8 @@ class State:
             self._ready(connection, message, now, out)
         elif isinstance(message, wire.Drain):
             self._drain(message.study, now, out)
+        elif isinstance(message, wire.GiveUp):
+            self._give_up(message, now, out)
         elif isinstance(message, wire.Describe):
             described = self.book.clients[connection].described
             described.setdefault(message.study, {}).update(message.params)
@@ -322,8 +334,18 @@ class State:
         run.state, run.tier = "failed" if message.state == "failed" else "done", None
         save(self.book, run, now, out)
         out.append(story.ended(self.book, run, message, now))
+        if message.state == "failed":
+            failures.failed(self.book, run, message.error or "", now)
         self._ends.wants(self.book.studies[run.study], only_impossible=True)
         self._dispatcher.schedule(now, out)
+
+    def _give_up(self, message: wire.GiveUp, now: float, out: list[Command]) -> None:
+        run = losses.give_up(self.book, message, now, out)
+        if run is not None:
+            if run.state == "failed":
+                failures.failed(self.book, run, message.reason, now)
+            self._ends.wants(self.book.studies[run.study], only_impossible=True)
+            self._dispatcher.schedule(now, out)
 
     def _released(
         self, lease: Lease, run: Run, message: wire.Released, now: float, out: list[Command]
@@ -444,8 +466,10 @@ class State:
         if connection in self.book.awaited:
             self._recovery.gone(connection, now, out)
             return True
-        client = self.book.clients.pop(connection, None)
+        client = self.book.clients.get(connection)
         if client is not None:
+            self._lose_runs(connection, now, out)
+            del self.book.clients[connection]
             self._recovery.lost(client.pid, now, out)
             self._wishes.gone(client, now, out)
         for key, waiting in list(self.book.early.items()):
@@ -453,21 +477,24 @@ class State:
                 waiting.remove(connection)
             if not waiting:
                 del self.book.early[key]
-        for lease in self.book.leases():
-            if lease.connection == connection:
-                self._ends.holder(lease, now, out)
         study = self.book.studies.get(client.study or "") if client else None
         if study is None:
             return False
         study.workers.discard(connection)
         if connection in study.idle:
             study.idle.remove(connection)
-        for run in study.runs.values():
-            if run.connection == connection:
-                out.append(story.lost(self.book, run, now))
-                self._ends.process(run, now, out)
         if study.driver == connection:
             study.driver, study.unstarted = None, 0
+            losses.forget(self.book, study, now, out)
         self._ends.wants(study, only_impossible=True)
         self._forget_unattended(study)
         return True
+
+    def _lose_runs(self, connection: int, now: float, out: list[Command]) -> None:
+        """The process that trained a run, or waited with one, is gone."""
+        for lease in self.book.leases():
+            if lease.connection == connection:
+                self._ends.holder(lease, now, out)
+        for run in self.book.runs():
+            if run.connection == connection:
+                self._ends.lost(run, connection, now, out)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from optuna_hermes.broker._core import _energy as energy
+from optuna_hermes.broker._core import _failures as failures
+from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._run import Run
 from optuna_hermes.broker._core._shape import Shape
@@ -113,6 +115,8 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "unstarted": study.unstarted,
         "workers": {"alive": len(study.workers), "idle": len(study.idle)},
         "counts": _counts(study),
+        "lost": list(losses.shown(study)),
+        "failures": failures.shown(study.failures),
         "device_seconds": held + sum(run.device_seconds for run in study.runs.values()),
         "watt_hours": energy.watt_hours(_joules(study, book, now)),
         "held_seconds": held,

@@ -16,6 +16,29 @@ _COST_MEMORY = 0.7
 
 
 @dataclass(kw_only=True)
+class Failures:
+    """The failures of a study since its driver came.
+
+    Args:
+        first: the number of the first trial that failed, None if none has.
+        first_error: its reason.
+        error: the last reason, without numbers.
+        alike: how many in a row had that one.
+        units: how many units the furthest of those had reported.
+        seconds: the longest device time of those.
+        hopeless: there is nothing but equal failures.
+    """
+
+    first: int | None = None
+    first_error: str = ""
+    error: str = ""
+    alike: int = 0
+    units: int = 0
+    seconds: float = 0.0
+    hopeless: bool = False
+
+
+@dataclass(kw_only=True)
 class Study:
     """A study that is being served; what is counted is counted since its driver came.
 
@@ -35,6 +58,7 @@ class Study:
         leave_seconds: expected cost of suspending a run to disk, 0.0 before the first time.
         powered_down: devices that its policy has no use for.
         wishes: what people want of its runs, by their numbers.
+        failures: what is known of trials that failed since its driver came.
         defers: whether they are less busy than this one: what is nobody's is left to them.
     """
 
@@ -68,6 +92,7 @@ class Study:
     spare: int = 0
     powered_down: frozenset[str] = frozenset()
     defers: bool = False
+    failures: Failures = field(default_factory=Failures)
     wishes: dict[int, Wish] = field(default_factory=dict)
 
     def wish_of(self, run: Run) -> Wish | None:
@@ -118,7 +143,7 @@ class Study:
         waits = run.state in ("pending", "parked", "stored") and not run.evicting
         served = run.connection is not None or self.driver is not None
         here = not self.is_elsewhere(run) and not (self.defers and run.owner is None)
-        free = not (run.stranded or run.awaited or self.is_held(run))
+        free = not (run.stranded or run.awaited or run.given_up or self.is_held(run))
         return waits and served and here and free
 
     @property

@@ -126,6 +126,7 @@ class NvmlDevices:
             energy_joules=_in_thousands(
                 self._nvml, self._nvml.nvmlDeviceGetTotalEnergyConsumption, handle
             ),
+            used=_used(self._nvml, handle),
         )
         fault = self._health[uuid].fault
         if fault:
@@ -310,6 +311,14 @@ def _in_thousands(nvml: Any, read: Callable[[Any], int], handle: Any) -> float |
     """
     try:
         return read(handle) / 1000
+    except nvml.NVMLError:
+        return None
+
+
+def _used(nvml: Any, handle: Any) -> bool | None:
+    """Whether a device has just computed, None where that is not told, as of MIG slices."""
+    try:
+        return int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) > 0
     except nvml.NVMLError:
         return None
 

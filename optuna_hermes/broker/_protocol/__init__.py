@@ -35,6 +35,7 @@ from optuna_hermes.broker._protocol._from_client import Finish as Finish
 from optuna_hermes.broker._protocol._from_client import Finished as Finished
 from optuna_hermes.broker._protocol._from_client import FromClient as FromClient
 from optuna_hermes.broker._protocol._from_client import GetStatus as GetStatus
+from optuna_hermes.broker._protocol._from_client import GiveUp as GiveUp
 from optuna_hermes.broker._protocol._from_client import Hello as Hello
 from optuna_hermes.broker._protocol._from_client import OpenStudy as OpenStudy
 from optuna_hermes.broker._protocol._from_client import Parked as Parked
@@ -60,4 +61,4 @@ from optuna_hermes.broker._protocol._values import Seconds as Seconds
 from optuna_hermes.broker._protocol._values import Size as Size
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
-VERSION = 8
+VERSION = 9

@@ -246,6 +246,15 @@ class Drain(Message, frozen=True, kw_only=True):
     study: Key
 
 
+class GiveUp(Message, frozen=True, kw_only=True):
+    """A run that lost too many processes has failed, or had ended before, and Optuna knows it."""
+
+    study: Key
+    number: Count
+    reason: str
+    state: Ending = "failed"
+
+
 class Wishes(Message, frozen=True, kw_only=True):
     """What people want of some live runs from now on.
 
@@ -324,6 +333,7 @@ FromClient = (
     | Ended
     | Released
     | Drain
+    | GiveUp
     | Wishes
     | Finish
     | Finished

@@ -46,6 +46,7 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         slice_seconds: least length of a slice.
         seed: for policies that draw random numbers.
         maximize: the values were turned round; only ``status`` turns them back.
+        hang_seconds: how long its workers may be silent and idle; None for the usual time.
     """
 
     key: Key
@@ -56,6 +57,7 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slice_seconds: Seconds = 1.0
     seed: int = 0
     maximize: bool = False
+    hang_seconds: Seconds | None = None
 
 
 class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):

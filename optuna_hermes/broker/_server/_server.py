@@ -28,6 +28,7 @@ from optuna_hermes.broker._core._events import (
     Event,
     Kill,
     LedgerAway,
+    Observed,
     Outrun,
     PowerSwitched,
     Received,
@@ -45,6 +46,7 @@ from optuna_hermes.broker._core._story import POWER, ROUTINE
 from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._power_commands import PowerCommands
+from optuna_hermes.broker._server._activity import Activities
 from optuna_hermes.broker._server._doors import HELLO_SECONDS, Doors
 from optuna_hermes.broker._server._instance import instance_in
 from optuna_hermes.broker._server._ledgers import Committed, Heard, Ledgers, all_of
@@ -68,6 +70,8 @@ POLL_SECONDS = 2.0
 HOST_SHARE = 0.4
 """Of the host memory that is available at the start, for what runs move off their devices."""
 FLUSH_SECONDS = 0.25
+OBSERVE_SECONDS = 1.0
+"""How often silent workers are looked at."""
 TRIM_SECONDS = 10.0
 """How often memory that is free is given back to the system."""
 END_SECONDS = 5.0
@@ -136,6 +140,7 @@ class Server:
         self._succession = Succession(directory, book, self._apply)
         self._hung_up: dict[int, float] = {}
         self._leaving: list[int] = []
+        self._activities = Activities()
         self._last_busy = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -165,7 +170,7 @@ class Server:
         self._succession.expect()
         server = await self._doors.open(self._directory)
         news = News(self._state, self._ledgers, self._apply)
-        routines = (self._poll(), self._flush(), news.refresh(), self._trim())
+        routines = (self._poll(), self._flush(), news.refresh(), self._trim(), self._observe())
         chores = [loop.create_task(each) for each in routines]
         for chore in chores:
             chore.add_done_callback(self._chore_ended)
@@ -437,6 +442,16 @@ class Server:
             self._ledgers.flush()
             self._ledgers.rest(self._state.book.studies)
             self._doors.hang_up_on_the_slow()
+
+    async def _observe(self) -> None:
+        """See what silent workers do."""
+        while True:
+            await asyncio.sleep(OBSERVE_SECONDS)
+            silent = self._state.silent(time.monotonic())
+            # On a thread: a host may have thousands of processes.
+            activities = await asyncio.to_thread(self._activities.look, silent) if silent else {}
+            if activities:
+                self._apply(Observed(activities=activities))
 
     async def _trim(self) -> None:
         while True:

@@ -1,0 +1,55 @@
+"""Studies of which nothing succeeds: every trial fails, and for the same reason. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._study import Failures, Study
+
+MOST_ALIKE = 10
+"""After so many equal failures in a row, and nothing else, a study is not gone on with."""
+
+_NUMBER = re.compile(r"0x[0-9a-f]+|-?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+
+
+def failed(book: Book, run: Run, error: str, now: float) -> None:
+    """A trial has failed. Reasons are equal if they differ in their numbers only."""
+    study = book.studies[run.study]
+    known, without_numbers = study.failures, _NUMBER.sub("#", error)
+    if known.first is None:
+        known.first, known.first_error = run.number, error
+    if without_numbers != known.error:
+        known.error, known.alike, known.units, known.seconds = without_numbers, 0, 0, 0.0
+    known.alike += 1
+    known.units = max(known.units, run.furthest)
+    known.seconds = max(known.seconds, run.device_seconds)
+    known.hopeless = known.alike >= MOST_ALIKE and not _promises(book, study, now)
+
+
+def shown(failures: Failures) -> dict[str, Any]:
+    """What the driver is told."""
+    return {
+        "first": failures.first,
+        "error": failures.first_error,
+        "alike": failures.alike,
+        "hopeless": failures.hopeless,
+    }
+
+
+def _promises(book: Book, study: Study, now: float) -> bool:
+    """Whether any trial has succeeded, or has come further than those that failed alike."""
+    held = {
+        lease.number: lease.device_seconds(now)
+        for lease in book.leases()
+        if lease.study == study.spec.key
+    }
+    known = study.failures
+    return any(
+        run.state == "done"
+        or run.furthest > known.units
+        or (run.live and run.device_seconds + held.get(run.number, 0.0) > known.seconds)
+        for run in study.runs.values()
+    )

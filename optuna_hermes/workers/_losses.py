@@ -1,0 +1,140 @@
+"""Trials that lose their processes: what is said of them, and how those end that are given up."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from optuna_hermes import _optuna as private
+from optuna_hermes.broker._protocol import Ending, GiveUp
+
+STATUS_SECONDS = 2.0
+"""How long the exit status of a process is waited for."""
+
+_LAST_LINES = 5
+_LAST_BYTES = 16384
+_CRASH = "Fatal Python error"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Losses:
+    """Tells people of trials that lose their process, and Optuna of those that have failed so.
+
+    Args:
+        study: their study.
+        folder: with one folder for each trial.
+        status_of: the exit status of a process of the study, None while nobody knows it.
+        note: shows a line.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        folder: Path,
+        status_of: Callable[[int], int | None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._study = study
+        self._folder = folder
+        self._status_of = status_of
+        self._note = note
+        self._seen: dict[tuple[int, int], float] = {}
+        self._said: set[tuple[int, int]] = set()
+
+    def look(self, key: str, lost: list[dict[str, Any]]) -> list[GiveUp]:
+        """See what a broker tells of trials without a process.
+
+        Args:
+            key: the study's key.
+            lost: as the broker's status has it.
+
+        Returns:
+            What the broker is to hear: trials that Optuna knows to have failed.
+        """
+        heard = (each for each in lost if self._is_heard(each))
+        return [self._give_up(key, each) for each in heard if self._say(each)]
+
+    def _is_heard(self, loss: Mapping[str, Any]) -> bool:
+        """Whether all is known of the end of a process that will be known."""
+        if loss["pid"] is None or self._status_of(loss["pid"]) is not None:
+            return True
+        now = time.monotonic()
+        since = self._seen.setdefault((loss["trial"], loss["losses"]), now)
+        return now - since > STATUS_SECONDS
+
+    def _say(self, loss: Mapping[str, Any]) -> bool:
+        """Say that a process was lost, once; whether its trial is given up."""
+        this = loss["trial"], loss["losses"]
+        if loss["given_up"] or this in self._said:
+            return bool(loss["given_up"])
+        self._said.add(this)
+        self._note(
+            f"Trial {loss['trial']} has lost its process ({self._how(loss)}), for time "
+            f"{loss['losses']} of {loss['most_losses']} without a new unit; it goes on in another."
+        )
+        return False
+
+    def _give_up(self, key: str, loss: Mapping[str, Any]) -> GiveUp:
+        """Tell Optuna that a trial has failed, unless its last process has told how it ended."""
+        number, id_ = loss["trial"], loss["trial_id"]
+        reason = (
+            f"its process ended {loss['losses']} times without a new unit, the last time by "
+            f"{self._how(loss)}"
+        )
+        end = private.end_of(self._study, id_)
+        if end is None:
+            private.set_attributes(self._study, id_, {private.STATE_ATTRIBUTE: "failed"})
+            end = private.fail_trial(self._study, number)
+            self._note(_last_words(number, reason, self._folder / f"trial-{number:05d}"))
+        state: Ending = "failed" if end == TrialState.FAIL else "done"
+        return GiveUp(study=key, number=number, reason=reason, state=state)
+
+    def _how(self, loss: Mapping[str, Any]) -> str:
+        """How the last of its processes has ended."""
+        if loss["hung"]:
+            return "SIGKILL, since it hung: see --hang-seconds"
+        return described(None if loss["pid"] is None else self._status_of(loss["pid"]))
+
+
+def described(status: int | None) -> str:
+    """An exit status, or minus a signal, in words."""
+    if status is None:
+        return "an unknown cause"
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    # Nobody here has sent it.
+    return f"{name}, as the kernel does when memory runs out" if -status == 9 else name
+
+
+def _last_words(number: int, reason: str, folder: Path) -> str:
+    """That a trial has failed, and what it has printed last."""
+    words, log = f"Trial {number} has failed: {reason}.", folder / "output.log"
+    lines = _last_lines(log)
+    return "\n  ".join([f"{words} The end of {log}:", *lines]) if lines else words
+
+
+def _last_lines(log: Path) -> list[str]:
+    """The last lines that a trial has printed, as a terminal may have them."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LAST_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = [_CONTROL.sub(" ", line).strip()[:200] for line in text.splitlines()]
+    lines = [line for line in lines if line]
+    crashes = [place for place, line in enumerate(lines) if line.startswith(_CRASH)]
+    if crashes:  # what comes first is the place of the crash
+        return lines[crashes[-1] :][:_LAST_LINES]
+    return lines[-_LAST_LINES:]

@@ -1,0 +1,233 @@
+"""Runs that lose processes, studies of which nothing succeeds, and workers that are silent."""
+
+from __future__ import annotations
+
+import pytest
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._events import Activity, Observed
+from optuna_hermes.broker._core._failures import MOST_ALIKE
+from optuna_hermes.broker._core._run import MOST_LOSSES
+from optuna_hermes.testing._broker import FakeBroker
+
+
+def begin(broker: FakeBroker, worker: int, number: int) -> int:
+    """A worker finds the trial of its lease and trains; the lease's epoch."""
+    epoch = int(broker.last(worker, "Grant").epoch)
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    return epoch
+
+
+def report(broker: FakeBroker, worker: int, epoch: int, unit: int) -> None:
+    broker.say(worker, wire.Report(epoch=epoch, unit=unit, step=unit, value=1.0))
+
+
+def lose(broker: FakeBroker, times: int, units: int = 0) -> None:
+    """Trial 0 loses so many processes, each after it has reported so many units."""
+    for _ in range(times):
+        worker = broker.worker()
+        epoch = begin(broker, worker, 0)
+        for unit in range(1, units + 1):
+            report(broker, worker, epoch, unit)
+        broker.hang_up(worker)
+
+
+def lost(broker: FakeBroker) -> list[tuple[int, bool]]:
+    """The losses of the trials without a process, and whether they are given up."""
+    (study,) = broker.state.status(broker.now)["studies"]
+    return [(each["losses"], each["given_up"]) for each in study["lost"]]
+
+
+def test_a_run_that_only_loses_processes_gets_no_further_one() -> None:
+    """Its driver tells Optuna, then it has failed, in the ledger too."""
+    broker = FakeBroker(devices=1)
+    driver = broker.driver(unstarted=1)
+    lose(broker, MOST_LOSSES)
+    assert lost(broker) == [(MOST_LOSSES, True)]
+    assert broker.last(broker.worker(), "Grant") is None
+    broker.say(driver, wire.GiveUp(study="s", number=0, reason="SIGSEGV"))
+    (run,) = broker.ledger.load_runs("s")
+    assert run.state == "failed"
+    failed = [event for event in broker.ledger.load_events("s") if event.kind == "failed"]
+    assert [event.detail for event in failed] == [{"error": "SIGSEGV"}]
+
+
+def test_a_new_unit_counts_anew_and_an_old_one_does_not() -> None:
+    """Units that were reported before the process was lost are trained again."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    lose(broker, 2, units=1)
+    assert lost(broker) == [(2, False)]
+    lose(broker, 1, units=2)
+    assert lost(broker) == [(1, False)]
+
+
+def test_losses_outlive_a_broker() -> None:
+    """The same driver comes to the next one, and a trial has no more chances for that."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    lose(broker, MOST_LOSSES - 1)
+    after = broker.successor()
+    after.driver(unstarted=0, counted=wire.Counted())
+    lose(after, 1)
+    assert lost(after) == [(MOST_LOSSES, True)]
+
+
+def test_a_new_call_gives_new_chances() -> None:
+    """Nobody knows why the one before it ended: a host may have been restarted."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    lose(broker, MOST_LOSSES)
+    after = broker.successor()
+    after.driver(unstarted=0)
+    assert lost(after) == []
+    assert after.last(after.worker(), "Grant").number == 0
+
+
+@pytest.mark.parametrize("driver_first", [True, False])
+def test_who_ends_with_the_driver_is_not_counted(driver_first: bool) -> None:
+    """A user who ends everything has not made a trial lose its process."""
+    broker = FakeBroker(devices=1)
+    driver = broker.driver(unstarted=1)
+    worker = broker.worker()
+    begin(broker, worker, 0)
+    for connection in (driver, worker) if driver_first else (worker, driver):
+        broker.hang_up(connection)
+    (run,) = broker.ledger.load_runs("s")
+    assert run.losses == 0
+
+
+def test_a_device_that_fails_is_not_its_run_s_fault() -> None:
+    """What was on it goes on elsewhere."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker = broker.worker()
+    begin(broker, worker, 0)
+    broker.poll("cpu:0", healthy=False)
+    broker.hang_up(worker)
+    assert lost(broker) == []
+
+
+# -- failures ----------------------------------------------------------------------------------
+
+
+def fail(broker: FakeBroker, number: int, error: str, units: int = 0) -> None:
+    worker = broker.worker()
+    epoch = begin(broker, worker, number)
+    for unit in range(1, units + 1):
+        report(broker, worker, epoch, unit)
+    broker.say(worker, wire.Ended(epoch=epoch, state="failed", error=error))
+    broker.hang_up(worker)
+
+
+def hopeless(broker: FakeBroker) -> bool:
+    (study,) = broker.state.status(broker.now)["studies"]
+    return bool(study["failures"]["hopeless"])
+
+
+def test_equal_failures_and_nothing_else_are_hopeless() -> None:
+    """Reasons that differ in numbers are equal; others begin a new row."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=40, max_alive=40)
+    fail(broker, 0, "KeyError: x")
+    for number in range(1, MOST_ALIKE):
+        fail(broker, number, f"ValueError: lr={number}")
+    assert not hopeless(broker)
+    fail(broker, MOST_ALIKE, "ValueError: lr=0.1")
+    assert hopeless(broker)
+    (study,) = broker.state.status(broker.now)["studies"]
+    assert (study["failures"]["first"], study["failures"]["error"]) == (0, "KeyError: x")
+
+
+@pytest.mark.parametrize("by", ["success", "unit", "time"])
+def test_one_trial_that_does_better_is_hope(by: str) -> None:
+    """One that has ended well, or has come further than those that failed, or trains longer."""
+    broker = FakeBroker(devices=2)
+    broker.driver(unstarted=40, max_alive=40)
+    worker = broker.worker()
+    epoch = begin(broker, worker, 100)
+    if by == "success":
+        broker.say(worker, wire.Ended(epoch=epoch, state="done"))
+        broker.hang_up(worker)
+    elif by == "unit":
+        report(broker, worker, epoch, 1)
+        report(broker, worker, epoch, 2)
+    else:
+        broker.advance(0.5)
+    for number in range(MOST_ALIKE + 1):
+        fail(broker, number, "no", units=1 if by == "unit" else 0)
+    assert not hopeless(broker)
+
+
+# -- silence -----------------------------------------------------------------------------------
+
+
+def silent(
+    seconds: float, activity: Activity, *, unit: bool = False, others: bool = True
+) -> FakeBroker:
+    """A worker does one thing for a time, and says nothing."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2 if others else 1)
+    worker = broker.worker()
+    if others:
+        broker.worker()
+    epoch = begin(broker, worker, 0)
+    if unit:
+        report(broker, worker, epoch, 1)
+    end = broker.now + seconds
+    while broker.now < end:
+        broker.advance(1.0)
+        if worker in broker.state.silent(broker.now):
+            broker.apply(Observed(activities={worker: activity}))
+    return broker
+
+
+def test_who_works_is_waited_for_before_its_first_unit() -> None:
+    """Nobody knows how long a unit of it takes: a validation may take hours."""
+    assert silent(20_000.0, "works").killed() == []
+
+
+def test_who_works_is_not_waited_for_without_end_after_a_unit() -> None:
+    """It may be silent ten times as long as one that is idle."""
+    assert silent(2_900.0, "works", unit=True).killed() == []
+    assert len(silent(3_100.0, "works", unit=True).killed()) == 1
+
+
+@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize("others", [True, False])
+def test_who_does_nothing_hangs(unit: bool, others: bool) -> None:
+    """After 300 s, whether others wait for the device or not."""
+    assert silent(290.0, "idle", unit=unit, others=others).killed() == []
+    assert len(silent(320.0, "idle", unit=unit, others=others).killed()) == 1
+
+
+def test_who_is_stopped_is_in_the_way_for_half_a_minute() -> None:
+    """A stopped process cannot be at work; where nobody waits it is left alone for longer."""
+    assert len(silent(45.0, "stopped").killed()) == 1
+    assert silent(290.0, "stopped", others=False).killed() == []
+
+
+def test_a_study_says_how_long_its_runs_may_be_silent() -> None:
+    """``hang_seconds`` is the study's, whatever the broker was started with."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", hang_seconds=7.0)
+    first, _ = broker.worker(), broker.worker()
+    begin(broker, first, 0)
+    broker.advance(7.9)  # it was asked to leave after a second
+    assert broker.killed() == []
+    broker.advance(0.2)
+    assert broker.killed() == [first]
+
+
+def test_a_run_that_hangs_again_and_again_is_given_up() -> None:
+    """Each kill is a loss, and the driver hears why."""
+    broker = FakeBroker(devices=1, grace_seconds=10.0)
+    broker.driver(policy="round-robin", unstarted=2)
+    worker, _ = broker.worker(), broker.worker()
+    begin(broker, worker, 0)
+    broker.advance(20.0)
+    assert broker.killed() == [worker]
+    broker.hang_up(worker)
+    (study,) = broker.state.status(broker.now)["studies"]
+    assert [(each["losses"], each["hung"]) for each in study["lost"]] == [(1, True)]
