@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import RunSession, connect_or_start, sessions, unheard
 from optuna_hermes.broker._protocol import Ending, Register
+from optuna_hermes.errors import ObjectiveError
 
 DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
 
@@ -96,6 +97,11 @@ class HermesSampler(BaseSampler):
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Wait for the trial's first turn, where that is this sampler's task."""
+        if sessions.importing:
+            raise ObjectiveError(
+                "study.optimize() was called while a worker imported the objective's file: put the "
+                'call under `if __name__ == "__main__":`.'
+            )
         if sessions.worker is None and getattr(study.pruner, "preempts", False):
             self._wait_for_turn(study, trial)
         self._base.before_trial(private.StudyView(study), trial)

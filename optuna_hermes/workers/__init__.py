@@ -13,6 +13,7 @@ from optuna_hermes.policies import make_policy
 from optuna_hermes.sampler import default_devices
 from optuna_hermes.view import Progress, make_progress, plural
 from optuna_hermes.workers._driver import Callback, Driver, Settings
+from optuna_hermes.workers._guard import refuse_inside
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._result import OptimizeResult, TrialResult
 
@@ -118,5 +119,6 @@ def run_study(
     callbacks: Sequence[Callback] = (),
 ) -> OptimizeResult:
     """As ``optimize``, for callers that show things themselves."""
+    refuse_inside()
     make_policy(settings.policy)
     return Driver(study, objective, settings, progress, callbacks).run()

@@ -65,6 +65,26 @@ def test_every_python_snippet_runs(snippet: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_every_snippet_that_starts_a_study_has_a_guard(snippet: str) -> None:
+    """Workers import the file of their objective: what starts a study must not run then."""
+    for call in re.findall(r"^(?:\w+\.)?optimize\(", snippet, re.MULTILINE):
+        pytest.fail(f'{call} belongs under `if __name__ == "__main__":`')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("snippet", [each for each in SNIPPETS if "objective(" in each.values[0]])
+def test_every_snippet_is_a_file_for_the_command_line(
+    snippet: str, tmp_path: Path, storage_url: str, cli: Cli
+) -> None:
+    """``optimize FILE.py:objective`` takes a copied snippet as it stands."""
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet)
+    study = ("--storage", storage_url, "--study-name", "s")
+    done = cli("optimize", f"{script}:objective", *study, "--n-trials", 1, "--devices", "cpu:1")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_exists_with_its_flags(command: str, cli: Cli) -> None:
     """The verbs and flags of the pages are those of the program."""

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
 class Sessions:
     """The sessions of this process, by study name and trial number.
 
-    ``worker`` is the session of a process that serves one run at a time for ``optimize``.
+    ``worker`` is the session of a process that serves one run at a time for ``optimize``, and
+    ``importing`` says that this process imports an objective for such processes.
     """
 
     def __init__(self) -> None:
         self.worker: RunSession | None = None
+        self.importing = False
         self._by_trial: dict[tuple[str, int], RunSession] = {}
 
     def add(self, study: str, number: int, session: RunSession) -> None:
