@@ -2,7 +2,8 @@
 
 A fork of it is a ready worker within milliseconds, where a fresh process would import torch for
 seconds. It is one thread and never touches a device. It ends with its parent, and its children
-end with it.
+end with it. Where the objective's import leaves something behind that no fork survives, workers are
+fresh processes after all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import json
 import os
 import pickle
@@ -19,32 +19,87 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
+from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
-from optuna_hermes.workers._objective import Objective, unpack
+from optuna_hermes.workers._fork_safety import why_not_fork
+from optuna_hermes.workers._imports import LibrariesFirst
+from optuna_hermes.workers._objective import Objective, file_of, unpack
+from optuna_hermes.workers._signals import leave_to_driver
 from optuna_hermes.workers._worker import Job, work
 
 _PRELOAD = ("numpy", "torch", "lightning.pytorch", "optuna_hermes.lightning", "sqlalchemy")
 _PR_SET_PDEATHSIG = 1
 
+NOT_LOADED = 12
+"""Exit status of a fresh worker that could not load the objective."""
+_MAX_NOT_LOADED = 3
+"""How many such workers are enough to believe that there will be no others."""
+
+_SLOW = (
+    "Workers are not forked but start slowly, since {} when the objective was imported: move what "
+    "does so into the objective."
+)
+_START = (
+    "import sys; sys.path[:] = [each for each in sys.path if each] + [{!r}]; "
+    "from optuna_hermes.workers.{} import main; sys.exit(main())"
+)
+
 
 def main() -> int:
     """Load the objective, say whether that can be done, then fork a worker whenever asked."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to deal with
+    _leave_group()
     parent = socket.socket(fileno=int(sys.argv[1]))
-    packed, path = _read_payload(parent)
-    sys.path[:] = path
+    packed, path, arguments = _read_payload(parent)
+    prepare_imports(packed, path, arguments)
     try:
         objective = _prepare(packed)
     except HermesError as error:
         _tell(parent, {"error": str(error), "kind": type(error).__name__})
         return 2
+    unsafe = why_not_fork()
+    if unsafe is not None:
+        print(_SLOW.format(unsafe.value), file=sys.stderr, flush=True)
     gc.freeze()  # a worker that looks for its tensors need not look at all that was imported
     _tell(parent, {"ready": True})
-    _Nursery(parent, _read_payload(parent), objective).run()
+    job = _read_payload(parent)
+    fresh = None if unsafe is None else _order((packed, path, arguments, job, unsafe))
+    _Nursery(parent, job, objective, fresh).run()
     return 0
+
+
+def command(module: str, *arguments: object) -> list[str]:
+    """What starts ``main`` of a module in this folder.
+
+    ``python -m`` would import from the current folder first, whatever is in it.
+    """
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [sys.executable, "-c", _START.format(package, module), *map(str, arguments)]
+
+
+def prepare_imports(packed: bytes | str, path: list[str], arguments: list[str]) -> None:
+    """Let this process import as the driver would, and libraries what they mean."""
+    file = file_of(packed)
+    sys.meta_path.insert(0, LibrariesFirst(None if file is None else file.stem))
+    sys.path[:] = path
+    sys.argv[:] = arguments
+
+
+def _leave_group() -> None:
+    """What a terminal or ``timeout`` sends to the driver's group is the driver's to deal with."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the errors of a file may be printed
+    leave_to_driver()
+
+
+def _order(content: object) -> int:
+    """A file in memory that fresh workers read."""
+    order = os.memfd_create("hermes-order")
+    with open(order, "wb", closefd=False) as file:
+        pickle.dump(content, file)
+    return order
 
 
 def die_with_parent() -> None:
@@ -54,10 +109,12 @@ def die_with_parent() -> None:
 
 
 def _prepare(packed: bytes | str) -> Objective:
+    sessions.importing = True
     objective = unpack(packed)  # what is wrong with it is said at once
+    sessions.importing = False
     for name in _PRELOAD:
         with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+            __import__(name)
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise ObjectiveError(
@@ -89,10 +146,14 @@ def _tell(parent: socket.socket, line: dict[str, Any]) -> None:
 
 
 class _Nursery:
-    def __init__(self, parent: socket.socket, job: Job, objective: Objective) -> None:
+    def __init__(
+        self, parent: socket.socket, job: Job, objective: Objective, fresh: int | None
+    ) -> None:
         self._parent = parent
         self._job = job
         self._objective = objective
+        self._fresh = fresh
+        self._not_loaded = 0
         self._children: set[int] = set()
         self._wake, wake = socket.socketpair()
         wake.setblocking(False)
@@ -118,6 +179,8 @@ class _Nursery:
                 if self._wake in ready:
                     self._wake.recv(4096)
                     self._reap()
+                    if self._not_loaded >= _MAX_NOT_LOADED:
+                        return
                 if self._parent in ready:
                     asked = self._parent.recv(4096)
                     if not asked:
@@ -127,30 +190,23 @@ class _Nursery:
 
     def _fork(self) -> None:
         nursery = os.getpid()
-        pid = os.fork()
+        pid = os.fork() if self._fresh is None else _spawn(self._fresh, nursery)
         if pid == 0:
             self._be_a_worker(nursery)
         self._children.add(pid)
         _tell(self._parent, {"forked": pid})
 
     def _be_a_worker(self, nursery: int) -> None:
-        status = 1
         try:
-            die_with_parent()
-            if os.getppid() != nursery:
-                os._exit(1)
-            signal.set_wakeup_fd(-1)
+            end_with(nursery)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            leave_to_driver()
             for end in (self._parent, self._wake, self._wake_end):
                 end.close()
-            status = work(self._job, self._objective)
         except BaseException:
             traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # No clean-up of what was inherited from the nursery.
-            os._exit(status)
+            os._exit(1)
+        serve(self._job, self._objective)
 
     def _reap(self) -> None:
         while self._children:
@@ -159,8 +215,31 @@ class _Nursery:
                 return
             self._children.discard(pid)
             code = os.waitstatus_to_exitcode(status)
+            self._not_loaded += code == NOT_LOADED
             _tell(self._parent, {"exited": pid, "status": code})
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _spawn(order: int, nursery: int) -> int:
+    words = command("_fresh", order, nursery)
+    actions = [(os.POSIX_SPAWN_DUP2, order, order)]  # it is inherited, other handles are not
+    return os.posix_spawn(words[0], words, os.environ, file_actions=actions)
+
+
+def end_with(nursery: int) -> None:
+    """Be killed when this process, the parent, ends."""
+    die_with_parent()
+    if os.getppid() != nursery:
+        os._exit(1)
+
+
+def serve(job: Job, objective: Objective) -> NoReturn:
+    """Be a worker, and end without a clean-up of what was inherited."""
+    status = 1
+    try:
+        status = work(job, objective)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

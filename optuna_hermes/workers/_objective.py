@@ -13,7 +13,8 @@ from typing import Any
 
 import cloudpickle
 
-from optuna_hermes.errors import ObjectiveError
+from optuna_hermes.errors import HermesError, ObjectiveError
+from optuna_hermes.workers._imports import is_library
 
 Objective = Callable[..., Any]
 
@@ -37,6 +38,24 @@ def pack(objective: Objective | str) -> bytes | str:
         ) from error
 
 
+def file_of(objective: bytes | str) -> Path | None:
+    """The file of a ``FILE.py:NAME``, None for other objectives."""
+    place = objective.rpartition(":")[0] if isinstance(objective, str) else ""
+    return Path(place) if place.endswith(".py") else None
+
+
+def arguments(objective: bytes | str) -> list[str]:
+    """The ``sys.argv`` that the import of an objective finds in another process.
+
+    A file that is not this process's script has no arguments; it may well parse them.
+    """
+    file = file_of(objective)
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None or (script is not None and file.resolve() == Path(script).resolve()):
+        return sys.argv
+    return [str(file)]
+
+
 def unpack(packed: bytes | str) -> Objective:
     """The objective itself, with everything it imports.
 
@@ -57,7 +76,9 @@ def unpack(packed: bytes | str) -> Objective:
 def _load_value(packed: bytes) -> Objective:
     try:
         return cloudpickle.loads(packed)  # type: ignore[no-any-return]  # our own parent sent it
-    except Exception as error:
+    except HermesError:
+        raise
+    except (Exception, SystemExit) as error:
         raise ObjectiveError(
             f"The objective cannot be loaded in a worker: {error!r}. What it imports must be "
             "importable in another process too."
@@ -76,14 +97,17 @@ def _split(target: str) -> tuple[str, str]:
 
 def _load_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent.absolute()))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"objective_{path.stem}" if is_library(path.stem) else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ObjectiveError(f"{str(path)!r} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except HermesError as error:
+        raise ObjectiveError(f"Importing {path}: {error}") from error
+    except (Exception, SystemExit) as error:
         raise ObjectiveError(f"Importing {path} raised {error!r}: mend that first.") from error
     return module
 
@@ -96,8 +120,10 @@ def _functions(module: ModuleType) -> list[str]:
 
 
 def _load_module(name: str) -> ModuleType:
-    sys.path.insert(0, "")
+    sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except HermesError as error:
+        raise ObjectiveError(f"Importing module {name!r}: {error}") from error
+    except (Exception, SystemExit) as error:
         raise ObjectiveError(f"Importing module {name!r} raised {error!r}.") from error

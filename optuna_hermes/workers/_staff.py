@@ -16,6 +16,9 @@ from typing import Any
 
 from optuna_hermes import errors
 from optuna_hermes.errors import HermesError, ObjectiveError
+from optuna_hermes.workers._guard import INSIDE_VARIABLE
+from optuna_hermes.workers._nursery import command
+from optuna_hermes.workers._objective import arguments
 from optuna_hermes.workers._worker import Job
 
 END_SECONDS = 10.0
@@ -40,13 +43,14 @@ class Staff:
         self._buffer = b""
         with end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "optuna_hermes.workers._nursery", str(end.fileno())],
+                command("_nursery", end.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
                 pass_fds=(end.fileno(),),
                 env=_environment(devices),
             )
-        self._send((objective, sys.path))  # what this process can import, workers can
+        # What this process can import, workers can.
+        self._send((objective, sys.path, arguments(objective)))
 
     def __enter__(self) -> Staff:
         try:
@@ -74,7 +78,8 @@ class Staff:
         missing = count - len(self._alive) - self._asked
         if missing > 0:
             self._asked += missing
-            self._socket.sendall(b"f" * missing)
+            with contextlib.suppress(ConnectionError):  # that it is gone is seen when it is read
+                self._socket.sendall(b"f" * missing)
 
     @property
     def said(self) -> frozenset[int]:
@@ -123,7 +128,10 @@ class Staff:
                 self._statuses[line["exited"]] = line["status"]
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        data = self._socket.recv(65536)
+        try:
+            data = self._socket.recv(65536)
+        except ConnectionError:  # it ended before it had read all
+            data = b""
         if not data:
             raise HermesError(
                 "The process that workers are forked from has ended: see above for the reason, "
@@ -136,13 +144,15 @@ class Staff:
 def _environment(devices: str) -> dict[str, str]:
     """Threads for CPU slots: the cores are shared out, unless the user has said otherwise.
 
+    Whether there is a GPU is asked without CUDA, which a fork could not use after that.
     A fit in several processes leaves its port behind here, where Lightning takes it for each next
     one: of two trials that are alive at once the second could not have it.
     """
     slots = devices.removeprefix("cpu:")
     share = max(1, (os.cpu_count() or 1) // int(slots)) if slots.isdigit() and int(slots) else 1
     own = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
-    return {"OMP_NUM_THREADS": str(share), **own}
+    asked = {"OMP_NUM_THREADS": str(share), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return {**asked, **own, INSIDE_VARIABLE: "1"}
 
 
 def _has_fileno(stream: Any) -> bool:

@@ -1,0 +1,110 @@
+"""Whether this process, which has imported a user's files, can be forked.
+
+A fork has one thread. If others ran in its parent, what they have begun is never done, and
+whoever waits for them waits without end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from enum import Enum
+
+PROBE_SECONDS = 20.0
+"""How long the forked process may take to look at CUDA; the driver may be slow at first."""
+
+_PAUSE_SOFT = 1
+_CUDA_NOT_INITIALISED = 3
+_NOT_MISSED = ("TMonitor",)
+"""Classes of threads that only look after something: this is tqdm's."""
+_ENDING_SECONDS = 0.5
+"""How long threads that are about to end are waited for."""
+
+
+class Unsafe(Enum):
+    """A reason why a process cannot be forked."""
+
+    CUDA = "CUDA was used"
+    THREADS = "threads were started"
+
+
+def why_not_fork() -> Unsafe | None:
+    """Why workers must be fresh processes; None if they can be forked from this one.
+
+    Call it in the main thread, once all is imported. Idle threads of OpenMP, which operations of
+    torch leave behind, are ended; they are started again when they are needed.
+    """
+    _end_openmp_threads()
+    if not _probe():
+        return Unsafe.CUDA
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while _has_other_threads():
+        if time.monotonic() > deadline:
+            return Unsafe.THREADS
+        time.sleep(0.02)
+    return None
+
+
+def _end_openmp_threads() -> None:
+    for path in _loaded("libgomp", "libomp", "libiomp"):
+        pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)
+        if pause is not None:  # since OpenMP 5.0
+            pause(_PAUSE_SOFT)
+
+
+def _probe() -> bool:
+    """Fork once, and tell whether CUDA can be used in the fork.
+
+    That it forks has an effect too: OpenBLAS ends its threads before, and starts them when it
+    needs them.
+    """
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(theirs, b"y" if _cuda_works() else b"n")
+        os._exit(0)
+    os.close(theirs)
+    try:
+        answered = select.select([ours], [], [], PROBE_SECONDS)[0]
+        return bool(answered) and os.read(ours, 1) == b"y"
+    finally:
+        os.close(ours)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _cuda_works() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda._is_in_bad_fork():
+        return False
+    for path in _loaded("libcuda.so"):
+        if ctypes.CDLL(path).cuInit(0) == _CUDA_NOT_INITIALISED:
+            return False
+    return True
+
+
+def _has_other_threads() -> bool:
+    """Whether there are threads beside the main one that forks would miss."""
+    python = [each for each in threading.enumerate() if each is not threading.main_thread()]
+    if any(type(each).__name__ not in _NOT_MISSED for each in python):
+        return True
+    torch = sys.modules.get("torch")
+    # Torch has a pool of its own for set_num_threads(), and forgets it in forks.
+    pool = 0 if torch is None else torch.get_num_threads() - 1
+    return len(os.listdir("/proc/self/task")) - len(python) > 1 + pool
+
+
+def _loaded(*names: str) -> Iterator[str]:
+    """The paths of libraries in this process whose files begin with these names."""
+    with open("/proc/self/maps") as maps:
+        mapped = [line.split(maxsplit=5) for line in maps]
+    paths = {line[5].strip() for line in mapped if len(line) > 5}
+    for path in sorted(paths):
+        if os.path.basename(path).startswith(names):
+            yield path

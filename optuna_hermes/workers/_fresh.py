@@ -1,0 +1,40 @@
+"""A worker that is a process of its own: the objective is imported anew."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any
+
+from optuna_hermes.errors import HermesError
+from optuna_hermes.workers._fork_safety import Unsafe
+from optuna_hermes.workers._nursery import NOT_LOADED, end_with, prepare_imports, serve
+from optuna_hermes.workers._objective import Objective, unpack
+from optuna_hermes.workers._signals import leave_to_driver
+
+
+def main() -> int:
+    """Read what the fork server has written, and be a worker."""
+    order, nursery = map(int, sys.argv[1:])
+    end_with(nursery)
+    leave_to_driver()
+    # A handle that is duplicated shares its position, and others read the same file.
+    with open(f"/proc/self/fd/{order}", "rb") as file:
+        packed, path, arguments, job, unsafe = pickle.loads(file.read())
+    os.close(order)
+    prepare_imports(packed, path, arguments)
+    try:
+        # CUDA keeps to the devices that are visible when it is first asked.
+        objective = _unpack_late(packed) if unsafe is Unsafe.CUDA else unpack(packed)
+    except HermesError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return NOT_LOADED
+    serve(job, objective)
+
+
+def _unpack_late(packed: bytes | str) -> Objective:
+    def objective(trial: Any) -> Any:
+        return unpack(packed)(trial)
+
+    return objective

@@ -1,0 +1,126 @@
+"""Signals that reach every process of a job, and that only the driver acts on.
+
+``timeout``, systemd, SLURM and a terminal that is closed send them to all processes at once. If
+one of these ended a worker, the batches since its last checkpoint would be lost: the driver
+suspends every trial instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
+LEFT_TO_DRIVER = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+_BETWEEN_SECONDS = 0.2
+"""The longest time in which a signal for all processes reaches the first and the last of them."""
+
+_TORCH_SIGNALS = "torch.utils.data._utils.signal_handling"
+
+_python_signal, _python_getsignal = signal.signal, signal.getsignal
+_handlers: dict[int, Any] = {}
+"""What the objective has set for these signals."""
+_seen: mmap.mmap | None = None
+"""A byte for each signal that was sent to this process, shared with those it forks."""
+_pipe: tuple[int, int] = (-1, -1)
+
+
+def leave_to_driver() -> None:
+    """Ignore these signals in this process, now and after somebody sets a handler for one.
+
+    Lightning sets some that end a training; they are remembered, and never called. It is done
+    by a handler, since programs that are started inherit what is ignored: nobody could
+    terminate them. Processes that are forked ignore what this process was sent too: those that
+    load data must outlive it. SIGTERM to them alone is how a pool is closed, and ends them.
+    """
+    global _seen, _pipe
+    if _seen is None:
+        os.register_at_fork(after_in_child=_begin_child)
+    _seen, _pipe = mmap.mmap(-1, signal.NSIG), os.pipe()
+    for end in _pipe:
+        os.set_blocking(end, False)
+    # Written at once, also while a long operation keeps Python from calling handlers.
+    signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
+    for number in LEFT_TO_DRIVER:
+        _python_signal(number, _ignore)
+    signal.signal, signal.getsignal = _set_handler, _get_handler  # type: ignore[assignment]
+
+
+def sent_to_all() -> bool:
+    """Whether this process was sent such a signal: so were those that it has started."""
+    return any(map(_was_sent, LEFT_TO_DRIVER))
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    _read_pipe()
+
+
+def _begin_child() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in LEFT_TO_DRIVER:
+        _python_signal(number, _act_if_alone)
+    torch = sys.modules.get(_TORCH_SIGNALS)
+    if torch is not None:
+        torch._set_worker_signal_handlers = partial(  # type: ignore[attr-defined]
+            _begin_loader, torch._set_worker_signal_handlers
+        )
+
+
+def _begin_loader(begin: Callable[[], None]) -> None:
+    """Set torch's handlers, all but that of SIGTERM, which ends a loader whoever has sent it."""
+    begin()
+    _handlers[signal.SIGTERM] = lambda number, frame: os._exit(0)  # as torch's does
+    _python_signal(signal.SIGTERM, _act_if_alone)
+
+
+def _act_if_alone(number: int, frame: FrameType | None) -> None:
+    """Do what the signal asks for, unless the process above was sent it as well."""
+    deadline = time.monotonic() + _BETWEEN_SECONDS
+    while not _was_sent(number):
+        if time.monotonic() > deadline:
+            return _act(number, frame)
+        time.sleep(0.005)
+    return None
+
+
+def _act(number: int, frame: FrameType | None) -> None:
+    handler = _get_handler(number)
+    if callable(handler):
+        handler(number, frame)
+    elif handler != signal.SIG_IGN:
+        _python_signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def _was_sent(number: int) -> bool:
+    _read_pipe()
+    return _seen is not None and _seen[number] != 0
+
+
+def _read_pipe() -> None:
+    if _seen is not None:
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(_pipe[0], 1 << 16):
+                _seen[number] = 1
+
+
+def _set_handler(number: int, handler: Callable[..., Any] | int | None) -> Any:
+    if number not in LEFT_TO_DRIVER:
+        return _python_signal(number, handler)
+    before, _handlers[number] = _get_handler(number), handler
+    return before
+
+
+def _get_handler(number: int) -> Any:
+    if number not in LEFT_TO_DRIVER:
+        return _python_getsignal(number)
+    default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    return _handlers.get(number, default)
