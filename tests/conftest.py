@@ -186,7 +186,8 @@ class RunningCli:
         members = []
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError):
-                if os.getpgid(process.pid) == self.process.pid and _alive(process):
+                # Workers are in a group of their own, and end with the driver.
+                if os.getsid(process.pid) == self.process.pid and _alive(process):
                     members.append(process)
         return members
 

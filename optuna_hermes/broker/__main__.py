@@ -10,10 +10,12 @@ import gc
 import logging
 import os
 import resource
+import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 import filelock
 
@@ -22,7 +24,7 @@ from optuna_hermes.broker._devices._source import Devices, parse_devices
 from optuna_hermes.broker._power_commands import PowerCommands, power_commands
 from optuna_hermes.broker._server._logs import start_logging
 from optuna_hermes.broker._server._malloc import give_back_large_blocks
-from optuna_hermes.broker._server._server import Server
+from optuna_hermes.broker._server._server import OF_JOBS, Server
 from optuna_hermes.errors import BrokerConflictError, HermesError, InvalidInputError
 
 IDLE_SECONDS = 30.0
@@ -40,6 +42,7 @@ def run_broker(
     metrics_port: int | None = None,
     power: PowerCommands | None = None,
     ready: Callable[[], None] = lambda: None,
+    background: bool = False,
 ) -> None:
     """Be the broker of this host and user until it is time to end.
 
@@ -49,6 +52,7 @@ def run_broker(
         metrics_port: where figures for Prometheus are served on this host; None for nowhere.
         power: the commands that power devices down and up, None if there are none.
         ready: called once clients can connect.
+        background: it was started by a client, and is ended by none: see ``Server``.
 
     Raises:
         DeviceSpecError: there is no such device.
@@ -74,6 +78,7 @@ def run_broker(
             idle_seconds=idle_seconds,
             metrics_port=metrics_port,
             power=power,
+            background=background,
         )
         gc.collect()
         gc.freeze()  # what was imported lives as long as the broker: looking at it delays grants
@@ -100,18 +105,25 @@ def main() -> int:
     if arguments.background:
         return _in_background(arguments.devices, commands, idle)
     start_logging()
-    return _run(arguments.devices, commands, idle, lambda: None)
+    return _run(arguments.devices, commands, idle)
 
 
 def _run(
     devices: str,
     commands: tuple[str | None, str | None],
     idle_seconds: float,
-    ready: Callable[[], None],
+    say: int | None = None,
 ) -> int:
+    ready = (lambda: None) if say is None else partial(_say, say)
     try:
         power = power_commands(*commands)
-        run_broker(devices, idle_seconds=idle_seconds, power=power, ready=ready)
+        run_broker(
+            devices,
+            idle_seconds=idle_seconds,
+            power=power,
+            ready=ready,
+            background=say is not None,
+        )
     except HermesError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         if isinstance(error, BrokerConflictError):
@@ -130,11 +142,13 @@ def _in_background(
     if pid == 0:
         os.close(said)
         os.setsid()
+        for number in OF_JOBS:
+            signal.signal(number, signal.SIG_IGN)  # until its loop deals with them
         status = 1
         try:
             faulthandler.enable()
             start_logging(file=election.log_path(election.runtime_dir()))
-            status = _run(devices, commands, idle_seconds, lambda: _say(say))
+            status = _run(devices, commands, idle_seconds, say)
         except BaseException:
             log.critical(
                 "the broker crashed, please report it: the next one goes on", exc_info=True

@@ -45,8 +45,10 @@ def make_progress(show: bool, *, total: int | None) -> Progress:
         show: False for silence.
         total: how many trials the study shall have, None if nobody knows.
     """
-    if not show:
-        return Silence()
+    return Unfailing(_progress(total)) if show else Silence()
+
+
+def _progress(total: int | None) -> Progress:
     from optuna_hermes.view._notebook import Cell, in_notebook  # it draws what is written here
 
     if in_notebook():
@@ -65,6 +67,35 @@ class Silence:
 
     def close(self) -> None:
         """Nothing."""
+
+
+class Unfailing:
+    """Shows what can be shown: a study goes on when its terminal or what reads its output is gone.
+
+    Args:
+        shown: shows it.
+    """
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown: Progress = shown
+
+    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
+        """See ``Progress``."""
+        self._try(lambda: self._shown.update(document, study))
+
+    def note(self, text: str) -> None:
+        """See ``Progress``."""
+        self._try(lambda: self._shown.note(text))
+
+    def close(self) -> None:
+        """See ``Progress``."""
+        self._try(self._shown.close)
+
+    def _try(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except OSError:
+            self._shown = Silence()
 
 
 class Lines:

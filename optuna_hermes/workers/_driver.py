@@ -45,6 +45,7 @@ from optuna_hermes.workers._result import (
     one_line,
     trial_results,
 )
+from optuna_hermes.workers._signals import LEFT_TO_DRIVER
 from optuna_hermes.workers._staff import Staff
 from optuna_hermes.workers._worker import NOTHING_LEFT, STOP, Job
 
@@ -74,6 +75,10 @@ _HELD = (
     "Nothing is left but {} that somebody holds: let go with `optuna-hermes release`, then run the "
     "same command again."
 )
+
+_SUSPENDING = "Suspending every live trial; press Ctrl-C again to end at once."
+_SAME_SECONDS = 0.3
+"""One Ctrl-C may come twice: from the terminal, and from a program around this one."""
 
 POLL_SECONDS = 0.2
 _NEWS_SECONDS = 0.02
@@ -136,6 +141,8 @@ class Driver:
         self._callbacks = callbacks
         self._objective = pack(objective)
         self._interrupted = False
+        self._interrupted_at = -math.inf
+        self._said_so = False
         self._problem: str | None = None
         self._called_back: set[int] = set()
         self._last_done = 0
@@ -368,16 +375,26 @@ class Driver:
         )
         if mine["failures"]["hopeless"] and best_of(self._study) is None:
             return True
+        if self._interrupted and not self._said_so:
+            self._said_so = True
+            self._progress.note(_SUSPENDING)
         if mine["all_held"]:
             self._progress.note(_HELD.format(plural(len(mine["held"]), "trial")))
             return True
         return self._interrupted or late or spent or private.asked_to_stop(self._study)
 
-    def _interrupt(self) -> None:
-        if self._interrupted:
+    def _interrupt(self, number: int) -> None:
+        """Suspend every trial; Ctrl-C once more ends at once.
+
+        Other signals come twice by themselves: ``timeout`` sends SIGTERM to its child and to the
+        group, a shell and the terminal that is closed both send SIGHUP.
+        """
+        now = time.monotonic()
+        again = now - self._interrupted_at > _SAME_SECONDS
+        if self._interrupted and number == signal.SIGINT and again:
             raise KeyboardInterrupt
         self._interrupted = True
-        self._progress.note("Suspending every live trial; press Ctrl-C again to end at once.")
+        self._interrupted_at = now
 
     def _call_back(self, mine: dict[str, Any]) -> None:
         done = mine["counts"]["done"] + mine["counts"]["failed"]
@@ -447,18 +464,29 @@ def _entry(document: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _signals(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call ``interrupt`` instead of tearing down what is in flight."""
+def _signals(interrupt: Callable[[int], None]) -> Iterator[None]:
+    """Signals call ``interrupt`` instead of tearing down what is in flight.
+
+    What was ignored before stays so, as SIGHUP under ``nohup``; and whoever has set a handler for
+    a signal that is not about ending has a use for it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handler(number: int, frame: FrameType | None) -> None:
-        interrupt()
+        interrupt(number)
 
-    before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    ours = [number for number in LEFT_TO_DRIVER if _is_to_be_handled(number)]
+    before = {number: signal.signal(number, handler) for number in ours}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def _is_to_be_handled(number: int) -> bool:
+    about_ending = number in (signal.SIGINT, signal.SIGTERM)
+    present = signal.getsignal(number)
+    return present != signal.SIG_IGN if about_ending else present == signal.SIG_DFL

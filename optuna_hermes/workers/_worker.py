@@ -32,6 +32,7 @@ from optuna_hermes.suspend._seed import seed_everything, trial_seed
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import write_output_to
+from optuna_hermes.workers._signals import sent_to_all
 
 NOTES_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
@@ -156,6 +157,8 @@ class _Engagement:
             if self._is_not_the_trial_s(raised):
                 raise
             traceback.print_exc()
+            if sent_to_all():
+                _die(f"Trial {trial.number} goes on: a signal has ended what it needs.")
             if is_of_device(raised, os.environ.get("CUDA_VISIBLE_DEVICES", "")):
                 _die(f"Trial {trial.number} goes on elsewhere: its device has failed.")
             if is_out_of_memory(raised) and not self._session.alone:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
@@ -19,9 +20,14 @@ import pytest
 from optuna_hermes.broker import connect_patiently
 
 
-@pytest.mark.parametrize("key", [b"\x03", pytest.param(b"q", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "key", [b"\x03", signal.SIGTERM, pytest.param(b"q", marks=pytest.mark.slow)]
+)
 def test_top_shows_the_devices_and_leaves_at_once(
-    key: bytes, start_cli: Callable[..., Any], wait_for: Callable[..., Any], tmp_path: Path
+    key: bytes | signal.Signals,
+    start_cli: Callable[..., Any],
+    wait_for: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     """80 columns of a real terminal; the broker stays, and the screen is as it was before."""
     broker = start_cli("broker", "--devices", "cpu:2")
@@ -44,7 +50,7 @@ def test_top_shows_the_devices_and_leaves_at_once(
 
     try:
         wait_for(lambda: shows(b"cpu:1"), 60, "the devices")
-        os.write(ours, key)
+        top.send_signal(key) if isinstance(key, int) else os.write(ours, key)
         wait_for(lambda: shows(b"\x1b[?1049l"), 10, "the screen is given back")
         assert top.wait(10) == 0
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -228,12 +229,28 @@ def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_progress_fits_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal it is plain lines; when nothing shall be shown it is silent."""
-    assert isinstance(view.make_progress(True, total=1), progress.Lines)
+    shown = view.make_progress(True, total=1)
+    assert isinstance(shown, progress.Unfailing)
+    assert isinstance(shown._shown, progress.Lines)
     silent = view.make_progress(False, total=1)
     silent.update(BROKER, STUDY)
     silent.note("psst")
     silent.close()
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_study_goes_on_when_nobody_can_be_shown_anything() -> None:
+    """Ctrl-C ends ``tee`` too, and a terminal can be closed: what is written then is dropped."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with pytest.MonkeyPatch.context() as patch, os.fdopen(theirs, "w", buffering=1) as closed:
+        patch.setattr(sys, "stderr", closed)
+        lines = view.make_progress(True, total=1)
+        for _ in range(3):
+            lines.note("psst")
+            lines.update(BROKER, STUDY)
+        lines.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), closed.fileno())
 
 
 def test_the_screen_shows_devices_and_study() -> None:

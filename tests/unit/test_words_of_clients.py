@@ -92,9 +92,15 @@ def test_an_early_end_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, notes: 
 def test_ctrl_c_says_what_a_second_one_does(notes: Notes) -> None:
     """The first suspends, the second ends."""
     running = driver(notes)
+    going_on = {"all_held": False, "spent_seconds": 0.0}
     with _signals(running._interrupt):
         signal.raise_signal(signal.SIGINT)
+        assert running._should_stop(going_on)
+        assert running._should_stop(going_on)
         assert notes == ["Suspending every live trial; press Ctrl-C again to end at once."]
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.raise_signal(number)  # one Ctrl-C came twice, and others never end at once
+        running._interrupted_at -= 1.0
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 

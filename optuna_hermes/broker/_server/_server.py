@@ -78,6 +78,8 @@ END_SECONDS = 5.0
 """How long the last records may take when the broker ends."""
 AT_ONCE = 8
 """Messages of one connection after which it is the turn of the others."""
+OF_JOBS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that all processes of a job may be sent."""
 _LOST = "bring the database back before `optimize` is run again; runs that live say theirs again"
 
 _CHANGES_MEMORY = (wire.Parked, wire.Ended, wire.Released)
@@ -97,6 +99,7 @@ class Server:
         idle_seconds: end after this long without a client; None never ends.
         metrics_port: where figures for Prometheus are served, None for nowhere.
         power: the commands that power devices down and up, None if there are none.
+        background: it was started by a client, and a signal to it is one to its clients too.
     """
 
     def __init__(
@@ -109,7 +112,9 @@ class Server:
         idle_seconds: float | None,
         metrics_port: int | None = None,
         power: PowerCommands | None = None,
+        background: bool = False,
     ) -> None:
+        self._background = background
         self._power = () if power is None else power.texts
         self._directory = directory
         self._metrics_port = metrics_port
@@ -165,8 +170,7 @@ class Server:
         times = self._meter.ledger_writes
         terms = Terms(host=self._host, instance=self._instance)
         self._ledgers = Ledgers(self._heard, partial(soon, loop), times=times, terms=terms)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+        self._heed_signals(loop)
         self._succession.expect()
         server = await self._doors.open(self._directory)
         news = News(self._state, self._ledgers, self._apply)
@@ -189,6 +193,23 @@ class Server:
         if lost:
             log.error("%d records did not reach the ledger: %s", lost, _LOST)
         log.info("ended")
+
+    def _heed_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End when told to; in the background once no client is left.
+
+        systemd and SLURM send their signals to all processes of a job: those that suspend their
+        trials then need their broker, and so do those of other jobs.
+        """
+        ends = {signal.SIGINT, signal.SIGTERM}
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and not self._background:
+            ends.add(signal.SIGHUP)  # its terminal is closed, and it was not started by nohup
+        end = self._end_soon if self._background else self._stop.set
+        for number in OF_JOBS:
+            loop.add_signal_handler(number, end if number in ends else _nothing)
+
+    def _end_soon(self) -> None:
+        log.info("told to end: that will be when no client is left")
+        self._idle_seconds = 0.0
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -457,6 +478,10 @@ class Server:
         while True:
             await asyncio.sleep(TRIM_SECONDS)
             give_back_free_pages()
+
+
+def _nothing() -> None:
+    """Done for a signal that asks nothing of a broker."""
 
 
 def _unusable(message: wire.FromClient) -> str | None:

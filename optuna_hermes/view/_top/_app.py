@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -99,6 +102,9 @@ class Top(App[None]):
         self._say("Looking ...")
         self.set_interval(_COUNT_SECONDS, self._draw_devices)
         self._watcher.start()
+        with contextlib.suppress(ValueError, RuntimeError):  # this is not the main thread
+            for number in (signal.SIGTERM, signal.SIGHUP):  # they would leave the screen as it is
+                asyncio.get_running_loop().add_signal_handler(number, self.exit)
 
     def on_unmount(self) -> None:
         """Look no more."""
