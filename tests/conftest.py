@@ -129,6 +129,12 @@ def _postgres() -> Iterator[DatabaseServer]:
 
 
 @pytest.fixture
+def postgres(_postgres: DatabaseServer) -> DatabaseServer:
+    """The server of PostgreSQL, for tests that need several databases."""
+    return _postgres
+
+
+@pytest.fixture
 def postgres_url(_postgres: DatabaseServer) -> Iterator[str]:
     """An empty database of PostgreSQL."""
     with _postgres.database() as url:

@@ -5,6 +5,7 @@ from optuna_hermes._optuna._commands import (
     optuna_verbs,
     run_optuna_cli,
 )
+from optuna_hermes._optuna._local_ledgers import claim_ledger
 from optuna_hermes._optuna._patience import patiently
 from optuna_hermes._optuna._patient import (
     flush_reports,
@@ -22,6 +23,7 @@ from optuna_hermes._optuna._samplers import (
 )
 from optuna_hermes._optuna._storages import (
     create_study,
+    database_errors,
     delete_study,
     load_study,
     no_such_study,
@@ -76,8 +78,10 @@ __all__ = [
     "as_seen",
     "asked_to_stop",
     "checkpoint_root",
+    "claim_ledger",
     "complete_trial",
     "create_study",
+    "database_errors",
     "delete_study",
     "end_of",
     "facts",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+from functools import partial
+
 import optuna
 
-from optuna_hermes._optuna._storages import line
+from optuna_hermes._optuna._storages import line, of_database, racing
 from optuna_hermes.errors import InvalidInputError
 
 
@@ -33,6 +37,10 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
 
     for sampler in samplers:
         setattr(optuna.samplers, sampler.__name__, sampler)
+    optuna.cli._get_storage = partial(racing, optuna.cli._get_storage)
+    for handler in logging.getLogger("optuna").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)  # it has kept what that was when Optuna was imported
     try:
         return int(optuna.cli.main() or 0)
     except KeyError as error:
@@ -40,6 +48,6 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
     except (ImportError, ValueError, OSError) as error:
         raise InvalidInputError(line(error)) from error
     except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
+        if not of_database(error):
             raise
         raise InvalidInputError(line(error)) from error

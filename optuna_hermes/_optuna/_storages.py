@@ -4,14 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import optuna
 from optuna.storages import RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 
 from optuna_hermes.errors import StorageError
+from optuna_hermes.ledger import lost_race
 from optuna_hermes.ledger._secrets import redacted, shown
+
+RACE_SECONDS = 60.0
+"""How long processes that start at once may be in each other's way in a new database."""
+
+_RACE_PAUSE_SECONDS = 0.05
+
+T = TypeVar("T")
+
+
+def racing(call: Callable[..., T], *args: object, **named: object) -> T:
+    """Call something again while it only lost a race for a new database's tables.
+
+    Args:
+        call: what may be called twice.
+        args: its arguments.
+        named: its arguments by name.
+
+    Raises:
+        Exception: what the call raised for another reason, or for too long.
+    """
+    end = time.monotonic() + RACE_SECONDS
+    while True:
+        try:
+            return call(*args, **named)
+        except Exception as error:
+            if not lost_race(error) or time.monotonic() > end:
+                raise
+        time.sleep(_RACE_PAUSE_SECONDS)
 
 
 def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
@@ -26,7 +57,7 @@ def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
         StorageError: the storage cannot be reached, or has no such study.
     """
     with storage_errors(storage):
-        backend = optuna.storages.get_storage(storage)
+        backend = racing(optuna.storages.get_storage, storage)
         names = [study.study_name for study in backend.get_all_studies()]
     if name not in names:
         raise no_such_study(storage, name, names)
@@ -43,14 +74,23 @@ def no_such_study(storage: str, name: str, names: list[str]) -> StorageError:
     )
 
 
-def create_study(storage: str, name: str, **parts: Any) -> optuna.Study:
+def create_study(storage: str, name: str, **parts: Any) -> tuple[optuna.Study, bool]:
     """Load a study, or create it if there is none of this name.
+
+    Processes that start at once on a new database all get the same one.
+
+    Returns:
+        The study, and whether this call has created it.
 
     Raises:
         StorageError: the storage cannot be reached.
     """
     with storage_errors(storage):
-        return optuna.create_study(study_name=name, storage=storage, load_if_exists=True, **parts)
+        backend = racing(optuna.storages.get_storage, storage)
+        try:
+            return racing(optuna.create_study, study_name=name, storage=backend, **parts), True
+        except optuna.exceptions.DuplicatedStudyError:
+            return racing(optuna.load_study, study_name=name, storage=backend, **parts), False
 
 
 def study_names(storage: str) -> list[str]:
@@ -60,7 +100,7 @@ def study_names(storage: str) -> list[str]:
         StorageError: the storage cannot be reached.
     """
     with storage_errors(storage):
-        return sorted(optuna.get_all_study_names(storage))
+        return sorted(optuna.get_all_study_names(racing(optuna.storages.get_storage, storage)))
 
 
 def delete_study(study: optuna.Study) -> None:
@@ -69,23 +109,38 @@ def delete_study(study: optuna.Study) -> None:
 
 
 @contextlib.contextmanager
-def storage_errors(storage: str):  # type: ignore[no-untyped-def]
+def storage_errors(storage: str) -> Iterator[None]:
     """Turn what Optuna and SQLAlchemy raise in this block into a ``StorageError`` of one line."""
     try:
-        yield
+        with database_errors(storage):
+            yield
+    except StorageError:
+        raise
     except (ImportError, ValueError, OSError) as error:
         reason = redacted(line(error), storage)
         raise StorageError(
             f"Storage {shown(storage)} cannot be used: {reason} Check the URL, and that "
             "what it needs is installed."
         ) from error
+
+
+@contextlib.contextmanager
+def database_errors(storage: str) -> Iterator[None]:
+    """As ``storage_errors``, for what a database raises alone: one that is damaged, say."""
+    try:
+        yield
     except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("sqlalchemy", "optuna", "alembic"):
+        if not of_database(error):
             raise
         raise StorageError(
             f"Storage {shown(storage)} cannot be reached: {redacted(line(error), storage)} Check "
-            "the URL and that its folder or server is there."
+            "the URL, and that its folder or server is there and its file whole."
         ) from error
+
+
+def of_database(error: BaseException) -> bool:
+    """Whether a database, or what Optuna reaches it with, raised an error."""
+    return type(error).__module__.split(".")[0] in ("sqlalchemy", "sqlite3", "optuna", "alembic")
 
 
 def line(error: Exception) -> str:

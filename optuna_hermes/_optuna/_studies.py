@@ -86,7 +86,7 @@ def _given(study: optuna.Study, name: str, value: Any) -> Any:
     if isinstance(backend, RDBStorage):
         patiently(_add_attribute, backend, study_id, name, value)
     else:
-        with _only_here():
+        with only_here():
             if name not in storage.get_study_system_attrs(study_id):
                 storage.set_study_system_attr(study_id, name, value)
     return storage.get_study_system_attrs(study_id)[name]
@@ -103,7 +103,7 @@ def _add_attribute(backend: RDBStorage, study_id: int, name: str, value: Any) ->
 
 
 @contextlib.contextmanager
-def _only_here() -> Iterator[None]:
+def only_here() -> Iterator[None]:
     """One thread at a time of one process of this user; for storages that are no database."""
     folder = state_dir()
     folder.mkdir(parents=True, exist_ok=True)

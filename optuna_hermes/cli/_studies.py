@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 PROGRAM = "optuna-hermes"
 
+MOST_TRIALS = 10**9
+"""More than any study has, and a number that every database can keep."""
+
+MOST_SEED = 2**63 - 1
+
 Storage = Annotated[
     str,
     typer.Option(
@@ -27,6 +33,19 @@ Storage = Annotated[
     ),
 ]
 StudyName = Annotated[str, typer.Option(metavar="NAME", help="The study's name.")]
+
+
+def finite(value: float | None) -> float | None:
+    """A number of an option, which is neither infinite nor NaN.
+
+    Raises:
+        BadParameter: it is.
+    """
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"it must be a finite number but is {value}")
+    return value
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -50,16 +69,20 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     file = sqlite_file(storage)
     file_is_new = file is not None and not file.exists()
     names = private.study_names(storage)
-    is_new = name not in names
-    if is_new and names and not make:
+    if name not in names and names and not make:
         raise private.no_such_study(storage, name, names)
-    study = private.create_study(storage, name, sampler=HermesSampler(), pruner=HermesPruner())
+    study, is_new = private.create_study(
+        storage, name, sampler=HermesSampler(), pruner=HermesPruner()
+    )
     if is_new:
         note(f"Made study {name!r} in {private.hidden(storage)}; it minimises.")
     try:
-        yield study
+        with private.database_errors(storage):
+            yield study
     except InvalidInputError:
-        if is_new and not study.get_trials(deepcopy=False):
+        # With a key somebody works on it: another process, or this one, whose input was right.
+        unused = is_new and private.known_key(study) is None
+        if unused and not study.get_trials(deepcopy=False):
             private.delete_study(study)
             if file is not None and file_is_new and not private.study_names(storage):
                 file.unlink(missing_ok=True)
@@ -76,10 +99,11 @@ def study_and_ledger(storage: str, name: str) -> Iterator[tuple[Study, Ledger]]:
     from optuna_hermes import _optuna as private
 
     study = _study(storage, name)
-    if private.known_key(study) is None:
-        raise _no_ledger(name)
-    with _opened(private.ledger_url(study)) as ledger:
-        yield study, ledger
+    with private.database_errors(storage):
+        if private.known_key(study) is None:
+            raise _no_ledger(name)
+        with _opened(private.ledger_url(study)) as ledger:
+            yield study, ledger
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optuna_hermes.ledger._away import mends
+from optuna_hermes.ledger._away import lost_race, mends
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
     EventRecord,
@@ -30,6 +30,7 @@ __all__ = [
     "RunRecord",
     "SqlLedger",
     "live_hosts",
+    "lost_race",
     "mends",
     "open_ledger",
     "schema_version",

@@ -1,6 +1,9 @@
-"""Which errors of a database mend by waiting."""
+"""Errors of a database that do not come again: it is away, or another process was faster."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
 
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -13,15 +16,58 @@ _NEVER = ("authentication failed", "access denied", "does not exist", "unknown d
 _LOST_BEFORE = "8s2b"
 """SQLAlchemy's code of a statement whose transaction lost its connection in an earlier one."""
 
+_SCHEMA = re.compile(r"^\s*CREATE\s|alembic_version|version_info", re.IGNORECASE)
+"""Statements of Optuna that make a new database's tables, and write down their version."""
+_FASTER = frozenset(
+    {
+        *("42P07", "42710", "23505", "40001", "40P01"),  # PostgreSQL: is there, or serialised
+        *("1050", "1062", "1205", "1213"),  # MySQL: is there, or waited for in vain
+    }
+)
+_FASTER_SQLITE = ("already exists", "unique constraint failed")
+
 
 def mends(error: BaseException) -> bool:
     """Whether what raised this may succeed later: some library wrapped what its database said."""
+    for found in _of_database(error):
+        return is_away(found)
+    return isinstance(error, LedgerAwayError)
+
+
+def lost_race(error: BaseException) -> bool:
+    """Whether another process was faster to make Optuna's tables, or has SQLite's file locked."""
+    for found in _of_database(error):
+        if not isinstance(found, DBAPIError):
+            return False
+        text = str(found.orig).lower()
+        if _is_sqlite(found):
+            faster = any(each in text for each in _FASTER_SQLITE)
+            return "database is locked" in text or (faster and _makes_schema(found))
+        return _makes_schema(found) and _code(found.orig) in _FASTER
+    return False
+
+
+def _of_database(error: BaseException) -> Iterator[SQLAlchemyError]:
+    """What SQLAlchemy raised among the causes of an error."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, SQLAlchemyError):
-            return is_away(seen)
+            yield seen
         seen = seen.__cause__ or seen.__context__
-    return isinstance(error, LedgerAwayError)
+
+
+def _is_sqlite(error: DBAPIError) -> bool:
+    return type(error.orig).__module__.partition(".")[0] == "sqlite3"
+
+
+def _makes_schema(error: DBAPIError) -> bool:
+    return _SCHEMA.search(error.statement or "") is not None
+
+
+def _code(error: BaseException | None) -> str:
+    """A server's number for an error, which is the same in every language."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return str(state or (error.args[0] if error is not None and error.args else ""))
 
 
 def is_away(error: SQLAlchemyError) -> bool:
@@ -33,7 +79,7 @@ def is_away(error: SQLAlchemyError) -> bool:
     if not isinstance(error, DBAPIError):
         return False
     text = str(error.orig).lower()
-    if type(error.orig).__module__.partition(".")[0] == "sqlite3":
+    if _is_sqlite(error):
         # For SQLite a missing table is an OperationalError too.
         return any(each in text for each in _SQLITE)
     if error.connection_invalidated:

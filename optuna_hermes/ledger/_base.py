@@ -75,6 +75,18 @@ class Ledger(ABC):
         """Whether brokers of other hosts may be at it too."""
 
     @abstractmethod
+    def lock_study(self, study: str) -> None:
+        """Keep brokers of other processes from a study, where they cannot share it.
+
+        Raises:
+            LedgerError: another process has it.
+        """
+
+    @abstractmethod
+    def unlock_study(self, study: str) -> None:
+        """Let other processes have a study; ``close`` does the same for all."""
+
+    @abstractmethod
     def batch(self) -> AbstractContextManager[None]:
         """Write all that this thread writes inside of the block together, for the cost of one."""
 

@@ -43,9 +43,9 @@ class Database:
         self._batch = _Batch()
 
     @property
-    def is_file(self) -> bool:
-        """Whether it is a file, which hosts do not share."""
-        return self._engine.dialect.name == "sqlite"
+    def file(self) -> str | None:
+        """The path of a file, which hosts do not share; None for a server."""
+        return self._engine.url.database if self._engine.dialect.name == "sqlite" else None
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A transaction that reads.

@@ -67,6 +67,12 @@ class MemoryLedger(Ledger):
         """Whether brokers of other hosts may be at it too."""
         return self._shared
 
+    def lock_study(self, study: str) -> None:
+        """Nothing: no other process reaches it."""
+
+    def unlock_study(self, study: str) -> None:
+        """Nothing."""
+
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Write all that this thread writes inside of the block together, or nothing."""

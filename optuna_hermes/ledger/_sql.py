@@ -13,6 +13,7 @@ from optuna_hermes.ledger._base import Ledger
 from optuna_hermes.ledger._claims import claimable, claimed, stale_epoch, study_full
 from optuna_hermes.ledger._curves import curves_of
 from optuna_hermes.ledger._database import ConflictError, Database
+from optuna_hermes.ledger._locks import StudyLocks
 from optuna_hermes.ledger._migrations import bring_up
 from optuna_hermes.ledger._records import (
     CheckpointRecord,
@@ -90,6 +91,7 @@ class SqlLedger(Ledger):
 
     def __init__(self, url: str) -> None:
         self._database = Database(url)
+        self._locks = StudyLocks(self._database.file) if self._database.file else None
         try:
             bring_up(self._database)
         except BaseException:
@@ -103,7 +105,21 @@ class SqlLedger(Ledger):
     @property
     def shared(self) -> bool:
         """Whether brokers of other hosts may be at it too: a file is for one host."""
-        return not self._database.is_file
+        return self._database.file is None
+
+    def lock_study(self, study: str) -> None:
+        """Keep brokers of other processes from a study of a file.
+
+        Raises:
+            LedgerError: another process has it.
+        """
+        if self._locks is not None:
+            self._locks.lock(study)
+
+    def unlock_study(self, study: str) -> None:
+        """Let other processes have a study."""
+        if self._locks is not None:
+            self._locks.unlock(study)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -339,7 +355,9 @@ class SqlLedger(Ledger):
                 connection.execute(delete(table).where(table.c.study == study))
 
     def close(self) -> None:
-        """Give back connections; the ledger is not used afterwards."""
+        """Give back connections and locks; the ledger is not used afterwards."""
+        if self._locks is not None:
+            self._locks.close()
         self._database.close()
 
     def _add(self, statement: Insert, values: Mapping[str, Any]) -> None:

@@ -117,6 +117,20 @@ class Settings:
     power: PowerCommands | None = None
 
     def __post_init__(self) -> None:
+        """Refuse numbers that no clock reaches, or that every clock is beyond.
+
+        Raises:
+            InvalidInputError: with its name and its value.
+        """
+        for name in ("timeout", "device_seconds", "slice_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < math.inf:
+                raise InvalidInputError(
+                    f"{name} must be a finite number of seconds, 0 or more, but got {value}: "
+                    "leave it out for no bound."
+                )
+        if self.n_trials is not None and self.n_trials < 0:
+            raise InvalidInputError(f"n_trials must be 0 or more but got {self.n_trials}.")
         if self.hang_seconds is not None and not 1 <= self.hang_seconds <= MOST_HANG_SECONDS:
             raise InvalidInputError(
                 f"hang_seconds must be from 1 to {MOST_HANG_SECONDS:.0f} but got "
@@ -163,6 +177,7 @@ class Driver:
         """
         begin = time.monotonic()
         _refuse_unshared(self._study)
+        private.patiently(private.claim_ledger, self._study)
         with (
             private.patient(self._study),
             Staff(self._objective, self._settings.devices) as staff,

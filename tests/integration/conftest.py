@@ -1,7 +1,8 @@
-"""A driver of NVIDIA's that is none."""
+"""Surroundings that are not there: a driver of NVIDIA's, a host without torch."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -22,3 +23,14 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(target), str(source)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return folder
+
+
+@pytest.fixture
+def without_torch(tmp_path: Path) -> dict[str, str]:
+    """An environment in which torch and Lightning cannot be imported: processes begin soon."""
+    folder = tmp_path / "without-torch"
+    folder.mkdir()
+    for name in ("torch", "lightning"):
+        (folder / f"{name}.py").write_text(f"raise ImportError('no {name} in this test')\n")
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": path}

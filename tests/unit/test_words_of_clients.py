@@ -264,8 +264,8 @@ def test_a_study_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("nonsense", "cannot be reached: .* Check the URL and that its folder or server is there."),
-        ("sqlite:////nowhere/s.db", "cannot be reached: .* its folder or server is there."),
+        ("nonsense", "cannot be reached: .* Check the URL, and that its folder or server is there"),
+        ("sqlite:////nowhere/s.db", "cannot be reached: .* its folder or server is there"),
         ("oracle://u:pw@h/d", "cannot be used: .* Check the URL, and that what it needs is inst"),
     ],
 )

@@ -183,6 +183,7 @@ class Ledgers:
         self._used.update({self._url_of[study]: now for study in served if study in self._url_of})
         for study in [each for each in self._url_of if each not in served]:
             if not self._waiting.get(study) and self._by_url[self._url_of[study]].rests:
+                self._by_url[self._url_of[study]].read(partial(_unlock, study))
                 del self._url_of[study], self._written[study]
                 self._terms.limits.pop(study, None)
         for url in [url for url, at in self._used.items() if now - at > UNUSED_SECONDS]:
@@ -267,6 +268,7 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
         presence: of the broker that asks: hosts that share a study must hear of each other first.
         ledger: where it is kept.
     """
+    ledger.lock_study(study)
     if ledger.shared and presence is not None:
         ledger.beat(presence)
     return {
@@ -318,6 +320,10 @@ def news_of(
 def _leave(instance: str, ledger: Ledger) -> None:
     if ledger.shared:
         ledger.forget_host(instance, dead_after_seconds=0.0)
+
+
+def _unlock(study: str, ledger: Ledger) -> None:
+    ledger.unlock_study(study)
 
 
 def _touch(ledger: Ledger) -> None:

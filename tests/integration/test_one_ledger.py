@@ -1,0 +1,169 @@
+"""Studies whose ledger is a file are trained in one place at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+N_TRIALS = 4
+
+SCRIPT = """
+import socket
+import sys
+from pathlib import Path
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from optuna_hermes import HermesPruner, HermesSampler, optimize
+from optuna_hermes.errors import HermesError
+
+name, folder = sys.argv[1], Path(sys.argv[2])
+socket.gethostname = lambda: name
+
+
+def objective(trial):
+    with (folder / "trained").open("a") as file:
+        file.write(f"{trial.number}\\n")
+    return trial.suggest_float("x", 0.0, 1.0)
+
+
+if __name__ == "__main__":
+    storage = JournalStorage(JournalFileBackend(str(folder / "journal.log")))
+    study = optuna.create_study(
+        storage=storage,
+        study_name="s",
+        load_if_exists=True,
+        sampler=HermesSampler(),
+        pruner=HermesPruner(),
+    )
+    if "forget" in sys.argv:
+        study.set_user_attr("hermes:ledger", "")
+    if "meet" in sys.argv:  # begin when the other one begins
+        print("ready", flush=True)
+        sys.stdin.readline()
+    try:
+        optimize(study, objective, n_trials=int(sys.argv[3]), devices="cpu:1", show_progress=False)
+    except HermesError as error:
+        sys.exit(str(error))
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, without_torch: dict[str, str]) -> Iterator[Start]:
+    """``start(host, n_trials, *words)``: a script's process on a host that has its own state."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(host: str, n_trials: int, *words: str) -> subprocess.Popen[str]:
+        environment = without_torch | {"XDG_STATE_HOME": str(tmp_path / f"state-{host}")}
+        process = subprocess.Popen(
+            [sys.executable, tmp_path / "script.py", host, tmp_path, str(n_trials), *words],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _trained(folder: Path) -> Counter[str]:
+    return Counter((folder / "trained").read_text().split())
+
+
+def test_a_second_host_is_refused_a_journal_file_until_the_first_ones_ledger_is_given_up(
+    tmp_path: Path, start: Start
+) -> None:
+    """One line names the host that has the ledger, which goes on itself; nothing runs twice."""
+    first = start("node1", 2)
+    assert first.wait(120) == 0, first.communicate()
+
+    second = start("node2", N_TRIALS)
+    said = second.communicate(timeout=120)[1]
+    assert second.returncode == 1
+    assert "node1" in said.splitlines()[-1]
+    assert "PostgreSQL" in said.splitlines()[-1]
+
+    assert start("node1", 3).wait(120) == 0
+    assert start("node2", N_TRIALS, "forget").wait(120) == 0
+    assert _trained(tmp_path) == {str(number): 1 for number in range(N_TRIALS)}
+
+
+def test_of_two_hosts_that_start_on_a_journal_file_at_once_one_trains(
+    tmp_path: Path, start: Start
+) -> None:
+    """The other one is refused, and no trial is trained twice."""
+    hosts = [start("node1", N_TRIALS, "meet"), start("node2", N_TRIALS, "meet")]
+    for host in hosts:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "ready\n"
+    for host in hosts:
+        assert host.stdin is not None
+        host.stdin.write("go\n")
+        host.stdin.flush()
+    assert sorted(host.wait(120) for host in hosts) == [0, 1]
+    assert _trained(tmp_path) == {str(number): 1 for number in range(N_TRIALS)}
+
+
+WAITS = """
+import os
+import time
+from pathlib import Path
+
+
+def objective(trial):
+    Path(__file__).with_name(f"begun-{os.getpid()}").touch()
+    end = time.monotonic() + 60.0
+    while not Path(__file__).with_name("go").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    return trial.suggest_float("x", 0.0, 1.0)
+"""
+
+
+def test_a_second_broker_is_refused_a_study_in_a_file_while_another_one_trains_it(
+    tmp_path: Path,
+    storage_url: str,
+    runtime_dir: Path,
+    cli: Callable[..., Any],
+    start_cli: Callable[..., Any],
+    without_torch: dict[str, str],
+    wait_for: Callable[..., Any],
+) -> None:
+    """As of a cron job and a login, whose runtime directories differ; later it is let in."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    command = ["optimize", "waits.py:objective", "--storage", storage_url, "--study-name", "s"]
+    first = start_cli(*command, "--n-trials", 1, "--devices", "cpu:1", env=without_torch)
+    wait_for(lambda: list(tmp_path.glob("begun-*")), 60)
+    other = runtime_dir / "other"
+    other.mkdir(mode=0o700)
+    environment = without_torch | {"OPTUNA_HERMES_RUNTIME_DIR": str(other)}
+
+    refused = cli(*command, "--n-trials", 2, "--devices", "cpu:1", env=environment)
+    assert refused.returncode == 2, refused.stderr
+    assert "one broker at a time" in refused.stderr.splitlines()[-1]
+
+    (tmp_path / "go").touch()
+    assert first.wait().returncode == 0, first.stderr
+    # The first broker still waits for other clients.
+    again = cli(*command, "--n-trials", 2, "--devices", "cpu:1", env=environment)
+    assert again.returncode == 0, again.stderr
+    cli("broker", "--stop", env=environment)
+    study = optuna.load_study(study_name="s", storage=storage_url)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
