@@ -14,12 +14,35 @@ CONSTRAINED = ("-c", "constraints.txt")
 # Not by the number of their tests: the longest ones are few.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=30")
 
+LOWEST_TESTS = (
+    "tests/unit/test_cli.py",
+    "tests/unit/test_web_app.py",
+    "tests/unit/test_protocol.py",
+    "tests/contract/test_ledger.py",
+    "tests/contract/test_optuna_private.py",
+    "tests/contract/test_tables.py",
+    "tests/integration/test_broker_process.py",
+    "tests/integration/test_one_ledger.py",
+    "tests/integration/test_privacy.py",
+    "tests/acceptance/test_bad_input.py",
+)
+
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test that is not slow, files side by side: most wait for processes that start."""
     session.install(*CONSTRAINED, "-e", ".[lightning,test,docs]")
     session.run("python", "-m", "pytest", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs)
+
+
+@nox.session
+def lowest(session: nox.Session) -> None:
+    """The lowest versions that pyproject.toml admits, without torch: what all users have."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["web"]]
+    session.install(*(each.replace(">=", "==") for each in needed))
+    session.install("-e", ".", "pytest", "pytest-timeout", "hypothesis", "httpx2", "packaging")
+    session.run("python", "-m", "pytest", "-m", "not slow", *LOWEST_TESTS, *session.posargs)
 
 
 @nox.session

@@ -17,8 +17,6 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
-import filelock
-
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._devices._source import Devices, parse_devices
 from optuna_hermes.broker._power_commands import PowerCommands, power_commands
@@ -67,7 +65,7 @@ def run_broker(
     slots = parse_devices(devices)
     source = Devices(slots, host, named=devices != "auto")
     office = election.Office(directory, devices)
-    claims: list[filelock.BaseFileLock] = []
+    claims: list[socket.socket] = []
     try:
         claims = election.claim_devices([slot.id for slot in slots])
         server = Server(
@@ -85,8 +83,7 @@ def run_broker(
         asyncio.run(server.serve(ready))
     finally:
         office.leave()
-        for claim in claims:
-            claim.release()
+        election.release_devices(claims)
         source.close()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import pwd
+import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from optuna_hermes.broker._holders import started
 from optuna_hermes.broker._privacy import (
     check_private,
     open_private,
+    peer,
     private_folder,
     read_private,
     write_private,
@@ -169,30 +173,61 @@ class Office:
         self._lock.release()
 
 
-def claim_devices(ids: Sequence[str]) -> list[filelock.BaseFileLock]:
-    """Lock GPUs for this process's life: a broker with another runtime directory may not have them.
+def claim_devices(ids: Sequence[str]) -> list[socket.socket]:
+    """Lock GPUs for this process's life, against every other broker and user of the host.
 
+    The lock of a device is a socket's name in the kernel, which is one for all users and folders,
+    and free when its process ends. Containers with networks of their own have names of their own.
     CPU slots are no one thing that two could hold, and are not locked.
 
     Raises:
-        BrokerConflictError: another broker of this user has one of them.
+        BrokerConflictError: another broker has one of them.
     """
-    folder = Path(tempfile.gettempdir()) / f"optuna-hermes-devices-{os.getuid()}"
-    claimed: list[filelock.BaseFileLock] = []
+    claimed: list[socket.socket] = []
     for id_ in ids:
         if id_.startswith("cpu:"):
             continue
-        private_folder(folder, "set TMPDIR to a folder of your own")
-        claim = lock(folder / f"{id_.replace('/', '_')}.lock", timeout=0)
-        try:
-            claim.acquire()
-        except filelock.Timeout as error:
-            raise BrokerConflictError(
-                f"Device {id_} belongs to another broker of yours, in another runtime directory: "
-                "end that one with `optuna-hermes broker --stop`, or leave the device out."
-            ) from error
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         claimed.append(claim)
+        try:
+            claim.bind(_device_name(id_))
+            claim.listen(1)  # who connects is told whose it is
+        except OSError as error:
+            release_devices(claimed)
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise BrokerConflictError(
+                f"Device {id_} belongs to another broker of this host ({_holder_of(id_)}): end "
+                "that one with `optuna-hermes broker --stop`, or leave the device out."
+            ) from error
     return claimed
+
+
+def release_devices(claims: Sequence[socket.socket]) -> None:
+    """Let other brokers have what was claimed."""
+    for claim in claims:
+        claim.close()
+
+
+def _device_name(id_: str) -> str:
+    """A name that begins with a null byte is the kernel's own, and no file."""
+    return f"\0optuna-hermes/{id_}"
+
+
+def _holder_of(id_: str) -> str:
+    """Who has a device, as far as the kernel says."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(_device_name(id_))
+            pid, uid = peer(sock)
+        except OSError:
+            return "which has just ended, or is asked by many"
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = f"uid {uid}"
+    return f"process {pid} of {user}"
 
 
 def incumbent(directory: Path) -> dict[str, object] | None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import stat
+import struct
 from pathlib import Path
 
 from optuna_hermes.errors import BrokerConflictError
@@ -101,6 +103,13 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(partial, path)
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the other end, from the kernel."""
+    size = struct.calcsize("3i")
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, uid
 
 
 def _check(path: Path, status: os.stat_result, kind: int, way_out: str) -> None:

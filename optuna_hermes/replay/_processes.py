@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, TypeVar
+
+from optuna_hermes._cgroups import usable_cpus
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
@@ -32,7 +33,7 @@ def spread(
         processes: how many at once, None for one for each core. With 1 all is done in this one.
         on_answer: called after each answer, in this process.
     """
-    n_processes = min(len(jobs), processes or len(os.sched_getaffinity(0)))
+    n_processes = min(len(jobs), processes or usable_cpus())
     if n_processes <= 1:
         answers = []
         for job in jobs:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import optuna
-import psutil
 
 from optuna_hermes import _optuna as private
+from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import OpenStudy, StudySpec
 from optuna_hermes.broker._protocol import Counted, Describe, Ending
 from optuna_hermes.ledger import Ledger
@@ -93,5 +93,5 @@ def descriptions(study: optuna.Study, key: str) -> Iterator[Describe]:
 def most_alive(devices: Sequence[str]) -> int:
     """Worker processes kept alive: enough to hold parked trials, as far as memory goes."""
     on_cpu = all(device.startswith("cpu:") for device in devices)
-    room = psutil.virtual_memory().available // _WORKER_BYTES["cpu" if on_cpu else "gpu"]
+    room = available_bytes() // _WORKER_BYTES["cpu" if on_cpu else "gpu"]
     return max(len(devices) + 1, min(_WORKERS_PER_DEVICE * len(devices), int(room)))

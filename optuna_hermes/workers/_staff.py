@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from optuna_hermes import errors
+from optuna_hermes._cgroups import usable_cpus
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers._guard import INSIDE_VARIABLE
 from optuna_hermes.workers._nursery import command
@@ -149,7 +150,7 @@ def _environment(devices: str) -> dict[str, str]:
     one: of two trials that are alive at once the second could not have it.
     """
     slots = devices.removeprefix("cpu:")
-    share = max(1, (os.cpu_count() or 1) // int(slots)) if slots.isdigit() and int(slots) else 1
+    share = max(1, usable_cpus() // int(slots)) if slots.isdigit() and int(slots) else 1
     own = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
     asked = {"OMP_NUM_THREADS": str(share), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     return {**asked, **own, INSIDE_VARIABLE: "1"}

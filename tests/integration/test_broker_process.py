@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import socket
 import stat
@@ -210,22 +211,49 @@ def test_the_end_of_a_client_is_seen_though_its_child_holds_the_socket(
     child.kill()
 
 
-def test_a_gpu_has_one_broker_whatever_the_runtime_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lock of a GPU is the user's, not the runtime directory's; CPU slots have none."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (lock,) = election.claim_devices(["cpu:0", "GPU-1"])
-    script = "from optuna_hermes.broker._election import claim_devices; claim_devices(['GPU-1'])"
+CLAIM = "from optuna_hermes.broker._election import claim_devices; claim_devices(['GPU-1'])"
+
+
+def test_a_gpu_has_one_broker_whatever_the_runtime_directory(tmp_path: Path) -> None:
+    """The lock of a GPU is the host's, not that of a folder for temporary files."""
+    claims = election.claim_devices(["cpu:0", "GPU-1"])
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    second = [sys.executable, "-c", script]
+    second = [sys.executable, "-c", CLAIM]
     refused = subprocess.run(second, env=env, capture_output=True, text=True, check=False)
     assert (
-        "Device GPU-1 belongs to another broker of yours, in another runtime directory: end that "
-        "one with `optuna-hermes broker --stop`, or leave the device out."
+        f"Device GPU-1 belongs to another broker of this host (process {os.getpid()} of "
+        f"{pwd.getpwuid(os.getuid()).pw_name}): end that one with `optuna-hermes broker --stop`, "
+        "or leave the device out."
     ) in refused.stderr
-    lock.release()
+    election.release_devices(claims)
     assert subprocess.run(second, env=env, check=False).returncode == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_a_gpu_has_one_broker_whoever_its_user_is() -> None:
+    """Another user of the host is told who has it."""
+    claims = election.claim_devices(["GPU-1"])
+    as_nobody = pwd.getpwnam("nobody").pw_uid
+    refused = subprocess.run(
+        [sys.executable, "-c", CLAIM], user=as_nobody, capture_output=True, text=True, check=False
+    )
+    election.release_devices(claims)
+    assert f"(process {os.getpid()} of root)" in refused.stderr
+
+
+def test_a_gpu_is_free_again_when_its_broker_is_killed() -> None:
+    """The kernel keeps the lock for as long as the process lives, and no longer."""
+    script = CLAIM.replace("; ", "; claims = ") + "; print('has', flush=True); input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"has\n"
+    with pytest.raises(BrokerConflictError, match=f"process {holder.pid}"):
+        election.claim_devices(["GPU-1"])
+    holder.kill()
+    holder.communicate()
+    election.release_devices(election.claim_devices(["GPU-1"]))
 
 
 def test_a_crash_is_told_and_logged(runtime_dir: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 PREAMBLE = """
 import ctypes, dataclasses, json, logging
 from optuna_hermes.broker._devices import _nvml
-from optuna_hermes.broker._devices._source import Devices, NvmlDevices, parse_devices
+from optuna_hermes.broker._devices._source import Devices, NvmlDevices, hidden, parse_devices
 from optuna_hermes.errors import DeviceSpecError
 
 libc = ctypes.CDLL(None)
@@ -94,6 +94,45 @@ def gpu(uuid: str, **fields: Any) -> dict[str, Any]:
         "energy_joules": None,
     }
     return device | fields
+
+
+@pytest.mark.parametrize(
+    ("named", "traits", "expected"),
+    [
+        ("1", "", ["GPU-bbbb"]),
+        ("1,0", "", ["GPU-bbbb", "GPU-aaaa"]),
+        ("GPU-bbbb", "", ["GPU-bbbb"]),
+        ("GPU-b", "", ["GPU-bbbb"]),
+        ("MIG-cccc", "mig", ["MIG-cccc"]),
+        ("MIG-c,0", "mig", ["MIG-cccc", "GPU-aaaa"]),
+        ("0,-1,1", "", ["GPU-aaaa"]),
+        ("", "", ["cpu:0", "cpu:1"]),
+        ("-1", "", ["cpu:0", "cpu:1"]),
+        ("NoDevFiles", "", ["cpu:0", "cpu:1"]),
+        ("7", "", ["cpu:0", "cpu:1"]),
+        ("1", "lost", ["cpu:0", "cpu:1"]),
+    ],
+)
+def test_auto_is_what_cuda_may_see(
+    nvml_library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    named: str,
+    traits: str,
+    expected: list[str],
+) -> None:
+    """``CUDA_VISIBLE_DEVICES`` bounds ``auto`` as it bounds CUDA, down to none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert on_host(nvml_library, traits, "ids('auto')") == expected
+
+
+def test_a_gpu_that_is_named_is_used_whatever_cuda_may_see_here(
+    nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who names a device wants it; a broker of others' GPUs is told from one's own."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert on_host(nvml_library, "", "ids('GPU-bbbb')") == ["GPU-bbbb"]
+    asked = "[hidden(['GPU-bbbb']), hidden(['GPU-aaaa', 'GPU-bbbb']), hidden(['cpu:0'])]"
+    assert on_host(nvml_library, "", asked) == [True, False, False]
 
 
 def test_auto_is_every_gpu(nvml_library: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from optuna_hermes import _optuna as private
 from optuna_hermes.cli import run
 from optuna_hermes.cli._checks._around import folder_checks, kind_of, slurm_checks
-from optuna_hermes.cli._checks._host import cgroup_left_bytes, shared_memory
+from optuna_hermes.cli._checks._host import shared_memory
 from optuna_hermes.ledger import SCHEMA_VERSION, CheckpointRecord, RunRecord, open_ledger
 from optuna_hermes.ledger._migrations import schema_version
 
@@ -155,17 +155,6 @@ def test_a_checkpoint_of_another_job(here: Path) -> None:
 def test_the_kind_of_a_file_system() -> None:
     """The nearest mount counts, not the root."""
     assert kind_of(Path("/proc/self")) == "proc"
-
-
-def test_the_limit_of_a_container(here: Path) -> None:
-    """What is cached can go; no limit is none, and so are files that are not there."""
-    assert cgroup_left_bytes(here) is None
-    (here / "memory.max").write_text("1000\n")
-    (here / "memory.current").write_text("900\n")
-    (here / "memory.stat").write_text("anon 600\ninactive_file 300\n")
-    assert cgroup_left_bytes(here) == 400
-    (here / "memory.max").write_text("max\n")
-    assert cgroup_left_bytes(here) is None
 
 
 def test_little_shared_memory() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._privacy import peer
 from optuna_hermes.errors import BrokerConflictError, BrokerError, InvalidInputError, ProtocolError
 
 if TYPE_CHECKING:
@@ -187,7 +187,8 @@ def connect_or_start(
 
     Args:
         role: what this client is.
-        devices: the devices it must own; ``auto`` takes a running broker as it is.
+        devices: the devices it must own; ``auto`` takes a running broker as it is, unless this
+            process may see none of its GPUs.
         power: the commands with which it must power devices down and up; None takes a running
             broker as it is.
 
@@ -216,10 +217,21 @@ def connect_or_start(
         if devices not in ("auto", connection.welcome.devices):
             has = f"devices {connection.welcome.devices!r} but {devices!r} was asked for"
             _make_way(connection, f"{has}: use --devices auto")
+        elif devices == "auto" and _hides(connection.welcome.device_ids):
+            _make_way(connection, "GPUs that CUDA_VISIBLE_DEVICES does not show here: name others")
         elif texts not in ((), connection.welcome.power):
             _make_way(connection, "other power commands: leave these out")
         else:
             return connection
+
+
+def _hides(device_ids: Sequence[str]) -> bool:
+    """Whether this process may see none of a broker's GPUs, as in another job of the host."""
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        return False
+    from optuna_hermes.broker._devices._source import hidden  # slow; most have nothing to hide
+
+    return hidden(device_ids)
 
 
 def _start_one(devices: str, power: Sequence[str]) -> None:
@@ -268,10 +280,3 @@ def _open(path: Path) -> socket.socket:
             f"{election.RUNTIME_DIR_VARIABLE} to a folder of your own."
         )
     return sock
-
-
-def peer(sock: socket.socket) -> tuple[int, int]:
-    """Process id and user id of the other end, from the kernel."""
-    size = struct.calcsize("3i")
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return pid, uid

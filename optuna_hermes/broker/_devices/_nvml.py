@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import psutil
 
 from optuna_hermes.broker._devices._nvml_events import Listener
+from optuna_hermes.broker._devices._visible import Gpu
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
@@ -195,16 +196,16 @@ def driver(uuids: Sequence[str] = ()) -> Iterator[Any]:
         nvml.nvmlShutdown()
 
 
-def present(nvml: Any) -> Iterator[str]:
-    """The UUIDs of what CUDA can use: whole GPUs, or the slices of those in MIG mode."""
+def gpus(nvml: Any) -> Iterator[Gpu]:
+    """The GPUs in the driver's order; one that it cannot name keeps its place."""
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            slices = list(_mig_slices(nvml, handle))
-            uuids = [nvml.nvmlDeviceGetUUID(each) for each in slices or [handle]]
+            slices = tuple(nvml.nvmlDeviceGetUUID(each) for each in _mig_slices(nvml, handle))
+            gpu = Gpu(uuid=nvml.nvmlDeviceGetUUID(handle), slices=slices)
         except nvml.NVMLError:
-            continue  # a GPU that cannot be named cannot be used
-        yield from uuids
+            gpu = Gpu(uuid="")
+        yield gpu
 
 
 def troubles(nvml: Any) -> Iterator[tuple[int, str]]:

@@ -6,6 +6,7 @@ A GPU is known by its UUID: indices change with ``CUDA_VISIBLE_DEVICES`` and fro
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Literal, Protocol
 
 from optuna_hermes.broker._devices import _nvml as nvml
 from optuna_hermes.broker._devices._nvml import NvmlDevices
+from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE, visible
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
@@ -66,9 +68,9 @@ def parse_devices(spec: str) -> list[DeviceSlot]:
     """Read a ``--devices`` text.
 
     Args:
-        spec: ``auto`` (every healthy GPU, or two CPU slots where there is none), or a list, with
-            commas, of ``cpu:N`` (N slots) and of UUIDs (``GPU-...``, ``MIG-...``) as
-            ``nvidia-smi -L`` prints them.
+        spec: ``auto`` (every healthy GPU that ``CUDA_VISIBLE_DEVICES`` shows, or two CPU slots
+            where there is none), or a list, with commas, of ``cpu:N`` (N slots) and of UUIDs
+            (``GPU-...``, ``MIG-...``) as ``nvidia-smi -L`` prints them.
 
     Returns:
         The devices in the order of the text.
@@ -99,7 +101,17 @@ def environment(device_ids: Iterable[str]) -> dict[str, str]:
     They work only if they are set before the process wakes CUDA up.
     """
     gpus = [id_ for id_ in device_ids if not id_.startswith("cpu:")]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    return {VISIBLE_VARIABLE: ",".join(gpus)}
+
+
+def hidden(device_ids: Iterable[str]) -> bool:
+    """Whether ``CUDA_VISIBLE_DEVICES`` shows this process none of these GPUs."""
+    gpus = {id_ for id_ in device_ids if not id_.startswith("cpu:")}
+    named = os.environ.get(VISIBLE_VARIABLE)
+    if not gpus or named is None:
+        return False
+    with nvml.driver() as binding:
+        return gpus.isdisjoint(visible(list(nvml.gpus(binding)), named))
 
 
 class CpuSlots:
@@ -198,7 +210,8 @@ def _auto() -> list[DeviceSlot]:
     uuids: list[str] = []
     try:
         with nvml.driver() as binding:
-            uuids = [uuid for uuid in nvml.present(binding) if nvml.answers(binding, uuid)]
+            shown = visible(list(nvml.gpus(binding)), os.environ.get(VISIBLE_VARIABLE))
+            uuids = [uuid for uuid in shown if nvml.answers(binding, uuid)]
     except nvml.NoDriverError as error:
         if error.installed:  # there may well be GPUs, and they would lie idle in silence
             log.warning("auto means cpu:%d here: %s", DEFAULT_CPU_SLOTS, error)
@@ -210,7 +223,7 @@ def _auto() -> list[DeviceSlot]:
 def _require(uuids: Sequence[str]) -> None:
     """Raise unless this host has all of these devices."""
     with nvml.driver(uuids) as binding:
-        present = list(nvml.present(binding))
+        present = visible(list(nvml.gpus(binding)), None)
     for uuid in uuids:
         if uuid not in present:
             raise DeviceSpecError(

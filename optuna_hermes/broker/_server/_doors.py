@@ -12,8 +12,8 @@ from pathlib import Path
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._client._connection import peer
 from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._privacy import peer
 from optuna_hermes.broker._server._processes import closed_with, kill
 from optuna_hermes.errors import HermesError, ProtocolError
 

@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _away as away
@@ -131,7 +130,7 @@ class Server:
             devices=self._readings.last,
             # Whoever is held up between the two looks reads too little.
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
-            host_budget_bytes=int(HOST_SHARE * psutil.virtual_memory().available),
+            host_budget_bytes=int(HOST_SHARE * available_bytes()),
             powers=power is not None,
             unpowered=left_unpowered(directory, power),
         )

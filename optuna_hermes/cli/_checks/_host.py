@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
+from optuna_hermes._cgroups import left_bytes
 from optuna_hermes.cli._checks._base import LITTLE_BYTES, Check, enough, judged
 from optuna_hermes.view import size
 
-CGROUP = Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
 FEW_FILES = 1024
 
@@ -20,30 +20,13 @@ FEW_FILES = 1024
 def room() -> Iterator[Check]:
     """Memory and disk."""
     available = psutil.virtual_memory().available
-    left = cgroup_left_bytes(CGROUP)
+    left = left_bytes()
     name = "free memory"
     if left is not None and left < available:
         available, name = left, "free memory, by the limit of its container or slice"
     yield enough(name, available, "A worker with torch takes about 1 GiB.")
     disk = psutil.disk_usage(str(Path.cwd())).free
     yield enough("free disk here", disk, "Suspended trials are kept on disk; `gc` frees some.")
-
-
-def cgroup_left_bytes(folder: Path) -> int | None:
-    """What a limit on memory leaves to this process and its neighbours; None without a limit.
-
-    Files that are cached count as taken there but go when others need the room.
-    """
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        taken = int((folder / "memory.current").read_text())
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):
-        return None
-    if not limit.isdigit():
-        return None
-    cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-    return max(0, int(limit) - taken + cached)
 
 
 def limits() -> Iterator[Check]:
