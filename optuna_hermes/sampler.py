@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker import RunSession, connect_or_start, sessions, unheard
 from optuna_hermes.broker._protocol import Ending, Register
-from optuna_hermes.errors import ObjectiveError
+from optuna_hermes.errors import InvalidInputError, ObjectiveError
 
 DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
 
@@ -40,6 +41,9 @@ class HermesSampler(BaseSampler):
         policy: as ``--policy``, for a plain ``study.optimize``; ``optimize`` has its own.
         slice_seconds: least length of a slice, likewise.
 
+    Raises:
+        InvalidInputError: ``slice_seconds`` is negative or not finite.
+
     Example:
         >>> import optuna
         >>> from optuna_hermes import HermesSampler
@@ -57,6 +61,11 @@ class HermesSampler(BaseSampler):
         policy: str = "hermes",
         slice_seconds: float = 1.0,
     ) -> None:
+        if not 0.0 <= slice_seconds < math.inf:
+            raise InvalidInputError(
+                "slice_seconds must be a finite number of seconds, 0 or more, but got "
+                f"{slice_seconds}."
+            )
         self._base = base if base is not None else optuna.samplers.TPESampler()
         self._devices = devices
         self._policy = policy

@@ -8,6 +8,7 @@ import typer
 
 from optuna_hermes.cli._optimize import PowerDown, PowerUp
 from optuna_hermes.cli._output import note
+from optuna_hermes.cli._studies import finite
 from optuna_hermes.errors import BrokerConflictError, BrokerError
 
 
@@ -22,7 +23,9 @@ def broker(
     ] = "auto",
     idle_seconds: Annotated[
         float | None,
-        typer.Option(min=0.0, metavar="S", help="End after so long without a client."),
+        typer.Option(
+            min=0.0, callback=finite, metavar="S", help="End after so long without a client."
+        ),
     ] = None,
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Log one JSON object a line.")

@@ -17,9 +17,12 @@ from optuna_hermes.cli._output import (
     show_json,
 )
 from optuna_hermes.cli._studies import (
+    MOST_SEED,
+    MOST_TRIALS,
     Json,
     Storage,
     StudyName,
+    finite,
     same_command,
     study_to_optimize,
 )
@@ -58,14 +61,22 @@ def optimize(
     study_name: StudyName,
     n_trials: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Trials the study shall have; its own count."),
+        typer.Option(
+            min=1, max=MOST_TRIALS, metavar="N", help="Trials the study shall have; its own count."
+        ),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0.0, metavar="S", help="Suspend all after S seconds.")
+        float | None,
+        typer.Option(min=0.0, callback=finite, metavar="S", help="Suspend all after S seconds."),
     ] = None,
     device_seconds: Annotated[
         float | None,
-        typer.Option(min=0.0, metavar="S", help="Suspend all after S seconds of device time."),
+        typer.Option(
+            min=0.0,
+            callback=finite,
+            metavar="S",
+            help="Suspend all after S seconds of device time.",
+        ),
     ] = None,
     devices: Devices = "auto",
     policy: Annotated[
@@ -78,10 +89,12 @@ def optimize(
         ),
     ] = "hermes",
     slice_seconds: Annotated[
-        float, typer.Option(min=0.001, metavar="S", help="Least length of a slice.")
+        float,
+        typer.Option(min=0.001, callback=finite, metavar="S", help="Least length of a slice."),
     ] = 1.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Sampler and trials draw from it.")
+        int | None,
+        typer.Option(min=0, max=MOST_SEED, metavar="N", help="Sampler and trials draw from it."),
     ] = None,
     checkpoint_dir: Annotated[
         Path | None,

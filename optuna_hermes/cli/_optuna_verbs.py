@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Container, Sequence
 
+from optuna_hermes.cli._output import Printable
 from optuna_hermes.errors import InvalidInputError
 
 KNOWN = frozenset(
@@ -58,4 +61,9 @@ def run(argv: Sequence[str]) -> int:
     from optuna_hermes import _optuna as private
 
     sys.argv = ["optuna-hermes", *argv]
-    return private.run_optuna_cli(HermesSampler)
+    os.environ.setdefault("NO_COLOR", "1")  # Optuna's log: its colours would be spelled too
+    with (
+        contextlib.redirect_stdout(Printable(sys.stdout)),
+        contextlib.redirect_stderr(Printable(sys.stderr)),
+    ):
+        return private.run_optuna_cli(HermesSampler)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import json
 import math
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,13 +25,13 @@ process that Ctrl-C ended."""
 
 def complain(message: str, status: int) -> int:
     """Print an error as one line and return its exit status."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {_printable(' '.join(message.split()))}", file=sys.stderr)
     return status
 
 
 def note(text: str) -> None:
     """Print a line for people."""
-    print(text, file=sys.stderr, flush=True)
+    print(_printable(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -50,11 +51,41 @@ def libraries_to_stderr() -> Iterator[None]:
 def show(view: RenderableType) -> None:
     """Print a result for people; a text as it is, for lines that are to be copied must not wrap."""
     if isinstance(view, str):
-        print(view)
+        print(_printable(view))
         return
     from rich.console import Console
 
     Console(highlight=False, markup=False).print(view)
+
+
+class Printable(io.TextIOBase):
+    """A stream on which control characters are spelled: for what others print of a study.
+
+    Args:
+        stream: where it goes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text for people."""
+        self._stream.write(_printable(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Likewise below."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """The handle of the stream below."""
+        return self._stream.fileno()
+
+
+def _printable(text: str) -> str:
+    from optuna_hermes.view import printable
+
+    return printable(text)
 
 
 def show_json(document: Any) -> None:

@@ -11,7 +11,13 @@ import typer
 
 from optuna_hermes.cli._optimize import Devices, conclude, run_shown
 from optuna_hermes.cli._output import note, show, show_json
-from optuna_hermes.cli._studies import PROGRAM, Json, study_to_optimize
+from optuna_hermes.cli._studies import (
+    MOST_SEED,
+    MOST_TRIALS,
+    PROGRAM,
+    Json,
+    study_to_optimize,
+)
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -28,12 +34,15 @@ _NEEDED = {"torch": "torch", "lightning": "lightning", "sklearn": "scikit-learn"
 
 def quickstart(
     devices: Devices = "auto",
-    n_trials: Annotated[int, typer.Option(min=1, metavar="N", help="Trials to train.")] = 16,
+    n_trials: Annotated[
+        int, typer.Option(min=1, max=MOST_TRIALS, metavar="N", help="Trials to train.")
+    ] = 16,
     storage: Annotated[
         str | None, typer.Option(metavar="URL", help="Keep the study there.")
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Sampler and trials draw from it.")
+        int,
+        typer.Option(min=0, max=MOST_SEED, metavar="N", help="Sampler and trials draw from it."),
     ] = 0,
     json: Json = False,
 ) -> int:

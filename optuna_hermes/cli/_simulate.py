@@ -10,7 +10,7 @@ import typer
 from optuna_hermes.cli import _simulations
 from optuna_hermes.cli._job_simulations import show_jobs
 from optuna_hermes.cli._output import libraries_to_stderr, note, show, show_json
-from optuna_hermes.cli._studies import Json, storage_of, study_and_ledger
+from optuna_hermes.cli._studies import Json, finite, storage_of, study_and_ledger
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_POLICIES = "hermes,asha,asha-stop,median-stop"
 JOB_POLICIES = "fifo,qssf"
 DEFAULT_BUDGET = 40.0
+MOST_DEVICES = 100_000
 
 
 def simulate(
@@ -52,7 +53,9 @@ def simulate(
             f"Else {DEFAULT_POLICIES}, or {JOB_POLICIES} with --jobs.",
         ),
     ] = None,
-    devices: Annotated[int, typer.Option(min=1, metavar="G", help="How many devices.")] = 1,
+    devices: Annotated[
+        int, typer.Option(min=1, max=MOST_DEVICES, metavar="G", help="How many devices.")
+    ] = 1,
     trials: Annotated[
         int, typer.Option(min=1, metavar="N", help="Trials drawn of each set, or all it has.")
     ] = 100,
@@ -62,7 +65,10 @@ def simulate(
     switch_cost: Annotated[
         float,
         typer.Option(
-            min=0.0, metavar="F", help="Of a device that changes trials, as a fraction of a unit."
+            min=0.0,
+            callback=finite,
+            metavar="F",
+            help="Of a device that changes trials, as a fraction of a unit.",
         ),
     ] = 0.005,
     sampler: Annotated[
@@ -75,7 +81,9 @@ def simulate(
     budget: Annotated[
         float | None,
         typer.Option(
-            metavar="B", help=f"With --sampler: so many full trainings; else {DEFAULT_BUDGET:g}."
+            callback=finite,
+            metavar="B",
+            help=f"With --sampler: so many full trainings; else {DEFAULT_BUDGET:g}.",
         ),
     ] = None,
     devices_per_host: Annotated[
@@ -84,7 +92,9 @@ def simulate(
     ] = None,
     slice_seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", help="With --jobs: how often to interrupt; else never."),
+        typer.Option(
+            callback=finite, metavar="S", help="With --jobs: how often to interrupt; else never."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

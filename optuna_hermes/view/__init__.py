@@ -21,7 +21,7 @@ from optuna_hermes.view._states import holds, serves, state_of
 from optuna_hermes.view._status import status_view
 from optuna_hermes.view._summary import summary_view, suspensions
 from optuna_hermes.view._trial import say, trial_view
-from optuna_hermes.view._words import duration, parameters, plural, ranges, size
+from optuna_hermes.view._words import duration, parameters, plural, printable, ranges, size
 
 __all__ = [
     "BEST_MARK",
@@ -42,6 +42,7 @@ __all__ = [
     "make_progress",
     "parameters",
     "plural",
+    "printable",
     "ranges",
     "read_history",
     "say",

@@ -193,7 +193,7 @@ def study_line(study: dict[str, Any], total: int | None) -> str:
     if best is not None:
         parts.append(f"best {words.number(best['value'])} (trial {best['trial']})")
     parts.append(f"{study['device_seconds']:.1f} device-seconds")
-    return f"{study['name']}: {', '.join(parts)}"
+    return f"{words.printable(study['name'])}: {', '.join(parts)}"
 
 
 def device_lines(document: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -82,6 +82,7 @@ def simulation_view(document: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    document = words.all_printable(document)
     settings, rows = document["settings"], document["table"]
     parts: list[RenderableType] = [
         Text(_title(settings, rows[0]["work_seconds"]), style="bold"),
@@ -106,6 +107,7 @@ def loop_view(document: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    document = words.all_printable(document)
     settings, rows = document["settings"], document["table"]
     table = _table("policy", *_SHARES, "opened", "any5", "fin1")
     for row in rows:

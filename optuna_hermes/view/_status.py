@@ -28,6 +28,7 @@ def status_view(document: dict[str, Any]) -> RenderableType:
     """
     from rich.console import Group
 
+    document = words.all_printable(document)
     broker, study = document["broker"], document["study"]
     parts: list[RenderableType] = []
     if broker is None:

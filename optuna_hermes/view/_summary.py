@@ -23,6 +23,7 @@ def summary_view(document: dict[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    document = words.all_printable(document)
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")

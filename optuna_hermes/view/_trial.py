@@ -31,6 +31,7 @@ def trial_view(document: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    document = words.all_printable(document)
     title = f"Trial {document['trial']} of study {document['study']}: {_where(document)}"
     parts: list[RenderableType] = [Text(title, style="bold"), _facts(document)]
     events = document["events"]

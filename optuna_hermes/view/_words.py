@@ -2,8 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are spelled: a terminal obeys those of a study's name.
+
+    New lines and tabs stay; marks that turn the direction of writing are spelled too.
+
+    Example:
+        >>> printable("a\\x1b[2Jb")
+        'a\\\\x1b[2Jb'
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def all_printable(value: Any) -> Any:
+    """A document in which every text is ``printable``."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {all_printable(key): all_printable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [all_printable(each) for each in value]
+    return value
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -184,7 +184,7 @@ def head(picture: Picture, width: int) -> Text:
     left.append(" optuna-hermes top ", Style(color=GROUND, bgcolor=COOL, bold=True))
     if picture.read_only:
         left.append("  read-only", Style(color=WARM, bold=True))
-    left.append(f"  {picture.study or 'no study'}", Style(color=INK, bold=True))
+    left.append(f"  {words.printable(picture.study or 'no study')}", Style(color=INK, bold=True))
     if picture.policy:
         left.append(f"  policy {picture.policy}", DIM)
     clock = time.strftime("%H:%M:%S", time.localtime(picture.at))

@@ -37,9 +37,14 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 MAX_FORM_BYTES = 4096
-MOST = 2**53
-"""No trial has a higher number."""
+"""The largest body that is read: no request needs more."""
+
+MOST_DIGITS = 15
+"""No trial has a number of more."""
 VERBS = ("hold", "boost", "release", "finish")
+_TOO_LARGE = Refusal(
+    status=413, reason=f"A body may have {MAX_FORM_BYTES} bytes: send less, or none."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +77,10 @@ def make_app(feed: Feed, deeds: Deeds, guard: Guard, *, trusts_own: bool) -> ASG
         return await index(request) if shown is None else enter(request, shown)
 
     async def token(request: Request) -> Response:
-        body = await request.body()
-        fields = parse_qs(body[:MAX_FORM_BYTES].decode("utf-8", "replace"))
+        body = await _body(request)
+        if body is None:
+            return _refused(request, _TOO_LARGE)
+        fields = parse_qs(body.decode("utf-8", "replace"))
         return enter(request, fields.get("token", [""])[0].strip())
 
     def enter(request: Request, shown: str) -> Response:
@@ -105,8 +112,8 @@ def make_app(feed: Feed, deeds: Deeds, guard: Guard, *, trusts_own: bool) -> ASG
         Route("/", page),
         Route("/token", token, methods=["POST"]),
         Route("/api/events", events),
-        Route("/api/trials/{number:int}", story),
-        Route("/api/trials/{number:int}/{verb}", act, methods=["POST"]),
+        Route("/api/trials/{number}", story),
+        Route("/api/trials/{number}/{verb}", act, methods=["POST"]),
         *(Route(f"/{name}", _served(name)) for name in _names()),
     ]
     return _Gate(Starlette(routes=routes), guard, trusts_own=trusts_own)
@@ -133,11 +140,21 @@ def _served(name: str) -> Callable[[Request], Awaitable[Response]]:
     return serve
 
 
-async def _answer(call: Callable[[int], dict[str, Any]], number: int) -> Response:
-    if number > MOST:
-        return JSONResponse({"error": f"There is no trial {number}."}, 404)
+async def _body(request: Request) -> bytes | None:
+    """The body of a request, None if it is too large; no more than that is read."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_FORM_BYTES:
+            return None
+    return body
+
+
+async def _answer(call: Callable[[int], dict[str, Any]], number: str) -> Response:
+    if not (number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS):
+        return JSONResponse({"error": f"There is no trial {number[:MOST_DIGITS]!r}."}, 404)
     try:
-        return JSONResponse(await asyncio.to_thread(call, number))
+        return JSONResponse(await asyncio.to_thread(call, int(number)))
     except HermesError as error:
         return JSONResponse({"error": str(error)}, 409)
 
@@ -163,8 +180,8 @@ class _Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._guard.refuse(self._asked(scope))
         request = Request(scope, receive)
+        refusal = self._guard.refuse(self._asked(scope)) or _too_large(request)
         shows_token = scope["path"] == "/" and "token" in request.query_params
         if refusal is not None and not (refusal.status == 401 and shows_token):
             await _refused(request, refusal)(scope, receive, send_with_headers)
@@ -181,6 +198,13 @@ class _Gate:
             headers={name.lower(): value for name, value in request.headers.items()},
             is_own=bool(is_own),
         )
+
+
+def _too_large(request: Request) -> Refusal | None:
+    """Refuse a body by the length that its sender announces, before any of it is read."""
+    length = request.headers.get("content-length", "0")
+    small = length.isascii() and length.isdigit() and len(length) <= len(str(MAX_FORM_BYTES))
+    return None if small and int(length) <= MAX_FORM_BYTES else _TOO_LARGE
 
 
 def _refused(request: Request, refusal: Refusal) -> Response:

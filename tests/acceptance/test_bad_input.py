@@ -1,0 +1,195 @@
+"""Numbers, databases and names that nobody should give: one line, exit status 2, nothing obeyed."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+
+from optuna_hermes import HermesSampler, _optuna, optimize
+from optuna_hermes.cli import run
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.ledger import open_ledger
+
+OPTIMIZE = ("optimize", "objective.py:objective", "--study-name", "s", "--devices", "cpu:1")
+
+Made = Callable[[Path], None]
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line of a command that ends with exit status 2."""
+    assert run(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    return said
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "-inf", "1e400", "x", ""])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*OPTIMIZE, "--timeout"),
+        (*OPTIMIZE, "--device-seconds"),
+        (*OPTIMIZE, "--slice-seconds"),
+        ("broker", "--idle-seconds"),
+        ("simulate", "none.npz", "--switch-cost"),
+    ],
+    ids=lambda words: words[-1],
+)
+def test_seconds_are_finite(
+    capsys: pytest.CaptureFixture[str], storage_url: str, words: tuple[str, ...], value: str
+) -> None:
+    """Neither infinite nor NaN nor negative, whatever the spelling."""
+    storage = ("--storage", storage_url) if words[0] == "optimize" else ()
+    assert words[-1] in _refused(capsys, *words, value, *storage)
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "nan", "1" + "0" * 30, "9" * 5000])
+@pytest.mark.parametrize("option", ["--n-trials", "--seed"])
+def test_counts_are_numbers_that_a_database_can_keep(
+    capsys: pytest.CaptureFixture[str], storage_url: str, option: str, value: str
+) -> None:
+    """Neither negative nor broken nor huge."""
+    assert option in _refused(capsys, *OPTIMIZE, "--storage", storage_url, option, value)
+
+
+@pytest.mark.parametrize("verb", ["hold", "boost", "release", "finish", "status"])
+@pytest.mark.parametrize("number", ["99999999999999999999", "9" * 5000], ids=len)
+def test_a_trial_of_many_digits_is_refused(
+    capsys: pytest.CaptureFixture[str], storage_url: str, verb: str, number: str
+) -> None:
+    """Also one that no database can look up."""
+    study = optuna.create_study(storage=storage_url, study_name="s")
+    open_ledger(_optuna.ledger_url(study)).close()
+    assert _optuna.study_key(study)
+    _refused(capsys, verb, number, "--storage", storage_url, "--study-name", "s")
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, -1.0])
+def test_seconds_are_finite_in_python_too(value: float) -> None:
+    """What no clock reaches, or every clock has passed, is refused before anything begins."""
+    study = optuna.create_study()
+    for name in ("timeout", "device_seconds", "slice_seconds"):
+        with pytest.raises(InvalidInputError, match=f"{name} must be a finite number"):
+            optimize(study, abs, **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="slice_seconds must be a finite number"):
+        HermesSampler(slice_seconds=value)
+
+
+def _text(path: Path) -> None:
+    path.write_text("not a database, but a text of some length\n" * 100)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _damaged(path: Path) -> None:
+    """A study whose pages are overwritten, but for the first ones."""
+    study = optuna.create_study(storage=f"sqlite:///{path}", study_name="s")
+    for x in range(200):
+        study.add_trial(optuna.trial.create_trial(value=float(x), user_attrs={"note": "x" * 500}))
+    data = bytearray(path.read_bytes())
+    data[4096 * 4 :] = b"\xa5" * (len(data) - 4096 * 4)
+    path.write_bytes(data)
+
+
+def _cut(path: Path) -> None:
+    """A study whose file ends in the middle."""
+    _damaged(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("make", [_text, _folder, _damaged, _cut])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*OPTIMIZE, "--n-trials", "1"),
+        ("status", "--study-name", "s"),
+        ("gc", "--study-name", "s"),
+        ("hold", "0", "--study-name", "s"),
+        ("plot", "--study-name", "s", "--out", "plots.html"),
+        ("trials", "--study-name", "s"),
+        ("best-trial", "--study-name", "s"),
+        ("studies",),
+        ("create-study", "--study-name", "t"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_file_that_is_no_whole_database_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    make: Made,
+) -> None:
+    """A text, a folder, pages that are overwritten or missing: no traceback, and exit status 2."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "objective.py").write_text("def objective(trial): return 0.0\n")
+    path = tmp_path / "study.db"
+    make(path)
+    _refused(capsys, *words, "--storage", f"sqlite:///{path}")
+
+
+def test_an_empty_file_holds_no_study(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """To SQLite it is a database without tables."""
+    path = tmp_path / "study.db"
+    path.touch()
+    words = ("status", "--storage", f"sqlite:///{path}", "--study-name", "s")
+    assert "No study 's'" in _refused(capsys, *words)
+
+
+NAME = "evil\x1b]0;owned\x07\x1b[2Jname"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("study-names",),
+        ("studies",),
+        ("studies", "-f", "json"),
+        ("studies", "-f", "yaml"),
+        ("studies", "-f", "table"),
+        ("trials", "--study-name", NAME),
+        ("best-trial", "--study-name", NAME),
+        ("status", "--study-name", NAME),
+        ("status", "--study-name", "other\x1b[2J"),
+        ("optimize", "objective.py:objective", "--study-name", "other\x1b[2J"),
+        ("delete-study", "--study-name", "other\x1b[2J"),
+        ("create-study", "--study-name", "new\x1b[2J"),
+        ("create-study", "--study-name", NAME),
+        ("\x1b[2J",),
+        ("--\x1b[2J",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_name_cannot_command_the_terminal(
+    capsys: pytest.CaptureFixture[str], storage_url: str, words: tuple[str, ...]
+) -> None:
+    """Control characters of names and values are spelled, by Optuna's verbs and by ours."""
+    study = optuna.create_study(storage=storage_url, study_name=NAME)
+    attrs = {"note\x1b[2J": "x\x1b[2J"}
+    study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs=attrs))
+    run((*words, "--storage", storage_url) if words[0].isprintable() else words)
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    assert "\x07" not in told.out + told.err
+
+
+def test_the_control_characters_of_optunas_log_are_spelled(
+    cli: Callable[..., object], storage_url: str
+) -> None:
+    """In a process of its own, as people meet it."""
+    done = cli("create-study", "--storage", storage_url, "--study-name", NAME)
+    said = done.stdout + done.stderr  # type: ignore[attr-defined]
+    assert "\\x1b[2Jname" in said
+    assert "\x1b" not in said
+    with sqlite3.connect(storage_url.removeprefix("sqlite:///")) as connection:
+        assert connection.execute("SELECT study_name FROM studies").fetchall() == [(NAME,)]
+    connection.close()
