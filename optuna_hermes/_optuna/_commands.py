@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from functools import partial
+from typing import TextIO
 
 import optuna
 
@@ -38,11 +41,9 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
     for sampler in samplers:
         setattr(optuna.samplers, sampler.__name__, sampler)
     optuna.cli._get_storage = partial(racing, optuna.cli._get_storage)
-    for handler in logging.getLogger("optuna").handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)  # it has kept what that was when Optuna was imported
     try:
-        return int(optuna.cli.main() or 0)
+        with _log_to(sys.stderr):
+            return int(optuna.cli.main() or 0)
     except KeyError as error:
         raise InvalidInputError(str(error.args[0]) if error.args else repr(error)) from error
     except (ImportError, ValueError, OSError) as error:
@@ -51,3 +52,20 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
         if not of_database(error):
             raise
         raise InvalidInputError(line(error)) from error
+
+
+@contextlib.contextmanager
+def _log_to(stream: TextIO) -> Iterator[None]:
+    """Let Optuna's log go to a stream: it keeps what standard error was when it was imported."""
+    handlers = [
+        handler
+        for handler in logging.getLogger("optuna").handlers
+        if isinstance(handler, logging.StreamHandler)
+    ]
+    before = [handler.setStream(stream) for handler in handlers]
+    try:
+        yield
+    finally:
+        for handler, old in zip(handlers, before, strict=True):
+            if old is not None:
+                handler.setStream(old)
