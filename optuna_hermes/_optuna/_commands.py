@@ -60,7 +60,7 @@ def _log_to(stream: TextIO) -> Iterator[None]:
     handlers = [
         handler
         for handler in logging.getLogger("optuna").handlers
-        if isinstance(handler, logging.StreamHandler)
+        if type(handler) is logging.StreamHandler  # Optuna's own, not a file that others added
     ]
     before = [handler.setStream(stream) for handler in handlers]
     try:

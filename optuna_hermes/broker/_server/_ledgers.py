@@ -181,13 +181,14 @@ class Ledgers:
         """
         now = time.monotonic()
         self._used.update({self._url_of[study]: now for study in served if study in self._url_of})
+        resting = {url for url, writer in self._by_url.items() if writer.rests}
         for study in [each for each in self._url_of if each not in served]:
-            if not self._waiting.get(study) and self._by_url[self._url_of[study]].rests:
+            if not self._waiting.get(study) and self._url_of[study] in resting:
                 self._by_url[self._url_of[study]].read(partial(_unlock, study))
                 del self._url_of[study], self._written[study]
                 self._terms.limits.pop(study, None)
         for url in [url for url, at in self._used.items() if now - at > UNUSED_SECONDS]:
-            if not self._studies(url) and self._by_url[url].rests:
+            if not self._studies(url) and url in resting:
                 self._by_url.pop(url).close(0.0)
                 del self._used[url]
 
