@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from optuna_hermes._turns import Turns
-from optuna_hermes.broker import session_of
+from optuna_hermes._turns import Turns, session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._named import Named

@@ -9,7 +9,14 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from optuna_hermes._optuna import pruned, report, reported_steps, should_prune, sign
+from optuna_hermes._optuna import (
+    pruned,
+    report,
+    reported_steps,
+    session_of,
+    should_prune,
+    sign,
+)
 from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
 from optuna_hermes.suspend import (
     Session,
@@ -25,6 +32,8 @@ from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge
 from optuna_hermes.suspend._tree import frozen
+
+__all__ = ["Turns", "session_of"]
 
 _BEAT_SECONDS = 1.0
 

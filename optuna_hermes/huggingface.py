@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes._extras import extra
-from optuna_hermes.broker import session_of
+from optuna_hermes._turns import session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session, StoredState, read
 

@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from optuna_hermes import _lightning as private
-from optuna_hermes._optuna import pruned, report, reported_steps, should_prune, sign
-from optuna_hermes.broker import session_of
+from optuna_hermes._optuna import (
+    pruned,
+    report,
+    reported_steps,
+    session_of,
+    should_prune,
+    sign,
+)
 from optuna_hermes.errors import (
     CheckpointError,
     HermesError,

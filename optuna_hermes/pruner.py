@@ -7,7 +7,7 @@ from optuna.pruners import BasePruner, HyperbandPruner
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna as private
-from optuna_hermes.broker import RunSession, sessions
+from optuna_hermes.broker import RunSession
 from optuna_hermes.errors import UnsupportedPrunerError
 
 
@@ -48,18 +48,22 @@ class HermesPruner(BasePruner):
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Report, let others run if it is their turn, then ask the wrapped pruner."""
-        session = sessions.get(study.study_name, trial.number)
-        if session is not None and not session.managed:
-            _take_turns(session, study, trial)
+        with private.turn(study, trial) as (session, is_own):
+            if session is not None and not session.managed:
+                _take_turns(session, study, trial, reports=is_own)
         if private.is_late(study):
             return False  # what the others have reported cannot be read now
         return self._wrapped.prune(study, trial) if self._wrapped is not None else False
 
 
-def _take_turns(session: RunSession, study: optuna.Study, trial: FrozenTrial) -> None:
+def _take_turns(
+    session: RunSession, study: optuna.Study, trial: FrozenTrial, *, reports: bool
+) -> None:
     session.started(stores=False)
     step = trial.last_step
-    if step is not None:
+    if not reports:
+        session.beat(0)  # its thread trains, though another trial
+    elif step is not None:
         unit = len(trial.intermediate_values)
         value = private.sign(study) * trial.intermediate_values[step]
         session.report(unit=unit, step=step, value=value)

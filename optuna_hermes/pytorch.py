@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, ClassVar, TypeVar
 
-from optuna_hermes._turns import Turns
-from optuna_hermes.broker import session_of
+from optuna_hermes._turns import Turns, session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import Session, rng_state, set_rng_state
 from optuna_hermes.suspend._locals import Locals

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import optuna
@@ -15,8 +14,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna as private
-from optuna_hermes.broker import RunSession, connect_or_start, sessions, unheard
-from optuna_hermes.broker._protocol import Ending, Register
+from optuna_hermes.broker import sessions
 from optuna_hermes.errors import InvalidInputError, ObjectiveError
 
 DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
@@ -72,6 +70,15 @@ class HermesSampler(BaseSampler):
         self._slice_seconds = slice_seconds
 
     @property
+    def terms(self) -> private.Terms:
+        """The terms on which trials of a plain ``study.optimize`` take turns."""
+        return private.Terms(
+            devices=self._devices or default_devices(),
+            policy=self._policy,
+            slice_seconds=self._slice_seconds,
+        )
+
+    @property
     def base(self) -> BaseSampler:
         """The sampler that proposes."""
         return self._base
@@ -105,14 +112,13 @@ class HermesSampler(BaseSampler):
         )
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Wait for the trial's first turn, where that is this sampler's task."""
+        """Wait for the first turn of a trial of a plain ``study.optimize``, then delegate."""
         if sessions.importing:
             raise ObjectiveError(
                 "study.optimize() was called while a worker imported the objective's file: put the "
                 'call under `if __name__ == "__main__":`.'
             )
-        if sessions.worker is None and getattr(study.pruner, "preempts", False):
-            self._wait_for_turn(study, trial)
+        private.begin_trial(study, trial, self.terms)
         self._base.before_trial(private.StudyView(study), trial)
 
     def after_trial(
@@ -123,28 +129,10 @@ class HermesSampler(BaseSampler):
         values: Sequence[float] | None,
     ) -> None:
         """Delegates, then gives the device back."""
-        self._base.after_trial(private.StudyView(study), trial, state, values)
-        if sessions.worker is not None:
-            return
-        session = sessions.pop(study.study_name, trial.number)
-        if session is not None:
-            ended: Ending = "failed" if state == TrialState.FAIL else "done"
-            session.end(ended)
-            session.noted(ended)
-            session.close()
-
-    def _wait_for_turn(self, study: Study, trial: FrozenTrial) -> None:
-        spec = private.study_spec(study, policy=self._policy, slice_seconds=self._slice_seconds)
-        trial_id = private.trial_id(trial)
-
-        join = partial(connect_or_start, "run", self._devices or default_devices())
-        unheard.tell(join)
-        ask = Register(study=spec, number=trial.number, trial_id=trial_id)
-        session = RunSession(join(), spec, ask, reconnect=join)
-        session.noted = private.Note(study, trial_id, session)
-        session.describe = partial(private.params_of_id, study, trial_id)
-        session.wait_for_grant()
-        sessions.add(study.study_name, trial.number, session)
+        try:
+            self._base.after_trial(private.StudyView(study), trial, state, values)
+        finally:
+            private.end_trial(study, trial, state)
 
 
 def default_devices() -> str:

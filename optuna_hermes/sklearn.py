@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from optuna_hermes._extras import extra
-from optuna_hermes.broker import session_of
+from optuna_hermes._turns import session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._objects import Objects

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from optuna_hermes._optuna._storages import line
 from optuna_hermes.errors import StorageError
-from optuna_hermes.ledger import mends
+from optuna_hermes.ledger import FULL, is_full, mends
 
 PATIENCE_SECONDS = 330.0
 """How long one call waits: a little longer than a broker waits before it suspends everything."""
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+
+NOTICE_SECONDS = 5.0
+"""Whoever waits for longer says for what."""
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -34,7 +41,7 @@ def patiently(
         StorageError: the database was away for longer.
         Exception: what the call raised for another reason.
     """
-    pause, end = FIRST_PAUSE_SECONDS, None
+    pause, end, notice_at = FIRST_PAUSE_SECONDS, None, math.inf
     while True:
         try:
             return call(*args, **named)
@@ -42,11 +49,21 @@ def patiently(
             if not mends(error):
                 raise
             now = time.monotonic()
-            end = now + seconds if end is None else end
+            if end is None:
+                end, notice_at = now + seconds, now + NOTICE_SECONDS
             if now + pause > end:
                 raise away(error) from error
+            if now >= notice_at:
+                notice_at = math.inf
+                log.warning(waits(error))
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def waits(error: Exception) -> str:
+    """What is to be said of a database that is waited for."""
+    full = f" {FULL}" if is_full(line(error)) else ""
+    return f"Waiting for the study's database, which does not answer: {line(error)}{full}"
 
 
 def away(error: Exception) -> StorageError:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import cloudpickle
 import optuna
 from optuna.storages import RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 
 from optuna_hermes.errors import StorageError
-from optuna_hermes.ledger import lost_race
+from optuna_hermes.ledger import few_connections, lost_race, rest_when_idle
 from optuna_hermes.ledger._secrets import redacted, shown
 
 RACE_SECONDS = 60.0
@@ -165,3 +166,30 @@ def backend_of(study: optuna.Study) -> Any:
     storage: Any = study._storage
     storage = getattr(storage, "inner", storage)
     return storage._backend if isinstance(storage, _CachedStorage) else storage
+
+
+def for_workers(study: optuna.Study) -> bytes:
+    """A study, pickled for processes of which there may be many: each has one connection."""
+    backend = backend_of(study)
+    if not isinstance(backend, RDBStorage) or backend.engine.dialect.name == "sqlite":
+        return bytes(cloudpickle.dumps(study))
+    chosen = backend.engine_kwargs
+    backend.engine_kwargs = few_connections(chosen)
+    try:
+        return bytes(cloudpickle.dumps(study))
+    finally:
+        backend.engine_kwargs = chosen
+
+
+def rest(study: optuna.Study) -> None:
+    """Close connections to a study's server whenever this process has not used them for a while."""
+    backend = backend_of(study)
+    if isinstance(backend, RDBStorage):
+        rest_when_idle(backend.engine)
+
+
+def disconnect(study: optuna.Study) -> None:
+    """Close the connections to a study's server that this process keeps for later."""
+    backend = backend_of(study)
+    if isinstance(backend, RDBStorage) and backend.engine.dialect.name != "sqlite":
+        backend.engine.dispose()

@@ -11,7 +11,7 @@ from optuna_hermes.broker._client._connection import (
     connect_or_start,
     connect_patiently,
 )
-from optuna_hermes.broker._client._sessions import session_of, sessions
+from optuna_hermes.broker._client._sessions import Held, sessions
 from optuna_hermes.broker._client._unheard import unheard
 from optuna_hermes.broker._protocol import OpenStudy, StudySpec
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Connection",
+    "Held",
     "OpenStudy",
     "RunSession",
     "StudySpec",
@@ -27,7 +28,6 @@ __all__ = [
     "connect",
     "connect_or_start",
     "connect_patiently",
-    "session_of",
     "sessions",
     "unheard",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optuna_hermes.ledger._away import lost_race, mends
+from optuna_hermes.ledger._away import FULL, is_full, lost_race, mends
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
     EventRecord,
@@ -13,12 +13,14 @@ from optuna_hermes.ledger._base import (
     RunRecord,
 )
 from optuna_hermes.ledger._claims import DEAD_SECONDS
+from optuna_hermes.ledger._engine import few_connections, rest_when_idle
 from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.ledger._migrations import SCHEMA_VERSION, schema_version
 from optuna_hermes.ledger._sql import SqlLedger
 
 __all__ = [
     "DEAD_SECONDS",
+    "FULL",
     "SCHEMA_VERSION",
     "CheckpointRecord",
     "EventRecord",
@@ -29,10 +31,13 @@ __all__ = [
     "ReportRecord",
     "RunRecord",
     "SqlLedger",
+    "few_connections",
+    "is_full",
     "live_hosts",
     "lost_race",
     "mends",
     "open_ledger",
+    "rest_when_idle",
     "schema_version",
 ]
 

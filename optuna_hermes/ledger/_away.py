@@ -27,6 +27,20 @@ _FASTER = frozenset(
 _FASTER_SQLITE = ("already exists", "unique constraint failed")
 
 
+_FULL = ("too many clients", "too many connections", "connection slots", "max_user_connections")
+
+
+FULL = (
+    "It takes no more connections: end what else is connected, or raise its limit "
+    "(max_connections)."
+)
+
+
+def is_full(reason: str) -> bool:
+    """Whether a database says that it takes no more connections."""
+    return any(each in reason.lower() for each in _FULL)
+
+
 def mends(error: BaseException) -> bool:
     """Whether what raised this may succeed later: some library wrapped what its database said."""
     for found in _of_database(error):

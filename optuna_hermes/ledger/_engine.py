@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,9 @@ ANSWER_SECONDS = 90
 
 VANISHED_SECONDS = 30
 """A host of PostgreSQL that acknowledges nothing for so long, asked or not, is gone."""
+
+REST_SECONDS = 1.0
+"""A connection that a worker has not used for so long is closed."""
 
 _LOCK_TIMEOUT_SECONDS = 60
 _BEGIN = "hermes_begin"
@@ -146,3 +151,53 @@ def _leave_transactions_to_us(connection: Any, _record: object) -> None:
 
 def _begin(connection: Connection) -> None:
     connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
+
+
+def few_connections(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of an engine for one of many processes: it keeps one connection.
+
+    Optuna needs a second one while it compares versions, for a moment.
+
+    Args:
+        arguments: those of ``create_engine`` that somebody has chosen; a pool of one's own stays.
+    """
+    if "poolclass" in arguments or "pool" in arguments:
+        return arguments
+    return {**arguments, "pool_size": 1, "max_overflow": 1}
+
+
+def rest_when_idle(engine: Engine) -> None:
+    """Close an engine's connections, but for SQLite's, whenever they are not used for a while.
+
+    A server has so many and no more, and a process that waits needs none.
+    """
+    if engine.dialect.name != "sqlite":
+        event.listen(engine, "checkin", _Rest(engine).used)
+
+
+class _Rest:
+    """Closes what an engine keeps open, on a thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._used_at = 0.0
+        self._any = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def used(self, connection: object, record: object) -> None:
+        """A connection was given back to the pool."""
+        self._used_at = time.monotonic()
+        self._any.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="hermes-rest", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            self._any.wait()
+            left = self._used_at + REST_SECONDS - time.monotonic()
+            if left > 0:
+                time.sleep(left)
+                continue
+            self._any.clear()
+            self._engine.dispose()

@@ -139,10 +139,11 @@ def connect(role: str) -> Connection:
     return Connection(sock, role)
 
 
-def broker_status(*, curves: bool = False) -> dict[str, Any] | None:
+def broker_status(*, runs: bool = True, curves: bool = False) -> dict[str, Any] | None:
     """What this host's broker tells, None if there is none.
 
     Args:
+        runs: with every trial of every study.
         curves: with how the values of each trial went.
 
     Raises:
@@ -155,7 +156,7 @@ def broker_status(*, curves: bool = False) -> dict[str, Any] | None:
     except BrokerError:
         return None
     try:
-        return connection.ask_status(curves=curves)
+        return connection.ask_status(runs=runs, curves=curves)
     except BrokerError:  # it has just ended
         return None
     finally:

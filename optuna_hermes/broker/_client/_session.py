@@ -71,6 +71,8 @@ class RunSession:
         self.devices: tuple[str, ...] = ()
         self.alone = True
         self.noted = noted
+        self.waiting: Callable[[float], None] = lambda seconds: None
+        """Told again and again for how long the run has been waiting; what it raises ends that."""
         self.describe: Callable[[], wire.Params] = dict
         """Tells the trial's hyper-parameters, as far as they are known by then."""
         self._study = study
@@ -104,6 +106,11 @@ class RunSession:
         held = time.monotonic() - self._granted_at
         return self._had_seconds + held * (1 + len(self._said.others))
 
+    @property
+    def holds(self) -> bool:
+        """Whether the run has a lease now."""
+        return self._granted_at is not None
+
     # -- before training -----------------------------------------------------------------------
 
     def wait_for_grant(self) -> wire.Grant | None:
@@ -112,8 +119,13 @@ class RunSession:
         Raises:
             BrokerError: the broker is gone, or refuses.
         """
+        begin = time.monotonic()
         while True:
-            message = self._inbox.get()
+            try:
+                message = self._inbox.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                self.waiting(time.monotonic() - begin)
+                continue
             if message is None:
                 raise BrokerError(self._refused or _NOBODY)
             if isinstance(message, wire.Refused):
@@ -270,6 +282,11 @@ class RunSession:
         if self._said.end is not None and self._unheard():
             unheard.keep(self._introduce)
 
+    def hang_up(self) -> None:
+        """Leave the run as it is, whatever a broker has heard of it."""
+        self._line.close()
+        self.must_yield = False
+
     # -- waiting -------------------------------------------------------------------------------
 
     def _put(self, state: State | None, tier: TierName, begin: float) -> None:
@@ -320,8 +337,9 @@ class RunSession:
             keep(self.checkpoint_dir, self._said.resume(self._study, time.monotonic()))
 
     def _wait(self, state: State | None) -> None:
+        begin = time.monotonic()
         while True:
-            message = self._next(state)
+            message = self._next(state, begin)
             if isinstance(message, wire.Evict):
                 self._put(state, message.tier, time.monotonic())
             elif isinstance(message, wire.Recall):
@@ -342,11 +360,12 @@ class RunSession:
         """Whether a lease is not over; a run that is told late to stop gives it back unused."""
         return grant.epoch == self._said.epoch and self._said.parked is None
 
-    def _next(self, state: State | None) -> wire.FromBroker | None:
+    def _next(self, state: State | None, begin: float) -> wire.FromBroker | None:
         while True:
             try:
                 return self._inbox.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
+                self.waiting(time.monotonic() - begin)
                 if state is not None and state.ended():
                     self._put(state, "disk", time.monotonic())
                     raise SystemExit(_TERMINATED) from None

@@ -1,11 +1,51 @@
-"""The sessions of this process, by trial."""
+"""The sessions of this process, by trial and by thread."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._client._session import RunSession
+    from optuna_hermes.broker._protocol import Ending
+
+
+@dataclass(kw_only=True, eq=False)
+class Held:
+    """A session of a trial in this process.
+
+    Args:
+        session: the session.
+        study: the name of the trial's study.
+        number: of the trial.
+        lazy: the trial was only asked for: its session began with its first report, and may end
+            before the trial does.
+        thread: the thread that trains it.
+        longest_seconds: the longest time between two signs of life, at ``seen_at`` the last one.
+        fate: tells how the trial has ended, None if it has not.
+        in_use: a call works with the session now.
+    """
+
+    session: RunSession
+    study: str
+    number: int
+    lazy: bool = False
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    seen_at: float = field(default_factory=time.monotonic)
+    longest_seconds: float = 0.0
+    fate: Callable[[], Ending | None] = lambda: None
+    in_use: bool = False
+
+    def seen(self) -> None:
+        """The calling thread trains the trial, and gives a sign of life."""
+        now = time.monotonic()
+        self.longest_seconds = max(self.longest_seconds, now - self.seen_at)
+        self.seen_at, self.thread = now, threading.current_thread()
 
 
 class Sessions:
@@ -18,25 +58,73 @@ class Sessions:
     def __init__(self) -> None:
         self.worker: RunSession | None = None
         self.importing = False
-        self._by_trial: dict[tuple[str, int], RunSession] = {}
+        self._held: dict[tuple[str, int], Held] = {}
+        self._lock = threading.Lock()
 
-    def add(self, study: str, number: int, session: RunSession) -> None:
-        """Remember whose session this is."""
-        self._by_trial[study, number] = session
+    def add(
+        self,
+        study: str,
+        number: int,
+        session: RunSession,
+        **known: Any,
+    ) -> Held:
+        """Remember whose session this is, and what is ``known`` of it beside (see ``Held``)."""
+        held = Held(session=session, study=study, number=number, **known)
+        with self._lock:
+            self._held[study, number] = held
+        return held
 
     def get(self, study: str, number: int) -> RunSession | None:
         """The session of a trial, None if it has none in this process."""
-        return self._by_trial.get((study, number))
+        held = self._held.get((study, number))
+        return None if held is None else held.session
 
     def pop(self, study: str, number: int) -> RunSession | None:
         """Forget a trial's session."""
-        return self._by_trial.pop((study, number), None)
+        with self._lock:
+            held = self._held.pop((study, number), None)
+        return None if held is None else held.session
+
+    def all(self) -> list[Held]:
+        """Every session of a trial."""
+        with self._lock:
+            return list(self._held.values())
+
+    def of_thread(self) -> Held | None:
+        """A session of the trials that the calling thread trains, if there is one."""
+        me = threading.current_thread()
+        return next((held for held in self.all() if held.thread is me), None)
+
+    @contextmanager
+    def using(self, study: str, number: int) -> Iterator[Held | None]:
+        """The session of a trial, which is not taken away within the block."""
+        with self._lock:
+            held = self._held.get((study, number))
+            if held is not None:
+                held.in_use = True
+        try:
+            if held is not None:
+                held.seen()
+            yield held
+        finally:
+            if held is not None:
+                held.in_use = False
+                held.seen_at = time.monotonic()
+
+    def take_away(self, held: Held) -> bool:
+        """Forget a session unless a call works with it now, or somebody was faster."""
+        key = held.study, held.number
+        with self._lock:
+            if held.in_use or self._held.get(key) is not held:
+                return False
+            del self._held[key]
+            return True
+
+    def forget(self) -> None:
+        """Forget the sessions of trials: after a fork they are the parent's."""
+        self._lock = threading.Lock()
+        self._held = {}
 
 
 sessions = Sessions()
-
-
-def session_of(trial: Any) -> RunSession | None:
-    """The session of an ``optuna.Trial``, None if its study does not run under a broker."""
-    study = getattr(trial, "study", None)
-    return None if study is None else sessions.get(study.study_name, trial.number)
+os.register_at_fork(after_in_child=sessions.forget)

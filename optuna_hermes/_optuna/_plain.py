@@ -1,0 +1,266 @@
+"""Turns of trials that plain Optuna runs: taken, shared within a thread, and given back."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from optuna_hermes._optuna._storages import disconnect
+from optuna_hermes._optuna._studies import study_spec
+from optuna_hermes._optuna._trials import Note, end_of, params_of_id
+from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
+from optuna_hermes.broker import Held, RunSession, connect_or_start, sessions, unheard
+from optuna_hermes.broker._protocol import Ending, Register
+
+IDLE_SECONDS = 10.0
+"""A trial that was only asked for gives its device back when its thread has done nothing for so
+long, or for three times its longest unit."""
+
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Terms on which the trials of a plain study take turns; see ``HermesSampler``."""
+
+    devices: str
+    policy: str
+    slice_seconds: float
+
+
+def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: Terms) -> None:
+    """Wait for the first turn of a trial whose objective is called next.
+
+    A trial that was only asked for needs no device yet: see ``turn``. One that is made inside of
+    another one trains on that one's device.
+
+    Raises:
+        BrokerError: no broker can be found; the trial has failed.
+        KeyboardInterrupt: likewise.
+    """
+    if sessions.worker is not None:
+        return
+    made = _trial_being_made()
+    if made is not None:
+        _alive[study.study_name, trial.number] = made
+    preempts = getattr(study.pruner, "preempts", False)
+    if not preempts or not study._thread_local.in_optimize_loop:
+        return
+    outer = sessions.of_thread()
+    if outer is not None and not (outer.lazy and outer.study == study.study_name):
+        return
+    try:
+        if outer is not None:
+            _give_back(outer)
+        _take(study, trial, terms, lazy=False)
+    except BaseException:
+        with contextlib.suppress(Exception):  # why it cannot train is the better error
+            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        raise
+
+
+def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> None:
+    """Give a trial's device back: it is told."""
+    if sessions.worker is not None:
+        return
+    _alive.pop((study.study_name, trial.number), None)
+    session = sessions.pop(study.study_name, trial.number)
+    if session is not None:
+        ended = _ending(state)
+        session.end(ended)
+        session.noted(ended)
+        session.close()
+
+
+@contextlib.contextmanager
+def turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[RunSession | None, bool]]:
+    """The session under which a trial trains, and whether it is its own.
+
+    One that was only asked for takes its first turn here, unless its thread has one already: a
+    loop that trains several trials side by side does so on one device.
+    """
+    name, number = study.study_name, trial.number
+    with sessions.using(name, number) as held:
+        if held is not None or sessions.worker is not None:
+            yield (None if held is None else held.session), True
+            return
+    outer = sessions.of_thread()
+    if outer is not None and outer.lazy and outer.fate() is not None:
+        _give_back(outer)
+        outer = None
+    if outer is not None:
+        name, number = outer.study, outer.number
+    elif (terms := _terms(study)) is not None:
+        _take(study, trial, terms, lazy=True)
+    with sessions.using(name, number) as held:
+        yield (None if held is None else held.session), outer is None
+
+
+def session_of(trial: Any) -> RunSession | None:
+    """The session of an ``optuna.Trial`` whose training begins, None if nobody schedules it.
+
+    A trial that was only asked for waits for its first turn here.
+    """
+    study = getattr(trial, "study", None)
+    if study is None:
+        return None
+    session = sessions.get(study.study_name, trial.number)
+    terms = _terms(study)
+    if session is not None or sessions.worker is not None or terms is None:
+        return session
+    outer = sessions.of_thread()
+    if outer is not None and not outer.lazy:
+        return None
+    if outer is not None:
+        _give_back(outer)
+    _take(study, study._storage.get_trial(trial._trial_id), terms, lazy=True)
+    return sessions.get(study.study_name, trial.number)
+
+
+def _terms(study: Any) -> Terms | None:
+    """The terms of a study's sampler, or of one that it wraps, if its pruner preempts."""
+    preempts = getattr(getattr(study, "pruner", None), "preempts", False)
+    sampler: Any = study.sampler if preempts else None
+    while sampler is not None:
+        terms = getattr(sampler, "terms", None)
+        if isinstance(terms, Terms):
+            return terms
+        sampler = getattr(sampler, "_base_sampler", None)
+    return None
+
+
+def _take(study: optuna.Study, trial: FrozenTrial, terms: Terms, *, lazy: bool) -> None:
+    """Wait for a trial's first turn; it has no session if it trains on another one's device."""
+    spec = study_spec(study, policy=terms.policy, slice_seconds=terms.slice_seconds)
+    number, trial_id = trial.number, trial._trial_id
+    join = partial(connect_or_start, "run", terms.devices)
+    unheard.tell(join)
+    ask = Register(study=spec, number=number, trial_id=trial_id)
+    session = RunSession(join(), spec, ask, reconnect=join)
+    session.noted = Note(study, trial_id, session)
+    session.describe = partial(params_of_id, study, trial_id)
+    session.waiting = wait = Wait(study.study_name, number, rest=partial(disconnect, study))
+    try:
+        session.wait_for_grant()
+    except InsideError:
+        session.hang_up()
+        return
+    except BaseException:
+        session.hang_up()
+        raise
+    wait.is_first = False
+    held = sessions.add(
+        study.study_name,
+        number,
+        session,
+        lazy=lazy,
+        longest_seconds=_age_seconds(trial) if lazy else 0.0,
+        fate=partial(_fate, study, trial_id),
+    )
+    _watch.look_after(held)
+
+
+def _age_seconds(trial: FrozenTrial) -> float:
+    """How long ago a trial began: so long its first unit has taken."""
+    began = trial.datetime_start
+    return 0.0 if began is None else max(0.0, (datetime.datetime.now() - began).total_seconds())
+
+
+def _fate(study: optuna.Study, trial_id: int) -> Ending | None:
+    """How a trial has ended, told by another process perhaps; None if it has not."""
+    try:
+        state = end_of(study, trial_id)
+    except Exception:  # its database is away, or the study is deleted: others look again
+        return None
+    return None if state is None else _ending(state)
+
+
+def _ending(state: TrialState) -> Ending:
+    return "failed" if state == TrialState.FAIL else "done"
+
+
+# -- giving it back ----------------------------------------------------------------------------
+
+_alive: weakref.WeakValueDictionary[tuple[str, int], optuna.Trial] = weakref.WeakValueDictionary()
+"""The trials that somebody has, by study and number."""
+
+
+def _trial_being_made() -> optuna.Trial | None:
+    """The trial whose constructor has called its sampler, which Optuna does not tell of it."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is optuna.Trial.__init__.__code__:
+            made = frame.f_locals["self"]
+            return made if isinstance(made, optuna.Trial) else None
+    return None
+
+
+def _give_back(held: Held) -> None:
+    """End a session whose trial is over, or was abandoned: it can take a turn anew."""
+    if sessions.take_away(held):
+        ended = held.fate()
+        if ended is None:
+            held.session.hang_up()
+        else:
+            held.session.end(ended)
+            held.session.close()
+
+
+class _Watch:
+    """Gives back the devices of trials that were abandoned, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._idleness = Idleness()
+        self._known: weakref.WeakSet[Held] = weakref.WeakSet()
+        self._any = threading.Event()
+        self._pid: int | None = None
+
+    def look_after(self, held: Held) -> None:
+        """Give a session's device back when its trial is abandoned."""
+        if (held.study, held.number) in _alive:
+            self._known.add(held)
+        if self._pid != os.getpid():  # a fork has no threads
+            self._pid, self._any = os.getpid(), threading.Event()
+            threading.Thread(target=self._work, name="hermes-watch", daemon=True).start()
+        self._any.set()
+
+    def _work(self) -> None:
+        while True:
+            self._any.wait()
+            time.sleep(_LOOK_SECONDS)
+            self._any.clear()
+            helds = sessions.all()
+            for held in self._abandoned(helds):
+                _give_back(held)
+            if helds:
+                self._any.set()
+
+    def _abandoned(self, helds: list[Held]) -> list[Held]:
+        lazy = [held for held in helds if held.lazy and held.session.holds and not held.in_use]
+        idle = self._idleness.of_threads(lazy)
+        return [
+            held
+            for held in helds
+            if self._is_gone(held)
+            or idle.get(held, 0.0) >= max(IDLE_SECONDS, 3 * held.longest_seconds)
+        ]
+
+    def _is_gone(self, held: Held) -> bool:
+        """Whether nobody has the trial any more."""
+        return held in self._known and (held.study, held.number) not in _alive
+
+
+_watch = _Watch()

@@ -1,0 +1,246 @@
+"""Trials that are asked for and told without ``study.optimize``, and studies inside of trials."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from optuna_hermes import HermesPruner, HermesSampler
+from optuna_hermes.broker import broker_status, sessions
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+FORK = multiprocessing.get_context("fork")
+
+
+def make_study(storage: str | None = None, *, devices: str = "cpu:1") -> optuna.Study:
+    return optuna.create_study(
+        storage=storage, sampler=HermesSampler(devices=devices), pruner=HermesPruner()
+    )
+
+
+def train(trial: optuna.Trial, units: int = 2) -> float:
+    for unit in range(1, units + 1):
+        trial.report(1 / unit, unit)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return 1 / units
+
+
+def holders() -> list[int | None]:
+    """The trials that have a device."""
+    status = broker_status()
+    assert status is not None
+    found = (device["holder"] for device in status["devices"])
+    return [holder["trial"] for holder in found if holder is not None]
+
+
+def is_free() -> bool:
+    return not holders()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+def test_a_batch_is_asked_for_and_told() -> None:
+    """Sixteen trials are asked for and told together: none of them needs a device, or a broker."""
+    study = make_study()
+    trials = [study.ask({"x": optuna.distributions.FloatDistribution(0, 1)}) for _ in range(16)]
+    for trial in trials:
+        study.tell(trial, trial.params["x"])
+    assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
+    assert broker_status() is None
+
+
+def test_trials_side_by_side_share_the_device_of_their_thread() -> None:
+    """One loop that trains sixteen trials in turn ends, on one device, and gives it back."""
+    study = make_study()
+    trials = [study.ask() for _ in range(16)]
+    for unit in range(1, 4):
+        for trial in trials:
+            trial.report(unit, unit)
+            assert not trial.should_prune()
+    assert len(holders()) == 1
+    for trial in trials:
+        study.tell(trial, 0.0)
+    assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
+    assert holders() == []
+
+
+def test_trials_of_a_pool_are_told_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
+) -> None:
+    """Threads that have trained and only wait keep nobody from a device."""
+    monkeypatch.setattr("optuna_hermes._optuna._plain.IDLE_SECONDS", 1.0)
+    study = make_study()
+    trials = [study.ask() for _ in range(4)]
+    for trial, value in zip(trials, list(pool.map(train, trials)), strict=True):
+        study.tell(trial, value)
+    assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
+
+
+def test_a_trial_that_nobody_has_any_more_gives_its_device_back(
+    wait_for: Callable[..., Any],
+) -> None:
+    """The device of a trial that was dropped is free, although its process and thread go on."""
+    study = make_study()
+    trial = study.ask()
+    train(trial)
+    assert holders() == [0]
+    del trial
+    gc.collect()
+    wait_for(is_free)
+
+
+def test_a_thread_that_ends_gives_the_device_back(wait_for: Callable[..., Any]) -> None:
+    """A trial whose thread is gone trains no more, though it is not told."""
+    study = make_study()
+    trial = study.ask()
+    thread = threading.Thread(target=train, args=(trial,))
+    thread.start()
+    thread.join()
+    wait_for(is_free)
+    train(study.ask())
+    study.tell(trial, 1.0)
+
+
+def test_a_busy_thread_keeps_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that was asked for and computes keeps its device, however long a unit takes."""
+    monkeypatch.setattr("optuna_hermes._optuna._plain.IDLE_SECONDS", 1.0)
+    study = make_study()
+    trial = study.ask()
+    train(trial, units=1)
+    end = time.monotonic() + 4.0
+    while time.monotonic() < end:
+        sum(range(1000))
+    assert holders() == [0]
+    study.tell(trial, 1.0)
+
+
+def test_a_trial_told_by_another_process_has_ended(storage_url: str) -> None:
+    """The next trial of its thread takes a turn of its own."""
+    study = make_study(storage_url)
+    first = study.ask()
+    train(first)
+    told = (
+        "import optuna, sys; "
+        "optuna.load_study(study_name=sys.argv[1], storage=sys.argv[2]).tell(0, 1.0)"
+    )
+    subprocess.run([sys.executable, "-c", told, study.study_name, storage_url], check=True)
+    second = study.ask()
+    train(second)
+    assert holders() == [1]
+
+
+def test_a_study_after_an_untold_trial_takes_turns_of_its_own() -> None:
+    """``study.optimize`` does not train under the lease of a trial that was only asked for."""
+    study = make_study()
+    trial = study.ask()
+    train(trial)
+    seen: list[list[int | None]] = []
+
+    def objective(trial: optuna.Trial) -> float:
+        seen.append(holders())
+        return train(trial)
+
+    study.optimize(objective, n_trials=1)
+    assert seen == [[1]]
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_a_study_inside_of_a_trial_ends(n_jobs: int) -> None:
+    """An objective that optimizes another study does so on the device that it has."""
+
+    def outer(trial: optuna.Trial) -> float:
+        inner = make_study()
+        inner.optimize(train, n_trials=3, n_jobs=n_jobs)
+        return inner.best_value
+
+    study = make_study()
+    study.optimize(outer, n_trials=2)
+    assert [trial.value for trial in study.trials] == [0.5, 0.5]
+
+
+def inside(queue: Any) -> None:
+    inner = make_study()
+    inner.optimize(train, n_trials=2)
+    queue.put(inner.best_value)
+
+
+def test_a_study_in_a_process_of_a_trial_ends() -> None:
+    """An objective may wait for a process that optimizes another study."""
+
+    def outer(trial: optuna.Trial) -> float:
+        queue = FORK.Queue()
+        process = FORK.Process(target=inside, args=(queue,))
+        process.start()
+        value = float(queue.get())
+        process.join()
+        return value
+
+    study = make_study()
+    study.optimize(outer, n_trials=1)
+    assert study.trials[0].value == 0.5
+
+
+def test_who_waits_says_for_what(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wait_for: Callable[..., Any]
+) -> None:
+    """A trial that has no device for some seconds names the one that has it."""
+    monkeypatch.setattr("optuna_hermes._optuna._waiting.NOTICE_SECONDS", 0.5)
+    monkeypatch.setattr("optuna_hermes._optuna._waiting.WARNING_SECONDS", 0.5)
+    monkeypatch.setattr("optuna_hermes._optuna._waiting._notices._last", -1e9)
+    optuna.logging.enable_propagation()
+    caplog.set_level(logging.INFO)
+    study = make_study()
+    first = study.ask()
+    train(first)
+    thread = threading.Thread(target=lambda: train(study.ask()))
+    thread.start()
+    wait_for(lambda: "has waited" in caplog.text)
+    study.tell(first, 1.0)
+    thread.join()
+    optuna.logging.disable_propagation()
+    assert f"cpu:0 has trial 0 of study {study.study_name!r}" in caplog.text
+
+
+def test_ctrl_c_while_a_trial_waits_leaves_nothing_behind(wait_for: Callable[..., Any]) -> None:
+    """The trial that waited has failed, as in Optuna, and asks for no device any more."""
+    study = make_study()
+    first = study.ask()
+    train(first)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        wait_for(lambda: len(study.trials) == 2)
+        time.sleep(0.5)  # until it waits, which nobody else can see
+        signal.pthread_kill(main, signal.SIGINT)
+
+    sessions.all()[0].thread = threading.Thread()  # as if another thread trained the first one
+    sessions.all()[0].lazy = False
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        study.optimize(train, n_trials=1)
+    thread.join()
+    assert study.trials[1].state == TrialState.FAIL
+    study.tell(first, 1.0)
+    wait_for(is_free)
+    assert len(sessions.all()) == 0
