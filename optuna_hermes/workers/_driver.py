@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import cloudpickle
 import optuna
 from msgspec import structs
 from optuna.trial import FrozenTrial
@@ -30,7 +29,7 @@ from optuna_hermes.errors import (
     InvalidInputError,
     StorageError,
 )
-from optuna_hermes.ledger import Ledger, open_ledger
+from optuna_hermes.ledger import FULL, Ledger, is_full, open_ledger
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._said import forget_said
 from optuna_hermes.view import Progress, plural
@@ -208,7 +207,7 @@ class Driver:
             hang_seconds=settings.hang_seconds,
         )
         root = private.checkpoint_root(self._study, settings.checkpoint_dir)
-        study = cloudpickle.dumps(self._study)
+        study = private.for_workers(self._study)
         forget_said(root)
         problem = why_unwritable(root)
         if problem is not None:
@@ -322,7 +321,7 @@ class Driver:
         document = connection.ask_status(runs=False)
         self._last = mine = _entry(document, key)
         self._progress.update(document, mine)
-        self._say_if_away(mine["away_seconds"])
+        self._say_if_away(mine["away_seconds"], mine.get("away_reason", ""))
         devices: Any = document["devices"]
         self._news.look(devices, time.monotonic())
         return mine
@@ -336,13 +335,14 @@ class Driver:
                 "output.log has the rest; others go on."
             )
 
-    def _say_if_away(self, seconds: float | None) -> None:
+    def _say_if_away(self, seconds: float | None, reason: str) -> None:
         """Say once that the database is away, and once that it is back."""
         if seconds is not None and seconds > NOTED_SECONDS and not self._away:
             self._away = True
+            full = f"{FULL} " if is_full(reason) else ""
             self._progress.note(
                 "The database does not answer; training goes on, and what is reported is written "
-                "when it is back."
+                f"when it is back. {full}".rstrip()
             )
         elif seconds is None and self._away:
             self._away = False

@@ -10,7 +10,7 @@ import queue
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,12 +66,14 @@ class Job:
 def work(job: Job, objective: Objective) -> int:
     """Serve one lease after another of one run, then return the exit status."""
     study: optuna.Study = private.patiently(cloudpickle.loads, job.study)
+    private.rest(study)
     with private.patient(study), private.optimize_loop(study):
         return _work(job, study, objective)
 
 
 def _work(job: Job, study: optuna.Study, objective: Objective) -> int:
     study.get_trials(deepcopy=False)  # what can be done before a device waits for it
+    private.disconnect(study)
     ready = Ready(study=job.spec.key)
     connection = connect_patiently("worker")
     session = RunSession(connection, job.spec, ready, reconnect=partial(connect, "worker"))
@@ -113,7 +115,8 @@ class _Engagement:
         if not write_output_to(folder / "output.log") and self._job.unwritable:
             logging.getLogger("optuna_hermes.suspend").setLevel(logging.ERROR)  # once is enough
         faulthandler.enable(file=2, all_threads=False)  # a crash leaves a traceback there
-        notes = _Notes(private.Note(self._study, private.trial_id(trial), self._session))
+        note = private.Note(self._study, private.trial_id(trial), self._session)
+        notes = _Notes(note, partial(private.disconnect, self._study))
         self._session.checkpoint_dir = folder
         self._session.find()
         self._session.noted = notes.put
@@ -215,10 +218,16 @@ def _die(words: str) -> NoReturn:
 
 
 class _Notes:
-    """Takes notes on a thread: what the dashboard shows must not cost the device time."""
+    """Takes notes on a thread: what the dashboard shows must not cost the device time.
 
-    def __init__(self, note: private.Note) -> None:
+    Args:
+        note: writes one.
+        disconnect: called when the run is parked: a process that waits needs no connection.
+    """
+
+    def __init__(self, note: private.Note, disconnect: Callable[[], None]) -> None:
         self._note = note
+        self._disconnect = disconnect
         self._queue: queue.SimpleQueue[RunState | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="hermes-notes", daemon=True)
         self._thread.start()
@@ -235,3 +244,5 @@ class _Notes:
     def _write(self) -> None:
         while (state := self._queue.get()) is not None:
             self._note(state)
+            if state == "parked":
+                self._disconnect()

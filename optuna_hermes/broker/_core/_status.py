@@ -106,6 +106,7 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "draining": study.draining,
         "problem": study.problem,
         "away_seconds": None if study.away_since is None else now - study.away_since,
+        "away_reason": "" if study.away_since is None else study.away_reason,
         "held": _wanted(study, "held"),
         "boosted": _wanted(study, "boosted"),
         "finishing": _wanted(study, "finishing"),

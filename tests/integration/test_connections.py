@@ -1,0 +1,117 @@
+"""A study takes few connections of its database, and says so where there are none left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+import psutil
+import pytest
+import sqlalchemy
+from optuna.storages import RDBStorage
+from sqlalchemy.pool import NullPool
+
+LIMIT = 20
+N_TRIALS = 40
+
+OBJECTIVE = """
+import time
+from pathlib import Path
+
+import optuna
+
+
+def objective(trial):
+    Path(__file__).with_name("begun").touch()
+    x = trial.suggest_float("x", -1, 1)
+    for unit in range(1, 4):
+        time.sleep(0.1)  # training
+        trial.report(x + unit, unit)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return x
+"""
+
+
+@contextmanager
+def small_server() -> Iterator[sqlalchemy.URL]:
+    """A PostgreSQL server that takes no more than ``LIMIT`` connections."""
+    pgserver: Any = pytest.importorskip("pgserver", reason="needs pgserver: pip install pgserver")
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
+    with tempfile.TemporaryDirectory(prefix="hermes-pg-") as folder:
+        server = pgserver.get_server(folder)
+        try:
+            Path(folder, "postgresql.auto.conf").write_text(f"max_connections = {LIMIT}\n")
+            process = psutil.Process(server.get_pid())
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+            server.ensure_postgres_running()
+            yield sqlalchemy.make_url(server.get_uri()).set(drivername="postgresql+psycopg")
+        finally:
+            server.cleanup()
+
+
+def start(
+    url: sqlalchemy.URL, folder: Path, start_cli: Callable[..., Any], n_trials: int, *more: object
+) -> Any:
+    """A study that is trained by the command line."""
+    text = url.render_as_string(hide_password=False)
+    storage = RDBStorage(text, engine_kwargs={"poolclass": NullPool})
+    optuna.create_study(storage=storage, study_name="s")
+    (folder / "train.py").write_text(OBJECTIVE)
+    arguments = ("--storage", text, "--study-name", "s", "--n-trials", n_trials, *more)
+    return start_cli(
+        "optimize", "train.py:objective", *arguments, "--devices", "cpu:2", "--json", cwd=folder
+    )
+
+
+def states(ended: Any) -> list[str]:
+    assert ended.returncode == 0, ended.stderr
+    return [trial["state"] for trial in json.loads(ended.stdout)["trials"]]
+
+
+@pytest.mark.slow
+def test_parked_trials_keep_no_connections(tmp_path: Path, start_cli: Callable[..., Any]) -> None:
+    """Many more live trials than a server has connections complete, and hold few of them."""
+    most = 0
+    with small_server() as url:
+        running = start(
+            url, tmp_path, start_cli, N_TRIALS, "--policy", "round-robin", "--slice-seconds", 0.1
+        )
+        engine = sqlalchemy.create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            while running.process.poll() is None:
+                count = connection.exec_driver_sql(
+                    "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+                )
+                most = max(most, count.scalar_one())
+        assert states(running.wait()) == ["COMPLETE"] * N_TRIALS
+        assert "does not answer" not in running.stderr
+    assert most < LIMIT - 3  # the superuser's own are left alone
+
+
+@pytest.mark.slow
+def test_a_server_without_a_connection_left_is_named(
+    tmp_path: Path, start_cli: Callable[..., Any], wait_for: Callable[..., Any]
+) -> None:
+    """While others have every connection, ``optimize`` says which limit it waits for."""
+    with small_server() as url:
+        engine = sqlalchemy.create_engine(url, poolclass=NullPool)
+        running = start(url, tmp_path, start_cli, 8)
+        wait_for(lambda: (tmp_path / "begun").exists(), 120)
+        with ExitStack() as stack:
+            taken = 0
+            while "max_connections" not in running.stderr:
+                assert running.process.poll() is None, running.stderr
+                try:
+                    stack.enter_context(engine.connect())
+                    taken += 1
+                except sqlalchemy.exc.OperationalError:
+                    assert taken < LIMIT
+        assert states(running.wait()) == ["COMPLETE"] * 8
