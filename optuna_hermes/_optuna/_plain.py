@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
 import sys
 import threading
@@ -58,7 +59,7 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: Terms) -> None:
     preempts = getattr(study.pruner, "preempts", False)
     if not preempts or not study._thread_local.in_optimize_loop:
         return
-    outer = sessions.of_thread()
+    outer = _outer()
     if outer is not None and not (outer.lazy and outer.study == study.study_name):
         return
     try:
@@ -91,15 +92,21 @@ def turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[RunSession |
     One that was only asked for takes its first turn here, unless its thread has one already: a
     loop that trains several trials side by side does so on one device.
     """
+    try:
+        with _turn(study, trial) as found:
+            yield found
+    finally:
+        _signs.last_at = time.monotonic()
+
+
+@contextlib.contextmanager
+def _turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[RunSession | None, bool]]:
     name, number = study.study_name, trial.number
     with sessions.using(name, number) as held:
         if held is not None or sessions.worker is not None:
             yield (None if held is None else held.session), True
             return
-    outer = sessions.of_thread()
-    if outer is not None and outer.lazy and outer.fate() is not None:
-        _give_back(outer)
-        outer = None
+    outer = _outer()
     if outer is not None:
         name, number = outer.study, outer.number
     elif (terms := _terms(study)) is not None:
@@ -145,6 +152,7 @@ def _take(study: optuna.Study, trial: FrozenTrial, terms: Terms, *, lazy: bool) 
     """Wait for a trial's first turn; it has no session if it trains on another one's device."""
     spec = study_spec(study, policy=terms.policy, slice_seconds=terms.slice_seconds)
     number, trial_id = trial.number, trial._trial_id
+    unit_seconds = _since_last_sign(trial) if lazy else 0.0
     join = partial(connect_or_start, "run", terms.devices)
     unheard.tell(join)
     ask = Register(study=spec, number=number, trial_id=trial_id)
@@ -166,16 +174,27 @@ def _take(study: optuna.Study, trial: FrozenTrial, terms: Terms, *, lazy: bool) 
         number,
         session,
         lazy=lazy,
-        longest_seconds=_age_seconds(trial) if lazy else 0.0,
+        longest_seconds=unit_seconds,
         fate=partial(_fate, study, trial_id),
     )
     _watch.look_after(held)
 
 
-def _age_seconds(trial: FrozenTrial) -> float:
-    """How long ago a trial began: so long its first unit has taken."""
+class _Signs(threading.local):
+    """When a thread gave its last sign of life, under any trial."""
+
+    last_at = -math.inf
+
+
+_signs = _Signs()
+
+
+def _since_last_sign(trial: FrozenTrial) -> float:
+    """How long a trial's unit has taken at most, whose thread may have trained others before."""
     began = trial.datetime_start
-    return 0.0 if began is None else max(0.0, (datetime.datetime.now() - began).total_seconds())
+    age = math.inf if began is None else (datetime.datetime.now() - began).total_seconds()
+    seconds = min(age, time.monotonic() - _signs.last_at)
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 
 
 def _fate(study: optuna.Study, trial_id: int) -> Ending | None:
@@ -206,6 +225,15 @@ def _trial_being_made() -> optuna.Trial | None:
             made = frame.f_locals["self"]
             return made if isinstance(made, optuna.Trial) else None
     return None
+
+
+def _outer() -> Held | None:
+    """The session that the calling thread trains under, unless its trial is over."""
+    outer = sessions.of_thread()
+    if outer is not None and outer.lazy and (_watch.is_gone(outer) or outer.fate() is not None):
+        _give_back(outer)
+        return None
+    return outer
 
 
 def _give_back(held: Held) -> None:
@@ -251,14 +279,16 @@ class _Watch:
     def _abandoned(self, helds: list[Held]) -> list[Held]:
         lazy = [held for held in helds if held.lazy and held.session.holds and not held.in_use]
         idle = self._idleness.of_threads(lazy)
+        now = time.monotonic()
         return [
             held
             for held in helds
-            if self._is_gone(held)
-            or idle.get(held, 0.0) >= max(IDLE_SECONDS, 3 * held.longest_seconds)
+            if self.is_gone(held)
+            or min(idle.get(held, 0.0), now - held.seen_at)
+            >= max(IDLE_SECONDS, 3 * held.longest_seconds)
         ]
 
-    def _is_gone(self, held: Held) -> bool:
+    def is_gone(self, held: Held) -> bool:
         """Whether nobody has the trial any more."""
         return held in self._known and (held.study, held.number) not in _alive
 

@@ -27,6 +27,8 @@ SHARE_SECONDS = 2.0
 
 _LOOK_SECONDS = 0.5
 
+_STALE_SECONDS = 10.0
+
 _IDLE_SHARE = 0.05
 """A thread that takes less of a core only waits for something."""
 
@@ -53,7 +55,8 @@ class Idleness:
         now = time.monotonic()
         since, at, had = self._looks.get(who, (now, now, math.inf))
         spent = math.inf if cpu_seconds is None else cpu_seconds
-        if not 0 <= spent - had <= _IDLE_SHARE * (now - at):
+        stale = now - at > _STALE_SECONDS  # it may have worked in between
+        if stale or not 0 <= spent - had <= _IDLE_SHARE * (now - at):
             since = now
         self._looks[who] = since, now, spent
         return now - since

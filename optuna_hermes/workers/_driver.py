@@ -335,7 +335,7 @@ class Driver:
                 "output.log has the rest; others go on."
             )
 
-    def _say_if_away(self, seconds: float | None, reason: str) -> None:
+    def _say_if_away(self, seconds: float | None, reason: str = "") -> None:
         """Say once that the database is away, and once that it is back."""
         if seconds is not None and seconds > NOTED_SECONDS and not self._away:
             self._away = True

@@ -26,6 +26,14 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 FORK = multiprocessing.get_context("fork")
 
 
+@pytest.fixture(autouse=True)
+def no_session_outlives_its_test() -> Iterator[None]:
+    yield
+    for held in sessions.all():
+        sessions.take_away(held)
+        held.session.hang_up()
+
+
 def make_study(storage: str | None = None, *, devices: str = "cpu:1") -> optuna.Study:
     return optuna.create_study(
         storage=storage, sampler=HermesSampler(devices=devices), pruner=HermesPruner()

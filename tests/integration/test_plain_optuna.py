@@ -122,6 +122,7 @@ def test_a_trial_outlives_its_broker(storage_url: str, runtime_dir: Path) -> Non
     """When the broker is killed the trial waits for the next one's turn and goes on."""
     study = make_study(storage_url)
     trial = study.ask()
+    assert not trial.should_prune()  # its first turn
     watcher = connect("viewer")
     os.kill(watcher.welcome.pid, signal.SIGKILL)
     with pytest.raises(BrokerError):
