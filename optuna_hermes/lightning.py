@@ -269,6 +269,12 @@ class HermesCallback(Callback):
         """Count on from a checkpoint."""
         self._units.load_state_dict(state_dict)
 
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """The weights are there, and neither loaders nor optimizers."""
+        self._checkpoints.restore_attributes(trainer)
+
     # -- units ---------------------------------------------------------------------------------
 
     def _report(self, trainer: Trainer) -> None:
@@ -296,6 +302,8 @@ class HermesCallback(Callback):
 
     def _between_batches(self) -> None:
         session = self._session
+        if private.tunes(self._trainer, self):
+            return
         if self._rank is not None:
             self._rank.pass_point()
         if self._busy or session.must_yield:  # type: ignore[union-attr]  # there is one here

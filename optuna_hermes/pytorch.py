@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from optuna_hermes._turns import Turns, session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import Session, rng_state, set_rng_state
+from optuna_hermes.suspend._beside import Beside
 from optuna_hermes.suspend._locals import Locals
 from optuna_hermes.suspend._named import Named
 from optuna_hermes.suspend._place import Place
@@ -64,6 +65,7 @@ class Run(Turns):
         self._epoch = 0
         self._n_epochs: int | None = None
         self._place = Place()
+        self._beside = Beside()
         self._looped = self._due = self._warned = False
         self._epoch_rng: dict[str, Any] = {}
         self._locals = Locals()
@@ -98,6 +100,8 @@ class Run(Turns):
             )
         self._looped = True
         self._n_epochs = number
+        if self._session is not None:
+            self._beside.begin()
         try:
             for epoch in range(self._epoch, number):
                 self._begin(epoch)
@@ -186,6 +190,7 @@ class Run(Turns):
         if session is None:
             self._place.batch = 0
             return iter(loader)
+        self._beside.release(loader)
         iterator = self._place.iterate(loader, None if restored is None else restored["place"])
         self._watch(session, self._place.problem)
         return iterator
@@ -206,11 +211,19 @@ class Run(Turns):
             "place": self._place.state_dict(),
             "epoch": self._epoch,
             "epoch_rng": self._epoch_rng,
+            "beside": self._beside.state(),
         }
 
     def _be_at(self, tree: dict[str, Any]) -> None:
         self._epoch = tree["epoch"]
 
+    def _restore(self) -> None:
+        tree = self._restored
+        super()._restore()
+        if tree is not None:
+            self._beside.load_state(tree["beside"])
+
     def _leave(self) -> None:
         super()._leave()
         self._place.leave()
+        self._beside.leave()

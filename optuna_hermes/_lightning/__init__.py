@@ -12,6 +12,7 @@ from optuna_hermes._lightning._ddp import (
     why_not_exact,
 )
 from optuna_hermes._lightning._loggers import own_root, release_loggers
+from optuna_hermes._lightning._tuners import tunes
 from optuna_hermes._lightning._units import Units
 from optuna_hermes._lightning._wiring import (
     Wiring,
@@ -35,6 +36,7 @@ __all__ = [
     "refused_strategy",
     "release_loggers",
     "roots",
+    "tunes",
     "watch_launches",
     "why_not_exact",
     "why_not_storable",

@@ -17,6 +17,9 @@ from optuna_hermes._lightning._ddp import (
 )
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
 from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
+from optuna_hermes._lightning._module import restore_attributes
+from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
+from optuna_hermes._lightning._tuners import tuner_state
 from optuna_hermes._lightning._unsaved import WAY_OUT, unsaved
 from optuna_hermes._lightning._wiring import Wiring
 from optuna_hermes.suspend import Session, StoredState, read, set_rng_state
@@ -79,6 +82,9 @@ class Checkpoints:
             "loop": loop_state(trainer),
             "loggers": logger_state(trainer),
             "unsaved": self._unsaved.state_dict(),
+            "loaders": wiring.loader_states(),
+            "tuners": tuner_state(trainer),
+            "lottery": lottery_state(trainer),
         }
         say_lost(self._run, self._folder, self._unsaved.lost, WAY_OUT)
         if self._spreads is not None:
@@ -108,8 +114,15 @@ class Checkpoints:
         loaded["changed"] = before != count
         if number >= before:
             loaded["rng"], loaded["loop"] = None, count_anew(loaded["loop"])
-        wiring.resume_from(checkpoint, state.path)
+        made = None if loaded["changed"] else loaded["loaders"]["made"]
+        wiring.resume_from(checkpoint, state.path, made)
+        wiring.skip_tuners(loaded["tuners"])
         restore_loggers(trainer, loaded["loggers"])
+
+    def restore_attributes(self, trainer: Trainer) -> None:
+        """Give back what loaders and optimizers may be made with; before they are."""
+        if self._loaded is not None:
+            restore_attributes(trainer.lightning_module, self._loaded["loop"]["module"])
 
     def restore(self, trainer: Trainer, wiring: Wiring) -> None:
         """Give back what Lightning's own loading leaves out; before the first batch."""
@@ -121,8 +134,12 @@ class Checkpoints:
 
     def _put_back(self, loaded: Tree, trainer: Trainer, wiring: Wiring) -> None:
         wiring.hide_loader_states()
+        wiring.restore_masks()
+        restore_lottery(trainer, loaded["lottery"])
         restore_loop_state(trainer, loaded["loop"])
         add_up(trainer, loaded["gone"])
+        if loaded["rng"] is not None:
+            wiring.restore_loader_states(loaded["loaders"])
         if loaded["changed"]:
             wiring.follow_log()
         rewind_loggers(trainer, loaded["loggers"])

@@ -18,7 +18,11 @@ from torchmetrics import Metric
 from optuna_hermes._lightning._around import around_state, restore_around
 from optuna_hermes._lightning._callbacks import callback_state, restore_callbacks
 from optuna_hermes._lightning._module import module_state, restore_module
-from optuna_hermes.suspend._loader import generator_state, own_generators, set_generator_state
+from optuna_hermes.suspend._generators import (
+    generator_state,
+    own_generators,
+    set_generator_state,
+)
 from optuna_hermes.suspend._state import moved, plain
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {

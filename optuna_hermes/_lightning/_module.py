@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from optuna_hermes.suspend._loader import GENERATORS, generator_state, set_generator_state
+from optuna_hermes._lightning._pruning import is_masked
+from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
 from optuna_hermes.suspend._state import moved, on_device, plain
 
 _SAVED_ELSEWHERE = (
@@ -40,14 +41,19 @@ def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
         part.training = name not in state["evaluating"]
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name not in state["frozen"])
+    restore_attributes(module, state)
+    for place, each in _hidden(module):
+        if place in state["hidden"]:
+            _restore_state(each, state["hidden"][place])
+
+
+def restore_attributes(module: LightningModule, state: dict[str, Any]) -> None:
+    """Put back what they keep in plain attributes: a size of batches for one."""
     for name, part in _parts(module):
         for attribute, (value, was_on_device) in state["attributes"].get(name, {}).items():
             if was_on_device:
                 value = moved(value, module.device)
             _restore_attribute(vars(part), attribute, value)
-    for place, each in _hidden(module):
-        if place in state["hidden"]:
-            _restore_state(each, state["hidden"][place])
 
 
 def saved_attributes(part: nn.Module) -> set[str]:
@@ -74,7 +80,11 @@ def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(part).items() if name not in _own_attributes()}
+    return {
+        name: value
+        for name, value in vars(part).items()
+        if name not in _own_attributes() and not is_masked(part, name)
+    }
 
 
 def _plain_attributes(part: nn.Module) -> dict[str, tuple[Any, bool]]:

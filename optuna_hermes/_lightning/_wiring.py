@@ -19,8 +19,10 @@ from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import RestartStage
 from lightning.pytorch.trainer.states import RunningStage
 
-from optuna_hermes.suspend._loader import RandomWatch, Replay, is_stateful
-from optuna_hermes.suspend._state import plain
+from optuna_hermes._lightning._pruning import kept_pruned, prune, without_masks
+from optuna_hermes._lightning._tuners import skip_tuners
+from optuna_hermes.suspend._loader import OwnStates, RandomWatch, Replay, idle, is_stateful
+from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
 
 
 class Wiring:
@@ -36,15 +38,35 @@ class Wiring:
         self._replay = replay
         self._replays: list[tuple[Any, Replay]] = []
         self._watches: list[tuple[Any, RandomWatch]] = []
+        self._validated: list[tuple[Any, Replay | OwnStates]] = []
+        self._masks: dict[str, Any] = {}
+        self._made: dict[str, Any] = {}
+        self._made_again: dict[str, Any] = {}
         self._overridden: list[tuple[object, str]] = []
-        fit_loop = trainer.fit_loop
+        fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
         load_states = fit_loop._load_combined_loader_states
         self._override(fit_loop, "_load_combined_loader_states", self._on_loaders, load_states)
+        self._override(fit_loop, "setup_data", self._set_up, fit_loop.setup_data)
+        self._override(val_loop, "setup_data", self._set_up_validation, val_loop.setup_data)
 
-    def resume_from(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """Make ``fit`` go on from a checkpoint, whatever ``ckpt_path`` it was given."""
+    def resume_from(
+        self, checkpoint: dict[str, Any], path: Path, made: dict[str, Any] | None = None
+    ) -> None:
+        """Make ``fit`` go on from a checkpoint, whatever ``ckpt_path`` it was given.
+
+        Args:
+            checkpoint: as Lightning would have written it.
+            path: of its file.
+            made: the random states from which its loaders were made, by stage.
+        """
+        self._made_again = dict(made or {})
         connector = self._trainer._checkpoint_connector
         self._override(connector, "resume_start", self._resume_start, checkpoint, path)
+
+    def skip_tuners(self, found: dict[str, Any]) -> None:
+        """Let callbacks that look for a setting before the training take what they have found."""
+        for callback, begin in skip_tuners(self._trainer, found):
+            self._override(callback, "on_fit_start", begin)
 
     def skip_finished_validation(self) -> None:
         """Go straight to the next fetch: the validation that was due has been done.
@@ -88,12 +110,15 @@ class Wiring:
             replay.unwrap()
         for _, watch in self._watches:
             watch.unwrap()
-        self._replays, self._watches = [], []
+        for _, each in self._validated:
+            if isinstance(each, Replay):
+                each.unwrap()
+        self._replays, self._watches, self._validated = [], [], []
 
     def dump(self) -> dict[str, Any]:
         """The checkpoint that Lightning would write, with the position of the loaders."""
         trainer = self._trainer
-        with self._resumable_loaders():
+        with self._resumable_loaders(), kept_pruned(trainer):
             checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(
                 weights_only=False
             )
@@ -105,7 +130,37 @@ class Wiring:
 
     def random_warning(self) -> str | None:
         """What to say if a loader draws random numbers where they cannot be saved."""
-        return next((watch.warning() for _, watch in self._watches if watch.drew()), None)
+        drew = (watch.warning() for _, watch in self._watches if watch.drew())
+        lost = (replay.warning() for _, replay in self._replays)
+        return next(filter(None, (*drew, *lost)), None)
+
+    def restore_masks(self) -> None:
+        """Prune what was pruned; its optimizers have all parameters by now."""
+        prune(self._trainer.lightning_module, self._masks)
+        self._masks = {}
+
+    def loader_states(self) -> dict[str, Any]:
+        """Generators and counters of all loaders, and the workers of those that validate."""
+        combined = self._trainer.fit_loop._combined_loader
+        return {
+            "training": [replay.own_state() for _, replay in self._replays],
+            "validation": [each.idle_state() for _, each in self._validated],
+            "made": dict(self._made),
+            "consumed": list(getattr(getattr(combined, "_iterator", None), "_consumed", [])),
+        }
+
+    def restore_loader_states(self, state: dict[str, Any]) -> None:
+        """Put them back; to be called before the first fetch."""
+        trainer = self._trainer
+        if state["validation"] and not self._validated:
+            self._set_up_validation_now()
+        for (_, replay), own in zip(self._replays, state["training"], strict=False):
+            replay.load_own_state(own)
+        for (_, each), saved in zip(self._validated, state["validation"], strict=False):
+            each.load_idle_state(saved)
+        combined = trainer.fit_loop._combined_loader
+        if state["consumed"] and combined is not None and combined._iterator is not None:
+            vars(combined._iterator)["_consumed"] = list(state["consumed"])
 
     def hide_loader_states(self) -> None:
         """From the first batch on: a user's own checkpoints must load without this package."""
@@ -116,18 +171,79 @@ class Wiring:
         vars(owner)[name] = functools.partial(call, *args)
         self._overridden.append((owner, name))
 
+    def _set_up(self, set_up: Callable[[], None]) -> None:
+        """The training loaders are needed; most often they are there."""
+        trainer = self._trainer
+        fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
+        if fit_loop._combined_loader is None or fit_loop._should_reload_train_dl:
+            with self._as_when_made("training"):
+                set_up()
+        elif val_loop.restarting and fit_loop._combined_loader_states_to_load:
+            # Somebody asked for the number of batches before the run was put back to its place.
+            fit_loop._load_combined_loader_states()
+            assert fit_loop._data_fetcher is not None
+            iter(fit_loop._data_fetcher)
+
+    @contextlib.contextmanager
+    def _as_when_made(self, stage: str) -> Iterator[None]:
+        """Loaders that are made again are made of the same random numbers: they may split data."""
+        made = self._made_again.pop(stage, None)
+        if made is None:
+            self._made[stage] = rng_state()
+            yield
+            return
+        self._made[stage] = made
+        with kept_rng():
+            set_rng_state(made)
+            yield
+
+    def _set_up_validation_now(self) -> None:
+        trainer = self._trainer
+        stage, trainer.validating = trainer.state.stage, True
+        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+        trainer.state.stage = stage
+
+    def _set_up_validation(self, set_up: Callable[[], None]) -> None:
+        """The validation loaders are needed, and no iterator of new ones is there yet."""
+        val_loop = self._trainer.fit_loop.epoch_loop.val_loop
+        if val_loop._combined_loader is None or val_loop._should_reload_val_dl:
+            with self._as_when_made("validation"):
+                set_up()
+        combined = val_loop._combined_loader
+        loaders = [] if combined is None else combined.flattened
+        known = self._validated
+        if len(known) == len(loaders) and all(
+            loader is each for (each, _), loader in zip(known, loaders, strict=True)
+        ):
+            return
+        self._validated = [
+            (loader, next((each for other, each in known if other is loader), None) or idle(loader))
+            for loader in loaders
+        ]
+        for loader, each in known:
+            if isinstance(each, Replay) and all(loader is not other for other in loaders):
+                each.unwrap()
+
     def _on_loaders(self, load_states: Callable[[], None]) -> None:
         """New training loaders are there, and no iterator of them yet."""
         fit_loop = self._trainer.fit_loop
         progress = fit_loop.epoch_loop.batch_progress
         combined = fit_loop._combined_loader
-        known = {id(loader) for loader, _ in self._replays}
-        for loader in combined.flattened if combined is not None else []:
-            if id(loader) not in known and Replay.fits(loader) and not is_stateful(loader):
+        loaders = combined.flattened if combined is not None else []
+        kept = {id(loader): replay for loader, replay in self._replays}
+        self._replays = []
+        for loader in loaders:
+            if id(loader) in kept:
+                self._replays.append((loader, kept.pop(id(loader))))
+            elif Replay.fits(loader) and not is_stateful(loader):
                 replay = self._replay(loader, lambda: int(progress.current.ready))
                 self._replays.append((loader, replay))
-            if RandomWatch.fits(loader) and all(loader is not known for known, _ in self._watches):
+            elif RandomWatch.fits(loader) and all(
+                loader is not known for known, _ in self._watches
+            ):
                 self._watches.append((loader, RandomWatch(loader)))
+        for replay in kept.values():  # nobody else would end their workers
+            replay.unwrap()
         if fit_loop.restarting and fit_loop._combined_loader_states_to_load:
             for loader, replay in self._replays:
                 self._show_state(loader, replay)
@@ -144,6 +260,9 @@ class Wiring:
     ) -> None:
         connector = self._trainer._checkpoint_connector
         vars(connector).pop("resume_start")  # learning rate finders restore their own later
+        checkpoint["state_dict"], self._masks = without_masks(
+            checkpoint["state_dict"], self._trainer.lightning_module
+        )
         connector._ckpt_path = str(path)
         connector._loaded_checkpoint = checkpoint
         for callback in self._trainer.checkpoint_callbacks:
@@ -176,12 +295,11 @@ def why_not_storable(trainer: Trainer) -> str | None:
     fetcher, combined = fit_loop._data_fetcher, fit_loop._combined_loader
     if isinstance(fetcher, _DataLoaderIterDataFetcher):
         return "training_step takes the iterator of the loader"
-    if fetcher is None or combined is None or len(combined.flattened) != 1:
-        return "it must have one train loader"
+    if fetcher is None or combined is None or not combined.flattened:
+        return "it must have a train loader"
     if fetcher.length is None:
         return "the length of its train loader is unknown"
-    loader = combined.flattened[0]
-    if not is_stateful(loader) and not Replay.fits(loader):
+    if not all(is_stateful(each) or Replay.fits(each) for each in combined.flattened):
         return "its train loader is neither a DataLoader over a map-style data set nor stateful"
     return None
 

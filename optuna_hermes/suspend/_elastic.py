@@ -68,7 +68,7 @@ class ElasticReplay(Replay):
     def resize(self, size: int) -> None:
         """Let the next iterator that is made go on in batches of another size."""
         batches, state = self._trained(), self.state_dict()
-        self.load_state_dict({**state, "batches_before": batches, "size": size})
+        self._go_on({**state, "batches_before": batches, "size": size})
 
     def rewind(self) -> None:
         """Count from the beginning of an epoch."""
@@ -97,13 +97,25 @@ class ElasticReplay(Replay):
         if self._resume is not None:
             return state
         seen = self.seen
-        return {**state, "skip": seen, "batches_before": self._trained(), "size": self.size}
+        return {
+            **state,
+            "skip": seen,
+            "drawn": seen,
+            "ended": False,
+            "batches_before": self._trained(),
+            "size": self.size,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See ``Replay``; a state of one is understood, its batches being of the first size."""
         if "size" not in state:
             skipped, size = state["skip"], self.first_size
             state = {**state, "skip": skipped * size, "batches_before": skipped, "size": size}
+            state |= {"drawn": skipped * size, "ahead": None, "ended": False}
+        self._pool.load_state(state)
+        self._go_on(state)
+
+    def _go_on(self, state: dict[str, Any]) -> None:
         self._resume = state
         self.size = state["size"]
         self._samples_before = min(self.samples, state["skip"])
@@ -121,7 +133,10 @@ class ElasticReplay(Replay):
 
     def _items(self) -> Iterator[Any]:
         # A sampler that is asked once more than it has samples may draw more random numbers.
-        return itertools.islice(iter(self._sampler.sampler), self._limit)
+        yield from itertools.islice(iter(self._sampler.sampler), self._limit)
+
+    def _items_ahead(self, trained: int) -> None:
+        """They are drawn again: they may come in batches of another size."""
 
     def _batches(self, items: Iterator[Any]) -> Iterator[Any]:
         size = self.size

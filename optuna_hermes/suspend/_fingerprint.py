@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from optuna_hermes.suspend._loader import GENERATORS, generator_state
+from optuna_hermes.suspend._generators import GENERATORS, generator_state
 
 _CODE = (
     type,

@@ -1,24 +1,28 @@
-"""A plain ``DataLoader`` that can be put back to any batch of an epoch without loading data.
-
-The random numbers that its worker processes draw cannot be: whether they draw any is found out.
-"""
+"""A plain ``DataLoader`` that can be put back to any batch of an epoch without loading data."""
 
 from __future__ import annotations
 
 import itertools
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
-
-GENERATORS = (torch.Generator, np.random.Generator, random.Random)
+from optuna_hermes.suspend._generators import (
+    generator_state,
+    generators_in,
+    own_generators,
+    set_generator_state,
+)
+from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
+from optuna_hermes.suspend._workers import Workers
 
 
 def is_stateful(loader: Any) -> bool:
@@ -30,41 +34,13 @@ def is_stateful(loader: Any) -> bool:
     return callable(getattr(loader, "state_dict", None)) and (base is None or is_stateful(base))
 
 
-def own_generators(data: Any) -> list[Any]:
-    """Random generators that a data set, or the one it is a part of, keeps in its attributes."""
-    found: list[Any] = []
-    while data is not None:
-        values = getattr(data, "__dict__", {}).values()
-        found += [each for each in values if isinstance(each, GENERATORS)]
-        data = getattr(data, "dataset", None)
-    return found
-
-
-def generator_state(generator: Any) -> Any:
-    """The state of one of ``GENERATORS``, in plain values, tensors and arrays."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate()
-
-
-def set_generator_state(generator: Any, state: Any) -> None:
-    """Put back what ``generator_state`` returned."""
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.setstate(state)
-
-
 class Replay:
     """Stands where a loader keeps its index sampler, and draws an epoch's indices once more.
 
     It remembers the random state from which the epoch's indices were drawn. To come back to batch
     ``k`` it draws them again from there and drops the first ``k`` lists of indices: nothing is
-    read from the data set, and the random numbers of everybody else stay as they were.
+    read from the data set, and the random numbers of everybody else stay as they were. Worker
+    processes get the seed that they had, and the random numbers that they would have drawn next.
 
     Args:
         loader: a loader over a map-style data set; the wrapper hangs itself into it.
@@ -78,9 +54,17 @@ class Replay:
         self._trained = trained
         self._slot = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._sampler: Any = getattr(loader, self._slot)
+        self._own = OwnStates(loader, self._sampler)
+        self._pool = _Pool(loader, self._own)
+        self._opened: dict[str, Any] | None = None
         self._begin: dict[str, Any] | None = None
         self._resume: dict[str, Any] | None = None
+        self._before = 0
+        self._drawn = 0
+        self._ended = False
+        self._ahead: deque[Any] = deque(maxlen=self._pool.most_ahead)
         self._hang(self)
+        self._pool.hang(loader)
 
     @staticmethod
     def fits(loader: object) -> bool:
@@ -91,18 +75,25 @@ class Replay:
 
     def unwrap(self) -> None:
         """Give the loader its own sampler back."""
-        self._hang(self._sampler)
+        if getattr(self._loader(), self._slot, None) is self:
+            self._hang(self._sampler)
+            self._pool.unhang()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is."""
+        """Where the loader is in its epoch."""
         if self._resume is not None:  # the iterator that goes on from there was asked for nothing
             return self._resume
-        begin = self._begin
-        generators = self._generator_states() if begin is None else begin["generators"]
+        trained = self._trained() - self._before
         return {
-            "skip": self._trained(),
-            "rng": None if begin is None else begin["rng"],
-            "generators": generators,
+            "skip": trained,
+            "before": self._before,
+            "drawn": max(self._drawn, trained),
+            "ahead": self._items_ahead(trained),
+            "ended": self._ended,
+            "opened": self._opened,
+            "begin": self._begin,
+            "own": self._own.state(),
+            **self._pool.state(trained),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -117,10 +108,42 @@ class Replay:
                 "was given none: give it as before."
             )
         self._resume = state
+        self._pool.load_state(state)
+
+    def own_state(self) -> dict[str, Any]:
+        """Generators and counters that belong to the loader, wherever it is."""
+        return self._own.state()
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Put them back."""
+        self._own.load_state(state)
+
+    def idle_state(self) -> dict[str, Any]:
+        """How the loader's next epoch will begin, for one that is in none."""
+        return {"own": self._own.state(), **self._pool.state(None)}
+
+    def load_idle_state(self, state: dict[str, Any]) -> None:
+        """Begin the next epoch so."""
+        self._own.load_state(state["own"])
+        self._pool.load_state(state)
+
+    def warning(self) -> str | None:
+        """What to say if its workers draw random numbers that cannot be told, None if they can."""
+        loader = self._loader()
+        return _warning(loader) if loader is not None and self._pool.lost else None
 
     def __iter__(self) -> Iterator[Any]:
-        self._begin = None  # at once, not with the first index: workers may never ask for one
-        return self._draw()
+        if self._pool.asks_in_vain():  # worker processes are asked for a seed after this
+            if not self._pool.revives:
+                self._items()
+            self._pool.before_seed()
+            return iter(())
+        self._pool.begin_pass()
+        # At once, not with the first index: workers may never ask for one.
+        self._begin, self._drawn, self._ended = None, 0, False
+        self._before = self._trained()
+        self._ahead.clear()
+        return self._fresh() if self._resume is None else self._again()
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -128,21 +151,55 @@ class Replay:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
 
-    def _draw(self) -> Iterator[Any]:
+    def _fresh(self) -> Iterator[Any]:
+        """An epoch from its beginning."""
+        self._opened = self._states()
+        return self._draw(self._items())  # some samplers draw when they are asked for an iterator
+
+    def _draw(self, items: Iterator[Any]) -> Iterator[Any]:
+        self._begin = self._states()
+        yield from self._follow(self._batches(items))
+
+    def _again(self) -> Iterator[Any]:
+        """An epoch from where it was."""
         resume, self._resume = self._resume, None
-        if resume is not None:
-            self._set_generators(resume["generators"])
-        if resume is None or resume["rng"] is None:
-            self._begin = {"rng": rng_state(), "generators": self._generator_states()}
-            yield from self._batches(self._items())
-            return
-        self._begin = {"rng": resume["rng"], "generators": resume["generators"]}
+        assert resume is not None
+        self._opened, self._begin = resume["opened"], resume["begin"]
+        self._before = resume["before"]
         with kept_rng():
-            set_rng_state(resume["rng"])
+            if self._opened is not None:
+                self._set_states(self._opened)
             items = self._items()
-            # At least one is drawn here, so that the epoch's order comes from its own state.
-            head = list(itertools.islice(items, max(1, resume["skip"])))
-        yield from self._batches(itertools.chain(head[resume["skip"] :], items))
+            head: list[Any] = []
+            if self._begin is not None:
+                self._set_states(self._begin)
+                # At least one is drawn here, so that the epoch's order comes from its own state.
+                head = list(itertools.islice(items, max(1, resume["drawn"])))
+        self._own.load_state(resume["own"])
+        if self._begin is None:
+            yield from self._draw(items)
+            return
+        skip = self._drawn = resume["skip"]
+        self._pool.rotate(resume.get("batches_before", skip))
+        ahead = head[skip:] if resume["ahead"] is None else resume["ahead"]
+        if resume.get("ended"):  # one that is asked once more may draw once more
+            items = iter(())
+        yield from self._follow(self._batches(itertools.chain(ahead, items)))
+
+    def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._drawn += 1
+            self._ahead.append(batch)
+            yield batch
+        self._ended = True
+
+    def _items_ahead(self, trained: int) -> list[Any] | None:
+        """What was drawn and is not trained; None where it can only be drawn again."""
+        count = self._drawn - trained
+        if count <= 0 or count > len(self._ahead):
+            return None
+        ahead = list(itertools.islice(self._ahead, len(self._ahead) - count, None))
+        return ahead if plain(ahead) else None
 
     def _items(self) -> Iterator[Any]:
         """What is skipped, one by one: here lists of indices."""
@@ -156,17 +213,263 @@ class Replay:
         # Past DataLoader.__setattr__, which forbids it since a running iterator would not notice.
         object.__setattr__(self._loader(), self._slot, sampler)
 
-    def _generators(self) -> list[torch.Generator]:
-        owners = (self._loader(), self._sampler, getattr(self._sampler, "sampler", None))
-        found = [getattr(owner, "generator", None) for owner in owners]
-        return [generator for generator in found if isinstance(generator, torch.Generator)]
+    def _states(self) -> dict[str, Any]:
+        return {"rng": rng_state(), "own": self._own.state()}
 
-    def _generator_states(self) -> list[torch.Tensor]:
-        return [generator.get_state() for generator in self._generators()]
+    def _set_states(self, states: dict[str, Any]) -> None:
+        set_rng_state(states["rng"])
+        self._own.load_state(states["own"])
 
-    def _set_generators(self, states: list[torch.Tensor]) -> None:
-        for generator, state in zip(self._generators(), states, strict=True):
-            generator.set_state(state)
+
+class OwnStates:
+    """Generators, counters and orders that a loader, its samplers and its data set keep.
+
+    Args:
+        loader: whose generator, and whose data set's, are among them.
+        sampler: the outermost one.
+    """
+
+    def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
+        self._loader = weakref.ref(loader)
+        self._samplers: list[Any] = []
+        while sampler is not None and all(sampler is not each for each in self._samplers):
+            self._samplers.append(sampler)
+            inner = getattr(sampler, "batch_sampler", None)
+            sampler = getattr(sampler, "sampler", inner)
+        self._first = [
+            {name: _copy(value) for name, value in _order_attributes(each).items()}
+            for each in self._samplers
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """How they stand now; of attributes, those that are not what the objective has made."""
+        now = [_order_attributes(each) for each in self._samplers]
+        return {
+            "generators": [generator_state(each) for each in self._generators()],
+            "attributes": [
+                {n: _copy(value) for n, value in new.items() if not _same(value, old.get(n))}
+                for old, new in zip(self._first, now, strict=True)
+            ],
+        }
+
+    def idle_state(self) -> dict[str, Any]:
+        """How the loader's next epoch will begin."""
+        return {"own": self.state(), "seed": None, "workers": None}
+
+    def load_idle_state(self, state: dict[str, Any]) -> None:
+        """Begin the next epoch so."""
+        self.load_state(state["own"])
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Let them stand so."""
+        for generator, saved in zip(self._generators(), state["generators"], strict=False):
+            set_generator_state(generator, saved)
+        parts = zip(self._samplers, self._first, state["attributes"], strict=False)
+        for sampler, first, changed in parts:
+            for name, value in {**first, **changed}.items():
+                _set_attribute(sampler, name, value)
+
+    def _generators(self) -> list[Any]:
+        loader = self._loader()
+        own = [found for each in (loader, *self._samplers) for found in generators_in(each)]
+        return own + own_generators(getattr(loader, "dataset", None))
+
+
+def idle(loader: Any) -> Replay | OwnStates:
+    """What knows how the next epoch of a loader begins that is in none."""
+    if isinstance(loader, DataLoader) and loader.num_workers and loader.persistent_workers:
+        return Replay(loader, lambda: 0)
+    outer = getattr(loader, "batch_sampler", None)
+    return OwnStates(loader, getattr(loader, "sampler", None) if outer is None else outer)
+
+
+class _Pool:
+    """The worker processes of a loader: their seed, and the random numbers that they draw.
+
+    Torch asks a loader's sampler for an iterator, draws the seed, starts the processes, and asks
+    the sampler once more; without processes it asks once.
+    """
+
+    def __init__(self, loader: DataLoader[Any], own: OwnStates) -> None:
+        self._loader = weakref.ref(loader)
+        self._own = own
+        self._count = loader.num_workers
+        self.most_ahead = 1 + self._count * (loader.prefetch_factor or 0)
+        """Batches that are drawn and not trained."""
+        self._workers: Workers | None = None
+        self._iterator: Callable[[], Any] = lambda: None
+        self._seed: torch.Tensor | None = None
+        self._revived: dict[str, Any] | None = None
+        self._kept: tuple[Any, Any] | None = None
+        self._in_vain = False
+        self._first = 0
+        self._skipped = 0
+        self._fetched = [0] * self._count
+
+    @property
+    def lost(self) -> bool:
+        """Whether a worker has drawn numbers that cannot be told."""
+        return self._workers is not None and self._workers.lost
+
+    @property
+    def revives(self) -> bool:
+        """Whether the next processes begin as others have ended."""
+        return self._revived is not None
+
+    def hang(self, loader: DataLoader[Any]) -> None:
+        """Be there when processes are started."""
+        if self._count and type(loader)._get_iterator is DataLoader._get_iterator:
+            vars(loader)["_get_iterator"] = self._start
+
+    def unhang(self) -> None:
+        """Leave the loader as it was."""
+        vars(self._loader()).pop("_get_iterator", None)
+
+    def state(self, trained: int | None) -> dict[str, Any]:
+        """Seed and generators of the processes.
+
+        Args:
+            trained: batches of this epoch; None for a loader that is in none, and whose processes
+                matter only if they persist.
+        """
+        loader, workers = self._loader(), self._workers
+        idle = trained is None and not getattr(loader, "persistent_workers", False)
+        if self._revived is not None:
+            return {name: self._revived[name] for name in ("seed", "workers")}
+        if workers is None or idle:
+            return {"seed": None, "workers": None}
+        iterator = self._iterator()
+        last = self._sent(iterator) if trained is None else trained - self._skipped
+        if isinstance(getattr(loader, "dataset", None), IterableDataset):
+            return {"seed": self._seed, "workers": None}  # they may have ended before
+        counts = self._counts(last)
+        return {
+            "seed": self._seed,
+            "workers": [workers.state(worker, count) for worker, count in enumerate(counts)],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Let the next processes go on from there."""
+        loader = self._loader()
+        self._revived = state if state.get("seed") is not None and self._count else None
+        if self._revived is not None and loader is not None:
+            loader._iterator = None  # other processes, of a look at the data before this
+
+    # -- as torch goes on ----------------------------------------------------------------------
+
+    def _start(self) -> Any:
+        loader = self._loader()
+        assert loader is not None
+        revived = self._revived
+        workers = Workers(loader, None if revived is None else revived["workers"])
+        iterator = _MultiProcessingDataLoaderIter.__new__(_MultiProcessingDataLoaderIter)
+        self._workers, self._iterator = workers, weakref.ref(iterator)
+        self._first = self._skipped = 0
+        self._fetched = [0] * self._count
+        self._in_vain = True
+        loader.check_worker_number_rationality()
+        with workers.hung(loader):
+            iterator.__init__(loader)  # type: ignore[misc]  # as ``_get_iterator`` does
+        return iterator
+
+    def asks_in_vain(self) -> bool:
+        """Whether torch is about to draw a seed, and to ask for an iterator once more."""
+        in_vain, self._in_vain = self._in_vain, False
+        return in_vain
+
+    def before_seed(self) -> None:
+        """The seed is drawn next."""
+        loader = self._loader()
+        generator = getattr(loader, "generator", None)
+        if self._revived is None:
+            own = torch.default_generator if generator is None else generator
+            self._seed = own.get_state()
+            return
+        self._kept = rng_state(), None if generator is None else generator.get_state()
+        self._seed = self._revived["seed"]
+        (torch.default_generator if generator is None else generator).set_state(self._seed)
+        self._revived = None
+
+    def begin_pass(self) -> None:
+        """An epoch begins, or goes on."""
+        kept, self._kept = self._kept, None
+        if kept is not None:  # others must not notice that the seed was drawn once more
+            set_rng_state(kept[0])
+            if kept[1] is not None:
+                self._loader().generator.set_state(kept[1])  # type: ignore[union-attr]
+            return
+        iterator = self._iterator()
+        if iterator is not None and hasattr(iterator, "_send_idx"):  # the processes persist
+            self._fetched = self._counts(self._sent(iterator))
+            self._first = self._skipped = 0
+
+    def rotate(self, skipped: int) -> None:
+        """Let the process fetch the next batch whose turn it is."""
+        self._skipped = skipped
+        iterator = self._iterator()
+        if self._count and iterator is not None and hasattr(iterator, "_worker_queue_idx_cycle"):
+            self._first = skipped % self._count
+            for _ in range(self._first):
+                next(iterator._worker_queue_idx_cycle)
+
+    @staticmethod
+    def _sent(iterator: Any) -> int:
+        return 0 if iterator is None else int(iterator._send_idx)
+
+    def _counts(self, last: int) -> list[int]:
+        """Batches that each process has fetched after so many of this pass."""
+        before = enumerate(self._fetched)
+        return [
+            fetched + len(range((worker - self._first) % self._count, last, self._count))
+            for worker, fetched in before
+        ]
+
+
+def _order_attributes(sampler: Any) -> dict[str, Any]:
+    """Counters of a sampler, and lists and arrays of numbers."""
+    return {
+        name: value
+        for name, value in getattr(sampler, "__dict__", {}).items()
+        if type(value) in (bool, int, float, str, type(None), torch.Tensor)
+        or (type(value) is list and all(type(each) in (int, float) for each in value))
+        or (type(value) is np.ndarray and value.dtype.kind in "biuf")
+    }
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value.copy() if isinstance(value, list | np.ndarray) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
+
+
+def _set_attribute(owner: Any, name: str, value: Any) -> None:
+    present = vars(owner).get(name)
+    if _same(value, present):
+        return
+    if type(present) is list and type(value) is list:
+        present[:] = value  # the objective may hold it
+    else:
+        vars(owner)[name] = _copy(value)
+
+
+def _warning(loader: Any) -> str:
+    """What random numbers in workers mean, and what to do."""
+    data: Any = loader.dataset
+    while hasattr(data, "dataset"):  # a subset of another one
+        data = data.dataset
+    return (
+        f"{type(data).__name__} draws random numbers in loader workers "
+        f"(num_workers={loader.num_workers}): after a suspension to disk it draws others "
+        "than an uninterrupted run would. Draw them in training_step, or use num_workers=0."
+    )
 
 
 class RandomWatch:
@@ -199,14 +502,7 @@ class RandomWatch:
 
     def warning(self) -> str:
         """What that means, and what to do."""
-        data: Any = self._loader.dataset
-        while hasattr(data, "dataset"):  # a subset of another one
-            data = data.dataset
-        return (
-            f"{type(data).__name__} draws random numbers in loader workers "
-            f"(num_workers={self._loader.num_workers}): after a suspension to disk it draws others "
-            "than an uninterrupted run would. Draw them in training_step, or use num_workers=0."
-        )
+        return _warning(self._loader)
 
     def unwrap(self) -> None:
         """Give the loader its own functions back."""

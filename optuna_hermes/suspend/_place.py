@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -22,14 +23,16 @@ class Place:
         self.problem: str | None = None
         """Why a run could not come back to its place in this epoch, None if it could."""
         self._source: Any = None
-        self._replays: dict[Any, Replay] = {}
-        self._watches: dict[Any, RandomWatch] = {}
+        # A loader may be made for each epoch, and its workers end with it.
+        self._replays: weakref.WeakKeyDictionary[Any, Replay] = weakref.WeakKeyDictionary()
+        self._watches: weakref.WeakKeyDictionary[Any, RandomWatch] = weakref.WeakKeyDictionary()
 
     @property
     def warning(self) -> str | None:
         """What a loader has done that cannot be brought back exactly, None if all can."""
         drew = (watch.warning() for watch in self._watches.values() if watch.drew())
-        return next(drew, None)
+        lost = (replay.warning() for replay in self._replays.values())
+        return next(filter(None, itertools.chain(drew, lost)), None)
 
     def iterate(
         self, loader: Iterable[Batch], state: dict[str, Any] | None = None
@@ -65,7 +68,9 @@ class Place:
         hung: list[Replay | RandomWatch] = [*self._replays.values(), *self._watches.values()]
         for each in hung:
             each.unwrap()
-        self._replays, self._watches, self._source = {}, {}, None
+        self._replays.clear()
+        self._watches.clear()
+        self._source = None
 
     def _source_of(self, loader: Any) -> Any:
         """What knows where a loader is; None if the number of batches says it."""
@@ -78,7 +83,8 @@ class Place:
         return self._replays[loader]
 
     def _watch(self, loader: Any) -> None:
-        if RandomWatch.fits(loader) and loader not in self._watches:
+        plain = isinstance(self._source, Replay)
+        if not plain and RandomWatch.fits(loader) and loader not in self._watches:
             self._watches[loader] = RandomWatch(loader)
 
     def _problem(self, loader: object) -> str | None:

@@ -46,19 +46,37 @@ class Shares(Replay):
         self._rank = rank
         self._count = count
 
-    def _draw(self) -> Iterator[Any]:
-        if self._resume is None or self._resume["rng"] is None:
-            generators = (
-                self._generator_states() if self._resume is None else self._resume["generators"]
-            )
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See ``Replay``; worker processes are new, since there may be more of them or fewer."""
+        super().load_state_dict({**state, "seed": None, "workers": None})
+
+    def _fresh(self) -> Iterator[Any]:
+        return self._again()
+
+    def _again(self) -> Iterator[Any]:
+        if self._resume is None or self._resume["begin"] is None:
+            before = self._resume
+            own = self._own.state() if before is None else before["own"]
             with kept_rng():
                 seed_everything(trial_seed(self._seed, self._epoch()))
-                self._resume = {"skip": 0, "rng": rng_state(), "generators": generators}
-        yield from super()._draw()
+                begin = {"rng": rng_state(), "own": own}
+            self._resume = {
+                "skip": 0,
+                "before": self._before if before is None else before["before"],
+                "drawn": 0,
+                "ahead": None,
+                "opened": None,
+                "begin": begin,
+                "own": own,
+            }
+        yield from super()._again()
+
+    def _items_ahead(self, trained: int) -> None:
+        """They are drawn again: what was drawn is the part of one process."""
 
     def _items(self) -> Iterator[Any]:
         # All at once: what a sampler draws later would be drawn from what differs by process.
-        return iter(list(self._sampler))
+        yield from list(self._sampler)
 
     def _batches(self, items: Iterator[Any]) -> Iterator[Any]:
         return (share(batch, self._rank, self._count) for batch in items)

@@ -19,7 +19,7 @@ import torch
 
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._fingerprint import is_iterator, outside
-from optuna_hermes.suspend._loader import generator_state, set_generator_state
+from optuna_hermes.suspend._generators import generator_state, set_generator_state
 from optuna_hermes.suspend._objects import _OF_PYTHON, _package, _Reader, _Writer
 from optuna_hermes.suspend._state import moved, on_device
 from optuna_hermes.suspend._tree import _storable

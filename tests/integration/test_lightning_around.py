@@ -153,6 +153,7 @@ def train(
     net: type[Net] = Net,
     before: Callable[[pl.Trainer], Any] = lambda trainer: None,
     workers: Mapping[str, Any] | None = None,
+    loader: Any = DataLoader,
     **options: Any,
 ) -> pl.Trainer:
     """One process of a run; a new one has other random numbers."""
@@ -176,7 +177,7 @@ def train(
         "callbacks": [hermes, *options.get("callbacks", ()), trace],
     }
     trainer = pl.Trainer(**settings)
-    batches = DataLoader(Points(BATCHES * 4), batch_size=4, shuffle=True, **(workers or {}))
+    batches = loader(Points(BATCHES * 4), batch_size=4, shuffle=True, **(workers or {}))
     before(trainer)
     trainer.fit(module, batches, DataLoader(Points(8), batch_size=4))
     return trainer
@@ -987,10 +988,10 @@ def test_spawned_workers() -> None:
 
 
 def test_random_workers_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A run whose data draws random numbers in workers says so, once, and leaves its loader so."""
+    """A run that cannot tell what is drawn in workers says so, once, and leaves its loader so."""
     session = FakeSession({2: "resident", 5: "resident"}, checkpoint_dir=tmp_path)
     workers = {"num_workers": 1, "multiprocessing_context": "fork", "persistent_workers": True}
-    trainer = train(Trace(), session, workers=workers)
+    trainer = train(Trace(), session, workers=workers, loader=StatefulDataLoader)
     assert caplog.text.count("Points draws random numbers in loader workers") == 1
     assert trainer.train_dataloader.collate_fn is default_collate
 

@@ -197,7 +197,7 @@ def test_first_batch_is_told_once_a_grant(tmp_path: Path) -> None:
     [
         ("no folder", {}),
         ("unknown length", {"loader": DataLoader(Stream(), batch_size=1)}),
-        ("two loaders", {"loader": {"a": data(), "b": data()}}),
+        ("one of two loaders", {"loader": {"a": data(), "b": Batches()}}),
         ("not a DataLoader", {"loader": Batches()}),
     ],
 )

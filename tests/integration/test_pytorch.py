@@ -497,12 +497,15 @@ def test_runs_that_cannot_be_stored(case: str, loader: Any, tmp_path: Path) -> N
     assert not session.states
 
 
-@pytest.mark.parametrize(("noise", "lines"), [(0.0, 0), (0.1, 1)])
+@pytest.mark.parametrize(
+    ("noise", "kind", "lines"),
+    [(0.0, StatefulDataLoader, 0), (0.1, StatefulDataLoader, 1), (0.1, DataLoader, 0)],
+)
 def test_random_numbers_in_workers(
-    noise: float, lines: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    noise: float, kind: Any, lines: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What cannot be brought back exactly is said, by name and once."""
-    loader = DataLoader(Points(noise), 32, num_workers=1, multiprocessing_context="fork")
+    loader = kind(Points(noise), 32, num_workers=1, multiprocessing_context="fork")
     tiny(FakeSession(checkpoint_dir=tmp_path), loader=loader)
     assert [r.getMessage()[:27] for r in caplog.records] == ["Trial 0: Points draws rando"] * lines
 

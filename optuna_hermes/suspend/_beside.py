@@ -1,0 +1,82 @@
+"""Loaders that a loop of the user's own has beside the one whose batches it counts."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from optuna_hermes.suspend._loader import OwnStates, Replay, idle
+
+
+class Beside:
+    """Those that were made before the loop: they stay the same from epoch to epoch.
+
+    Their generators and, where these persist, their worker processes come back with the run. A
+    worker process's seed is drawn once only: a run that drew it anew would be a number ahead.
+    """
+
+    def __init__(self) -> None:
+        self._idle: weakref.WeakKeyDictionary[Any, Replay | OwnStates]
+        self._idle = weakref.WeakKeyDictionary()
+
+    def begin(self) -> None:
+        """The loop begins."""
+        gc.collect()  # those of an earlier trial of this process
+        for each in gc.get_objects():
+            # Not isinstance: it asks proxies for their class.
+            if issubclass(type(each), DataLoader) and not _is_watched(each):
+                self._idle[each] = idle(each)
+
+    def release(self, loader: object) -> None:
+        """Its batches are counted, or it keeps its position itself."""
+        if isinstance(loader, DataLoader) and loader in self._idle:
+            _leave(self._idle.pop(loader))
+
+    def state(self) -> list[dict[str, Any]]:
+        """How their next epochs will begin, of those for which there is something to say."""
+        states = [
+            {"loader": _described(loader), **each.idle_state()}
+            for loader, each in self._idle.items()
+        ]
+        return [each for each in states if not _is_new(each)]
+
+    def load_state(self, states: list[dict[str, Any]]) -> None:
+        """Let them begin so; a loader is known by what it is made of."""
+        left = list(self._idle.items())
+        for state in states:
+            for index, (loader, each) in enumerate(left):
+                if _described(loader) == state["loader"]:
+                    each.load_idle_state(state)
+                    del left[index]
+                    break
+
+    def leave(self) -> None:
+        """Give the loaders back what is their own."""
+        for each in self._idle.values():
+            _leave(each)
+        self._idle.clear()
+
+
+def _leave(each: Replay | OwnStates) -> None:
+    if isinstance(each, Replay):
+        each.unwrap()
+
+
+def _is_watched(loader: DataLoader[Any]) -> bool:
+    """Whether another run has it."""
+    return isinstance(loader.batch_sampler, Replay) or isinstance(loader.sampler, Replay)
+
+
+def _is_new(state: dict[str, Any]) -> bool:
+    own = state["own"]
+    return state["seed"] is None and not own["generators"] and not any(own["attributes"])
+
+
+def _described(loader: DataLoader[Any]) -> list[Any]:
+    data: Any = loader.dataset
+    length = len(data) if hasattr(data, "__len__") else None
+    kinds = [type(each).__qualname__ for each in (data, loader.sampler, loader.collate_fn)]
+    return [*kinds, length, loader.batch_size, loader.num_workers, loader.drop_last]

@@ -1,0 +1,684 @@
+"""A run that comes back from disk draws the same random numbers as one without this package.
+
+Each case is one training, told by its options. It is trained without ``optuna_hermes`` first, then
+suspended to disk twice, with other random numbers in each process that goes on.
+
+As a script, this file is the last process of some runs: ``test_exact_loaders.py FOLDER``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import optuna
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
+from torch import nn
+from torch.nn.utils import prune
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from optuna_hermes.errors import Suspended
+from optuna_hermes.lightning import HermesCallback
+from optuna_hermes.pytorch import Run
+from optuna_hermes.suspend import StoredState
+from optuna_hermes.testing import FakeSession
+
+EPOCHS = 4
+SAMPLES, SIZE = 28, 4
+BATCHES = SAMPLES // SIZE
+Bits = dict[Any, bytes]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+# -- data ---------------------------------------------------------------------------------------
+
+
+class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples with noise of each of some generators."""
+
+    def __init__(self, draws: str = "", length: int = SAMPLES) -> None:
+        self._x = torch.randn(length, 4, generator=torch.Generator().manual_seed(7))
+        self._draws = draws
+        self.rng = np.random.default_rng(11)
+        self.old_rng = np.random.RandomState(12)
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, noise = self._x[index], 0.0
+        if "torch" in self._draws:
+            noise += float(torch.rand(()))
+        if "numpy" in self._draws:
+            noise += np.random.rand()
+        if "python" in self._draws:
+            noise += random.gauss(0, 1)
+        if "own" in self._draws:
+            noise += self.rng.normal() + self.old_rng.rand()
+        info = get_worker_info()
+        if "worker" in self._draws and info is not None:
+            noise += info.id + (info.seed % 1000) / 1000
+        return x + 0.1 * noise, x.sum()
+
+
+class Eager(Sampler[int]):
+    """Draws its order when it is asked for an iterator, from a state of its own."""
+
+    def __init__(self) -> None:
+        self._random = np.random.RandomState(5)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._random.permutation(SAMPLES).tolist())
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Counting(Sampler[int]):
+    """Draws its order from a seed and the number of its epochs, which it counts itself."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter(np.random.default_rng(self.epoch).permutation(SAMPLES).tolist())
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Shuffling(Sampler[int]):
+    """Shuffles one list again and again."""
+
+    def __init__(self) -> None:
+        self.order = list(range(SAMPLES))
+
+    def __iter__(self) -> Iterator[int]:
+        random.shuffle(self.order)
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Batches(Sampler[list[int]]):
+    """Draws each batch when it is asked for it, from NumPy's global generator."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(BATCHES):
+            yield np.random.choice(SAMPLES, SIZE, replace=False).tolist()
+
+    def __len__(self) -> int:
+        return BATCHES
+
+
+class EagerBatches(Sampler[list[int]]):
+    """Draws all batches at once, from the global generator of torch."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([part.tolist() for part in torch.randperm(SAMPLES).reshape(-1, SIZE)])
+
+    def __len__(self) -> int:
+        return BATCHES
+
+
+def seed_numpy(worker: int) -> None:
+    np.random.seed(torch.initial_seed() % 2**32)
+    random.seed(worker)
+
+
+def loader(draws: str = "", **options: Any) -> DataLoader[Any]:
+    """A loader of the user's, by its options; ``make`` gives some that are made anew each time."""
+    made = options.pop("make", dict)()
+    options = {"batch_size": SIZE, "shuffle": True, **options, **made}
+    if {"sampler", "batch_sampler"} & set(options):
+        options.pop("shuffle")
+    if "batch_sampler" in options:
+        options.pop("batch_size")
+    if options.get("num_workers"):
+        options.setdefault("multiprocessing_context", "fork")
+    return DataLoader(Points(draws), **options)
+
+
+def shared_generator() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(3)
+    data = range(SAMPLES)
+    return {"sampler": RandomSampler(data, generator=generator), "generator": generator}
+
+
+SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "shuffled": dict,
+    "generator": lambda: {"generator": torch.Generator().manual_seed(3)},
+    "random-sampler": lambda: {
+        "sampler": RandomSampler(range(SAMPLES), generator=torch.Generator().manual_seed(3))
+    },
+    "shared-generator": shared_generator,
+    "replacement": lambda: {"sampler": RandomSampler(range(SAMPLES), replacement=True)},
+    "weighted": lambda: {"sampler": WeightedRandomSampler([1.0, 2.0] * (SAMPLES // 2), SAMPLES)},
+    "weighted-generator": lambda: {
+        "sampler": WeightedRandomSampler(
+            [1.0, 2.0] * (SAMPLES // 2), SAMPLES, generator=torch.Generator().manual_seed(3)
+        )
+    },
+    "subset": lambda: {"sampler": SubsetRandomSampler(range(SAMPLES))},
+    "eager": lambda: {"sampler": Eager()},
+    "counting": lambda: {"sampler": Counting()},
+    "shuffling": lambda: {"sampler": Shuffling()},
+    "batches": lambda: {"batch_sampler": Batches()},
+    "eager-batches": lambda: {"batch_sampler": EagerBatches()},
+    "batch-sampler": lambda: {"batch_sampler": BatchSampler(Eager(), SIZE, drop_last=True)},
+}
+ALL = "torch numpy python own worker"
+WORKERS = {
+    f"{number}-workers-ahead-{ahead}{'-persistent' if persistent else ''}": {
+        "num_workers": number,
+        "prefetch_factor": ahead,
+        "persistent_workers": persistent,
+    }
+    for number, ahead, persistent in itertools.product((1, 3), (1, 4), (False, True))
+}
+WORKERS["0-workers"] = {}
+
+
+def some(names: Iterable[str], *fast: str) -> list[Any]:
+    """All names; those that are not among ``fast`` are for the slow suite."""
+    assert set(fast) <= set(names)
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+# -- what a run did -------------------------------------------------------------------------------
+
+
+class Trace:
+    """Losses by batch, values by epoch, and weights at the end, to the bit."""
+
+    def __init__(self) -> None:
+        self.seen: Bits = {}
+
+    def note(self, key: Any, value: Any) -> None:
+        bits = torch.as_tensor(value, dtype=torch.float64).detach().numpy().tobytes()
+        assert self.seen.setdefault(key, bits) == bits, f"trained again, {key} is another one"
+
+
+def new_trial() -> optuna.Trial:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study().ask()
+
+
+Train = Callable[[FakeSession | None, Trace], None]
+
+
+def check(train: Train, tmp_path: Path, *, stops: tuple[int, ...] = (BATCHES + 3, 2)) -> None:
+    """Train without a session, then suspended to disk after these numbers of batches.
+
+    Args:
+        train: one process of the run, from the seed to the end.
+        tmp_path: for checkpoints.
+        stops: batches that each process but the last trains.
+    """
+    plain, trace = Trace(), Trace()
+    train(None, plain)
+    session = FakeSession(checkpoint_dir=tmp_path)
+    for stop in stops:
+        session = session.again({stop: "disk"})
+        with pytest.raises(Suspended):
+            train(session, trace)
+    train(session.again(), trace)
+    assert sorted(map(str, trace.seen)) == sorted(map(str, plain.seen))
+    differing = [key for key in plain.seen if trace.seen[key] != plain.seen[key]]
+    assert not differing
+
+
+# -- Lightning ------------------------------------------------------------------------------------
+
+
+class Net(pl.LightningModule):
+    """A small network with dropout."""
+
+    def __init__(self, lr: float = 0.05, total: int = 0) -> None:
+        super().__init__()
+        self.lr, self.total = lr, total
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 1))
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        if isinstance(batch, dict):
+            return torch.stack([self.loss(each) for each in batch.values()]).sum()
+        x, y = batch
+        return nn.functional.mse_loss(self.net(x).squeeze(-1), y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        name = "val_loss" if dataloader_idx == 0 else "other"
+        self.log(name, self.loss(batch) + torch.rand(()), add_dataloader_idx=False)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+class Watch(Callback):
+    def __init__(self, trace: Trace, session: FakeSession | None) -> None:
+        self._trace = trace
+        self._session = session
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
+    ) -> None:
+        self._trace.note(trainer.fit_loop.total_batch_idx, outputs["loss"])
+        rates = [group["lr"] for each in trainer.optimizers for group in each.param_groups]
+        self._trace.note(("rate", trainer.fit_loop.total_batch_idx), rates)
+        if self._session is not None:
+            self._session.tick()
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for name, value in pl_module.state_dict().items():
+            self._trace.note(name, value)
+        self._trace.note("next", [torch.rand(()), np.random.rand(), random.random()])
+
+
+def fit(
+    session: FakeSession | None,
+    trace: Trace,
+    *,
+    net: Callable[[], pl.LightningModule] = Net,
+    train: Callable[[], Any] | None = loader,
+    val: Callable[[], Any] | None = loader,
+    callbacks: Callable[[], list[Callback]] = list,
+    **options: Any,
+) -> None:
+    """One process of a run with Lightning."""
+    seed_all(1)
+    module = net()
+    loaders = [each for each in (train and train(), val and val()) if each is not None]
+    if session is not None and session.checkpoints:
+        seed_all(session.checkpoints[0].units + 17)
+    trial = new_trial()
+    hermes = [] if session is None else [HermesCallback(trial, "val_loss", _session=session)]
+    settings: dict[str, Any] = {
+        "max_epochs": EPOCHS,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "callbacks": [*hermes, *callbacks(), Watch(trace, session)],
+    }
+    pl.Trainer(**{**settings, **options}).fit(module, *loaders)
+
+
+@pytest.mark.parametrize(
+    "name", some(WORKERS, "0-workers", "1-workers-ahead-1", "3-workers-ahead-4-persistent")
+)
+def test_lightning_workers(name: str, tmp_path: Path) -> None:
+    """Loaders with any workers, whose data sets draw random numbers of all kinds."""
+    make = functools.partial(loader, ALL, **WORKERS[name])
+    check(functools.partial(fit, train=make, val=make), tmp_path)
+
+
+@pytest.mark.parametrize("name", some(["0-workers", "3-workers-ahead-4-persistent"], "0-workers"))
+@pytest.mark.parametrize("sampler", some(SAMPLERS, "shared-generator", "counting", "eager-batches"))
+def test_lightning_samplers(sampler: str, name: str, tmp_path: Path) -> None:
+    """Samplers and generators of the user's own, for training and validation."""
+    make = functools.partial(loader, "torch", make=SAMPLERS[sampler], **WORKERS[name])
+    check(functools.partial(fit, train=make, val=make), tmp_path)
+
+
+class AsksForSteps(Net):
+    """Makes its schedule as Lightning's documentation does."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class OwnLoaders(AsksForSteps):
+    """Makes its loaders itself, and draws which samples validate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_size = SIZE
+
+    def train_dataloader(self) -> Any:
+        data = torch.utils.data.random_split(Points("torch"), [SAMPLES - 4, 4])[0]
+        return DataLoader(data, self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(torch.utils.data.random_split(Points("torch"), [8, SAMPLES - 8])[0], 4)
+
+
+class OwnRates(OwnLoaders):
+    """Makes its loaders itself, and has no schedule."""
+
+    def configure_optimizers(self) -> Any:
+        return Net.configure_optimizers(self)
+
+
+class Growing(OwnRates):
+    """Takes larger batches from one epoch to the next."""
+
+    def on_train_epoch_end(self) -> None:
+        self.batch_size += 1
+
+
+class RatesLater(LearningRateFinder):
+    """Looks for a learning rate in the course of the training too."""
+
+    def on_fit_start(self, *args: Any) -> None:
+        pass
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch in (0, 2):
+            self.lr_find(trainer, pl_module)
+
+
+class PrunedFromTheStart(Net):
+    """Has its masks when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        prune.l1_unstructured(self.net[0], "weight", 0.3)  # type: ignore[no-untyped-call]
+
+
+def workers(**options: Any) -> Callable[[], Any]:
+    return functools.partial(
+        loader, ALL, num_workers=2, persistent_workers=True, prefetch_factor=1, **options
+    )
+
+
+def several(number: int, **options: Any) -> Callable[[], Any]:
+    return lambda: [workers(**options)() for _ in range(number)]
+
+
+def unequal() -> Any:
+    short = DataLoader(Points("torch", 12), SIZE, shuffle=True)
+    return {"long": loader("torch"), "short": short}
+
+
+def combined(mode: Any) -> Callable[[], Any]:
+    return lambda: pl.utilities.CombinedLoader(unequal(), mode)
+
+
+LIGHTNING: dict[str, dict[str, Any]] = {
+    "steps": {"net": AsksForSteps},
+    "steps-persistent": {"net": AsksForSteps, "train": workers(), "val": workers()},
+    "steps-own-loaders": {"net": OwnLoaders, "train": None, "val": None},
+    "steps-accumulated": {"net": AsksForSteps, "accumulate_grad_batches": 2},
+    "rates": {"callbacks": lambda: [LearningRateFinder(num_training_steps=20)]},
+    "rates-persistent": {
+        "callbacks": lambda: [LearningRateFinder(num_training_steps=20)],
+        "train": workers(),
+        "val": workers(),
+    },
+    "rates-steps": {
+        "net": AsksForSteps,
+        "callbacks": lambda: [LearningRateFinder(num_training_steps=20)],
+    },
+    "rates-later": {"callbacks": lambda: [RatesLater(num_training_steps=15)]},
+    "sizes": {
+        "net": OwnRates,
+        "train": None,
+        "val": None,
+        "callbacks": lambda: [BatchSizeFinder(max_trials=2, steps_per_trial=1)],
+    },
+    "sizes-rates": {
+        "net": OwnRates,
+        "train": None,
+        "val": None,
+        "callbacks": lambda: [
+            BatchSizeFinder(mode="binsearch", max_trials=2, steps_per_trial=1),
+            LearningRateFinder(num_training_steps=15),
+        ],
+    },
+    "growing": {"net": Growing, "train": None, "val": None, "reload_dataloaders_every_n_epochs": 1},
+    "pruned": {"callbacks": lambda: [ModelPruning("l1_unstructured", amount=0.2)]},
+    "pruned-at-random": {
+        "callbacks": lambda: [ModelPruning("random_unstructured", amount=0.1)],
+        "gradient_clip_val": 0.1,
+    },
+    "pruned-lottery": {
+        "callbacks": lambda: [
+            ModelPruning("l1_unstructured", amount=0.2, make_pruning_permanent=False)
+        ]
+    },
+    "pruned-from-the-start": {"net": PrunedFromTheStart},
+    "averaged": {"callbacks": lambda: [StochasticWeightAveraging(0.01, swa_epoch_start=2)]},
+    "several-val": {"val": several(2), "train": workers()},
+    "val-generator": {"val": several(2, generator=torch.Generator()), "train": workers()},
+    "no-sanity-check": {"val": workers(), "train": workers(), "num_sanity_val_steps": 0},
+    "limited": {"train": workers(), "val": workers(), "limit_train_batches": 4, "max_epochs": 8},
+    "limited-val": {"train": workers(), "val": workers(), "limit_val_batches": 3},
+    "overfit": {"overfit_batches": 3, "max_epochs": 9},
+    "overfit-persistent": {
+        "train": workers(),
+        "val": workers(),
+        "overfit_batches": 3,
+        "max_epochs": 9,
+    },
+    "reloaded": {
+        "train": workers(),
+        "val": workers(),
+        "reload_dataloaders_every_n_epochs": 2,
+    },
+    "every-3-batches": {"train": workers(), "val": workers(), "val_check_interval": 3},
+    "every-2-epochs": {"train": workers(), "val": workers(), "check_val_every_n_epoch": 2},
+    "two-train-loaders": {"train": lambda: {"a": loader("torch"), "b": loader("numpy")}},
+    "unequal-train-loaders": {"train": unequal},
+    "shortest-train-loader": {"train": combined("min_size"), "max_epochs": 8},
+    "longest-train-loader": {"train": combined("max_size_cycle")},
+    "two-persistent-train-loaders": {"train": lambda: {"a": workers()(), "b": workers()()}},
+    "pinned": {
+        "train": functools.partial(loader, "torch", pin_memory=True),
+        "val": workers(pin_memory=True),
+    },
+    "init": {
+        "train": workers(worker_init_fn=seed_numpy),
+        "val": workers(worker_init_fn=seed_numpy),
+    },
+    "quiet": {"train": functools.partial(loader, "", num_workers=2, persistent_workers=True)},
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    some(
+        LIGHTNING,
+        "steps-own-loaders",
+        "rates-later",
+        "growing",
+        "pruned-at-random",
+        "val-generator",
+        "unequal-train-loaders",
+        "overfit-persistent",
+    ),
+)
+def test_lightning(case: str, tmp_path: Path) -> None:
+    """What asks, validates or trains beside the loop, and other loaders."""
+    stops = (5, 1) if "train-loader" in case else (BATCHES + 3, 2)
+    folder = tmp_path / "root"
+    check(functools.partial(fit, default_root_dir=folder, **LIGHTNING[case]), tmp_path, stops=stops)
+
+
+# -- a loop of one's own ----------------------------------------------------------------------
+
+
+def loop(
+    session: FakeSession | None,
+    trace: Trace,
+    *,
+    train: Callable[[], Any],
+    val: Callable[[], Any],
+    anew: bool = False,
+) -> None:
+    """One process of a run with ``suspendable``."""
+    seed_all(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    batches, validation = train(), val()
+    if session is not None and session.checkpoints:
+        seed_all(session.checkpoints[0].units + 17)
+    run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+    for epoch in run.epochs(EPOCHS):
+        model.train()
+        for x, y in run.batches(train() if anew else batches):
+            loss = nn.functional.mse_loss(model(x).squeeze(-1), y)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            trace.note((epoch, run.batch), loss)
+            if session is not None:
+                session.tick()
+        model.eval()
+        total = torch.zeros(())
+        with torch.no_grad():
+            for each in validation if isinstance(validation, list) else [validation]:
+                for x, y in each:
+                    total += nn.functional.mse_loss(model(x).squeeze(-1), y) + torch.rand(())
+        trace.note(("value", epoch), total)
+        run.report(float(total))
+    for name, value in model.state_dict().items():
+        trace.note(name, value)
+    trace.note("next", [torch.rand(()), np.random.rand(), random.random()])
+
+
+@pytest.mark.parametrize(
+    "name", some(WORKERS, "0-workers", "1-workers-ahead-1", "3-workers-ahead-4-persistent")
+)
+def test_loop_workers(name: str, tmp_path: Path) -> None:
+    """Loaders with any workers, whose data sets draw random numbers of all kinds."""
+    make = functools.partial(loader, ALL, **WORKERS[name])
+    check(functools.partial(loop, train=make, val=make), tmp_path)
+
+
+@pytest.mark.parametrize("name", some(["0-workers", "3-workers-ahead-4-persistent"], "0-workers"))
+@pytest.mark.parametrize("sampler", some(SAMPLERS, "shared-generator", "counting", "eager-batches"))
+def test_loop_samplers(sampler: str, name: str, tmp_path: Path) -> None:
+    """Samplers and generators of the user's own, for training and validation."""
+    make = functools.partial(loader, "torch", make=SAMPLERS[sampler], **WORKERS[name])
+    check(functools.partial(loop, train=make, val=make), tmp_path)
+
+
+LOOPS: dict[str, dict[str, Any]] = {
+    "several-val": {"train": workers(), "val": several(2)},
+    "made-anew": {"train": workers(), "val": workers(), "anew": True},
+    "pinned": {"train": workers(pin_memory=True), "val": workers(pin_memory=True)},
+    "init": {
+        "train": workers(worker_init_fn=seed_numpy),
+        "val": workers(worker_init_fn=seed_numpy),
+    },
+    "one-persists": {"train": functools.partial(loader, ALL), "val": workers()},
+    "single-samples": {"train": workers(batch_size=1), "val": workers(batch_size=7)},
+}
+
+
+@pytest.mark.parametrize("case", some(LOOPS, "several-val", "made-anew"))
+def test_loop(case: str, tmp_path: Path) -> None:
+    """Several loaders, and loaders made anew in each epoch."""
+    check(functools.partial(loop, **LOOPS[case]), tmp_path)
+
+
+# -- in another process -------------------------------------------------------------------------
+
+PERSISTENT = WORKERS["3-workers-ahead-4-persistent"]
+PROCESSES: dict[str, Train] = {
+    "lightning": functools.partial(
+        fit,
+        train=functools.partial(loader, ALL, **PERSISTENT),
+        val=functools.partial(loader, ALL, **PERSISTENT),
+    ),
+    "steps": functools.partial(fit, **LIGHTNING["steps-persistent"]),
+    "rates": functools.partial(fit, **LIGHTNING["sizes-rates"]),
+    "pruned": functools.partial(fit, **LIGHTNING["pruned"]),
+    "loop": functools.partial(
+        loop,
+        train=functools.partial(loader, ALL, **PERSISTENT),
+        val=functools.partial(loader, ALL, **PERSISTENT),
+    ),
+}
+
+
+def test_new_process(tmp_path: Path) -> None:
+    """A run goes on in another process as in its first one."""
+    plain = {name: Trace() for name in PROCESSES}
+    traces = {name: Trace() for name in PROCESSES}
+    for name, train in PROCESSES.items():
+        train(None, plain[name])
+        folder = tmp_path / name
+        session = FakeSession({BATCHES + 3: "disk"}, checkpoint_dir=folder)
+        with pytest.raises(Suspended):
+            train(session, traces[name])
+        state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
+        (folder / "state.json").write_text(json.dumps(state))
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for name, trace in traces.items():
+        rest = torch.load(tmp_path / name / "trace.pt", weights_only=True)
+        assert {**trace.seen, **rest} == plain[name].seen, name
+
+
+def main(folder: Path) -> None:
+    """Go on from the checkpoints in ``folder``, and write down the rest of each run."""
+    torch.set_num_threads(1)
+    for name, train in PROCESSES.items():
+        state = json.loads((folder / name / "state.json").read_text())
+        stored = StoredState(**{**state, "path": Path(state["path"])})
+        trace = Trace()
+        train(FakeSession(checkpoint_dir=folder / name, checkpoints=(stored,)), trace)
+        torch.save(trace.seen, folder / name / "trace.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
