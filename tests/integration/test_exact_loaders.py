@@ -643,6 +643,7 @@ PROCESSES: dict[str, Train] = {
 }
 
 
+@pytest.mark.slow
 def test_new_process(tmp_path: Path) -> None:
     """A run goes on in another process as in its first one."""
     plain = {name: Trace() for name in PROCESSES}
