@@ -1,4 +1,4 @@
-"""A small file system of its own, which can be filled to the last byte."""
+"""A small file system of its own, which can be filled to the last byte, or refuse to be written."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ class SmallDisk:
         except OSError:  # there is no such command
             self.can_fill = False
         self._filler = folder / "filler"
+        self.can_lock = self._lock("+i")
+        self._lock("-i")
 
     def __enter__(self) -> SmallDisk:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.unlock()
         if self.can_fill:
             # Lazily: a process that was killed a moment ago may still be there.
             subprocess.run(["umount", "--lazy", str(self.folder)], check=False)
@@ -48,6 +51,33 @@ class SmallDisk:
     def clear(self) -> None:
         """Give the room back."""
         self._filler.unlink(missing_ok=True)
+
+    def mount_read_only(self) -> None:
+        """Whoever opens a file for writing, or makes one, is refused with EROFS."""
+        assert self.can_fill
+        folder = str(self.folder)
+        subprocess.run(["mount", "--bind", folder, folder], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+
+    def unmount_read_only(self) -> None:
+        """Have it written again."""
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
+    def lock(self) -> None:
+        """Make all that is there immutable, even for root: whoever changes it gets EPERM."""
+        assert self.can_lock
+        self._lock("-R", "+i")
+
+    def unlock(self) -> None:
+        """Have it changed again."""
+        self._lock("-R", "-i")
+
+    def _lock(self, *words: str) -> bool:
+        try:
+            command = ["chattr", *words, str(self.folder)]
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        except OSError:  # there is no such command
+            return False
 
     @property
     def free_bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import optuna
 import torch
+from _chaos_orders import Orders
 from _chaos_records import FOLDER_VARIABLE, Marker, Records
 from lightning.pytorch import Callback, LightningModule, Trainer
 from sklearn.datasets import load_digits
@@ -42,16 +43,30 @@ class Net(LightningModule):
 
 
 class Witness(Callback):
-    """Puts down every value before the callback after it reports it, and paces the batches."""
+    """Puts down every value before the callback after it reports it, and paces the batches.
+
+    It also obeys orders.
+    """
 
     def __init__(self, trial: optuna.Trial, records: Records) -> None:
         self._trial = trial
         self._records = records
+        self._orders = Orders(records.folder)
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        self._orders.obey(self._trial.number, "batch")
         pace = self._records.pace_seconds
         if pace:
             time.sleep(pace)  # as a device that computes while the host has nothing to do
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        unit, per_unit = trainer.current_epoch + 1, int(trainer.num_training_batches)
+        self._records.batch(self._trial.number, unit, batch_idx, per_unit)
+
+    def on_validation_start(self, *args: Any, **kwargs: Any) -> None:
+        self._orders.obey(self._trial.number, "validation")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:

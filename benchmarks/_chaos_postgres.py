@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 import sqlalchemy
 
 DATABASE = "chaos"
@@ -38,11 +39,13 @@ class Postgres:
             connection.exec_driver_sql(f"CREATE DATABASE {DATABASE}")
         engine.dispose()
         self.url = self._url(DATABASE)
+        self._guests: list[psycopg.Connection[Any]] = []
 
     def __enter__(self) -> Postgres:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.leave()
         for process in self._processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -74,13 +77,59 @@ class Postgres:
                 raise SystemExit(f"PostgreSQL does not start: see {self._folder / 'log'}.")
             time.sleep(_POLL_SECONDS)
 
+    def restart(self, *, connections: int | None) -> None:
+        """With this many connections for all, those of superusers too; None for its default."""
+        self.stop_at_once()
+        setting = "" if connections is None else f"max_connections = {connections}\n"
+        (self._folder / "postgresql.auto.conf").write_text(setting)
+        self.bring_back()
+
+    def crowd(self) -> None:
+        """Take every connection there is."""
+        address = sqlalchemy.make_url(self.url).set(drivername="postgresql")
+        with contextlib.suppress(psycopg.OperationalError):
+            while True:
+                guest = psycopg.connect(address.render_as_string(hide_password=False))
+                self._guests.append(guest)
+
+    def leave(self) -> int:
+        """Give them back; how many they were."""
+        guests, self._guests = self._guests, []
+        for guest in guests:
+            guest.close()
+        return len(guests)
+
+    def cut_others(self) -> None:
+        """End every connection to the database."""
+        engine = sqlalchemy.create_engine(self._url("postgres"))
+        with engine.connect() as connection:
+            connection.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                f"WHERE datname = '{DATABASE}'"
+            )
+        engine.dispose()
+
+    def n_connections(self) -> int:
+        """How many there are to the database, without the one that asks; 0 if not known."""
+        engine = sqlalchemy.create_engine(self._url("postgres"))
+        try:
+            with engine.connect() as connection:
+                count = connection.exec_driver_sql(
+                    f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{DATABASE}'"
+                )
+                return int(count.scalar() or 0)
+        except sqlalchemy.exc.OperationalError:  # there is none left to ask with
+            return 0
+        finally:
+            engine.dispose()
+
     def _answers(self) -> bool:
         engine = sqlalchemy.create_engine(self.url)
         try:
             with engine.connect() as connection:
                 return bool(connection.exec_driver_sql("SELECT 1").scalar())
-        except sqlalchemy.exc.SQLAlchemyError:
-            return False
+        except sqlalchemy.exc.SQLAlchemyError as error:
+            return "too many clients" in str(error)
         finally:
             engine.dispose()
 

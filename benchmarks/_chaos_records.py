@@ -1,8 +1,9 @@
 """What the trials of ``chaos.py`` write down by themselves, apart from the program under test.
 
-Three kinds of files in one folder: ``reported``, a line for each value, which is on the disk before
-Optuna hears of it; a marker for each device, locked by whoever trains there; and ``doubles``, a
-line for each time that somebody found the marker of its device taken.
+In one folder: ``reported``, a line for each value, which is on the disk before Optuna hears of it;
+a marker for each device, locked by whoever trains there; ``doubles``, a line for each time that
+somebody found the marker of its device taken; the last batch of each trial; and ``rewinds``, a line
+for each time that a trial went back behind it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,17 @@ class Reported:
     at: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rewind:
+    """A trial trains batches again: of which unit, how many, and when it had last trained one."""
+
+    trial: int
+    unit: int
+    batches: int
+    last_at: float
+    at: float
+
+
 class Records:
     """The files, as trials write them and as ``chaos.py`` reads them.
 
@@ -56,48 +68,66 @@ class Records:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def prepare(self, setting: Setting, *, pace_seconds: float) -> None:
         """Make the folder and say what is to be trained, and how slowly."""
-        self._folder.mkdir(parents=True)
-        (self._folder / "setting.json").write_text(json.dumps(asdict(setting)))
-        (self._folder / "reported").touch()
-        (self._folder / "doubles").touch()
+        self.folder.mkdir(parents=True)
+        (self.folder / "setting.json").write_text(json.dumps(asdict(setting)))
+        (self.folder / "reported").touch()
+        (self.folder / "doubles").touch()
+        (self.folder / "rewinds").touch()
         self.set_pace(pace_seconds)
 
     @property
     def setting(self) -> Setting:
-        return Setting(**json.loads((self._folder / "setting.json").read_text()))
+        return Setting(**json.loads((self.folder / "setting.json").read_text()))
 
     @property
     def pace_seconds(self) -> float:
         """How long a batch pretends to take, besides its computation."""
-        return float((self._folder / "pace").read_text())
+        return float((self.folder / "pace").read_text())
 
     def set_pace(self, seconds: float) -> None:
-        new = self._folder / "pace.new"
+        new = self.folder / "pace.new"
         new.write_text(str(seconds))
-        new.replace(self._folder / "pace")  # a reader sees the one or the other
+        new.replace(self.folder / "pace")  # a reader sees the one or the other
 
     def add(self, trial: int, unit: int, value: float) -> None:
         """Put a value down before anybody else hears of it."""
         line = Reported(
             trial=trial, unit=unit, value=float(value).hex(), pid=os.getpid(), at=time.time()
         )
-        _append(self._folder / "reported", asdict(line))
+        append_line(self.folder / "reported", asdict(line))
 
     def reported(self) -> list[Reported]:
-        return [Reported(**line) for line in _lines(self._folder / "reported")]
+        return [Reported(**line) for line in lines_of(self.folder / "reported")]
+
+    def batch(self, trial: int, unit: int, index: int, per_unit: int) -> None:
+        """A trial has trained a batch; put down if it had done so before."""
+        path, now = self.folder / f"batch-{trial}", time.time()
+        count = (unit - 1) * per_unit + index + 1
+        with contextlib.suppress(FileNotFoundError):
+            last, at = path.read_text().split()
+            if count <= int(last):
+                again = int(last) - count + 1
+                line = Rewind(trial=trial, unit=unit, batches=again, last_at=float(at), at=now)
+                append_line(self.folder / "rewinds", asdict(line))
+        new = self.folder / f"batch-{trial}.new"
+        new.write_text(f"{count} {now}")
+        new.replace(path)
+
+    def rewinds(self) -> list[Rewind]:
+        return [Rewind(**line) for line in lines_of(self.folder / "rewinds")]
 
     def doubles(self) -> list[dict[str, Any]]:
-        return list(_lines(self._folder / "doubles"))
+        return list(lines_of(self.folder / "doubles"))
 
     def holders(self) -> dict[int, int]:
         """Trials by the process that trains them, as the kernel and the markers know."""
         locked = _locked_inodes()
         found = {}
-        for path in self._folder.glob("marker-*"):
+        for path in self.folder.glob("marker-*"):
             pid = locked.get(path.stat().st_ino)
             words = path.read_text().split()
             if pid is not None and words and int(words[0]) == pid:
@@ -105,12 +135,12 @@ class Records:
         return found
 
     def marker(self, device: str) -> Path:
-        return self._folder / f"marker-{device.replace(':', '-')}"
+        return self.folder / f"marker-{device.replace(':', '-')}"
 
     def double(self, device: str, trial: int, holder: str) -> None:
         """Somebody else trains on this device."""
         line = {"device": device, "trial": trial, "pid": os.getpid(), "other": holder}
-        _append(self._folder / "doubles", {**line, "at": time.time()})
+        append_line(self.folder / "doubles", {**line, "at": time.time()})
 
 
 class Marker:
@@ -177,7 +207,7 @@ def _locked_inodes() -> dict[int, int]:
     return found
 
 
-def _append(path: Path, line: dict[str, Any]) -> None:
+def append_line(path: Path, line: dict[str, Any]) -> None:
     file = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(file, json.dumps(line).encode() + b"\n")
@@ -186,7 +216,7 @@ def _append(path: Path, line: dict[str, Any]) -> None:
         os.close(file)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text().splitlines():
         with contextlib.suppress(ValueError):  # the line that is being written
             yield json.loads(line)

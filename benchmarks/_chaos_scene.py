@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import sqlalchemy
 from _chaos_disk import SmallDisk
+from _chaos_memory import SmallMemory
 from _chaos_postgres import Postgres
 from _chaos_stage import N_TRIALS, POLL_SECONDS, Stage
+
+from optuna_hermes.errors import StorageError
 
 SETTLE_SECONDS = 120.0
 _LEDGER_SECONDS = 0.5
@@ -21,6 +25,16 @@ class StuckError(Exception):
     """The study does not go on after a fault."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What was done, from when to when by the wall clock, and how long until all went on."""
+
+    kind: str
+    began: float
+    ended: float
+    settle_seconds: float
+
+
 @dataclass(kw_only=True)
 class Scene:
     """All that faults are done to.
@@ -29,6 +43,7 @@ class Scene:
         stage: the study and its processes.
         postgres: its database.
         disk: where its checkpoints are.
+        memory: little of it, for a trial that is to be killed for it.
         rng: every choice is drawn from it.
         hold_seconds: the least and the most that something is away.
     """
@@ -36,15 +51,38 @@ class Scene:
     stage: Stage
     postgres: Postgres
     disk: SmallDisk
+    memory: SmallMemory
     rng: np.random.Generator
     hold_seconds: tuple[float, float]
     damaged: list[tuple[int, float]] = field(default_factory=list)
     """Trials whose newest checkpoint was damaged, and when."""
     damaged_files: set[Path] = field(default_factory=set)
+    faults: list[Fault] = field(default_factory=list)
+    killed_in_silence: list[str] = field(default_factory=list)
+    most_connections: int = 0
+    """That there were to the database after a fault."""
+    _hurt: dict[int, int] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
         return self.stage.finished()
+
+    def hurt(self, trial: int) -> None:
+        """A trial is about to lose its process by a fault of its own."""
+        self._hurt[trial] = self._reports_of(trial)
+
+    def unhurt(self) -> dict[int, int]:
+        """Trials by the process that trains them, if they have trained a unit since ``hurt``."""
+        holders = self.stage.records.holders().items()
+        return {pid: n for pid, n in holders if self._reports_of(n) > self._hurt.get(n, -1)}
+
+    def is_trained(self, trial: int) -> bool:
+        """Whether it has nothing left to train."""
+        lines, epochs = self.stage.records.reported(), self.stage.records.setting.epochs
+        return any(line.trial == trial and line.unit == epochs for line in lines)
+
+    def _reports_of(self, trial: int) -> int:
+        return sum(line.trial == trial for line in self.stage.records.reported())
 
     def hold(self, also: Callable[[], None] = lambda: None) -> str:
         """Leave things as they are for a while; says how long."""
@@ -73,6 +111,7 @@ class Scene:
                     f"No progress within {SETTLE_SECONDS:.0f} s.\n{self.stage.last_words()}"
                 )
             time.sleep(_LEDGER_SECONDS)
+        self.most_connections = max(self.most_connections, self.postgres.n_connections())
         return time.monotonic() - begin
 
     def stored(self, states: tuple[str, ...] = ("stored",)) -> dict[int, list[Path]]:
@@ -96,6 +135,12 @@ class Scene:
         return self.stage.broker() is not None and len(trained) >= min(_REPORTING, live)
 
     def _saved(self) -> bool:
+        try:
+            return self._is_saved()
+        except (StorageError, sqlalchemy.exc.OperationalError):  # no connection is left
+            return False
+
+    def _is_saved(self) -> bool:
         units: dict[int, int] = {}
         for line in self.stage.records.reported():
             units[line.trial] = line.unit

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import optuna
 import psutil
+from _chaos_orders import Orders
 from _chaos_records import FOLDER_VARIABLE, Records, Setting
 
 from optuna_hermes._optuna import ledger_url, study_key
@@ -62,6 +63,8 @@ class Stage:
         self.runtime = folder / "run"
         self.records = Records(folder / "records")
         self.records.prepare(setting, pace_seconds=pace_seconds)
+        self.orders = Orders(self.records.folder)
+        self.orders.prepare()
         self.statuses: list[int] = []
         """How calls of ``optimize`` ended that nobody killed."""
         self.driver: subprocess.Popen[bytes] | None = None
@@ -131,7 +134,17 @@ class Stage:
         (os.killpg if group else os.kill)(self.driver.pid, signal.SIGKILL)
         self.driver.wait()
 
+    def wait_for_driver(self, within_seconds: float) -> int:
+        """Wait for the end of a call that was told to end; its exit status."""
+        assert self.driver is not None
+        return self.driver.wait(within_seconds)
+
     # -- its processes -------------------------------------------------------------------------
+
+    @property
+    def driver_pid(self) -> int:
+        assert self.driver is not None
+        return self.driver.pid
 
     def broker(self) -> psutil.Process | None:
         """The broker that lives, None if there is none."""
@@ -144,9 +157,8 @@ class Stage:
 
     def workers(self) -> list[psutil.Process]:
         """Worker processes, whether they train or wait."""
-        assert self.driver is not None
         with contextlib.suppress(psutil.NoSuchProcess):
-            nurseries = psutil.Process(self.driver.pid).children()
+            nurseries = psutil.Process(self.driver_pid).children()
             return [worker for nursery in nurseries for worker in nursery.children()]
         return []
 

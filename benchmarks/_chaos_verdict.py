@@ -6,19 +6,24 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from _chaos_records import Reported
+from _chaos_faults import ENDS_PROCESSES
+from _chaos_records import Reported, Rewind
+from _chaos_scene import Fault
 from _chaos_stage import N_TRIALS, Stage, values_of
 
 from optuna_hermes.ledger import LeaseRecord
 
 
-def verdict(stage: Stage, calm: Stage, damaged: Sequence[tuple[int, float]]) -> dict[str, Any]:
+def verdict(
+    stage: Stage, calm: Stage, damaged: Sequence[tuple[int, float]], faults: Sequence[Fault]
+) -> dict[str, Any]:
     """What came of the promises.
 
     Args:
         stage: the study that was disturbed.
         calm: the same one, undisturbed.
         damaged: trials whose newest checkpoint was damaged, and when.
+        faults: all that was done.
     """
     trials = stage.study().get_trials(deepcopy=False)
     came, should = values_of(trials), values_of(calm.study().get_trials(deepcopy=False))
@@ -35,6 +40,10 @@ def verdict(stage: Stage, calm: Stage, damaged: Sequence[tuple[int, float]]) -> 
         "values_lost": len(lost(reported, came)),
         "units_repeated": sum(units for _, units in rewinds),
         "units_repeated_max": max((units for _, units in rewinds), default=0),
+        "batches_repeated": [
+            f"{line.batches} of unit {line.unit} of trial {line.trial}"
+            for line in needless(stage.records.rewinds(), faults)
+        ],
         "double_holders": len(doubles),
         "doubles": doubles,
         "values_equal": came == should,
@@ -48,6 +57,8 @@ def kept(result: dict[str, Any]) -> bool:
         result["trials"] == result["completed"] == N_TRIALS
         and result["values_lost"] == 0
         and result["units_repeated_max"] <= 1
+        and not result["batches_repeated"]
+        and not result["killed_in_silence"]
         and result["double_holders"] == 0
         and result["values_equal"]
     )
@@ -78,6 +89,14 @@ def repeated(
             more = sum(n == line.trial and before.at < at <= line.at for n, at in damaged)
             yield line, max(0, before.unit - line.unit + 1 - more)
         last[line.trial] = line
+
+
+def needless(rewinds: Iterable[Rewind], faults: Sequence[Fault]) -> Iterable[Rewind]:
+    """Those with no fault in between that ends processes which train."""
+    ends = [fault for fault in faults if fault.kind in ENDS_PROCESSES]
+    for line in rewinds:
+        if not any(fault.began <= line.at and line.last_at <= fault.ended for fault in ends):
+            yield line
 
 
 def overlaps(leases: Iterable[LeaseRecord]) -> Iterable[str]:

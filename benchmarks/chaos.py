@@ -2,9 +2,11 @@
 
 The same study is trained twice: undisturbed, and with faults at random moments. Afterwards every
 trial must be complete with the same values, bit for bit; nothing that was reported may be lost, no
-more than a unit trained again for a fault, and no device held by two. Exit status 1 if not.
+more than a unit trained again for a fault, and not a batch where no process that trains was ended;
+no device held by two, no trial's process killed because it was silent. Exit status 1 if not.
 
     python benchmarks/chaos.py --minutes 20 --seed 0 --json
+    python benchmarks/chaos.py --minutes 2 --faults 6 --kinds trial-exit,trial-memory
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import optuna
 from _chaos_disk import SmallDisk
-from _chaos_faults import FAULTS
+from _chaos_faults import FAULTS, impossible
+from _chaos_memory import SmallMemory
 from _chaos_postgres import Postgres
 from _chaos_records import Setting
-from _chaos_scene import Scene, StuckError
+from _chaos_scene import Fault, Scene, StuckError
 from _chaos_stage import N_SLOTS, N_TRIALS, POLL_SECONDS, Stage
 from _chaos_verdict import kept, verdict
 
@@ -53,6 +56,7 @@ class Size:
     """How much there is to do in the minutes that were asked for."""
 
     minutes: float
+    faults: int | None = None
 
     @property
     def setting(self) -> Setting:
@@ -69,7 +73,7 @@ class Size:
 
     @property
     def n_faults(self) -> int:
-        return max(LEAST_FAULTS, round(FAULTS_PER_MINUTE * self.minutes))
+        return self.faults or max(LEAST_FAULTS, round(FAULTS_PER_MINUTE * self.minutes))
 
     @property
     def hold_seconds(self) -> tuple[float, float]:
@@ -85,7 +89,8 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     try:
         with contextlib.ExitStack() as stack:
-            result = _run(options, Size(minutes=options.minutes), folder, stack)
+            size = Size(minutes=options.minutes, faults=options.faults)
+            result = _run(options, size, folder, stack)
     except StuckError as error:
         print(f"{error}\nIts files are in {folder}.", file=sys.stderr)
         return 1
@@ -124,31 +129,34 @@ def _run(
     stack.enter_context(stage)
     rng = np.random.default_rng(options.seed)
     scene = Scene(
-        stage=stage, postgres=postgres, disk=disk, rng=rng, hold_seconds=size.hold_seconds
-    )
-    kinds = [kind for kind in options.kinds if kind != "disk-full" or disk.can_fill]
-    left_out = sorted(set(FAULTS) - set(kinds))
-    if "disk-full" in options.kinds and not disk.can_fill:
-        _say("disk-full is left out: this user may not mount a tmpfs")
-    done = _storm(scene, kinds, size)
+        stage=stage, postgres=postgres, disk=disk, memory=stack.enter_context(SmallMemory()),
+        rng=rng, hold_seconds=size.hold_seconds,
+    )  # fmt: skip
+    left_out = impossible(scene)
+    for kind in set(options.kinds).intersection(left_out):
+        _say(f"{kind} is left out: {left_out[kind]}")
+    kinds = [kind for kind in options.kinds if kind not in left_out]
+    _storm(scene, kinds, size)
+    faults = scene.faults
     return {
-        "faults": len(done),
-        **verdict(stage, calm, scene.damaged),
-        "by_kind": dict(sorted(Counter(kind for kind, _ in done).items())),
-        "left_out": left_out,
+        "faults": len(faults),
+        **verdict(stage, calm, scene.damaged, faults),
+        "by_kind": dict(sorted(Counter(fault.kind for fault in faults).items())),
+        "left_out": sorted(set(FAULTS) - set(kinds)),
+        "killed_in_silence": scene.killed_in_silence,
         "ended_by_itself": stage.statuses[:-1],
-        "longest_recovery_seconds": round(max((s for _, s in done), default=0.0), 1),
+        "most_connections": scene.most_connections,
+        "longest_recovery_seconds": round(max((f.settle_seconds for f in faults), default=0.0), 1),
         "seconds": round(time.monotonic() - begin, 1),
         "seed": options.seed,
     }
 
 
-def _storm(scene: Scene, kinds: list[str], size: Size) -> list[tuple[str, float]]:
-    """Train the study with faults; what they were, and how long each time until it went on."""
+def _storm(scene: Scene, kinds: list[str], size: Size) -> None:
+    """Train the study with faults."""
     stage, rng = scene.stage, scene.rng
     plan = [str(kind) for _ in range(size.n_faults) for kind in rng.permutation(kinds)]
     del plan[size.n_faults :]
-    done: list[tuple[str, float]] = []
     _say(f"disturbed: {len(plan)} faults in about {size.minutes:g} min")
     stage.start()
     begin = time.monotonic()
@@ -157,19 +165,21 @@ def _storm(scene: Scene, kinds: list[str], size: Size) -> list[tuple[str, float]
     while plan and not scene.finished and postponed < POSTPONED * size.n_faults:
         left = max(0.0, begin + 60 * size.minutes - time.monotonic())
         _wait(scene, rng.uniform(0, left / len(plan)))
-        at, kind = time.monotonic() - begin, plan.pop(0)
+        at, began, kind = time.monotonic() - begin, time.time(), plan.pop(0)
         what = FAULTS[kind](scene)
         if what is None:
             postponed += 1
             plan.insert(min(1, len(plan)), kind)
             time.sleep(POLL_SECONDS)
             continue
-        done.append((kind, scene.settle()))
-        _say(f"[{len(done)}/{size.n_faults}] {at:5.0f} s  {what}; {done[-1][1]:.1f} s to go on")
+        ended, seconds = time.time(), scene.settle()
+        done = Fault(kind=kind, began=began, ended=ended, settle_seconds=seconds)
+        scene.faults.append(done)
+        n = len(scene.faults)
+        _say(f"[{n}/{size.n_faults}] {at:5.0f} s  {kind}: {what}; {seconds:.1f} s to go on")
         _keep_pace(stage, size, len(plan))
     stage.records.set_pace(0.0)
     _finish(stage, 120 + 60 * size.minutes)
-    return done
 
 
 def _keep_pace(stage: Stage, size: Size, faults_left: int) -> None:
@@ -206,9 +216,12 @@ def _table(result: dict[str, Any]) -> str:
         "values lost": f"{result['values_lost']} of {result['values_reported']}",
         "units trained again": f"{result['units_repeated']} in all, at most "
         f"{result['units_repeated_max']} for a fault",
+        "batches trained again": f"{len(result['batches_repeated'])} times for nothing",
+        "silent, and killed for it": len(result["killed_in_silence"]),
         "two holders of a device": result["double_holders"],
         "values equal to the undisturbed": "yes" if result["values_equal"] else "NO",
         "calls that ended by themselves": len(result["ended_by_itself"]),
+        "most connections": result["most_connections"],
         "longest time to go on": f"{result['longest_recovery_seconds']} s",
         "seconds": result["seconds"],
     }
@@ -226,10 +239,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--kinds", type=lambda text: text.split(","), default=list(FAULTS), help="of faults"
     )
+    parser.add_argument(
+        "--faults", type=int, help=f"how many; {FAULTS_PER_MINUTE} a minute if not given"
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     options = parser.parse_args()
     if options.minutes <= 0:
         parser.error(f"--minutes must be above 0 but got {options.minutes:g}.")
+    if options.faults is not None and options.faults < 1:
+        parser.error(f"--faults must be at least 1 but got {options.faults}.")
     unknown = sorted(set(options.kinds) - set(FAULTS))
     if unknown:
         parser.error(f"--kinds are among {', '.join(FAULTS)} but got {', '.join(unknown)}.")

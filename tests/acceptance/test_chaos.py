@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +120,112 @@ def test_what_is_lost_or_trained_again_is_seen(parts: Callable[[str], Any], reco
     assert [units for _, units in verdict.repeated(lines, damaged)] == [1, 2]
 
 
+def test_batches_that_are_trained_again_are_seen(parts: Callable[[str], Any], records: Any) -> None:
+    """Going back behind the last batch is a line, and needless if no process was ended then."""
+    for unit, index in [(1, 0), (1, 1), (2, 0), (1, 1), (2, 0)]:
+        records.batch(5, unit, index, per_unit=2)
+    records.batch(6, 1, 0, per_unit=2)
+    (line,) = records.rewinds()
+    assert (line.trial, line.unit, line.batches) == (5, 1, 2)
+    fault = parts("_chaos_scene").Fault
+    needless = parts("_chaos_verdict").needless
+    during = {"began": line.last_at, "ended": line.at, "settle_seconds": 0.0}
+    later = {"began": line.at + 1, "ended": line.at + 2, "settle_seconds": 0.0}
+    assert list(needless([line], [])) == [line]
+    assert list(needless([line], [fault(kind="worker-kill", **during)])) == []
+    assert list(needless([line], [fault(kind="worker-kill", **later)])) == [line]
+    assert list(needless([line], [fault(kind="group-term", **during)])) == [line]
+
+
+OBEY = """
+import sys
+from pathlib import Path
+from _chaos_orders import Orders
+
+orders = Orders(Path(sys.argv[1]))
+orders.obey(3, "validation")
+orders.obey(3, "batch")
+while len(sys.argv) > 2:
+    pass
+print("alive")
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "waits", "status"),
+    [
+        ({"deed": "os._exit", "status": 10}, False, 10),
+        ({"deed": "sys.exit", "status": 3}, False, 3),
+        ({"deed": "alarm", "seconds": 0.01}, True, -signal.SIGALRM),
+        ({"deed": "segfault"}, False, -signal.SIGSEGV),
+        ({"deed": "abort"}, False, -signal.SIGABRT),
+        ({"deed": "grow"}, False, -signal.SIGKILL),
+        ({"deed": "sleep", "seconds": 0.01}, False, 0),
+        ({"deed": "block", "seconds": 1}, False, 0),
+    ],
+    ids=lambda value: value["deed"] if isinstance(value, dict) else None,
+)
+def test_a_trial_obeys_an_order_once(
+    parts: Callable[[str], Any],
+    records: Any,
+    tmp_path: Path,
+    order: dict[str, Any],
+    waits: bool,
+    status: int,
+) -> None:
+    """It ends as it was told to, or goes on; who obeys a second time finds no order."""
+    module = parts("_chaos_orders")
+    orders = module.Orders(records.folder)
+    orders.prepare()
+    orders.give(3, module.Order(where="batch", **order))
+    command = [sys.executable, "-c", OBEY, str(records.folder)]
+    ended = subprocess.run([*command, *["and wait"] * waits], cwd=BENCHMARKS, capture_output=True)
+    assert ended.returncode == status
+    assert {line.trial for line in orders.obeyed()} == {3}
+    assert [line.over for line in orders.obeyed()] == (
+        [False, True] if status == 0 or waits else [False]
+    )
+    assert not orders.withdraw(3)
+    again = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, check=True)
+    assert again.stdout == b"alive\n"
+
+
+def test_the_kernel_kills_who_outgrows_a_small_memory(
+    parts: Callable[[str], Any], records: Any
+) -> None:
+    """A process that grows in the group is killed; nothing is left of the group."""
+    orders = parts("_chaos_orders")
+    with parts("_chaos_memory").SmallMemory() as memory:
+        if not memory.procs:
+            pytest.skip("this user may make no control group")
+        order = orders.Order(deed="grow", where="batch", procs=memory.procs)
+        orders.Orders(records.folder).prepare()
+        orders.Orders(records.folder).give(3, order)
+        command = [sys.executable, "-c", OBEY, str(records.folder)]
+        assert subprocess.run(command, cwd=BENCHMARKS).returncode == -signal.SIGKILL
+        group = Path(memory.procs).parent
+        counts = [group / "memory.oom_control", group / "memory.events"]  # versions 1 and 2
+        assert any("oom_kill 1\n" in each.read_text() for each in counts if each.exists())
+    assert not group.exists()
+
+
+def test_a_disk_refuses_to_be_written(parts: Callable[[str], Any], tmp_path: Path) -> None:
+    """Read-only or immutable, nobody adds a file to it, not even root; afterwards all is well."""
+    with parts("_chaos_disk").SmallDisk(tmp_path / "disk") as disk:
+        if not (disk.can_fill and disk.can_lock):
+            pytest.skip("this user may not mount a tmpfs, or make files immutable")
+        (disk.folder / "trial").mkdir()
+        for refuse, allow, number in [
+            (disk.mount_read_only, disk.unmount_read_only, errno.EROFS),
+            (disk.lock, disk.unlock, errno.EPERM),
+        ]:
+            refuse()
+            with pytest.raises(OSError, match=os.strerror(number)):
+                (disk.folder / "trial" / "file").write_text("text")
+            allow()
+            (disk.folder / "trial" / "file").write_text("text")
+
+
 def chaos(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARKS / "chaos.py"), *options]
     pipe = subprocess.PIPE
@@ -151,6 +259,7 @@ def test_a_short_storm_breaks_no_promise(tmp_path: Path) -> None:
     ("option", "message"),
     [
         ("--minutes=0", "--minutes must be above 0 but got 0."),
+        ("--faults=0", "--faults must be at least 1 but got 0."),
         ("--kinds=worker-kill,earthquake", "but got earthquake."),
     ],
 )
