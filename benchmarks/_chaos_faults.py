@@ -29,13 +29,14 @@ FAULTS: dict[str, Callable[[Scene], str | None]] = {
     "postgres-stop": storage.stop_postgres,
     "postgres-kill": storage.kill_postgres,
     "postgres-freeze": storage.freeze_postgres,
+    "postgres-workers-kill": storage.kill_workers_without_postgres,
     "postgres-crowd": storage.crowd_postgres,
     "postgres-narrow": storage.narrow_postgres,
 }
 """Each says what it has done; None if it could do nothing at this moment."""
 
 ENDS_PROCESSES = frozenset(
-    {"worker-kill", "broker-workers-kill", "driver-kill", "checkpoint"}
+    {"worker-kill", "broker-workers-kill", "postgres-workers-kill", "driver-kill", "checkpoint"}
     | {"trial-exit", "trial-signal", "trial-memory"}
 )
 """Kinds that end processes that train: batches since their last checkpoint are trained again."""

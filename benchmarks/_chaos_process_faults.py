@@ -13,11 +13,6 @@ import psutil
 from _chaos_scene import SETTLE_SECONDS, Scene, StuckError
 from _chaos_stage import END_SECONDS, POLL_SECONDS
 
-ALONE_UNITS = 3
-"""Of each trial that trains while there is no broker."""
-ALONE_SECONDS = 30.0
-"""Or so long, which is less than they would wait for one."""
-
 
 def kill_worker(scene: Scene) -> str | None:
     holders = scene.stage.records.holders()
@@ -78,7 +73,7 @@ def kill_broker_and_workers(scene: Scene) -> str | None:
             # Nobody starts another one, and whoever trains has nobody to tell.
             stack.enter_context(_stopped([psutil.Process(scene.stage.driver_pid)]))
             broker.kill()
-            words = f" after {_train_alone(scene)} units without one"
+            words = f" after {scene.train_on()} units without one"
         pids = [broker.pid, *(worker.pid for worker in scene.stage.workers())]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -135,15 +130,6 @@ def _wait_for_end(scene: Scene, pids: set[int]) -> None:
         if time.monotonic() > end:
             raise StuckError(f"Left of optimize: {left}.\n{scene.stage.last_words()}")
         time.sleep(POLL_SECONDS)
-
-
-def _train_alone(scene: Scene) -> int:
-    records = scene.stage.records
-    known, end = len(records.reported()), time.monotonic() + ALONE_SECONDS
-    enough = known + ALONE_UNITS * len(records.holders())
-    while len(records.reported()) < enough and time.monotonic() < end and records.holders():
-        time.sleep(POLL_SECONDS)
-    return len(records.reported()) - known
 
 
 @contextlib.contextmanager

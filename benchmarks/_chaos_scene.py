@@ -17,6 +17,10 @@ from _chaos_stage import N_TRIALS, POLL_SECONDS, Stage
 from optuna_hermes.errors import StorageError
 
 SETTLE_SECONDS = 120.0
+UNHEARD_UNITS = 3
+"""That each trial which trains shall train while nobody hears of them."""
+UNHEARD_SECONDS = 30.0
+"""Or so long, which is less than they would wait."""
 _LEDGER_SECONDS = 0.5
 _REPORTING = 2
 
@@ -92,6 +96,15 @@ class Scene:
             also()
             time.sleep(POLL_SECONDS)
         return f"{seconds:.1f} s"
+
+    def train_on(self) -> int:
+        """Leave things as they are until trials have trained some units; how many."""
+        records = self.stage.records
+        known, end = len(records.reported()), time.monotonic() + UNHEARD_SECONDS
+        enough = known + UNHEARD_UNITS * len(records.holders())
+        while len(records.reported()) < enough and time.monotonic() < end and records.holders():
+            time.sleep(POLL_SECONDS)
+        return len(records.reported()) - known
 
     def settle(self) -> float:
         """Wait until the study goes on as if nothing had happened; returns the seconds it took.

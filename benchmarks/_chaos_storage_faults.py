@@ -110,6 +110,23 @@ def freeze_postgres(scene: Scene) -> str | None:
     return f"PostgreSQL: SIGSTOP, for {_away(scene)}"
 
 
+def kill_workers_without_postgres(scene: Scene) -> str | None:
+    """What they have trained meanwhile is on disk only."""
+    if not scene.stage.records.holders():
+        return None
+    scene.postgres.freeze()
+    try:
+        units = scene.train_on()
+        holders = scene.stage.records.holders()
+        for pid in holders:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        scene.hold()
+    finally:
+        scene.postgres.bring_back()
+    return f"PostgreSQL: SIGSTOP; after {units} units SIGKILL to {len(holders)} workers"
+
+
 def crowd_postgres(scene: Scene) -> str | None:
     """Others take every connection there is; sometimes also those that the study has."""
     cut = bool(scene.rng.integers(2))
