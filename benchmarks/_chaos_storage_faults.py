@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from _chaos_scene import SETTLE_SECONDS, Scene, StuckError
-from _chaos_stage import POLL_SECONDS
+from _chaos_stage import N_TRIALS, POLL_SECONDS
 
 FEW_CONNECTIONS = 20
 _STORED_SECONDS = 5.0
@@ -46,12 +46,14 @@ def lock_folders(scene: Scene) -> str | None:
     return f"checkpoints' folders immutable for {time.monotonic() - begin:.1f} s"
 
 
-def _hold_until_reported(scene: Scene, also: Callable[[], None] = lambda: None) -> None:
-    """Leave things as they are for a while, and at least until somebody has trained a unit."""
+def _hold_until_reported(
+    scene: Scene, also: Callable[[], None] = lambda: None, *, units: int = 1
+) -> None:
+    """Leave things as they are for a while, and at least until so many units are trained."""
     begin, known = time.monotonic(), len(scene.stage.records.reported())
     also()
     scene.hold(also)
-    while len(scene.stage.records.reported()) == known and not scene.finished:
+    while len(scene.stage.records.reported()) < known + units and not scene.finished:
         also()
         if time.monotonic() - begin > SETTLE_SECONDS:
             raise StuckError(f"Nobody reports.\n{scene.stage.last_words()}")
@@ -142,10 +144,10 @@ def crowd_postgres(scene: Scene) -> str | None:
 
 
 def narrow_postgres(scene: Scene) -> str | None:
-    """Few connections, for long enough that the study has to go on with them."""
+    """Few connections, for so long that everybody has a turn and connects."""
     scene.postgres.restart(connections=FEW_CONNECTIONS)
     try:
-        _hold_until_reported(scene)
+        _hold_until_reported(scene, units=N_TRIALS)
         seconds = scene.settle()
     finally:
         scene.postgres.restart(connections=None)
