@@ -80,10 +80,15 @@ class Scene:
         holders = self.stage.records.holders().items()
         return {pid: n for pid, n in holders if self._reports_of(n) > self._hurt.get(n, -1)}
 
-    def is_trained(self, trial: int) -> bool:
-        """Whether it has nothing left to train."""
+    def trained(self) -> set[int]:
+        """Trials that have nothing left to train."""
         lines, epochs = self.stage.records.reported(), self.stage.records.setting.epochs
-        return any(line.trial == trial and line.unit == epochs for line in lines)
+        return {line.trial for line in lines if line.unit == epochs}
+
+    @property
+    def is_all_trained(self) -> bool:
+        """Nobody reports any more, whether or not it is in the database yet."""
+        return len(self.trained()) == N_TRIALS
 
     def _reports_of(self, trial: int) -> int:
         return sum(line.trial == trial for line in self.stage.records.reported())
@@ -141,10 +146,8 @@ class Scene:
 
     def _reports(self, known: int) -> bool:
         lines = self.stage.records.reported()
-        epochs = self.stage.records.setting.epochs
-        over = {line.trial for line in lines if line.unit == epochs}
         trained = {line.trial for line in lines[known:]}
-        live = N_TRIALS - len(over - trained)
+        live = N_TRIALS - len(self.trained() - trained)
         return self.stage.broker() is not None and len(trained) >= min(_REPORTING, live)
 
     def _saved(self) -> bool:

@@ -50,11 +50,16 @@ def _hold_until_reported(
     scene: Scene, also: Callable[[], None] = lambda: None, *, units: int = 1
 ) -> None:
     """Leave things as they are for a while, and at least until so many units are trained."""
-    begin, known = time.monotonic(), len(scene.stage.records.reported())
+    known = last = len(scene.stage.records.reported())
     also()
     scene.hold(also)
-    while len(scene.stage.records.reported()) < known + units and not scene.finished:
+    begin = time.monotonic()
+    while (count := len(scene.stage.records.reported())) < known + units:
+        if scene.is_all_trained:
+            return
         also()
+        if count > last:
+            last, begin = count, time.monotonic()
         if time.monotonic() - begin > SETTLE_SECONDS:
             raise StuckError(f"Nobody reports.\n{scene.stage.last_words()}")
         time.sleep(POLL_SECONDS)

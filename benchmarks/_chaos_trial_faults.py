@@ -69,7 +69,7 @@ def _begun(scene: Scene, order: Order) -> tuple[int, int] | None:
     orders.give(number, order)
     end = time.monotonic() + SETTLE_SECONDS
     while not (new := orders.obeyed()[known:]):
-        late = scene.finished or scene.is_trained(number) or time.monotonic() > end
+        late = scene.finished or number in scene.trained() or time.monotonic() > end
         if late and orders.withdraw(number):
             return None
         time.sleep(POLL_SECONDS)
