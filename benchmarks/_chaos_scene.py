@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ UNHEARD_UNITS = 3
 """That each trial which trains shall train while nobody hears of them."""
 UNHEARD_SECONDS = 30.0
 """Or so long, which is less than they would wait."""
+SLOWER = 10
 _LEDGER_SECONDS = 0.5
 _REPORTING = 2
 
@@ -101,6 +103,16 @@ class Scene:
             also()
             time.sleep(POLL_SECONDS)
         return f"{seconds:.1f} s"
+
+    @contextlib.contextmanager
+    def slowed(self) -> Iterator[None]:
+        """Have every trial train more slowly meanwhile."""
+        pace = self.stage.records.pace_seconds
+        self.stage.records.set_pace(SLOWER * pace)
+        try:
+            yield
+        finally:
+            self.stage.records.set_pace(pace)
 
     def train_on(self) -> int:
         """Leave things as they are until trials have trained some units; how many."""

@@ -42,7 +42,8 @@ def silence_trial(scene: Scene) -> str | None:
     if begun is None:
         return None
     number, pid = begun
-    _wait_for(lambda: _is_over(scene, pid) or not _alive(pid), seconds + SETTLE_SECONDS, scene)
+    with scene.slowed():  # or the others would be through before the next fault
+        _wait_for(lambda: _is_over(scene, pid) or not _alive(pid), seconds + SETTLE_SECONDS, scene)
     what = f"trial {number} silent in a {order.where} for {seconds:.0f} s: {deed}"
     if _is_over(scene, pid):
         return what
