@@ -160,7 +160,7 @@ def test_another_users_connection_is_not_ours() -> None:
 def test_a_process_of_another_user_is_seen() -> None:
     """A live process of another user, over a real socket."""
     code = (
-        "import os, socket, sys\nos.setuid(65534)\n"
+        "import encodings.idna, os, socket, sys\nos.setuid(65534)\n"
         "s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
         "print(s.getsockname()[1], flush=True)\nsys.stdin.read()\n"
     )
@@ -172,10 +172,10 @@ def test_a_process_of_another_user_is_seen() -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert other.stdout is not None
-        port = int(other.stdout.readline())
-        seen = is_ours(("127.0.0.1", port), at)
-        other.communicate()
+        with other:
+            assert other.stdout is not None
+            port = int(other.stdout.readline())
+            seen = is_ours(("127.0.0.1", port), at)
     assert not seen
 
 
