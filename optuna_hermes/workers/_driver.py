@@ -482,8 +482,9 @@ def _entry(document: dict[str, Any], key: str) -> dict[str, Any]:
 def _signals(interrupt: Callable[[int], None]) -> Iterator[None]:
     """Signals call ``interrupt`` instead of tearing down what is in flight.
 
-    What was ignored before stays so, as SIGHUP under ``nohup``; and whoever has set a handler for
-    a signal that is not about ending has a use for it.
+    SIGINT and SIGTERM always do: a shell lets what it starts in the background ignore SIGINT, where
+    it would otherwise be killed, but to suspend loses nothing. Others do where nobody has a use for
+    them: SIGHUP is ignored under ``nohup``, and a script may have handlers of its own.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -502,6 +503,6 @@ def _signals(interrupt: Callable[[int], None]) -> Iterator[None]:
 
 
 def _is_to_be_handled(number: int) -> bool:
-    about_ending = number in (signal.SIGINT, signal.SIGTERM)
-    present = signal.getsignal(number)
-    return present != signal.SIG_IGN if about_ending else present == signal.SIG_DFL
+    if number in (signal.SIGINT, signal.SIGTERM):
+        return True
+    return signal.getsignal(number) == signal.SIG_DFL
