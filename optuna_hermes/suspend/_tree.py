@@ -174,7 +174,7 @@ class _Unpacker:
             "$int": lambda text: int(text, 16),
             "$float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
             "$complex": lambda parts: complex(*parts),
-            "$bytes": base64.b64decode,
+            "$bytes": lambda text: base64.b64decode(text, validate=True),
             "$tuple": tuple,
             "$set": set,
             "$frozenset": frozenset,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -70,11 +71,12 @@ def test_a_planted_pickle_is_refused_unread(tmp_path: Path, kind: str) -> None:
         torch.save({"weight": Bomb(made)}, path)
     else:
         payload = pickle.dumps(Bomb(made))
-        path.write_bytes(payload if kind == "pickle" else forged({"$bytes": payload.hex()}))
+        text = base64.b64encode(payload).decode()
+        path.write_bytes(payload if kind == "pickle" else forged({"$bytes": text}))
     if kind == "in metadata":
         found = read((as_written(path),), RUN, folder)
         assert found is not None
-        assert isinstance(found[1], bytes)
+        assert found[1] == payload
     else:
         with pytest.raises(CheckpointError, match="must be a file that optuna-hermes wrote"):
             read((as_written(path),), RUN, folder)
@@ -93,6 +95,10 @@ def test_a_planted_pickle_is_refused_unread(tmp_path: Path, kind: str) -> None:
         {"$tensor": ["0", "hub"]},
         {"$array": ["tree", "|u1", 10**12]},
         {"$size": "x" * 100},
+        {"$bytes": "abcde"},
+        {"$bytes": "ab!d"},
+        {"$bytes": "\u00e9"},
+        {"$bytes": 5},
     ],
 )
 def test_a_forged_tree_makes_nothing_but_values(tmp_path: Path, tree: object) -> None:
