@@ -172,7 +172,7 @@ class Run(Turns):
         return reachable(self._named.roots())
 
     def _lost(self) -> list[str]:
-        names = self._locals.lost(self._caller, self._known())
+        names = self._locals.lost(self._caller, self._known(), self._place.batch)
         return [*super()._lost(), *(f"{name} (a local variable)" for name in sorted(names))]
 
     # -- between two batches -------------------------------------------------------------------

@@ -1,13 +1,18 @@
 """Fingerprints of values, to see whether something has changed between two moments.
 
 What belongs to the surroundings of a training is not looked into: loaders and data sets, loggers,
-progress bars, open files, code. Long containers and large arrays are sampled, so that a look costs
-little; what is missed then is a change in the midst of something large, with its length the same.
+progress bars, open files, code. A look has to cost milliseconds, whatever there is: of a long
+container of plain values, each counts; of another one, which objects it holds, and some of them are
+looked into. An array counts whole up to 32 MB, and a tensor by what torch knows of its changes;
+beyond that a word of each page is looked at. What can be missed is a small change within something
+large.
 """
 
 from __future__ import annotations
 
 import itertools
+import marshal
+import mmap
 import struct
 import sys
 import types
@@ -38,14 +43,21 @@ _LOOKED_INTO = {"builtins", "collections", "itertools", "pathlib", "random"}
 _SHOWING = {
     *("accelerate", "aim", "clearml", "comet_ml", "lightning", "lightning_fabric"),
     *("lightning_utilities", "matplotlib", "mlflow", "neptune", "optuna", "optuna_hermes"),
-    *("pytorch_lightning", "rich"),
+    *("_pytest", "pytorch_lightning", "rich"),
     *("tensorboard", "tensorboardX", "torchmetrics", "tqdm", "wandb"),
 }
 """Libraries that show or log, or that look after their own state."""
 _OF_TORCH = ("torch.utils.data", "torch.utils.tensorboard", "torch.profiler", "torch.distributed")
-_LONG = 2000
-_LARGE_BYTES = 1 << 24
-_MOST_PARTS = 200_000
+_PLAIN = {bool, int, float, complex, str, bytes, type(None)}
+_SHORT = 8
+_LONG = 500
+_SAMPLES = 32
+_MOST_PARTS = 20_000
+_CRC_BYTES = 1 << 16
+_WHOLE_BYTES = 1 << 25
+_PAGE_WORDS = 509
+"""Of eight bytes; an odd number, so that columns of a table take turns."""
+_MOST_WORDS = 1 << 16
 _unlike_all = itertools.count(1)
 
 
@@ -85,6 +97,7 @@ class _Walk:
         self._known = known
         self._seen: dict[int, object] = {}  # kept, so that no number is used twice
         self._left = _MOST_PARTS
+        self._bytes = _WHOLE_BYTES
 
     def parts(self, root: object) -> Iterator[Hashable]:
         waiting = [root]
@@ -92,7 +105,7 @@ class _Walk:
             self._left -= 1
             value = waiting.pop()
             yield type(value).__qualname__
-            leaf = _of_leaf(value)
+            leaf = self._of_leaf(value)
             if leaf is not None:
                 yield leaf
             elif id(value) not in self._known and id(value) not in self._seen:
@@ -100,22 +113,65 @@ class _Walk:
                 if is_iterator(value):
                     yield ("unlike all", next(_unlike_all))
                 elif not outside(value):
-                    inside = _inside(value)
-                    yield len(inside)
-                    waiting += _sampled(inside)
+                    for inside in _inside(value):
+                        yield len(inside)
+                        told, left = _at_once(inside)
+                        yield told
+                        waiting += left
+
+    def _of_leaf(self, value: Any) -> Hashable:
+        """What a value that leads to no others is; None of one that does."""
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(value)
+        if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+            return (value.shape, value.dtype.str, self._checksum(value))
+        return _of_small(value)
+
+    def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
+        size = tensor.numel() * tensor.element_size()
+        version = 0 if tensor.is_inference() else tensor._version
+        told = size > _CRC_BYTES and version  # what NumPy does to it by another name is not
+        try:
+            data = tensor.detach()
+            if size <= _CRC_BYTES or data.device.type == "cpu":
+                octets = data.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+                total = self._checksum(octets, words_only=bool(size > _CRC_BYTES))
+            else:
+                total = int(data.contiguous().reshape(-1).view(torch.uint8).sum())
+        except (RuntimeError, NotImplementedError, TypeError):  # sparse, or without data
+            told, total = version, 0
+        return (tuple(tensor.shape), str(tensor.dtype), told, total)
+
+    def _checksum(self, array: np.ndarray[Any, Any], *, words_only: bool = False) -> int:
+        if _is_of_file(array):
+            return 0
+        octets: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if len(octets) <= _CRC_BYTES and len(octets) <= self._bytes:
+            self._bytes -= len(octets)
+            return zlib.crc32(octets)
+        words = octets[: len(octets) // 8 * 8].view(np.uint64)
+        step = max(_PAGE_WORDS, len(words) // _MOST_WORDS | 1)
+        found = zlib.crc32(octets[-4096:], zlib.crc32(words[::step].copy()))
+        if words_only or len(octets) > self._bytes:
+            return found
+        self._bytes -= len(octets)
+        return hash((int(words.sum(dtype=np.uint64)), found))
 
 
-def _of_leaf(value: Any) -> Hashable:
-    """What a value that leads to no others is; None of one that does."""
+def _is_of_file(array: np.ndarray[Any, Any]) -> bool:
+    """Whether its numbers are in a file, which is not the training's own."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, mmap.mmap)
+
+
+def _of_small(value: Any) -> Hashable:
     kind = type(value)
     if kind is float:
         return struct.pack("d", value)  # a NaN is no other one
-    if value is None or kind in (bool, int, str, bytes, complex):
-        return (value,)
-    if isinstance(value, torch.Tensor):
-        return _of_tensor(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
-        return (value.shape, value.dtype.str, _checksum(value))
+    if value is None or kind in _PLAIN:
+        return (value, kind is int and value < -1)  # -1 and -2 have the same hash
     if isinstance(value, np.generic):
         return value.tobytes()
     if isinstance(value, bytearray):
@@ -129,41 +185,41 @@ def _of_leaf(value: Any) -> Hashable:
     return None
 
 
-def _of_tensor(tensor: torch.Tensor) -> Hashable:
-    try:
-        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        total = _checksum(data.numpy()) if data.device.type == "cpu" else int(data.sum())
-    except (RuntimeError, NotImplementedError):  # sparse, quantized or without data
-        total = tensor._version
-    return (tuple(tensor.shape), str(tensor.dtype), total)
-
-
-def _checksum(array: np.ndarray[Any, Any]) -> int:
-    octets: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if len(octets) <= _LARGE_BYTES:
-        return zlib.crc32(octets)
-    whole = octets[: len(octets) // 8 * 8].view(np.uint64)
-    ends = zlib.crc32(octets[-(_LARGE_BYTES // 4) :], zlib.crc32(octets[: _LARGE_BYTES // 4]))
-    return hash((int(whole.sum(dtype=np.uint64)), zlib.crc32(octets[::4099].copy()), ends))
-
-
-def _inside(value: Any) -> Sequence[Any]:
+def _inside(value: Any) -> Iterator[Sequence[Any]]:
     """What a value is made of."""
     if isinstance(value, Mapping):
-        parts = [*value.keys(), *value.values()] if len(value) <= _LONG else _of_large(value)
-        return [*parts, *vars(value).values()] if hasattr(value, "__dict__") else parts
-    if isinstance(value, set | frozenset):
-        return [hash(value if isinstance(value, frozenset) else frozenset(value))]
-    if isinstance(value, np.ndarray):
-        return list(value.ravel())
-    parts = list(value) if isinstance(value, list | tuple | deque) else []
-    parts += vars(value).values() if hasattr(value, "__dict__") else []
-    return [*parts, *(getattr(value, name, None) for name in slots_of(type(value)))]
+        yield list(value.keys())
+        yield list(value.values()) if isinstance(value, dict) else _some_of(value)
+    elif isinstance(value, set | frozenset):
+        yield [hash(value if isinstance(value, frozenset) else frozenset(value))]
+    elif isinstance(value, list | tuple | deque):
+        yield list(value)
+    elif isinstance(value, np.ndarray):
+        yield value.ravel().tolist()
+    if hasattr(value, "__dict__"):
+        yield list(vars(value).values())
+    slots = slots_of(type(value))
+    if slots:
+        yield [getattr(value, name, None) for name in slots]
 
 
-def _of_large(value: Mapping[Any, Any]) -> Sequence[Any]:
-    keys = list(value)
-    return [len(keys), *keys[:_LONG], *keys[-_LONG:], *map(value.get, keys[-_LONG:])]
+def _some_of(value: Mapping[Any, Any]) -> Sequence[Any]:
+    """The values of some keys; such a mapping may read each of them from somewhere."""
+    return [value[key] for key in _sampled(list(value))]
+
+
+def _at_once(items: Sequence[Any]) -> tuple[Hashable, Sequence[Any]]:
+    """What can be said of many items without looking into each, and those to be looked into."""
+    if len(items) <= _SHORT:
+        return None, items
+    kinds = set(map(type, items)) if type(items[0]) in _PLAIN else set()
+    if kinds and kinds <= _PLAIN:
+        if len(items) <= _LONG:
+            return zlib.crc32(marshal.dumps(list(items), 2)), ()  # 2: nothing counts but the values
+        return hash((tuple(items), frozenset(kinds))), ()
+    if len(items) <= _LONG:
+        return None, items
+    return hash(tuple(map(id, items))), _sampled(items)
 
 
 def slots_of(kind: type) -> list[str]:
@@ -176,7 +232,5 @@ def slots_of(kind: type) -> list[str]:
 
 
 def _sampled(items: Sequence[Any]) -> Sequence[Any]:
-    if len(items) <= _LONG:
-        return items
-    step = len(items) // _LONG + 1
-    return [*items[: _LONG // 2], *items[::step], *items[-_LONG // 2 :]]
+    step = len(items) // _SAMPLES + 1
+    return [*items[:_SAMPLES], *items[::step], *items[-_SAMPLES:]]

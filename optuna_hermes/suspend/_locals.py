@@ -36,37 +36,48 @@ class Locals:
         self._first_epoch: dict[_Key, int] | None = None
         self._at_epoch: dict[_Key, int] = {}
         self._at_batch: dict[_Key, int] = {}
+        self._lost: set[str] = set()
 
     def epoch(self, frame: FrameType | None, known: Collection[int]) -> None:
         """An epoch begins, which the loop of ``frame`` waits for; see ``carried``."""
-        self._at_epoch = carried(frame, known)
+        self._at_epoch = carried(frame, known, self._lost)
         if self._first_epoch is None:
             self._first_epoch = self._at_epoch
+        self._lost |= _changed(self._first_epoch, self._at_epoch)
 
     def batches(self, frame: FrameType | None, known: Collection[int]) -> None:
         """The first batch of an epoch comes next."""
-        self._at_batch = carried(frame, known)
+        self._at_batch = carried(frame, known, self._lost)
 
-    def lost(self, frame: FrameType | None, known: Collection[int]) -> set[str]:
-        """The names of the variables that are not what they would be if the run came back here."""
-        return _changed(self._first_epoch or {}, self._at_epoch) | _changed(
-            self._at_batch, carried(frame, known)
-        )
+    def lost(self, frame: FrameType | None, known: Collection[int], batch: int) -> set[str]:
+        """The names of the variables that are not what they would be if the run came back here.
+
+        Args:
+            frame: see ``carried``.
+            known: see ``carried``.
+            batch: of this epoch, that comes next.
+        """
+        if batch:
+            self._lost |= _changed(self._at_batch, carried(frame, known, self._lost))
+        return set(self._lost)
 
 
-def carried(frame: FrameType | None, known: Collection[int]) -> dict[_Key, int]:
+def carried(
+    frame: FrameType | None, known: Collection[int], without: Collection[str] = ()
+) -> dict[_Key, int]:
     """The variables that the loops of a user carry on from here, each with a fingerprint.
 
     Args:
         frame: that of a generator's caller, which waits for the next item.
         known: what is saved elsewhere, by ``id``.
+        without: names that need not be looked at.
     """
     found: dict[_Key, int] = {}
     for each in _frames_of_user(frame):
         values = each.f_locals
         for name in _live_after(each.f_code, each.f_lasti) & values.keys():
-            value = values[name]
-            if not name.startswith(_HIDDEN) and id(value) not in known:
+            value, ignored = values[name], name in without or name.startswith(_HIDDEN)
+            if not ignored and id(value) not in known:
                 found[each.f_code, name] = fingerprint(value, known)
         if type(values) is dict:  # a copy, which would keep alive what the loop lets go
             values.clear()

@@ -44,7 +44,7 @@ class Attributes:
         self._ignores = ignores
         self._known = known
         self._before: dict[str, int] = {}
-        self._came_back: set[str] = set()
+        self._changed: set[str] = set()
 
     def begin(self) -> None:
         """The first batch of this process comes next."""
@@ -54,9 +54,10 @@ class Attributes:
         """Those that have changed, as trees."""
         state = {}
         for name, value in self._all().items():
-            same = self._before.get(name) == fingerprint(value, self._known)
-            if same and name not in self._came_back:
-                continue
+            if name not in self._changed:
+                if self._before.get(name) == fingerprint(value, self._known):
+                    continue
+                self._changed.add(name)  # and need not be looked at again
             try:
                 state[name] = write_value(name, value, self._known)
             except (CheckpointError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -69,7 +70,7 @@ class Attributes:
         classes = Classes(self._owner)
         attributes = vars(self._owner)
         for name, node in state.items():
-            self._came_back.add(name)
+            self._changed.add(name)
             try:
                 attributes[name] = read_value(node, attributes.get(name), classes)
             except Exception as error:  # whatever it is: the rest of the run is as it was

@@ -1,0 +1,71 @@
+"""Fingerprints see what changes, and cost little where there is much."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from optuna_hermes.suspend._fingerprint import fingerprint
+
+Change = Callable[[Any], object]
+
+
+def put(index: Any, value: Any) -> Change:
+    return lambda items: items.__setitem__(index, value)
+
+
+CASES: dict[str, tuple[Callable[[], Any], Change]] = {
+    "one of many numbers": (lambda: list(range(60_000)), put(31_234, 7)),
+    "minus one and two": (lambda: [-1] * 100, put(50, -2)),
+    "minus one alone": (lambda: [-1], put(0, -2)),
+    "a number's type": (lambda: [1] * 20, put(3, 1.0)),
+    "one of many objects": (lambda: [(i, str(i)) for i in range(60_000)], put(31_234, (0, "x"))),
+    "one of many values": (lambda: {i: (i,) for i in range(60_000)}, put(31_234, (0,))),
+    "a ring": (lambda: deque(((i,) for i in range(9000)), 9000), lambda ring: ring.append((0,))),
+    "one number of an array": (lambda: np.zeros(3_000_000), put(1_234_567, 1.0)),
+    "a page of a large array": (lambda: np.zeros(25_000_000), put(slice(12_345, 13_000), 1.0)),
+    "two rows of an array": (
+        lambda: np.arange(200_000.0).reshape(-1, 2000),
+        put([3, 4], np.arange(6000.0, 10_000.0).reshape(2, 2000)[::-1]),
+    ),
+    "one number of a large tensor": (lambda: torch.zeros(50_000_000), put(31_234_567, 1.0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_change_is_seen(case: str) -> None:
+    """Nothing else but a change makes another fingerprint."""
+    make, change = CASES[case]
+    value = make()
+    before = fingerprint(value)
+    assert fingerprint(value) == before
+    change(value)
+    assert fingerprint(value) != before
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.random.rand(25_000_000),
+        lambda: torch.rand(50_000_000),
+        lambda: [(np.float32(i), i % 10, f"{i}.png") for i in range(60_000)],
+        lambda: {name: [(i, f"{i}") for i in range(6000)] for name in range(10)},
+        lambda: [[0] * 100 for _ in range(100)],
+    ],
+    ids=["array", "tensor", "samples", "by class", "grid"],
+)
+def test_a_look_at_much_costs_little(make: Callable[[], Any]) -> None:
+    """Milliseconds of this thread's time, with room for slow machines."""
+    value = make()
+    seconds = []
+    for _ in range(3):
+        begin = time.thread_time()
+        fingerprint(value)
+        seconds.append(time.thread_time() - begin)
+    assert min(seconds) < 0.1
