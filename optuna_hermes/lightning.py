@@ -269,12 +269,6 @@ class HermesCallback(Callback):
         """Count on from a checkpoint."""
         self._units.load_state_dict(state_dict)
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """The weights are there, and neither loaders nor optimizers."""
-        self._checkpoints.restore_attributes(trainer)
-
     # -- units ---------------------------------------------------------------------------------
 
     def _report(self, trainer: Trainer) -> None:

@@ -17,7 +17,6 @@ from optuna_hermes._lightning._ddp import (
 )
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
 from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
-from optuna_hermes._lightning._module import restore_attributes
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._tuners import tuner_state
 from optuna_hermes._lightning._unsaved import WAY_OUT, unsaved
@@ -118,11 +117,6 @@ class Checkpoints:
         wiring.resume_from(checkpoint, state.path, made)
         wiring.skip_tuners(loaded["tuners"])
         restore_loggers(trainer, loaded["loggers"])
-
-    def restore_attributes(self, trainer: Trainer) -> None:
-        """Give back what loaders and optimizers may be made with; before they are."""
-        if self._loaded is not None:
-            restore_attributes(trainer.lightning_module, self._loaded["loop"]["module"])
 
     def restore(self, trainer: Trainer, wiring: Wiring) -> None:
         """Give back what Lightning's own loading leaves out; before the first batch."""

@@ -56,10 +56,14 @@ def restore_attributes(module: LightningModule, state: dict[str, Any]) -> None:
             _restore_attribute(vars(part), attribute, value)
 
 
-def saved_attributes(part: nn.Module) -> set[str]:
-    """The attributes of a part that ``module_state``, Lightning or torch looks after."""
-    own = {name for name, value in _attributes(part).items() if plain(value) or _all_hidden(value)}
-    return {*own, *(vars(part).keys() - _attributes(part).keys()), *vars(nn.Module())}
+def is_saved(part: nn.Module, name: str, value: Any) -> bool:
+    """Whether ``module_state``, Lightning or torch looks after an attribute of a part."""
+    return of_libraries(part, name) or plain(value) or _all_hidden(value)
+
+
+def of_libraries(part: nn.Module, name: str) -> bool:
+    """Whether Lightning or torch looks after an attribute of a part."""
+    return name in _own_attributes() or name in _attributes_of_torch() or is_masked(part, name)
 
 
 def _all_hidden(value: Any) -> bool:
@@ -72,6 +76,11 @@ def _all_hidden(value: Any) -> bool:
 def _own_attributes() -> frozenset[str]:
     """What every LightningModule has, which Lightning restores or sets up itself."""
     return frozenset(vars(LightningModule())) | {"_hparams_name", "_log_hyperparams"}
+
+
+@functools.cache
+def _attributes_of_torch() -> frozenset[str]:
+    return frozenset(vars(nn.Module()))
 
 
 def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from torch import nn
 
-from optuna_hermes._lightning._module import saved_attributes
+from optuna_hermes._lightning._module import is_saved, of_libraries
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved
 
 WAY_OUT = (
@@ -23,12 +23,8 @@ _LIBRARIES = ("lightning.", "pytorch_lightning.", "torch.", "torchmetrics.", "op
 
 def unsaved(trainer: Trainer) -> Unsaved:
     """Attributes of the user's callbacks, of the module with its parts, and of the data module."""
-    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
+    module, known = trainer.lightning_module, _known(trainer)
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    known = {id(each) for each in (trainer, data, trainer.strategy, *callbacks, *trainer.loggers)}
-    known |= {id(each) for each in (*module.modules(), *module.parameters(), *module.buffers())}
-    known |= {id(each) for each in trainer.optimizers}
-    known |= {id(each.scheduler) for each in trainer.lr_scheduler_configs}
     parts: dict[str, Attributes] = {}
     for number, callback in enumerate(callbacks):
         if _is_a_user_s(callback, Callback):
@@ -40,10 +36,36 @@ def unsaved(trainer: Trainer) -> Unsaved:
             own = functools.partial(_saved_with_the_module, part, known)
             name = type(module).__qualname__ + (f".{place}" if place else "")
             parts[f"module {place}"] = Attributes(name, part, own, known)
-    if isinstance(data, LightningDataModule) and _is_a_user_s(data, LightningDataModule):
-        ignores = _ignores(type(data))
-        parts["data"] = Attributes(type(data).__qualname__, data, ignores, known)
-    return Unsaved(parts)
+    return Unsaved({**parts, **_data_module(trainer, known)})
+
+
+def made_of(trainer: Trainer) -> Unsaved:
+    """All attributes of which loaders may be made: of the module, its parts and the data module."""
+    module, known = trainer.lightning_module, _known(trainer)
+    parts = {
+        f"module {place}": Attributes(place, part, functools.partial(_of_libraries, part), known)
+        for place, part in module.named_modules()
+        if not type(part).__module__.startswith(_LIBRARIES)
+    }
+    return Unsaved({**parts, **_data_module(trainer, known)})
+
+
+def _data_module(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:
+    data = getattr(trainer, "datamodule", None)
+    if not isinstance(data, LightningDataModule) or not _is_a_user_s(data, LightningDataModule):
+        return {}
+    kind = type(data)
+    return {"data": Attributes(kind.__qualname__, data, _ignores(kind), known)}
+
+
+def _known(trainer: Trainer) -> set[int]:
+    """What is no value of the user's own, or is saved with the trainer, by ``id``."""
+    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    known = {id(each) for each in (trainer, data, trainer.strategy, *callbacks, *trainer.loggers)}
+    known |= {id(each) for each in (*module.modules(), *module.parameters(), *module.buffers())}
+    known |= {id(each) for each in trainer.optimizers}
+    return known | {id(each.scheduler) for each in trainer.lr_scheduler_configs}
 
 
 def _is_a_user_s(each: object, base: type) -> bool:
@@ -80,5 +102,9 @@ def _set_by(kind: type) -> Iterator[str]:
                     yield instruction.argval
 
 
+def _of_libraries(part: nn.Module, name: str, value: Any) -> bool:
+    return of_libraries(part, name)
+
+
 def _saved_with_the_module(part: nn.Module, known: set[int], name: str, value: Any) -> bool:
-    return id(value) in known or name in saved_attributes(part)
+    return id(value) in known or is_saved(part, name, value)

@@ -21,8 +21,11 @@ from lightning.pytorch.trainer.states import RunningStage
 
 from optuna_hermes._lightning._pruning import kept_pruned, prune, without_masks
 from optuna_hermes._lightning._tuners import skip_tuners
+from optuna_hermes._lightning._unsaved import made_of
 from optuna_hermes.suspend._loader import OwnStates, RandomWatch, Replay, idle, is_stateful
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
+from optuna_hermes.suspend._tree import frozen
+from optuna_hermes.suspend._unsaved import Unsaved
 
 
 class Wiring:
@@ -42,6 +45,7 @@ class Wiring:
         self._masks: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
         self._made_again: dict[str, Any] = {}
+        self._attributes: Unsaved | None = None
         self._overridden: list[tuple[object, str]] = []
         fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
         load_states = fit_loop._load_combined_loader_states
@@ -57,7 +61,7 @@ class Wiring:
         Args:
             checkpoint: as Lightning would have written it.
             path: of its file.
-            made: the random states from which its loaders were made, by stage.
+            made: the attributes and random states of which its loaders were made, by stage.
         """
         self._made_again = dict(made or {})
         connector = self._trainer._checkpoint_connector
@@ -158,6 +162,7 @@ class Wiring:
             replay.load_own_state(own)
         for (_, each), saved in zip(self._validated, state["validation"], strict=False):
             each.load_idle_state(saved)
+        self._made_again = {}
         combined = trainer.fit_loop._combined_loader
         if state["consumed"] and combined is not None and combined._iterator is not None:
             vars(combined._iterator)["_consumed"] = list(state["consumed"])
@@ -186,15 +191,23 @@ class Wiring:
 
     @contextlib.contextmanager
     def _as_when_made(self, stage: str) -> Iterator[None]:
-        """Loaders that are made again are made of the same random numbers: they may split data."""
-        made = self._made_again.pop(stage, None)
+        """Loaders that are made again are made of the same attributes and random numbers.
+
+        They may split data, and the user's module and data module may count what they train.
+        """
+        if self._attributes is None:
+            self._attributes = made_of(self._trainer)
+            self._attributes.begin()
+        made = self._made_again.get(stage)
         if made is None:
-            self._made[stage] = rng_state()
+            attributes = frozen(self._attributes.state_dict())
+            self._made[stage] = {"rng": rng_state(), "attributes": attributes}
             yield
             return
         self._made[stage] = made
+        self._attributes.load_state_dict(frozen(made["attributes"]))
         with kept_rng():
-            set_rng_state(made)
+            set_rng_state(made["rng"])
             yield
 
     def _set_up_validation_now(self) -> None:

@@ -328,6 +328,7 @@ def fit(
     train: Callable[[], Any] | None = loader,
     val: Callable[[], Any] | None = loader,
     callbacks: Callable[[], list[Callback]] = list,
+    data: Callable[[], pl.LightningDataModule] | None = None,
     **options: Any,
 ) -> None:
     """One process of a run with Lightning."""
@@ -347,7 +348,8 @@ def fit(
         "enable_model_summary": False,
         "callbacks": [*hermes, *callbacks(), Watch(trace, session)],
     }
-    pl.Trainer(**{**settings, **options}).fit(module, *loaders)
+    datamodule = None if data is None else data()
+    pl.Trainer(**{**settings, **options}).fit(module, *loaders, datamodule=datamodule)
 
 
 @pytest.mark.parametrize(
@@ -404,6 +406,61 @@ class Growing(OwnRates):
 
     def on_train_epoch_end(self) -> None:
         self.batch_size += 1
+
+
+class Counted(Net):
+    """Counts its batches, and makes its loader and its schedule by the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.level += 1
+        return super().training_step(batch, batch_idx)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Points("torch", SAMPLES + self.level % 5), SIZE, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Points(), SIZE)
+
+    def configure_optimizers(self) -> Any:
+        optimizer, warm = torch.optim.Adam(self.parameters(), lr=0.05), self.level + 3
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step % warm + 1)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Curriculum(pl.LightningDataModule):
+    """Counts its batches and its loaders, and makes its loaders by both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = self.made = 0
+
+    def train_dataloader(self) -> Any:
+        self.made += 1
+        length = SAMPLES + (self.level + self.made) % 5
+        return DataLoader(Points("torch", length), SIZE, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Points(), SIZE)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.level += 1
+        return batch
+
+
+@pytest.mark.parametrize("reload", [0, 1])
+@pytest.mark.parametrize("data", [None, Curriculum], ids=["module", "data-module"])
+def test_lightning_attributes_that_loaders_are_made_of(
+    data: Any, reload: int, tmp_path: Path
+) -> None:
+    """Loaders are made of what a module or data module had counted when they were made first."""
+    net = Counted if data is None else Net
+    options: dict[str, Any] = {"net": net, "train": None, "val": None, "data": data}
+    train = functools.partial(fit, reload_dataloaders_every_n_epochs=reload, **options)
+    check(train, tmp_path)
 
 
 class RatesLater(LearningRateFinder):
