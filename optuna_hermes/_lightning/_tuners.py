@@ -14,8 +14,7 @@ from lightning.pytorch.utilities.parsing import lightning_setattr
 
 def tunes(trainer: Trainer | None, callback: Callback) -> bool:
     """Whether one of them trains just now: it leaves all other callbacks out."""
-    callbacks = getattr(trainer, "callbacks", ())
-    return all(each is not callback for each in callbacks)
+    return callback not in getattr(trainer, "callbacks", ())  # asked before every batch
 
 
 def tuner_state(trainer: Trainer) -> dict[str, Any]:

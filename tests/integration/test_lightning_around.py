@@ -449,13 +449,16 @@ class Clock(Callback):
     """Time that passes with each batch and not otherwise, in whole seconds."""
 
     def __init__(self, seconds: list[float]) -> None:
-        self._seconds = seconds
+        def let_pass(number: float) -> None:  # an attribute would come back with the run
+            seconds[0] += number
+
+        self._let_pass = let_pass
 
     def on_train_batch_start(self, *args: Any) -> None:
-        self._seconds[0] += 600
+        self._let_pass(600)
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        self._seconds[0] += 60
+        self._let_pass(60)
 
 
 @pytest.fixture
