@@ -208,6 +208,23 @@ def test_who_is_stopped_is_in_the_way_for_half_a_minute() -> None:
     assert silent(290.0, "stopped", others=False).killed() == []
 
 
+@pytest.mark.parametrize(("stopped", "others"), [(15.0, True), (280.0, False)])
+def test_who_was_stopped_and_goes_on_has_all_its_time_again(stopped: float, others: bool) -> None:
+    """Though it does nothing at first: as if it had just been heard."""
+    broker = silent(stopped, "stopped", others=others)
+    (worker,) = {lease.connection for lease in broker.state.book.leases()}
+    end = broker.now + 290.0
+    while broker.now < end:
+        broker.advance(1.0)
+        if worker in broker.state.silent(broker.now):
+            broker.apply(Observed(activities={worker: "idle"}))
+    assert broker.killed() == []
+    for _ in range(30):
+        broker.advance(1.0)
+        broker.apply(Observed(activities={worker: "idle"}))
+    assert broker.killed() == [worker]
+
+
 def test_a_study_says_how_long_its_runs_may_be_silent() -> None:
     """``hang_seconds`` is the study's, whatever the broker was started with."""
     broker = FakeBroker(devices=1)

@@ -70,8 +70,10 @@ class Silence:
             if activity == "works" or self._uses_device(connection):
                 client.worked_at, client.idle_since, client.stopped_since = now, None, None
             else:
-                client.idle_since = now if client.idle_since is None else client.idle_since
                 stopped = activity == "stopped"
+                if client.stopped_since is not None and not stopped:
+                    client.worked_at = now  # it goes on: its time begins anew
+                client.idle_since = now if client.idle_since is None else client.idle_since
                 since = now if client.stopped_since is None else client.stopped_since
                 client.stopped_since = since if stopped else None
 
