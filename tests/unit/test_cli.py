@@ -335,8 +335,9 @@ def test_json_is_one_document_and_nothing_else(
     runs_with(trials=(STORED,), best={"number": 1, "value": float("inf"), "params": {}})
     assert run([*OPTIMIZE, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document.keys() == RESULT.keys() | {"watt_hours"}
+    assert document.keys() == RESULT.keys() | {"watt_hours", "failure"}
     assert document["watt_hours"] is None
+    assert document["failure"] is None
     assert document["trials"][0]["state"] == "STORED"
     assert document["best"]["value"] is None
 

@@ -92,7 +92,7 @@ def test_an_early_end_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, notes: 
 def test_ctrl_c_says_what_a_second_one_does(notes: Notes) -> None:
     """The first suspends, the second ends."""
     running = driver(notes)
-    going_on = {"all_held": False, "spent_seconds": 0.0}
+    going_on = {"all_held": False, "spent_seconds": 0.0, "failures": {"hopeless": False}}
     with _signals(running._interrupt):
         signal.raise_signal(signal.SIGINT)
         assert running._should_stop(going_on)
