@@ -74,6 +74,17 @@ class BrokerConflictError(BrokerError, InvalidInputError):
     """A broker with other devices owns this host, or its socket belongs to someone else."""
 
 
+class StudyTakenError(BrokerConflictError):
+    """A study is optimized by another process of this host, ``pid``: wait for it."""
+
+    def __init__(self, message: str, pid: int) -> None:
+        super().__init__(message, pid)
+        self.pid = pid
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ProtocolError(BrokerError):
     """A frame that is not of this protocol."""
 

@@ -186,6 +186,8 @@ def conclude(result: OptimizeResult, again: str) -> int:
     if result.failure is not None and not result.interrupted:
         rest = f" To go on: {again}" if result.stopped else ""
         return complain(result.failure + rest, NOTHING_SUCCEEDED)
-    if result.unfinished or result.stopped or result.interrupted:
+    if result.taken_by is not None:
+        note(f"{result.outlook} To wait again:\n  {again}")
+    elif result.unfinished or result.stopped or result.interrupted:
         note(f"Stopped with {plural(result.unfinished, 'trial')} suspended. To go on:\n  {again}")
     return INTERRUPTED if result.interrupted else 0

@@ -11,7 +11,7 @@ from optuna_hermes.broker._power_commands import commands_for
 from optuna_hermes.errors import HermesError, TrialsFailedError
 from optuna_hermes.policies import make_policy
 from optuna_hermes.sampler import default_devices
-from optuna_hermes.view import Progress, make_progress, plural
+from optuna_hermes.view import Progress, make_progress
 from optuna_hermes.workers._driver import Callback, Driver, Settings
 from optuna_hermes.workers._guard import refuse_inside
 from optuna_hermes.workers._objective import Objective
@@ -42,7 +42,8 @@ def optimize(
 
     Trials train in worker processes, take turns on the devices, and are suspended in between. A
     call that ends early (``timeout``, ``device_seconds``, a callback, Ctrl-C) leaves the
-    unfinished ones suspended; the same call carries on with them.
+    unfinished ones suspended; the same call carries on with them. One that finds the study
+    optimized by another process of this host waits until that one has ended, then carries on.
 
     Args:
         study: in a storage that other processes can reach. Its sampler should be a
@@ -90,25 +91,17 @@ def optimize(
     progress = make_progress(show_progress, total=n_trials)
     try:
         result = run_study(study, objective, settings, progress, callbacks)
-        left = _left(result.unfinished)
-        if left:
-            progress.note(left)
+        if result.outlook:
+            progress.note(result.outlook)
     finally:
         progress.close()
     if result.interrupted:
-        raise KeyboardInterrupt(left)  # the last line of a notebook's cell
+        raise KeyboardInterrupt(result.outlook)  # the last line of a notebook's cell
     if result.problem:
         raise HermesError(result.problem)
     if result.failure:
         raise TrialsFailedError(result.failure)
     return result
-
-
-def _left(unfinished: int) -> str:
-    """What is to be said of trials that are not finished; empty if all are."""
-    if not unfinished:
-        return ""
-    return f"Stopped with {plural(unfinished, 'trial')} suspended: the same call goes on with them."
 
 
 def run_study(

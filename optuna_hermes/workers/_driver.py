@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from optuna_hermes.errors import (
     BrokerError,
     InvalidInputError,
     StorageError,
+    StudyTakenError,
 )
 from optuna_hermes.ledger import FULL, Ledger, is_full, open_ledger
 from optuna_hermes.suspend._disk import why_unwritable
@@ -46,6 +48,7 @@ from optuna_hermes.workers._result import (
 )
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
 from optuna_hermes.workers._staff import Staff
+from optuna_hermes.workers._taken import TAKEN, wait_for_driver
 from optuna_hermes.workers._worker import NOTHING_LEFT, STOP, Job
 
 PARK_SECONDS = 10.0
@@ -166,6 +169,7 @@ class Driver:
         self._away = False
         self._news = DeviceNews(progress.note)
         self._failed_said = False
+        self._taken_by: int | None = None
 
     def run(self) -> OptimizeResult:
         """Run the study until it is done or told to stop.
@@ -184,8 +188,7 @@ class Driver:
             return self._with_workers(staff, begin)
 
     def _with_workers(self, staff: Staff, begin: float) -> OptimizeResult:
-        finished = (t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished())
-        self._called_back = {trial.number for trial in finished}
+        self._take_as_called_back()
         ledger = private.patiently(open_ledger, private.ledger_url(self._study))
         try:
             with _signals(self._interrupt), private.optimize_loop(self._study):
@@ -230,6 +233,12 @@ class Driver:
                     begin = time.monotonic()
                     self._attend(connection, staff, spec, ledger)
                 return
+            except StudyTakenError as error:
+                if error.pid == os.getpid():
+                    raise
+                self._outlast(error.pid, spec.key)
+                if self._stopped:
+                    return
             except BrokerConflictError:
                 raise
             except BrokerError as error:
@@ -240,6 +249,25 @@ class Driver:
                         "started."
                     ) from error
                 self._progress.note(f"{error} Starting another one: training goes on.")
+
+    def _outlast(self, pid: int, key: str) -> None:
+        """Wait until another driver has left the study, or until this call is to end."""
+        self._progress.note(TAKEN.format(pid=pid))
+        self._began = min(self._began, time.monotonic())
+        self._taken_by = wait_for_driver(key, pid, self._is_over)
+        self._stopped = self._taken_by is not None
+        self._take_as_called_back()
+
+    def _is_over(self) -> bool:
+        """Whether the time is over, or somebody wants the call to end."""
+        timeout = self._settings.timeout
+        late = timeout is not None and time.monotonic() - self._began >= timeout
+        return self._interrupted or late or private.asked_to_stop(self._study)
+
+    def _take_as_called_back(self) -> None:
+        """Leave the callbacks for trials that have finished to those who trained them."""
+        finished = (t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished())
+        self._called_back = {trial.number for trial in finished}
 
     def _attend(
         self, connection: Connection, staff: Staff, spec: StudySpec, ledger: Ledger
@@ -384,7 +412,6 @@ class Driver:
 
     def _should_stop(self, mine: dict[str, Any]) -> bool:
         settings = self._settings
-        late = settings.timeout is not None and time.monotonic() - self._began >= settings.timeout
         spent = (
             settings.device_seconds is not None and mine["spent_seconds"] >= settings.device_seconds
         )
@@ -396,7 +423,7 @@ class Driver:
         if mine["all_held"]:
             self._progress.note(_HELD.format(plural(len(mine["held"]), "trial")))
             return True
-        return self._interrupted or late or spent or private.asked_to_stop(self._study)
+        return spent or self._is_over()
 
     def _interrupt(self, number: int) -> None:
         """Suspend every trial; Ctrl-C once more ends at once.
@@ -433,6 +460,7 @@ class Driver:
         trials = private.patiently(trial_results, self._study, ledger)
         used = float(self._last.get("spent_seconds", 0.0))
         overhead = float(self._last.get("overhead_seconds", 0.0))
+        failures = self._last.get("failures", {})
         return OptimizeResult(
             study=self._study.study_name,
             policy=self._last_policy(),
@@ -445,8 +473,9 @@ class Driver:
             trials=trials,
             stopped=self._stopped,
             interrupted=self._interrupted,
+            taken_by=self._taken_by,
             problem=self._problem,
-            failure=failure_of(trials, self._last.get("failures", {})),
+            failure=None if self._taken_by is not None else failure_of(trials, failures),
         )
 
 

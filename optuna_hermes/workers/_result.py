@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from optuna_hermes import _optuna as private
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.ledger._base import RunRecord
-from optuna_hermes.view import shown, summary_view
+from optuna_hermes.view import plural, shown, summary_view
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,8 @@ class OptimizeResult:
         trials: every trial of the study.
         stopped: whether it ended before the study had all its trials.
         interrupted: whether Ctrl-C or SIGTERM ended the call.
+        taken_by: the process that goes on with the study, for which this call waited until it had
+            to end; None if there is none.
         problem: why it ended early, None if it did not.
         failure: why no trial has succeeded and none will, None if one has or may.
     """
@@ -66,6 +68,7 @@ class OptimizeResult:
     trials: tuple[TrialResult, ...] = field(default=())
     stopped: bool = False
     interrupted: bool = False
+    taken_by: int | None = None
     problem: str | None = None
     failure: str | None = None
 
@@ -74,6 +77,16 @@ class OptimizeResult:
         """What devices took for all trials, as far as that is known; None if nothing of it is."""
         known = [trial.watt_hours for trial in self.trials if trial.watt_hours is not None]
         return sum(known) if known else None
+
+    @property
+    def outlook(self) -> str:
+        """What becomes of trials that are not finished; empty if all are."""
+        if self.taken_by is not None:
+            return f"Stopped waiting: process {self.taken_by} goes on with the study."
+        if not self.unfinished:
+            return ""
+        suspended = f"Stopped with {plural(self.unfinished, 'trial')} suspended"
+        return f"{suspended}: the same call goes on with them."
 
     @property
     def unfinished(self) -> int:

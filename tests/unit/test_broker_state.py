@@ -344,7 +344,9 @@ def test_a_second_driver_is_refused() -> None:
     broker = FakeBroker(devices=1)
     broker.driver()
     second = broker.driver()
-    assert "already being optimized" in broker.last(second, "Refused").reason
+    refused = broker.last(second, "Refused")
+    assert "already being optimized" in refused.reason
+    assert refused.driver_pid is not None
 
 
 def test_plain_trials_take_turns() -> None:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._privacy import peer
-from optuna_hermes.errors import BrokerConflictError, BrokerError, InvalidInputError, ProtocolError
+from optuna_hermes.errors import (
+    BrokerConflictError,
+    BrokerError,
+    InvalidInputError,
+    ProtocolError,
+    StudyTakenError,
+)
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._power_commands import PowerCommands
@@ -73,11 +79,14 @@ class Connection:
 
         Raises:
             BrokerConflictError: it refused what was sent before.
+            StudyTakenError: likewise, since it serves the study for another driver.
             BrokerError: the broker is gone.
         """
         self.send(wire.GetStatus(runs=runs, curves=curves))
         answer = self.receive()
         if isinstance(answer, wire.Refused):
+            if answer.driver_pid is not None:
+                raise StudyTakenError(answer.reason, answer.driver_pid)
             raise BrokerConflictError(answer.reason)
         if not isinstance(answer, wire.Status):
             raise ProtocolError(f"A status was asked for but {answer!r} came: {_END_IT}.")

@@ -66,11 +66,12 @@ def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
     """Why a client does not get what it asks for, of a study that is read; None if it does."""
     message = event.message
     if isinstance(message, OpenStudy):
-        if study.driver in (None, event.connection):
+        pid = other_driver(book, study, event)
+        if pid is None:
             return None
         return (
-            f"Study {study.spec.name!r} is already being optimized by process "
-            f"{_pid(book, study.driver)} on this host: wait for it, or end it with Ctrl-C."
+            f"Study {study.spec.name!r} is already being optimized by process {pid} on this host: "
+            "wait for it, or end it with Ctrl-C."
         )
     run = study.runs.get(message.number) if isinstance(message, Register) else None
     if run is not None and run.live and study.is_elsewhere(run):
@@ -85,6 +86,13 @@ def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
             "end that one first."
         )
     return f"Trial {run.number} has ended ({run.state}): create another one."
+
+
+def other_driver(book: Book, study: Study, event: StudyRead) -> int | None:
+    """The process for which a study is served already, None if another driver may have it."""
+    if not isinstance(event.message, OpenStudy) or study.driver in (None, event.connection):
+        return None
+    return _pid(book, study.driver)
 
 
 def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) -> Study:

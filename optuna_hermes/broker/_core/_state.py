@@ -18,6 +18,7 @@ from optuna_hermes.broker._core._admission import (
     admit_run,
     admit_study,
     misplaced,
+    other_driver,
     refusal,
     take_charge,
 )
@@ -388,7 +389,9 @@ class State:
             return
         reason = refusal(self.book, study, event)
         if reason is not None:
-            out.append(Send(connection=connection, message=wire.Refused(reason=reason)))
+            pid = other_driver(self.book, study, event)
+            refused = wire.Refused(reason=reason, driver_pid=pid)
+            out.append(Send(connection=connection, message=refused))
             self._forget_unattended(study)
             return
         if isinstance(message, wire.Register):

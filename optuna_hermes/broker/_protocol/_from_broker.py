@@ -21,9 +21,13 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class Refused(Message, frozen=True, kw_only=True):
-    """The last message cannot be served; ``reason`` says what to do."""
+    """The last message cannot be served; ``reason`` says what to do.
+
+    ``driver_pid`` is the process for which the study is served, None if that is not the reason.
+    """
 
     reason: str
+    driver_pid: int | None = None
 
 
 class Grant(Message, frozen=True, kw_only=True):

@@ -289,9 +289,14 @@ class Server:
             return
         if not self._is_served(spec.key):
             self._ledgers.keep(spec.key, spec.ledger_url)
-        if isinstance(message, wire.OpenStudy):
+        if isinstance(message, wire.OpenStudy) and self._may_drive(spec.key, connection):
             self._ledgers.bound(spec.key, message.limit)
         self._apply(StudyRead(connection=connection, message=message, **known))
+
+    def _may_drive(self, key: str, connection: int) -> bool:
+        """Whether a driver gets a study, which has no other driver then."""
+        study = self._state.book.studies.get(key)
+        return study is None or study.driver in (None, connection)
 
     def _is_served(self, key: str) -> bool:
         study = self._state.book.studies.get(key)
