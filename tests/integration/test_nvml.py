@@ -92,6 +92,7 @@ def gpu(uuid: str, **fields: Any) -> dict[str, Any]:
         "powered": True,
         "power_watts": None,
         "energy_joules": None,
+        "used": None,
     }
     return device | fields
 

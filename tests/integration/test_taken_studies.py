@@ -56,10 +56,10 @@ def test_calls_wait_for_the_one_that_optimizes_their_study(
 ) -> None:
     """A call that waits keeps to its timeout and Ctrl-C, and takes over from a killed one."""
     first = start()
-    wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 60)
+    wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 120)
     late, stopped, heir = start("--timeout", 0.5), start(), start("--policy", "round-robin")
     for each in (late, stopped, heir):
-        wait_for(lambda each=each: WAITS in each.stderr, 60)
+        wait_for(lambda each=each: WAITS in each.stderr, 120)
     stopped.send(signal.SIGINT)
     assert stopped.wait().returncode == 130
     assert late.wait().returncode == 0
@@ -69,7 +69,7 @@ def test_calls_wait_for_the_one_that_optimizes_their_study(
     for path in tmp_path.glob("begun-*"):
         path.unlink()
     first.kill()
-    wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 60)
+    wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 120)
     (tmp_path / "go").touch()
     assert states(heir.wait()) == ["COMPLETE"] * 2
     assert heir.stderr.count(WAITS) == 1
@@ -80,9 +80,9 @@ def test_a_call_that_waited_returns_with_the_study(
 ) -> None:
     """Once the first call has all trials, the one that waited has the same result."""
     first = start()
-    wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 60)
+    wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 120)
     second = start()
-    wait_for(lambda: WAITS in second.stderr, 60)
+    wait_for(lambda: WAITS in second.stderr, 120)
     (tmp_path / "go").touch()
     assert states(first.wait()) == states(second.wait()) == ["COMPLETE"] * 2
 
@@ -92,12 +92,12 @@ def test_a_broker_that_dies_is_replaced_by_who_optimizes(
 ) -> None:
     """The call that waits does not take the study while its driver starts another broker."""
     first = start()
-    wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 60)
+    wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 120)
     second = start()
-    wait_for(lambda: WAITS in second.stderr, 60)
+    wait_for(lambda: WAITS in second.stderr, 120)
     broker = psutil.Process(json.loads((runtime_dir / "broker.json").read_text())["pid"])
     broker.kill()
-    wait_for(lambda: "Starting another one" in first.stderr, 60)
+    wait_for(lambda: "Starting another one" in first.stderr, 120)
     (tmp_path / "go").touch()
     assert states(first.wait()) == states(second.wait()) == ["COMPLETE"] * 2
     assert WAITS not in first.stderr
