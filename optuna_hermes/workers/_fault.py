@@ -11,6 +11,7 @@ from optuna_hermes.errors import (
     DeviceSpecError,
     InvalidInputError,
     MonitorError,
+    ObjectiveError,
     StorageError,
 )
 
@@ -79,5 +80,5 @@ def is_misuse(error: BaseException, *, anything_reported: bool) -> bool:
     """
     if isinstance(error, MonitorError):
         return anything_reported
-    of_surroundings = isinstance(error, (BrokerError, StorageError))
+    of_surroundings = isinstance(error, (BrokerError, ObjectiveError, StorageError))
     return isinstance(error, InvalidInputError) and not of_surroundings
