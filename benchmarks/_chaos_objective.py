@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from optuna_hermes.broker import session_of
+from optuna_hermes._optuna import session_of
 from optuna_hermes.lightning import HermesCallback
 
 N_VALIDATION = 360
