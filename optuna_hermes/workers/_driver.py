@@ -49,7 +49,8 @@ from optuna_hermes.workers._result import (
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
 from optuna_hermes.workers._staff import Staff
 from optuna_hermes.workers._taken import TAKEN, wait_for_driver
-from optuna_hermes.workers._worker import NOTHING_LEFT, STOP, Job
+from optuna_hermes.workers._words import NOTHING_LEFT, STOP, Starts
+from optuna_hermes.workers._worker import Job
 
 PARK_SECONDS = 10.0
 """How long Ctrl-C waits for every live trial to be suspended, before it ends their processes."""
@@ -81,6 +82,12 @@ _HELD = (
 _SUSPENDING = "Suspending every live trial; press Ctrl-C again to end at once."
 _SAME_SECONDS = 0.3
 """One Ctrl-C may come twice: from the terminal, and from a program around this one."""
+
+MOST_FAILED_STARTS = 3
+"""How many workers in a row may end before their trial begins, until the study is stopped."""
+
+_FAILED_START_SECONDS = 1.0
+"""How long it takes until another one is forked: what was in its way may be over by then."""
 
 POLL_SECONDS = 0.2
 _NEWS_SECONDS = 0.02
@@ -170,6 +177,8 @@ class Driver:
         self._news = DeviceNews(progress.note)
         self._failed_said = False
         self._taken_by: int | None = None
+        self._failed_starts = 0
+        self._start_again_at = -math.inf
 
     def run(self) -> OptimizeResult:
         """Run the study until it is done or told to stop.
@@ -272,6 +281,7 @@ class Driver:
     def _attend(
         self, connection: Connection, staff: Staff, spec: StudySpec, ledger: Ledger
     ) -> None:
+        staff.starts.forget()  # the broker's end may have been theirs
         self._devices = connection.welcome.device_ids
         self._began = min(self._began, time.monotonic())
         max_alive = most_alive(self._devices)
@@ -334,13 +344,16 @@ class Driver:
                 break
             if mine["draining"]:
                 continue
+            self._look_at_starts(staff.starts, now)
             if STOP in staff.said or self._should_stop(mine):
                 connection.send(Drain(study=key))
                 continue
             if NOTHING_LEFT in staff.said and _may_open(mine):
                 connection.send(structs.replace(anew(), unstarted=0, adopted={}, ended={}))
-            staff.keep(min(max_alive, self._wanted(mine)))
-        self._problem, self._stopped = mine["problem"], mine["draining"]
+            if now >= self._start_again_at:
+                staff.keep(min(max_alive, self._wanted(mine)))
+        self._problem = mine["problem"] or self._problem
+        self._stopped = mine["draining"]
         if self._stopped:
             self._dismiss(connection, staff, key, at_once=late)
 
@@ -358,9 +371,29 @@ class Driver:
         """Say once why a trial has failed: it may be the same for all."""
         if failures["first"] is not None and not self._failed_said:
             self._failed_said = True
+            if failures["first"] in self._losses.failed:
+                return  # which has been said
             self._progress.note(
                 f"Trial {failures['first']} has failed: {one_line(failures['error'])}. Its "
                 "output.log has the rest; others go on."
+            )
+
+    def _look_at_starts(self, starts: Starts, now: float) -> None:
+        """Wait after a worker that has ended before its trial began; after some, stop the study."""
+        failed, before = starts.failed_in_a_row, self._failed_starts
+        self._failed_starts = failed
+        if failed > before:
+            self._start_again_at = now + _FAILED_START_SECONDS
+            if failed < MOST_FAILED_STARTS:
+                self._progress.note(
+                    f"A worker has ended before its trial began: {one_line(starts.reason)}. "
+                    "Another one is started."
+                )
+        if failed >= MOST_FAILED_STARTS and self._problem is None:
+            self._problem = (
+                f"{failed} workers in a row have ended before their trials began, the last by "
+                f"{one_line(starts.reason)}: look at the sampler, the study and what is printed "
+                "above, then run the same command again."
             )
 
     def _say_if_away(self, seconds: float | None, reason: str = "") -> None:
@@ -411,6 +444,8 @@ class Driver:
         return busy + max(reserve, len(self._devices))
 
     def _should_stop(self, mine: dict[str, Any]) -> bool:
+        if self._problem is not None:
+            return True
         settings = self._settings
         spent = (
             settings.device_seconds is not None and mine["spent_seconds"] >= settings.device_seconds

@@ -16,7 +16,8 @@ from optuna_hermes.workers._signals import leave_to_driver
 
 def main() -> int:
     """Read what the fork server has written, and be a worker."""
-    order, nursery = map(int, sys.argv[1:])
+    order, words_end, nursery = map(int, sys.argv[1:])
+    os.set_inheritable(words_end, False)  # of programs that the objective starts
     end_with(nursery)
     leave_to_driver()
     # A handle that is duplicated shares its position, and others read the same file.
@@ -30,7 +31,7 @@ def main() -> int:
     except HermesError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return NOT_LOADED
-    serve(job, objective)
+    serve(job, objective, words_end)
 
 
 def _unpack_late(packed: bytes | str) -> Objective:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from optuna.trial import TrialState
 
 from optuna_hermes import _optuna as private
 from optuna_hermes.broker._protocol import Ending, GiveUp
+from optuna_hermes.workers._words import described
 
 STATUS_SECONDS = 2.0
 """How long the exit status of a process is waited for."""
@@ -47,6 +47,7 @@ class Losses:
         self._note = note
         self._seen: dict[tuple[int, int], float] = {}
         self._said: set[tuple[int, int]] = set()
+        self.failed: set[int] = set()
 
     def look(self, key: str, lost: list[dict[str, Any]]) -> list[GiveUp]:
         """See what a broker tells of trials without a process.
@@ -92,6 +93,7 @@ class Losses:
         if end is None:
             private.set_attributes(self._study, id_, {private.STATE_ATTRIBUTE: "failed"})
             end = private.fail_trial(self._study, number)
+            self.failed.add(number)
             self._note(_last_words(number, reason, self._folder / f"trial-{number:05d}"))
         state: Ending = "failed" if end == TrialState.FAIL else "done"
         return GiveUp(study=key, number=number, reason=reason, state=state)
@@ -101,20 +103,6 @@ class Losses:
         if loss["hung"]:
             return "SIGKILL, since it hung: see --hang-seconds"
         return described(None if loss["pid"] is None else self._status_of(loss["pid"]))
-
-
-def described(status: int | None) -> str:
-    """An exit status, or minus a signal, in words."""
-    if status is None:
-        return "an unknown cause"
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    # Nobody here has sent it.
-    return f"{name}, as the kernel does when memory runs out" if -status == 9 else name
 
 
 def _last_words(number: int, reason: str, folder: Path) -> str:

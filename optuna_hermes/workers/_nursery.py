@@ -27,6 +27,7 @@ from optuna_hermes.workers._fork_safety import why_not_fork
 from optuna_hermes.workers._imports import LibrariesFirst
 from optuna_hermes.workers._objective import Objective, file_of, unpack
 from optuna_hermes.workers._signals import leave_to_driver
+from optuna_hermes.workers._words import FAILED, sayer
 from optuna_hermes.workers._worker import Job, work
 
 _PRELOAD = ("numpy", "torch", "lightning.pytorch", "optuna_hermes.lightning", "sqlalchemy")
@@ -158,6 +159,9 @@ class _Nursery:
         self._wake, wake = socket.socketpair()
         wake.setblocking(False)
         self._wake_end = wake
+        self._words, self._words_end = os.pipe()
+        os.set_blocking(self._words, False)
+        self._unread = b""
 
     def run(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -190,7 +194,7 @@ class _Nursery:
 
     def _fork(self) -> None:
         nursery = os.getpid()
-        pid = os.fork() if self._fresh is None else _spawn(self._fresh, nursery)
+        pid = os.fork() if self._fresh is None else _spawn(self._fresh, self._words_end, nursery)
         if pid == 0:
             self._be_a_worker(nursery)
         self._children.add(pid)
@@ -203,10 +207,11 @@ class _Nursery:
             leave_to_driver()
             for end in (self._parent, self._wake, self._wake_end):
                 end.close()
+            os.close(self._words)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-        serve(self._job, self._objective)
+        serve(self._job, self._objective, self._words_end)
 
     def _reap(self) -> None:
         while self._children:
@@ -215,13 +220,24 @@ class _Nursery:
                 return
             self._children.discard(pid)
             code = os.waitstatus_to_exitcode(status)
+            self._pass_words_on()
             self._not_loaded += code == NOT_LOADED
             _tell(self._parent, {"exited": pid, "status": code})
 
+    def _pass_words_on(self) -> None:
+        """Tell the driver what workers have said: those that have ended had said it before."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._unread += os.read(self._words, 65536)
+        *lines, self._unread = self._unread.split(b"\n")
+        for line in lines:
+            self._parent.sendall(line + b"\n")
 
-def _spawn(order: int, nursery: int) -> int:
-    words = command("_fresh", order, nursery)
-    actions = [(os.POSIX_SPAWN_DUP2, order, order)]  # it is inherited, other handles are not
+
+def _spawn(order: int, words_end: int, nursery: int) -> int:
+    words = command("_fresh", order, words_end, nursery)
+    # These are inherited, other handles are not.
+    actions = [(os.POSIX_SPAWN_DUP2, handle, handle) for handle in (order, words_end)]
     return os.posix_spawn(words[0], words, os.environ, file_actions=actions)
 
 
@@ -232,13 +248,15 @@ def end_with(nursery: int) -> None:
         os._exit(1)
 
 
-def serve(job: Job, objective: Objective) -> NoReturn:
-    """Be a worker, and end without a clean-up of what was inherited."""
-    status = 1
+def serve(job: Job, objective: Objective, words_end: int) -> NoReturn:
+    """Be a worker that says its words there, and end without a clean-up of what was inherited."""
+    status, say = 1, sayer(words_end)
     try:
-        status = work(job, objective)
-    except BaseException:
+        work(job, objective, say)
+        status = 0
+    except BaseException as error:
         traceback.print_exc()
+        say(FAILED, repr(error))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

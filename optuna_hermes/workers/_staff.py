@@ -20,6 +20,7 @@ from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers._guard import INSIDE_VARIABLE
 from optuna_hermes.workers._nursery import command
 from optuna_hermes.workers._objective import arguments
+from optuna_hermes.workers._words import Starts, described
 from optuna_hermes.workers._worker import Job
 
 END_SECONDS = 10.0
@@ -40,6 +41,8 @@ class Staff:
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()
         self._statuses: dict[int, int] = {}
+        self._said: set[str] = set()
+        self.starts = Starts()
         self._asked = 0
         self._buffer = b""
         with end:
@@ -83,9 +86,9 @@ class Staff:
                 self._socket.sendall(b"f" * missing)
 
     @property
-    def said(self) -> frozenset[int]:
-        """The exit statuses of workers, each once."""
-        return frozenset(self._statuses.values())
+    def said(self) -> frozenset[str]:
+        """The words of workers, each once."""
+        return frozenset(self._said)
 
     def status_of(self, pid: int) -> int | None:
         """How a worker has ended: its exit status, or minus a signal; None if nobody knows."""
@@ -124,9 +127,14 @@ class Staff:
             if "forked" in line:
                 self._asked -= 1
                 self._alive.add(line["forked"])
+                self.starts.forked(line["forked"])
+            elif "said" in line:
+                self._said.add(line["said"])
+                self.starts.said(line["worker"], line["said"], line["reason"])
             elif "exited" in line:
                 self._alive.discard(line["exited"])
                 self._statuses[line["exited"]] = line["status"]
+                self.starts.exited(line["exited"], described(line["status"]))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         try:

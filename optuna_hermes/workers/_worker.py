@@ -33,15 +33,13 @@ from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memo
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import write_output_to
 from optuna_hermes.workers._signals import sent_to_all
+from optuna_hermes.workers._words import BEGAN, GRANTED, LEFT, NOTHING_LEFT, STOP, WAITS, Say
 
 NOTES_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
 """How long a worker that leaves waits for its last values; its checkpoint folder keeps them."""
 
 _TERMINATED = 128 + signal.SIGTERM
-
-STOP, NOTHING_LEFT = 10, 11
-"""Exit statuses: the objective called ``study.stop()``, or the sampler, with no more to propose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,50 +61,54 @@ class Job:
     unwritable: bool = False
 
 
-def work(job: Job, objective: Objective) -> int:
-    """Serve one lease after another of one run, then return the exit status."""
+def work(job: Job, objective: Objective, say: Say) -> None:
+    """Serve one lease after another of one run; ``say`` how far it has come, and how it ends."""
     study: optuna.Study = private.patiently(cloudpickle.loads, job.study)
     private.rest(study)
     with private.patient(study), private.optimize_loop(study):
-        return _work(job, study, objective)
+        _work(job, study, objective, say)
 
 
-def _work(job: Job, study: optuna.Study, objective: Objective) -> int:
+def _work(job: Job, study: optuna.Study, objective: Objective, say: Say) -> None:
     study.get_trials(deepcopy=False)  # what can be done before a device waits for it
     private.disconnect(study)
     ready = Ready(study=job.spec.key)
     connection = connect_patiently("worker")
     session = RunSession(connection, job.spec, ready, reconnect=partial(connect, "worker"))
     sessions.worker = session
+    say(WAITS, "")
     grant = session.wait_for_grant()
-    status = 0
+    end = LEFT
     if grant is not None:
+        say(GRANTED, "")
         os.environ.update(environment(grant.devices))
-        engagement = _Engagement(job, study, session)
+        engagement = _Engagement(job, study, session, say)
         engagement.serve(grant, objective)
-        status = engagement.status
+        end = engagement.end
     session.close()
-    return status
+    say(end, "")
 
 
 class _Engagement:
     """A run in this process, from its grant to its end or its suspension."""
 
-    def __init__(self, job: Job, study: optuna.Study, session: RunSession) -> None:
+    def __init__(self, job: Job, study: optuna.Study, session: RunSession, say: Say) -> None:
         self._job = job
         self._study = study
         self._session = session
+        self._say = say
         self._stopped = False
 
     @property
-    def status(self) -> int:
+    def end(self) -> str:
         """See ``STOP``: who calls it after the objective has ended is the sampler."""
         if self._stopped:
             return STOP
-        return NOTHING_LEFT if private.asked_to_stop(self._study) else 0
+        return NOTHING_LEFT if private.asked_to_stop(self._study) else LEFT
 
     def serve(self, grant: Grant, objective: Objective) -> None:
         trial = self._trial(grant)
+        self._say(BEGAN, "")
         end = private.end_of(self._study, private.trial_id(trial))
         if end is not None:  # whoever told Optuna died before it told the broker
             self._session.end("failed" if end == TrialState.FAIL else "done")

@@ -137,18 +137,27 @@ def test_a_signal_to_every_process_suspends_the_study(
 
 
 def test_a_job_that_timeout_ends_is_suspended(
-    cli: Cli, storage_url: str, target: str, tmp_path: Path
+    cli: Cli, storage_url: str, target: str, tmp_path: Path, wait_for: Callable[..., Any]
 ) -> None:
-    """coreutils' ``timeout`` sends SIGTERM to its child, and then to the whole group."""
+    """coreutils' ``timeout`` sends SIGTERM to its child, and then to the whole group.
+
+    It does so when it is sent SIGTERM itself, too: here once the study trains.
+    """
     words = map(str, command(storage_url, target))
-    stopped = subprocess.run(
-        ["timeout", "--preserve-status", "14", sys.executable, "-m", "optuna_hermes", *words],
+    running = subprocess.Popen(
+        ["timeout", "--preserve-status", "600", sys.executable, "-m", "optuna_hermes", *words],
         cwd=tmp_path,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
         start_new_session=True,
     )
+    try:
+        wait_for(lambda: reports(storage_url) > 10, 90)
+    finally:
+        running.terminate()
+        out, err = running.communicate(timeout=60)
+    stopped = subprocess.CompletedProcess(running.args, running.returncode, out, err)
     check_that_nothing_was_lost(stopped, cli, storage_url, target)
 
 

@@ -1,0 +1,91 @@
+"""Words of workers to their driver: exit statuses do not do, since an objective may choose any.
+
+They go through a pipe to the fork server, which passes them on before it tells of a worker's end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+
+WAITS, GRANTED, BEGAN, FAILED = "waits", "granted", "began", "failed"
+"""It waits for a lease; has one; has found its trial; has raised an error, which is told too."""
+
+LEFT, STOP, NOTHING_LEFT = "left", "stop", "nothing left"
+"""It ends by itself. Its objective has called ``study.stop()``; or the sampler has, with no more
+to propose."""
+
+LONGEST_REASON = 300
+"""Of its characters: a line of the pipe is written at once as long as it is below 4096 bytes."""
+
+Say = Callable[[str, str], None]
+
+
+def sayer(pipe: int) -> Say:
+    """``say(word, reason)`` of this process, by the pipe's end for writing."""
+
+    def say(word: str, reason: str = "") -> None:
+        words = {"worker": os.getpid(), "said": word, "reason": reason[:LONGEST_REASON]}
+        with contextlib.suppress(OSError):  # the objective has closed what it did not open
+            os.write(pipe, json.dumps(words).encode() + b"\n")
+
+    return say
+
+
+class Starts:
+    """Counts workers that end before they have found their trial.
+
+    Those that end as they only wait are not counted: somebody has ended them. Of those that are
+    alive at the same time one is counted, since they share their surroundings.
+    """
+
+    def __init__(self) -> None:
+        self.failed_in_a_row = 0
+        self.reason = ""
+        self._failed = 0
+        self._failed_before: dict[int, int] = {}
+        self._last: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
+
+    def forked(self, pid: int) -> None:
+        """A worker is there."""
+        self._failed_before[pid] = self._failed
+
+    def said(self, pid: int, word: str, reason: str) -> None:
+        """A worker has said a word."""
+        if self._last.get(pid) == BEGAN:
+            return
+        self._last[pid] = word
+        self._reasons[pid] = reason
+        if word == BEGAN:
+            self.forget()
+
+    def exited(self, pid: int, how: str) -> None:
+        """A worker has ended; ``how`` in words."""
+        last, reason = self._last.pop(pid, None), self._reasons.pop(pid, "")
+        before = self._failed_before.pop(pid, None)
+        if last in (None, GRANTED, FAILED) and before == self._failed:
+            self._failed += 1
+            self.failed_in_a_row += 1
+            self.reason = reason or how
+
+    def forget(self) -> None:
+        """Begin to count anew: a trial has begun, or the surroundings are others."""
+        self.failed_in_a_row = 0
+
+
+def described(status: int | None) -> str:
+    """An exit status, or minus a signal, in words."""
+    if status is None:
+        return "an unknown cause"
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    # Nobody here has sent it.
+    return f"{name}, as the kernel does when memory runs out" if -status == 9 else name

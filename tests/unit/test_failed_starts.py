@@ -1,0 +1,94 @@
+"""Workers that end before they have found their trial."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from optuna_hermes.workers._words import (
+    BEGAN,
+    FAILED,
+    GRANTED,
+    LEFT,
+    LONGEST_REASON,
+    STOP,
+    WAITS,
+    Starts,
+    sayer,
+)
+
+
+def worker(starts: Starts, pid: int, *words: str, reason: str = "") -> None:
+    """A worker is forked, says these words, and ends."""
+    starts.forked(pid)
+    for word in words:
+        starts.said(pid, word, reason)
+    starts.exited(pid, "exit status 1")
+
+
+@pytest.mark.parametrize("words", [(), (WAITS, GRANTED), (WAITS, FAILED), (FAILED,)])
+def test_who_ends_before_its_trial_is_counted(words: tuple[str, ...]) -> None:
+    """As it starts, as it opens a trial, or with an error: again and again."""
+    starts = Starts()
+    for pid in range(3):
+        worker(starts, pid, *words)
+    assert starts.failed_in_a_row == 3
+    assert starts.reason == "exit status 1"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(WAITS,), (WAITS, LEFT), (WAITS, GRANTED, BEGAN), (WAITS, GRANTED, BEGAN, STOP)],
+)
+def test_who_only_waited_or_has_begun_is_not_counted(words: tuple[str, ...]) -> None:
+    """An idle worker was ended by somebody, and a trial counts its own losses."""
+    starts = Starts()
+    worker(starts, 1, *words)
+    assert starts.failed_in_a_row == 0
+
+
+def test_an_error_of_a_trial_that_has_begun_is_the_trial_s() -> None:
+    """Whatever its worker says after that."""
+    starts = Starts()
+    worker(starts, 1, WAITS, GRANTED, BEGAN, FAILED, reason="KeyError()")
+    assert starts.failed_in_a_row == 0
+
+
+def test_workers_that_were_alive_together_count_once() -> None:
+    """They share what was wrong; the error's own words are the reason."""
+    starts = Starts()
+    for pid in range(8):
+        starts.forked(pid)
+    for pid in range(8):
+        starts.said(pid, FAILED, "ValueError('x')")
+        starts.exited(pid, "exit status 1")
+    assert starts.failed_in_a_row == 1
+    assert starts.reason == "ValueError('x')"
+
+
+def test_a_trial_that_begins_is_a_new_beginning() -> None:
+    """What was in the way is over."""
+    starts = Starts()
+    worker(starts, 1)
+    worker(starts, 2)
+    worker(starts, 3, WAITS, GRANTED, BEGAN)
+    worker(starts, 4)
+    assert starts.failed_in_a_row == 1
+
+
+def test_words_go_through_a_pipe_at_once() -> None:
+    """A long reason is cut, so that lines of several workers are never mixed."""
+    source, end = os.pipe()
+    sayer(end)(FAILED, "\u00e9" * 10_000)
+    os.close(end)
+    sayer(end)(LEFT)  # an objective has closed it
+    with open(source, "rb") as file:
+        (line,) = file.read().splitlines()
+    assert len(line) < 4096
+    assert json.loads(line) == {
+        "worker": os.getpid(),
+        "said": FAILED,
+        "reason": "\u00e9" * LONGEST_REASON,
+    }
