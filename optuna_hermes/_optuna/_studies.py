@@ -171,6 +171,15 @@ def shared(study: optuna.Study) -> bool:
     return not isinstance(backend, RDBStorage) or database_url(study) is not None
 
 
+def is_deleted(study: optuna.Study) -> bool:
+    """Whether the study is no longer in its storage."""
+    try:
+        study._storage.get_study_system_attrs(study._study_id)  # names are cached
+    except KeyError:
+        return True
+    return False
+
+
 def sign(study_or_trial: Any) -> float:
     """1.0 where lower is better, -1.0 where values are maximised."""
     study = getattr(study_or_trial, "study", study_or_trial)

@@ -198,11 +198,18 @@ class Driver:
 
     def _with_workers(self, staff: Staff, begin: float) -> OptimizeResult:
         self._take_as_called_back()
+        name = self._study.study_name
         ledger = private.patiently(open_ledger, private.ledger_url(self._study))
         try:
             with _signals(self._interrupt), private.optimize_loop(self._study):
                 self._serve(staff, ledger)
             return self._result(ledger, time.monotonic() - begin)
+        except KeyError as error:  # of Optuna's storage, for whatever it cannot find
+            if not private.is_deleted(self._study):
+                raise
+            raise StorageError(
+                f"Study {name} was deleted while it ran: make it anew to go on."
+            ) from error
         finally:
             ledger.close()
 

@@ -182,7 +182,7 @@ def test_errors_that_are_the_device_s(
     monkeypatch.setattr(_worker, "is_of_device", lambda error, devices: of_device)
     monkeypatch.setattr("os._exit", leave)
     study = optuna.create_study()
-    engagement = _worker._Engagement(None, study, session)  # type: ignore[arg-type]
+    engagement = _worker._Engagement(None, study, session, None)  # type: ignore[arg-type]
     if of_device:
         with pytest.raises(SystemExit):
             engagement._train(study.ask(), objective, None)  # type: ignore[arg-type]
