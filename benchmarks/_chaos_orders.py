@@ -11,7 +11,6 @@ import json
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -100,10 +99,6 @@ def _exit(order: Order) -> None:
     os._exit(order.status)
 
 
-def _sys_exit(order: Order) -> None:
-    sys.exit(order.status)
-
-
 def _alarm(order: Order) -> None:
     """Goes on until the alarm, whatever the trial does then."""
     signal.setitimer(signal.ITIMER_REAL, order.seconds)
@@ -150,7 +145,6 @@ def _block(order: Order) -> None:
 
 DEEDS: dict[str, Callable[[Order], None]] = {
     "os._exit": _exit,
-    "sys.exit": _sys_exit,
     "alarm": _alarm,
     "segfault": _segfault,
     "abort": _abort,

@@ -18,9 +18,9 @@ SILENT_SECONDS = (32.0, 45.0)
 
 
 def exit_trial(scene: Scene) -> str | None:
-    deed = str(scene.rng.choice(["os._exit", "sys.exit"]))
     status = int(scene.rng.choice(STATUSES))
-    return _end(scene, Order(deed=deed, where=_where(scene), status=status), f"{deed}({status})")
+    order = Order(deed="os._exit", where=_where(scene), status=status)
+    return _end(scene, order, f"os._exit({status})")
 
 
 def signal_trial(scene: Scene) -> str | None:

@@ -56,7 +56,12 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
 
 @contextlib.contextmanager
 def _log_to(stream: TextIO) -> Iterator[None]:
-    """Let Optuna's log go to a stream: it keeps what standard error was when it was imported."""
+    """Let Optuna's log go to a stream: it keeps what standard error was when it was imported.
+
+    Its command line also turns up the log of the whole process, which is turned back.
+    """
+    root = logging.getLogger()
+    level, roots = root.level, root.handlers[:]
     handlers = [
         handler
         for handler in logging.getLogger("optuna").handlers
@@ -66,6 +71,8 @@ def _log_to(stream: TextIO) -> Iterator[None]:
     try:
         yield
     finally:
+        root.setLevel(level)
+        root.handlers[:] = roots
         for handler, old in zip(handlers, before, strict=True):
             if old is not None:
                 handler.setStream(old)

@@ -190,12 +190,13 @@ def sign(study_or_trial: Any) -> float:
 @contextlib.contextmanager
 def optimize_loop(study: optuna.Study) -> Iterator[None]:
     """Let callbacks call ``study.stop()`` inside of this block, as in ``study.optimize``."""
-    study._stop_flag = False
+    outer = study._thread_local.in_optimize_loop  # a callback may call optimize() itself
+    study._stop_flag = outer and study._stop_flag
     study._thread_local.in_optimize_loop = True
     try:
         yield
     finally:
-        study._thread_local.in_optimize_loop = False
+        study._thread_local.in_optimize_loop = outer
 
 
 def asked_to_stop(study: optuna.Study) -> bool:

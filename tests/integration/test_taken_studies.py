@@ -87,6 +87,7 @@ def test_a_call_that_waited_returns_with_the_study(
     assert states(first.wait()) == states(second.wait()) == ["COMPLETE"] * 2
 
 
+@pytest.mark.slow
 def test_a_broker_that_dies_is_replaced_by_who_optimizes(
     tmp_path: Path, runtime_dir: Path, start: Callable[..., Any], wait_for: Callable[..., Any]
 ) -> None:
