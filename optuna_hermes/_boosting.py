@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from optuna_hermes._optuna import sign
 from optuna_hermes._turns import Turns, session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session
@@ -82,6 +83,20 @@ class Rounds(Turns):
         self._used, self._booster.save, self._end = True, save, end
         if self._session is not None:
             self._watch(self._session, problem)
+
+    def check_direction(self, name: str, higher_is_better: bool) -> None:
+        """Refuse a monitored metric that the study would be optimised away from.
+
+        Raises:
+            InvalidInputError: the study minimises what is better higher, or the other way round.
+        """
+        study = getattr(self._trial, "study", None)
+        if name == self._monitor and study is not None and higher_is_better != (sign(study) < 0):
+            wanted = "maximize" if higher_is_better else "minimize"
+            raise InvalidInputError(
+                f"{name!r} is better {'higher' if higher_is_better else 'lower'}, but the study "
+                f"does not {wanted}: create it with direction={wanted!r}, or monitor another value."
+            )
 
     def told(self, number: int) -> Any:
         """What the evaluation after a round has said, None if the round is to be trained."""

@@ -161,7 +161,12 @@ class _Watched(lightgbm.Booster):
         self._number, self._evaluated = number, False
         self._train_said: list[EvalResult] = []
         self._seeds.of_round(number)
-        self.reset_parameter({})
+        try:
+            self.reset_parameter({})
+        except lightgbm.basic.LightGBMError as error:
+            # Without a feature to split by there is nothing to draw: training takes it, this not.
+            if "num_features" not in str(error):
+                raise
 
     def reset_parameter(self, params: dict[str, Any]) -> lightgbm.Booster:
         super().reset_parameter({**params, **self._seeds.again()})
@@ -187,6 +192,8 @@ class _Watched(lightgbm.Booster):
         if rounds is not None and not self._evaluated:
             self._evaluated = True
             all_said = [*self._train_said, *said]
+            for row in all_said:
+                rounds.check_direction(f"{row[0]}-{row[1]}", bool(row[3]))
             plain = {"train": _plain(self._train_said), "valid": _plain(said)}
             rounds.end_round(plain, {f"{row[0]}-{row[1]}": float(row[2]) for row in all_said})
         return said

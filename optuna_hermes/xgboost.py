@@ -134,7 +134,7 @@ def _of_model(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _values(said: str) -> dict[str, float]:
     """The values in a line as XGBoost prints it: ``[7]\\ttrain-logloss:0.4\\tvalid-auc:0.9``."""
-    pairs = (part.rpartition(":") for part in said.split()[1:])
+    pairs = (part.rpartition(":") for part in said.split("\t")[1:])
     return {name: float(value) for name, _, value in pairs}
 
 

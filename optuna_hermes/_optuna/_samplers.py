@@ -82,10 +82,27 @@ class StudyView(optuna.Study):
 
     TPE counts RUNNING trials as bad ones. Here most trials are unfinished for most of the time,
     the good ones among them, and their last values are what is known.
+
+    Args:
+        study: the study, or what ``HyperbandPruner`` shows of it to a bracket's trials.
     """
 
+    __slots__ = ("_shown",)  # beside the attributes, which are the study's own
+
     def __init__(self, study: optuna.Study) -> None:
-        self.__dict__ = study.__dict__
+        # A bracket's view refuses most attributes, its own __dict__ among them.
+        self.__dict__ = object.__getattribute__(study, "__dict__")
+        self._shown = study
+
+    def stop(self) -> None:
+        """Stop the study, whichever view of it is shown."""
+        self._shown.stop()
+
+    def get_trials(
+        self, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """The trials of the study, or of the bracket, as ``as_seen`` shows them."""
+        return self._as_seen(self._shown.get_trials(deepcopy=False), deepcopy, states)
 
     def _get_trials(
         self,
@@ -93,7 +110,12 @@ class StudyView(optuna.Study):
         states: Container[TrialState] | None = None,
         use_cache: bool = False,
     ) -> list[FrozenTrial]:
-        trials = super()._get_trials(deepcopy=False, states=None, use_cache=use_cache)
+        trials = self._shown._get_trials(deepcopy=False, states=None, use_cache=use_cache)
+        return self._as_seen(trials, deepcopy, states)
+
+    def _as_seen(
+        self, trials: list[FrozenTrial], deepcopy: bool, states: Container[TrialState] | None
+    ) -> list[FrozenTrial]:
         needed = _constraints(trials)
         shown = [
             as_seen(trial, self.directions)

@@ -49,6 +49,31 @@ def test_a_trial_whose_constraints_are_not_known_yet_is_shown_as_running() -> No
     assert [t.state.name for t in seen] == ["COMPLETE", "RUNNING", "COMPLETE"]
 
 
+@pytest.mark.parametrize(
+    "base", [None, optuna.samplers.GridSampler({"x": [0.0, 0.5, 1.0]})], ids=["TPE", "grid"]
+)
+def test_brackets_of_hyperband_are_views_of_the_study(base: optuna.samplers.BaseSampler) -> None:
+    """A bracket's view refuses attributes that every study has; a grid still ends the study."""
+    study = optuna.create_study(
+        sampler=HermesSampler(base), pruner=optuna.pruners.HyperbandPruner(max_resource=9)
+    )
+
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0.0, 1.0)
+        for step in range(9):
+            trial.report(x + 1 / (step + 1), step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return x
+
+    study.optimize(objective, 15)
+    assert len(study.trials) == (3 if base else 15)
+    trial = study.ask()
+    bracket = optuna.pruners._filter_study(study, study._storage.get_trial(trial._trial_id))
+    assert len(private.StudyView(bracket).get_trials()) == len(bracket.get_trials())
+    assert len(bracket.get_trials()) < len(study.trials)
+
+
 def test_a_grid_has_an_end() -> None:
     """Points that nobody has begun are left, whatever else is in the study; others never end."""
     grid = optuna.samplers.GridSampler({"x": [0.0, 1.0], "k": [1, 2]})

@@ -24,6 +24,7 @@ xgboost = pytest.importorskip("xgboost")
 
 from optuna_hermes.lightgbm import HermesCallback as LightGBMCallback  # noqa: E402
 from optuna_hermes.xgboost import HermesCallback as XGBoostCallback  # noqa: E402
+from optuna_hermes.xgboost import _values  # noqa: E402
 
 ROUNDS = 20
 LIGHTGBM = {"num_threads": 1, "verbosity": -1, "deterministic": True, "force_row_wise": True}
@@ -304,6 +305,31 @@ def test_a_value_that_is_not_there(case: str) -> None:
     """The names that there are are told."""
     with pytest.raises(MonitorError, match=r"'valid-auc'.*there are: .*logloss"):
         train(None, case, monitor="valid-auc")
+
+
+def test_a_metric_that_the_study_is_optimised_away_from() -> None:
+    """LightGBM knows which of its metrics are better higher."""
+    with pytest.raises(InvalidInputError, match=r"'valid_0-auc' is better higher.*'maximize'"):
+        train(None, "lightgbm-plain", params={"metric": "auc"})
+    trial = optuna.create_study(direction="maximize").ask()
+    assert train(None, "lightgbm-plain", trial=trial, params={"metric": "auc"})[0].value > 0.9
+
+
+def test_features_that_nothing_can_be_split_by() -> None:
+    """LightGBM trains a tree without splits, and refuses parameters that are set between rounds."""
+    train = lightgbm.Dataset(np.zeros((40, 1)), np.arange(40.0), free_raw_data=False)
+    hermes = LightGBMCallback(optuna.create_study().ask(), "valid_0-l2", report_interval=5)
+    valid = train.create_valid(np.zeros((40, 1)), np.arange(40.0))
+    lightgbm.train(LIGHTGBM, train, 10, valid_sets=[valid], callbacks=[hermes])
+    assert hermes.value == pytest.approx(np.var(np.arange(40.0)))
+
+
+def test_names_with_spaces() -> None:
+    """Data and metrics of XGBoost may have any names."""
+    assert _values("[7]\tmy train-log loss:0.4\tvalid-auc:0.9") == {
+        "my train-log loss": 0.4,
+        "valid-auc": 0.9,
+    }
 
 
 def test_no_data_to_evaluate_with() -> None:
