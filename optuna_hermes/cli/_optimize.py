@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -97,7 +96,7 @@ def optimize(
         typer.Option(min=0, max=MOST_SEED, metavar="N", help="Sampler and trials draw from it."),
     ] = None,
     checkpoint_dir: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="FOLDER", help="For suspended trials; else beside the database."),
     ] = None,
     hang_seconds: Annotated[
@@ -128,25 +127,23 @@ def optimize(
     from optuna_hermes.broker._devices._source import parse_devices
     from optuna_hermes.broker._power_commands import commands_for
     from optuna_hermes.policies import make_policy
+    from optuna_hermes.workers import Settings
 
     make_policy(policy)
     parse_devices(devices)
-    power = commands_for(policy, power_down_command, power_up_command)
+    settings = Settings(
+        n_trials=n_trials,
+        timeout=timeout,
+        device_seconds=device_seconds,
+        devices=devices,
+        policy=policy,
+        slice_seconds=slice_seconds,
+        seed=seed,
+        checkpoint_dir=checkpoint_dir,
+        hang_seconds=hang_seconds,
+        power=commands_for(policy, power_down_command, power_up_command),
+    )
     with study_to_optimize(storage, study_name) as study:
-        from optuna_hermes.workers import Settings
-
-        settings = Settings(
-            n_trials=n_trials,
-            timeout=timeout,
-            device_seconds=device_seconds,
-            devices=devices,
-            policy=policy,
-            slice_seconds=slice_seconds,
-            seed=seed,
-            checkpoint_dir=checkpoint_dir,
-            hang_seconds=hang_seconds,
-            power=power,
-        )
         result = run_shown(study, objective, settings)
     if json:
         show_json(result.document())

@@ -8,7 +8,7 @@ from pathlib import Path
 import optuna
 
 from optuna_hermes.broker._power_commands import commands_for
-from optuna_hermes.errors import HermesError, TrialsFailedError
+from optuna_hermes.errors import HermesError, InvalidInputError, TrialsFailedError
 from optuna_hermes.policies import make_policy
 from optuna_hermes.sampler import default_devices
 from optuna_hermes.view import Progress, make_progress
@@ -31,7 +31,7 @@ def optimize(
     policy: str = "hermes",
     slice_seconds: float = 1.0,
     seed: int | None = None,
-    checkpoint_dir: Path | None = None,
+    checkpoint_dir: str | Path | None = None,
     hang_seconds: float | None = None,
     power_down_command: str | None = None,
     power_up_command: str | None = None,
@@ -93,6 +93,8 @@ def optimize(
         result = run_study(study, objective, settings, progress, callbacks)
         if result.outlook:
             progress.note(result.outlook)
+    except InvalidInputError as error:
+        raise error.with_traceback(None) from None  # it is about the caller's line, not about ours
     finally:
         progress.close()
     if result.interrupted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import threading
 import time
@@ -95,6 +96,9 @@ _NEWS_SECONDS = 0.02
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
 
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost one of its slashes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What ``optimize`` may be told.
@@ -121,16 +125,21 @@ class Settings:
     policy: str = "hermes"
     slice_seconds: float = 1.0
     seed: int | None = None
-    checkpoint_dir: Path | None = None
+    checkpoint_dir: str | Path | None = None
     hang_seconds: float | None = None
     power: PowerCommands | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no clock reaches, or that every clock is beyond.
+        """Refuse numbers that no clock reaches, or that every clock is beyond, and no folders.
 
         Raises:
             InvalidInputError: with its name and its value.
         """
+        if self.checkpoint_dir is not None and _ADDRESS.match(str(self.checkpoint_dir)):
+            raise InvalidInputError(
+                f"checkpoint_dir must be a folder of this host but got {str(self.checkpoint_dir)!r}"
+                ": mount that store, and give the folder."
+            )
         for name in ("timeout", "device_seconds", "slice_seconds"):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value < math.inf:
@@ -225,7 +234,9 @@ class Driver:
             seed=seed,
             hang_seconds=settings.hang_seconds,
         )
-        root = private.checkpoint_root(self._study, settings.checkpoint_dir)
+        chosen = settings.checkpoint_dir
+        folder = None if chosen is None else Path(chosen).expanduser()
+        root = private.checkpoint_root(self._study, folder)
         study = private.for_workers(self._study)
         forget_said(root)
         problem = why_unwritable(root)

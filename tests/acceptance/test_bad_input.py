@@ -81,6 +81,14 @@ def test_seconds_are_finite_in_python_too(value: float) -> None:
         HermesSampler(slice_seconds=value)
 
 
+def test_an_object_store_is_no_folder(capsys: pytest.CaptureFixture[str], storage_url: str) -> None:
+    """Checkpoints are written beside each other by many processes: a folder is needed."""
+    words = (*OPTIMIZE, "--storage", storage_url, "--checkpoint-dir", "s3://bucket/runs")
+    assert "checkpoint_dir must be a folder" in _refused(capsys, *words)
+    with pytest.raises(InvalidInputError, match=r"'gs://bucket': mount that store"):
+        optimize(optuna.create_study(), abs, checkpoint_dir="gs://bucket")  # type: ignore[arg-type]
+
+
 def _text(path: Path) -> None:
     path.write_text("not a database, but a text of some length\n" * 100)
 

@@ -69,6 +69,24 @@ def test_a_script_without_a_main_guard_runs_once(script: Any, tmp_path: Path) ->
     assert all("objective says hello" in log.read_text() for log in logs)
 
 
+def test_a_study_in_memory_is_refused_at_the_callers_line(script: Any) -> None:
+    """Whoever made a mistake in the call sees the call, and not what is beneath it."""
+    done = script(
+        "study = optuna.create_study()\noptimize(study, objective, n_trials=1, checkpoint_dir='c')"
+    )
+    assert done.returncode == 1
+    assert "but this study is in memory" in done.stderr.splitlines()[-1]
+    frames = [line for line in done.stderr.splitlines() if line.startswith('  File "')]
+    assert len(frames) == 2
+
+
+def test_checkpoints_may_go_to_a_folder_by_its_name(script: Any, tmp_path: Path) -> None:
+    """A string does as well as a path."""
+    done = script("optimize(study, objective, 1, devices='cpu:1', checkpoint_dir='elsewhere')")
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "elsewhere").rglob("output.log"))
+
+
 def test_a_callback_can_stop_the_study(script: Any, tmp_path: Path) -> None:
     """Callbacks get study and trial as in Optuna, and ``study.stop()`` suspends the rest."""
     done = script(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -76,6 +77,22 @@ def test_a_run_that_stays_the_best_keeps_its_device() -> None:
     begin(broker, worker, 0)
     broker.advance(10.0)
     assert broker.last(worker, "Yield") is None
+
+
+def test_the_best_value_never_gets_worse() -> None:
+    """It is the best that was ever reported, not the best of the last ones; NaN is none."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker = broker.worker()
+    epoch = begin(broker, worker, 0)
+    best = []
+    for unit, value in enumerate([math.nan, -math.inf, 0.5, 0.2, 0.9, math.nan], start=1):
+        report(broker, worker, epoch, unit, value)
+        best.append(broker.state.status(broker.now)["studies"][0]["best"])
+    assert [None if each is None else each["value"] for each in best] == [
+        *(None, None),
+        *(0.5, 0.2, 0.2, 0.2),
+    ]
 
 
 def test_messages_of_an_old_lease_are_dropped() -> None:

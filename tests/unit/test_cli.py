@@ -303,7 +303,7 @@ def test_optimize_hands_on_what_it_was_told(runs_with: Callable[..., list[Any]])
         policy="fifo",
         slice_seconds=0.25,
         seed=5,
-        checkpoint_dir=Path("c"),
+        checkpoint_dir="c",
     )
 
 

@@ -183,15 +183,17 @@ def _pid(book: Book, connection: int | None) -> int | None:
 
 
 def _best(study: Study) -> dict[str, Any] | None:
-    last = [
-        (run.curve.values[-1], run.number)
-        for run in study.runs.values()
-        if run.curve.units and math.isfinite(run.curve.values[-1])
-    ]
-    if not last:
-        return None
-    value, number = min(last)
-    return {"trial": number, "value": _shown(value, study)}
+    """The best value that was ever reported: it only gets better."""
+    lowest = [(_lowest(run.curve.values), run.number) for run in study.runs.values()]
+    value, number = min(lowest, default=(math.inf, 0))
+    return {"trial": number, "value": _shown(value, study)} if math.isfinite(value) else None
+
+
+def _lowest(values: tuple[float, ...]) -> float:
+    """The lowest finite value, infinite if there is none."""
+    low = min(values, default=math.inf)
+    # A first NaN is less than nothing and nothing is less than it.
+    return low if math.isfinite(low) else min(filter(math.isfinite, values), default=math.inf)
 
 
 def _shown(value: float, study: Study) -> float | None:
