@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.view._progress import device_lines, study_line
+from optuna_hermes.view._progress import LEGEND, device_lines, study_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -96,7 +96,7 @@ class Cell:
             done = study["counts"]["done"] + study["counts"]["failed"]
             parts.append(f'<progress value="{done}" max="{self._total}" style="width:100%">')
             parts.append("</progress>")
-        parts += [f"<div><b>{html.escape(each)}</b></div>" for each in line]
+        parts += [f'<div title="{LEGEND}"><b>{html.escape(each)}</b></div>' for each in line]
         if devices:
             cells = (
                 "".join(f"<td style='text-align:left'>{html.escape(part)}</td>" for part in each)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
+LEGEND = "live: not finished; of these parked: suspended in memory, stored: suspended on disk."
+"""What the words of ``study_line`` mean, shown once before the first one."""
+
 LINE_SECONDS = 5.0
 """Least time between two plain lines."""
 
@@ -118,6 +121,8 @@ class Lines:
         state = (study["counts"], study["best"])
         if state == self._shown or now < self._next:
             return
+        if self._shown is None:
+            self.note(LEGEND)
         self._shown, self._next = state, now + LINE_SECONDS
         self.note(study_line(study, self._total))
 
@@ -149,6 +154,7 @@ class Screen:
         if self._live is None:
             from rich.live import Live
 
+            self.note(LEGEND)
             # Transient: the final table takes its place.
             self._live = Live(
                 view,

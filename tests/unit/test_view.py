@@ -223,7 +223,9 @@ def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     lines.update(BROKER, changed)
     lines.close()
     out, err = capsys.readouterr()
-    assert [line.split("best ")[1][:6] for line in err.splitlines()] == ["0.0812", "0.05 ("]
+    legend, *shown = err.splitlines()
+    assert legend.startswith("live: ")
+    assert [line.split("best ")[1][:6] for line in shown] == ["0.0812", "0.05 ("]
     assert out == ""
 
 
