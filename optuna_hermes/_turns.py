@@ -165,9 +165,7 @@ class Turns:
 
     def _attend(self, session: Session) -> None:
         if not self._begun:
-            self._begun = True
-            self._restore()
-            session.training(stores=self._stores)
+            self._begin_training(session)
         saver = self._saver
         if saver is not None:
             saver.finish(wait=False)
@@ -179,6 +177,11 @@ class Turns:
             saver.begin(self._dump(rng_state()), units=self._unit)
             self._unsaved = False
         self._busy = saver is not None and (saver.busy or (self._unsaved and self._stores))
+
+    def _begin_training(self, session: Session) -> None:
+        self._begun = True
+        self._restore()
+        session.training(stores=self._stores)
 
     def _park(self, session: Session) -> None:
         with kept_rng() as rng:

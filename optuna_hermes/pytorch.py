@@ -67,6 +67,7 @@ class Run(Turns):
         self._place = Place()
         self._beside = Beside()
         self._looped = self._due = self._warned = False
+        self._whole = False
         self._epoch_rng: dict[str, Any] = {}
         self._locals = Locals()
         self._caller: FrameType | None = None
@@ -86,6 +87,8 @@ class Run(Turns):
 
     def epochs(self, number: int) -> Iterator[int]:
         """Go through ``range(number)``, from the epoch where the run is.
+
+        An epoch without ``batches`` is one batch: others may have the device before the next.
 
         What stands between here and ``batches`` is run again when a run comes back to the midst of
         an epoch: with the same random numbers, and what it does to the named objects is undone.
@@ -107,7 +110,14 @@ class Run(Turns):
                 self._begin(epoch)
                 if self._session is not None:
                     self._locals.epoch(sys._getframe().f_back, self._known())
+                if self._whole:
+                    if self._session is not None:
+                        self._watch(self._session, None)
+                    self._pass(sys._getframe().f_back)
                 yield epoch
+                if self._due:
+                    self._whole = True
+                    self._batches += 1
         finally:
             self._leave()
 
@@ -128,7 +138,7 @@ class Run(Turns):
                 f"run.batches() must be used once in each epoch of run.epochs(), but {self._run} "
                 "uses it outside or again: iterate over other loaders as they are."
             )
-        self._due = False
+        self._due = self._whole = False
         iterator = self._iterate(loader)
         if self._session is not None:
             self._locals.batches(sys._getframe().f_back, self._known())
@@ -144,14 +154,19 @@ class Run(Turns):
         """Report a value: after each epoch, or whenever there is one.
 
         Raises:
-            InvalidInputError: before the first batch.
+            InvalidInputError: outside of ``epochs``, where nothing was trained.
             TrialPruned: the study's pruner says so.
         """
-        if not self._batches:
+        if not self._batches and not self._due:
             raise InvalidInputError(
-                f"run.report() must come after a batch of run.batches(), but {self._run} has "
-                "trained none: others could never have its device."
+                f"run.report() must come in the loop over run.epochs(), but {self._run} has "
+                "trained nothing: others could never have its device."
             )
+        if self._session is not None and self._restored is not None:
+            return  # what stands before the batches of an epoch is run again: this is told
+        if self._session is not None and not self._begun:
+            self._watch(self._session, None)
+            self._begin_training(self._session)
         super().report(value)
 
     def _units_left(self) -> int | None:
@@ -210,12 +225,13 @@ class Run(Turns):
         return {
             "place": self._place.state_dict(),
             "epoch": self._epoch,
+            "whole": self._whole,
             "epoch_rng": self._epoch_rng,
             "beside": self._beside.state(),
         }
 
     def _be_at(self, tree: dict[str, Any]) -> None:
-        self._epoch = tree["epoch"]
+        self._epoch, self._whole = tree["epoch"], tree["whole"]
 
     def _restore(self) -> None:
         tree = self._restored

@@ -588,11 +588,87 @@ def test_one_loop_over_batches() -> None:
             next(run.batches([1]))
 
 
-def test_no_report_without_a_batch() -> None:
-    """A loop that goes past ``run.batches`` would never give its device back."""
+def test_no_report_outside_of_epochs() -> None:
+    """A loop that goes past ``run.epochs`` would never give its device back."""
     run = Run(new_trial(), {}, None)
-    with pytest.raises(InvalidInputError, match="must come after a batch"):
+    with pytest.raises(InvalidInputError, match=r"must come in the loop over run\.epochs"):
         run.report(1.0)
+
+
+def newton(session: FakeSession | None, trace: Trace) -> None:
+    """All data at once: an epoch has a closure that is called some times, and no batches."""
+    scramble(1)
+    model, data = network(), Points()
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3)
+    x, y = (torch.stack(list(map(torch.as_tensor, each))) for each in zip(*data, strict=True))
+    if session is not None and session.checkpoints:
+        scramble(session.checkpoints[0].units + 20)
+    run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    for epoch in run.epochs(EPOCHS):
+        loss = optimizer.step(closure)
+        trace.note(trace.losses, epoch, loss.item())
+        if session is not None:
+            session.tick()
+        run.report(loss.item())
+    trace.note(trace.end, "random", torch.rand(()))
+
+
+def validated_first(session: FakeSession | None, trace: Trace) -> None:
+    """Reports before its first batch, and between two epochs without ``batches``."""
+    scramble(1)
+    model = nn.Sequential(nn.Linear(8, 3), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(Points(), 8, shuffle=True)
+    if session is not None and session.checkpoints:
+        scramble(session.checkpoints[0].units + 20)
+    run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+    for epoch in run.epochs(EPOCHS):
+        if epoch == 0:
+            run.report(model[0].weight.sum().item())
+        for number, (x, y) in enumerate(loader if epoch == 1 else run.batches(loader)):
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            key = (epoch, number if epoch == 1 else run.batch)
+            trace.note(trace.losses, key, loss.item())
+            if session is not None:
+                session.tick()
+        run.report(loss.item())
+    trace.note(trace.end, "random", torch.rand(()))
+
+
+@pytest.mark.parametrize(
+    ("train", "stops", "units"),
+    [(newton, (1, 2), 4), (validated_first, (3, 14, 2), 5), (validated_first, (15,), 5)],
+)
+def test_epochs_without_batches(
+    train: Callable[[FakeSession | None, Trace], None],
+    stops: tuple[int, ...],
+    units: int,
+    tmp_path: Path,
+) -> None:
+    """``epochs`` alone is a place to switch, and what is reported there is reported once."""
+    plain, trace = Trace(), Trace()
+    train(None, plain)
+    session = FakeSession(checkpoint_dir=tmp_path)
+    told: list[int] = []
+    for stop in stops:
+        session = session.again({stop: "disk"})
+        with pytest.raises(Suspended):
+            train(session, trace)
+        told += [report[0] for report in session.reports]
+    session = session.again()
+    train(session, trace)
+    assert trace.seen() == plain.seen()
+    assert [*told, *(report[0] for report in session.reports)] == list(range(1, units + 1))
 
 
 # -- checkpoints -------------------------------------------------------------------------------
