@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from optuna_hermes._optuna import sign
 from optuna_hermes._turns import Turns, session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session
@@ -90,8 +89,7 @@ class Rounds(Turns):
         Raises:
             InvalidInputError: the study minimises what is better higher, or the other way round.
         """
-        study = getattr(self._trial, "study", None)
-        if name == self._monitor and study is not None and higher_is_better != (sign(study) < 0):
+        if name == self._monitor and self._maximizes() is (not higher_is_better):
             wanted = "maximize" if higher_is_better else "minimize"
             raise InvalidInputError(
                 f"{name!r} is better {'higher' if higher_is_better else 'lower'}, but the study "

@@ -122,6 +122,11 @@ class Turns:
         """Go on from where ``_where`` said."""
         raise NotImplementedError
 
+    def _maximizes(self) -> bool | None:
+        """Whether a higher value is better, None if the trial is of no study."""
+        study = getattr(self._trial, "study", None)
+        return None if study is None else sign(study) < 0
+
     def _units_left(self) -> int | None:
         """Units until the end, None if unknown."""
         return None

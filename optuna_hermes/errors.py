@@ -97,6 +97,10 @@ class CheckpointError(SuspendError):
     """A checkpoint cannot be written, or is missing, damaged or not of its trial."""
 
 
+class UnstorableError(CheckpointError, InvalidInputError):
+    """An objective keeps something that no checkpoint can hold."""
+
+
 class UnwritableError(CheckpointError):
     """The file system takes no checkpoint now (no room, no permission); what was there is still."""
 

@@ -11,10 +11,11 @@ from optuna_hermes._turns import Turns, session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import Session, rng_state, set_rng_state
 from optuna_hermes.suspend._beside import Beside
-from optuna_hermes.suspend._locals import Locals
+from optuna_hermes.suspend._locals import Locals, frames_of_user
 from optuna_hermes.suspend._named import Named
 from optuna_hermes.suspend._place import Place
 from optuna_hermes.suspend._unsaved import reachable
+from optuna_hermes.suspend._values import Classes
 
 Batch = TypeVar("Batch")
 
@@ -71,7 +72,8 @@ class Run(Turns):
         self._epoch_rng: dict[str, Any] = {}
         self._locals = Locals()
         self._caller: FrameType | None = None
-        super().__init__(trial, Named(named), session)
+        classes = Classes.of_frames(frames_of_user(sys._getframe()))
+        super().__init__(trial, Named(named, classes), session)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -82,7 +84,7 @@ class Run(Turns):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What else shall come back with the run: numbers, text, tensors, lists, dictionaries."""
+        """What else shall come back with the run: values, containers, objects of your classes."""
         return self._named.kept
 
     def epochs(self, number: int) -> Iterator[int]:

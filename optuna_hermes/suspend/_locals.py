@@ -73,7 +73,7 @@ def carried(
         without: names that need not be looked at.
     """
     found: dict[_Key, int] = {}
-    for each in _frames_of_user(frame):
+    for each in frames_of_user(frame):
         values = each.f_locals
         for name in _live_after(each.f_code, each.f_lasti) & values.keys():
             value, ignored = values[name], name in without or name.startswith(_HIDDEN)
@@ -88,7 +88,7 @@ def _changed(before: dict[_Key, int], now: dict[_Key, int]) -> set[str]:
     return {key[1] for key, value in now.items() if before.get(key) != value}
 
 
-def _frames_of_user(frame: FrameType | None) -> Iterator[FrameType]:
+def frames_of_user(frame: FrameType | None) -> Iterator[FrameType]:
     """From here to where the objective was called; libraries between them are left out."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))

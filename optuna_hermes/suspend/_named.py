@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from optuna_hermes.errors import InvalidInputError, SuspendError
+from optuna_hermes.errors import InvalidInputError, SuspendError, UnstorableError
 from optuna_hermes.suspend._owners import put_back, state_of
 from optuna_hermes.suspend._state import moved, on_device
+from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved
+from optuna_hermes.suspend._values import Classes, read_value, write_value
+
+_CONTAINERS = (list, tuple, dict)
+_NUMBERS = (type(None), bool, int, float, complex, str, bytes, np.ndarray)
+_LEAVES = (*_NUMBERS, torch.Size, torch.dtype, torch.device)
 
 
 class Named:
-    """The objects that a loop changes, and plain values.
+    """The objects that a loop changes, and values of its own.
 
     Args:
         owners: modules, optimizers and so on, by the names that messages give them.
+        classes: those that kept objects may be of.
 
     Raises:
         InvalidInputError: one of them has no ``state_dict`` or ``load_state_dict``.
     """
 
-    def __init__(self, owners: Mapping[str, Any]) -> None:
+    def __init__(self, owners: Mapping[str, Any], classes: Classes | None = None) -> None:
         for name, owner in owners.items():
             _check(name, owner)
         self.kept: dict[str, Any] = {}
+        self._classes = classes or Classes((), ())
+        self._readable: set[str] = set()
         self._owners = owners
         self._unsaved = _attributes(owners)
 
@@ -46,12 +56,15 @@ class Named:
         self._unsaved.begin()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all, as a tree of tensors and plain values; the tensors are not copied."""
+        """The state of all, as a tree of tensors and plain values; the tensors are not copied.
+
+        Raises:
+            UnstorableError: a kept value could not be made again.
+        """
         return {
             "owners": {name: state_of(owner) for name, owner in self._owners.items()},
             "unsaved": self._unsaved.state_dict(),
-            "kept": self.kept,
-            "on_device": [name for name, value in self.kept.items() if on_device(value)],
+            "kept": {name: self._written(name, value) for name, value in self.kept.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -70,10 +83,47 @@ class Named:
             except Exception as error:
                 raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
         self._unsaved.load_state_dict(state.get("unsaved", {}))
-        kept = dict(state["kept"])
-        for name in state["on_device"]:
-            kept[name] = moved(kept[name], torch.accelerator.current_accelerator())
-        _put_into(self.kept, kept)
+        kept = {name: self._read(name, *node) for name, node in state["kept"].items()}
+        self.kept.clear()
+        self.kept.update(kept)
+
+    def _written(self, name: str, value: Any) -> list[Any]:
+        if _is_plain(value):
+            return [value, on_device(value), False]
+        try:
+            tree = write_value(f"run.kept[{name!r}]", value, whole=True)
+            if name not in self._readable:
+                self._readable.add(name)
+                read_value(frozen(tree), None, self._classes)
+        except (SuspendError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise UnstorableError(
+                f"run.kept[{name!r}] must be made of numbers, text, arrays, tensors, random "
+                "generators, containers, and objects of classes of your own whose attributes are "
+                f"such, but it could not be made again: {error}."
+            ) from error
+        return [tree, False, True]
+
+    def _read(self, name: str, value: Any, was_on_device: bool, is_tree: bool) -> Any:
+        present = self.kept.get(name)
+        if is_tree:
+            return read_value(value, present, self._classes)
+        if was_on_device:
+            value = moved(value, torch.accelerator.current_accelerator())
+        return _put_into(present, value)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a tree holds it as it is: scalars, arrays and tensors, in lists and dictionaries."""
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if type(each) in _CONTAINERS:
+            if id(each) not in seen:
+                seen.add(id(each))
+                waiting += each.values() if isinstance(each, dict) else cast("list[object]", each)
+        elif type(each) not in _LEAVES and not isinstance(each, torch.Tensor | np.generic):
+            return False
+    return True
 
 
 def _attributes(owners: Mapping[str, Any]) -> Unsaved:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optuna_hermes.errors import CheckpointError
+from optuna_hermes.errors import CheckpointError, UnstorableError
 from optuna_hermes.suspend._safetensors import DTYPES
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class _Packer:
             return {"$array": [self._add(octets), value.dtype.str, *value.shape]}
         if _is_scalar(value):
             return {"$scalar": [value.dtype.str, value.tobytes().hex()]}
-        raise CheckpointError(
+        raise UnstorableError(
             f"A checkpoint of {self._run} must hold only tensors, numbers, text, lists and "
             f"dictionaries, but {' / '.join(map(str, place)) or 'its root'} holds a "
             f"{_described(value)}: let its state_dict return plain values."

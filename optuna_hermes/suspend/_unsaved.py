@@ -67,7 +67,7 @@ class Attributes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put them back; to be called before ``begin``."""
-        classes = Classes(self._owner)
+        classes = Classes.of(self._owner)
         attributes = vars(self._owner)
         for name, node in state.items():
             self._changed.add(name)

@@ -7,11 +7,13 @@ without its constructor.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import PurePath
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -36,19 +38,22 @@ class _Plain:
 _PLAIN_SIZE = _Plain.__basicsize__
 
 
-def write_value(name: str, value: object, known: Collection[int] = ()) -> list[Any]:
+def write_value(
+    name: str, value: object, known: Collection[int] = (), *, whole: bool = False
+) -> list[Any]:
     """A value as a tree.
 
     Args:
         name: as a message names it.
         value: what to write.
         known: what somebody else saves, by ``id``.
+        whole: whether all of it is written, of any size, and nothing is left to what is there.
 
     Raises:
         CheckpointError: it leads to something that cannot be put back.
     """
     try:
-        writer = _ValueWriter(known)
+        writer = _ValueWriter(known, whole)
         tree = writer.node(value, (name,))
         writer.refuse_overlaps()
     except RecursionError as error:
@@ -66,21 +71,36 @@ def read_value(node: list[Any], present: object, classes: Classes) -> Any:
 
 
 class Classes:
-    """The classes that objects may be made of: those that an owner's own code can name.
+    """The classes that objects may be made of: those that a user's own code can name.
 
     Args:
-        owner: what the values belong to.
+        names: what it has names for.
+        packages: its own.
     """
 
-    def __init__(self, owner: object) -> None:
+    def __init__(self, names: Iterable[Mapping[str, Any]], packages: Iterable[str]) -> None:
+        self.packages = set(packages) - _OF_PYTHON
+        self._names = list(names)
+
+    @classmethod
+    def of(cls, owner: object) -> Classes:
+        """Those that the code of an object's class can name."""
         kinds = [kind for kind in type(owner).__mro__ if not outside_package(kind)]
-        self.packages = {_package(kind) for kind in kinds} - _OF_PYTHON
-        self._names: list[Mapping[str, Any]] = [
-            each.__globals__
-            for kind in kinds
-            for each in vars(kind).values()
-            if hasattr(each, "__globals__")
-        ]
+        methods = (each for kind in kinds for each in vars(kind).values())
+        names = [each.__globals__ for each in methods if hasattr(each, "__globals__")]
+        return cls(names, map(_package, kinds))
+
+    @classmethod
+    def of_frames(cls, frames: Iterable[FrameType]) -> Classes:
+        """Those that running functions can name, also as an attribute of a module."""
+        names: list[Mapping[str, Any]] = []
+        packages = set()
+        for frame in frames:
+            local = {name: each for name, each in frame.f_locals.items() if isinstance(each, type)}
+            modules = [each for each in frame.f_globals.values() if isinstance(each, ModuleType)]
+            names += [local, frame.f_globals, *map(vars, modules)]
+            packages.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
+        return cls(names, packages)
 
     def find(self, module: str, name: str) -> type | None:
         """A class by its name, None if the owner does not know it."""
@@ -97,16 +117,19 @@ def outside_package(kind: type) -> bool:
 
 
 class _ValueWriter(_Writer):
-    def __init__(self, known: Collection[int]) -> None:
+    def __init__(self, known: Collection[int], whole: bool) -> None:
         super().__init__(())
         self._known = known
-        self._left = _MOST_PARTS
+        self._whole = whole
+        self._left: float = math.inf if whole else _MOST_PARTS
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         self._left -= 1
         if self._left < 0:
             raise CheckpointError(f"{place[0]} has more than {_MOST_PARTS} parts")
         if id(value) in self._known or (outside(value) and not is_iterator(value)):
+            if self._whole:
+                raise CheckpointError(f"{'.'.join(place)} is of {type(value).__name__}")
             return ["present"]
         return super().node(value, place)
 

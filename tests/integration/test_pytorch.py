@@ -5,12 +5,14 @@ As a script, this file is the next process of a run: ``test_pytorch.py FOLDER SE
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -31,11 +33,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
-from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended
+from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended, UnstorableError
 from optuna_hermes.model import TierName
 from optuna_hermes.pytorch import Run, suspendable
 from optuna_hermes.suspend import StoredState
 from optuna_hermes.testing import FakeSession
+from optuna_hermes.workers._fault import is_misuse
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata
 
@@ -643,6 +646,62 @@ def validated_first(session: FakeSession | None, trace: Trace) -> None:
                 session.tick()
         run.report(loss.item())
     trace.note(trace.end, "random", torch.rand(()))
+
+
+class Walk:
+    """An environment of the user's own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(3)
+        self.place = 0.0
+
+    def step(self) -> float:
+        self.place += self.rng.normal()
+        return self.place
+
+
+def remembering(session: FakeSession | None, trace: Trace) -> None:
+    """Draws from a buffer of what an environment has done before."""
+    run = Run(new_trial(), {}, session)
+    buffer = run.kept.setdefault("buffer", collections.deque(maxlen=7))
+    walk = run.kept.setdefault("walk", Walk())
+    last = run.kept.setdefault("last", (0.0, buffer))
+    assert last[1] is run.kept["last"][1]
+    for epoch in run.epochs(EPOCHS):
+        for number in run.batches(range(BATCHES)):
+            buffer.append((epoch, number, np.float32(walk.step())))
+            trace.note(trace.losses, (epoch, number), float(random.choice(buffer)[2]))
+            if session is not None:
+                session.tick()
+        run.report(walk.place)
+
+
+def test_kept_containers_and_objects(tmp_path: Path) -> None:
+    """A replay buffer and an environment come back, and what the objective holds is them."""
+    plain, trace = Trace(), Trace()
+    scramble(1)
+    remembering(None, plain)
+    scramble(1)
+    session = FakeSession({BATCHES + 3: "disk"}, checkpoint_dir=tmp_path)
+    for stop in (2, BATCHES, 0):
+        with pytest.raises(Suspended):
+            remembering(session, trace)
+        scramble()
+        session = session.again({stop: "disk"} if stop else {})
+    remembering(session, trace)
+    assert trace.seen() == plain.seen()
+
+
+@pytest.mark.parametrize("value", [iter([1]), collections.defaultdict(list), threading.Lock()])
+def test_what_is_kept_must_be_storable(value: object, tmp_path: Path) -> None:
+    """It is that trial's fault alone."""
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
+    run = Run(new_trial(), {}, session)
+    run.kept["it"] = value
+    batches = (session.tick() for _ in run.epochs(1) for _ in run.batches(range(5)))
+    with pytest.raises(UnstorableError, match=r"run\.kept\['it'\] must be made of") as raised:
+        list(batches)
+    assert is_misuse(raised.value, anything_reported=False)
 
 
 @pytest.mark.parametrize(
