@@ -47,9 +47,19 @@ _LONG_VALIDATION_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
-_owners: weakref.WeakKeyDictionary[Session, weakref.ref[HermesCallback]] = (
-    weakref.WeakKeyDictionary()
-)
+
+class _Fits:
+    """The fits of one trial, each of which may have a callback of its own."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.units: private.Units | None = None
+        """Those of the last callback."""
+        self.callback: weakref.ref[HermesCallback] | None = None
+
+
+_fits: weakref.WeakKeyDictionary[Any, _Fits] = weakref.WeakKeyDictionary()
+"""By session, or by trial where nobody schedules it."""
 
 
 class HermesCallback(Callback):
@@ -167,6 +177,7 @@ class HermesCallback(Callback):
             return
         if self._rank is None:
             self._take_session()
+        self._trainer = trainer
         session = self._session
         if session is None:
             return
@@ -402,12 +413,24 @@ class HermesCallback(Callback):
             return "the objective calls fit more than once"
         return private.why_not_storable(trainer)
 
-    def _own(self, session: Session) -> None:
-        if _owners.setdefault(session, weakref.ref(self))() is not self:
+    def _begin_fit(self) -> None:
+        """Count on from the fits before this one.
+
+        Raises:
+            InvalidInputError: another callback is in a fit of this trial.
+        """
+        fits = _fits.setdefault(self._session or self._trial, _Fits())
+        other = fits.callback() if fits.callback is not None else None
+        if other is not None and other is not self and other._trainer is not None:
             raise InvalidInputError(
-                f"{self._run.capitalize()} has more than one HermesCallback: give the same one to "
-                "every Trainer of a trial."
+                f"{self._run.capitalize()} has more than one HermesCallback in one Trainer: leave "
+                "all but one out."
             )
+        if fits.units is not None:
+            self._units.done = fits.units.done
+        fits.units, fits.callback = self._units, weakref.ref(self)
+        fits.count += 1
+        self._fits = fits.count
 
     # -- several processes: see ``_lightning/_ddp.py`` ------------------------------------------
 
@@ -454,9 +477,8 @@ class HermesCallback(Callback):
 
     def _take_session(self) -> None:
         session = self._session = self._session or session_of(self._trial)
+        self._begin_fit()
         if session is not None:
-            self._own(session)
-            self._fits += 1
             self._reported = reported_steps(self._trial)
             if self._fits == 1:
                 self._checkpoints.find(session)

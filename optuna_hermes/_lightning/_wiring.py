@@ -193,22 +193,32 @@ class Wiring:
     def _as_when_made(self, stage: str) -> Iterator[None]:
         """Loaders that are made again are made of the same attributes and random numbers.
 
-        They may split data, and the user's module and data module may count what they train.
+        They may split data, the user's module and data module may count what they train, and the
+        epoch may be an earlier one, where they are not made for each.
         """
+        epoch = self._trainer.fit_loop.epoch_progress.current
         if self._attributes is None:
             self._attributes = made_of(self._trainer)
             self._attributes.begin()
         made = self._made_again.get(stage)
         if made is None:
             attributes = frozen(self._attributes.state_dict())
-            self._made[stage] = {"rng": rng_state(), "attributes": attributes}
+            self._made[stage] = {
+                "rng": rng_state(),
+                "attributes": attributes,
+                "epoch": epoch.completed,
+            }
             yield
             return
         self._made[stage] = made
         self._attributes.load_state_dict(frozen(made["attributes"]))
         with kept_rng():
             set_rng_state(made["rng"])
-            yield
+            now, epoch.completed = epoch.completed, made["epoch"]
+            try:
+                yield
+            finally:
+                epoch.completed = now
 
     def _set_up_validation_now(self) -> None:
         trainer = self._trainer

@@ -401,6 +401,14 @@ class OwnRates(OwnLoaders):
         return Net.configure_optimizers(self)
 
 
+class ByEpoch(OwnRates):
+    """Chooses its data by the epoch in which it makes its loader, which is not each one."""
+
+    def train_dataloader(self) -> Any:
+        torch.manual_seed(self.current_epoch)
+        return super().train_dataloader()
+
+
 class Growing(OwnRates):
     """Takes larger batches from one epoch to the next."""
 
@@ -533,6 +541,12 @@ LIGHTNING: dict[str, dict[str, Any]] = {
         ],
     },
     "growing": {"net": Growing, "train": None, "val": None, "reload_dataloaders_every_n_epochs": 1},
+    "by-epoch": {
+        "net": ByEpoch,
+        "train": None,
+        "val": None,
+        "reload_dataloaders_every_n_epochs": 2,
+    },
     "pruned": {"callbacks": lambda: [ModelPruning("l1_unstructured", amount=0.2)]},
     "pruned-at-random": {
         "callbacks": lambda: [ModelPruning("random_unstructured", amount=0.1)],

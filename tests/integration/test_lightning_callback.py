@@ -243,12 +243,31 @@ def test_second_fit(tmp_path: Path) -> None:
     assert session.trainings == [True, False]
 
 
-def test_second_callback() -> None:
-    """Two callbacks of one trial would count the same units: that is refused."""
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_callback_for_each_fit(scheduled: bool, tmp_path: Path) -> None:
+    """As in a loop over folds: units count on, and each callback has the value of its own fit."""
+    session, trial = FakeSession(checkpoint_dir=tmp_path) if scheduled else None, ask()
+    values = []
+    for _ in range(3):
+        hermes = HermesCallback(trial, "val_loss", _session=session)
+        trainer(hermes, session).fit(Line(), data(), data())
+        values.append(hermes.value)
+    reported = trial.study.trials[0].intermediate_values
+    assert sorted(reported) == list(range(1, 10))
+    assert values == [reported[3], reported[6], reported[9]]
+    if session is not None:
+        assert [unit for unit, *_ in session.reports] == list(range(1, 10))
+        assert session.trainings == [True, False, False]
+
+
+def test_two_callbacks_in_one_trainer() -> None:
+    """Both would count the same units: that is refused."""
     session, trial = FakeSession(), ask()
-    fit(session, trial=trial)
+    first, second = (HermesCallback(trial, "val_loss", _session=session) for _ in range(2))
+    both = trainer(first, session)
+    both.callbacks.append(second)
     with pytest.raises(InvalidInputError, match="Trial 0 has more than one HermesCallback"):
-        fit(session, trial=trial)
+        both.fit(Line(), data(), data())
 
 
 # -- checkpoints -------------------------------------------------------------------------------
