@@ -201,10 +201,16 @@ def test_all_hosts_together_open_no_trial_too_many() -> None:
     assert hosts.a.last(first, "Grant") is not None
     assert hosts.b.last(second, "Grant") is None
     assert hosts.b.state.book.studies["s"].unstarted == 0
-    begin(hosts.a, first, 0)
+    (document,) = hosts.b.state.status(hosts.b.now)["studies"]
+    assert not document["finished"], "the other host is about to begin a trial"
+    epoch = begin(hosts.a, first, 0)
     hosts.advance(2 * REFRESH_SECONDS)
     assert hosts.b.last(second, "Grant") is None
     assert hosts.b.state.book.studies["s"].problem is None
+    hosts.a.say(first, wire.Ended(epoch=epoch, state="done"))
+    hosts.advance(2 * REFRESH_SECONDS)
+    (document,) = hosts.b.state.status(hosts.b.now)["studies"]
+    assert document["finished"]
 
 
 def test_of_two_that_claim_a_run_one_wins() -> None:

@@ -172,6 +172,7 @@ class Sharing:
                 self._is_anothers(study.runs[number], out)
         if event.full and study.unstarted is not None:
             study.unstarted = 0  # until it is counted anew
+            study.coming = max(1, study.coming)
 
     def _is_anothers(self, run: Run, out: list[Command]) -> None:
         """A run went to another host; what process this one has for it may not go on."""

@@ -166,6 +166,8 @@ def finished(study: Study, book: Book) -> bool:
     if study.draining:
         alive = (run for run in study.runs.values() if run.connection is not None)
         return not any(run.stores for run in alive)
+    if study.coming:  # another host begins a trial, of which nobody else knows yet
+        return False
     return not study.may_open.any and not any(run.live for run in study.runs.values())
 
 
