@@ -230,6 +230,7 @@ class Run(Turns):
             "whole": self._whole,
             "epoch_rng": self._epoch_rng,
             "beside": self._beside.state(),
+            "steps": self._beside.steps(),
         }
 
     def _be_at(self, tree: dict[str, Any]) -> None:
@@ -240,6 +241,7 @@ class Run(Turns):
         super()._restore()
         if tree is not None:
             self._beside.load_state(tree["beside"])
+            self._beside.load_steps(tree["steps"])
 
     def _leave(self) -> None:
         super()._leave()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from optuna_hermes.suspend._loader import OwnStates, Replay, idle
+from optuna_hermes.suspend._wrapped import inner_of
 
 
 class Beside:
@@ -16,24 +18,33 @@ class Beside:
 
     Their generators and, where these persist, their worker processes come back with the run. A
     worker process's seed is drawn once only: a run that drew it anew would be a number ahead.
+    So do the steps that an ``Accelerator`` counts to accumulate gradients.
     """
 
     def __init__(self) -> None:
         self._idle: weakref.WeakKeyDictionary[Any, Replay | OwnStates]
         self._idle = weakref.WeakKeyDictionary()
+        self._accelerators: list[weakref.ref[Any]] = []
 
     def begin(self) -> None:
         """The loop begins."""
         gc.collect()  # those of an earlier trial of this process
+        accelerate = sys.modules.get("accelerate")  # whoever has one has imported it
+        accelerator: type = getattr(accelerate, "Accelerator", type(None))
+        self._accelerators = []
         for each in gc.get_objects():
+            if issubclass(type(each), accelerator):
+                self._accelerators.append(weakref.ref(each))
             # Not isinstance: it asks proxies for their class.
             if issubclass(type(each), DataLoader) and not _is_watched(each):
                 self._idle[each] = idle(each)
 
     def release(self, loader: object) -> None:
         """Its batches are counted, or it keeps its position itself."""
-        if isinstance(loader, DataLoader) and loader in self._idle:
-            _leave(self._idle.pop(loader))
+        inner = inner_of(loader)
+        plain = loader if inner is None else inner
+        if isinstance(plain, DataLoader) and plain in self._idle:
+            _leave(self._idle.pop(plain))
 
     def state(self) -> list[dict[str, Any]]:
         """How their next epochs will begin, of those for which there is something to say."""
@@ -52,6 +63,17 @@ class Beside:
                     each.load_idle_state(state)
                     del left[index]
                     break
+
+    def steps(self) -> list[int]:
+        """The steps that accelerators have counted."""
+        return [each.step for accelerator in self._accelerators if (each := accelerator())]
+
+    def load_steps(self, steps: list[int]) -> None:
+        """Let them count on."""
+        for accelerator, step in zip(self._accelerators, steps, strict=False):
+            each = accelerator()
+            if each is not None:
+                each.step = step
 
     def leave(self) -> None:
         """Give the loaders back what is their own."""

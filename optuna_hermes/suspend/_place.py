@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from optuna_hermes.suspend._loader import RandomWatch, Replay, is_stateful
+from optuna_hermes.suspend._wrapped import Wrapped, inner_of
 
 Batch = TypeVar("Batch")
 
@@ -24,7 +25,8 @@ class Place:
         """Why a run could not come back to its place in this epoch, None if it could."""
         self._source: Any = None
         # A loader may be made for each epoch, and its workers end with it.
-        self._replays: weakref.WeakKeyDictionary[Any, Replay] = weakref.WeakKeyDictionary()
+        self._replays: weakref.WeakKeyDictionary[Any, Replay | Wrapped]
+        self._replays = weakref.WeakKeyDictionary()
         self._watches: weakref.WeakKeyDictionary[Any, RandomWatch] = weakref.WeakKeyDictionary()
 
     @property
@@ -41,14 +43,17 @@ class Place:
 
         Args:
             loader: has ``state_dict`` and ``load_state_dict``, or is a ``DataLoader`` over a
-                map-style data set, or a sequence; with others there is a ``problem``.
+                map-style data set, or one that Fabric or Accelerate has wrapped, or a sequence;
+                with others there is a ``problem``.
             state: what ``state_dict`` gave, if the epoch goes on from there.
         """
         source = self._source = self._source_of(loader)
         self.length = _length(loader)
         self.problem = self._problem(loader)
         self.batch = 0 if state is None else state["batch"]
-        if state is not None and source is not None:
+        if isinstance(source, Wrapped):
+            source.begin(loader, None if state is None else state["loader"])
+        elif state is not None and source is not None:
             source.load_state_dict(state["loader"])
         self._watch(loader)
         iterator = iter(loader)
@@ -65,7 +70,10 @@ class Place:
 
     def leave(self) -> None:
         """Give the loaders back what is their own, and let them go."""
-        hung: list[Replay | RandomWatch] = [*self._replays.values(), *self._watches.values()]
+        hung: list[Replay | Wrapped | RandomWatch] = [
+            *self._replays.values(),
+            *self._watches.values(),
+        ]
         for each in hung:
             each.unwrap()
         self._replays.clear()
@@ -74,16 +82,18 @@ class Place:
 
     def _source_of(self, loader: Any) -> Any:
         """What knows where a loader is; None if the number of batches says it."""
-        if is_stateful(loader):
+        wrapped = inner_of(loader) is not None
+        if is_stateful(loader) and not wrapped:
             return loader
-        if not Replay.fits(loader):
+        if not wrapped and not Replay.fits(loader):
             return None
         if loader not in self._replays:  # its workers, where they persist, hold the first one
-            self._replays[loader] = Replay(loader, lambda: self.batch)
+            kind = Wrapped if wrapped else Replay
+            self._replays[loader] = kind(loader, lambda: self.batch)
         return self._replays[loader]
 
     def _watch(self, loader: Any) -> None:
-        plain = isinstance(self._source, Replay)
+        plain = isinstance(self._source, Replay | Wrapped)
         if not plain and RandomWatch.fits(loader) and loader not in self._watches:
             self._watches[loader] = RandomWatch(loader)
 

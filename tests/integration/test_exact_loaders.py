@@ -26,6 +26,8 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from accelerate import Accelerator
+from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     Callback,
@@ -692,6 +694,58 @@ LOOPS: dict[str, dict[str, Any]] = {
 def test_loop(case: str, tmp_path: Path) -> None:
     """Several loaders, and loaders made anew in each epoch."""
     check(functools.partial(loop, **LOOPS[case]), tmp_path)
+
+
+def by_fabric(make: Callable[[], Any]) -> Any:
+    return Fabric(accelerator="cpu", devices=1).setup_dataloaders(make())
+
+
+def by_accelerate(make: Callable[[], Any]) -> Any:
+    return Accelerator(cpu=True).prepare(make())
+
+
+@pytest.mark.parametrize("stops", [(3,), (BATCHES, 1, BATCHES - 2), (BATCHES - 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("name", some(WORKERS, "0-workers", "3-workers-ahead-4-persistent"))
+@pytest.mark.parametrize("wrap", [by_fabric, by_accelerate])
+def test_wrapped_loaders(
+    wrap: Callable[..., Any], name: str, stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Loaders of Fabric and Accelerate, which fetch later, or earlier, than their own loaders."""
+    make = functools.partial(wrap, functools.partial(loader, ALL, **WORKERS[name]))
+    check(functools.partial(loop, train=make, val=make), tmp_path, stops=stops)
+
+
+@pytest.mark.parametrize("sampler", some(SAMPLERS, "shared-generator", "counting", "batches"))
+@pytest.mark.parametrize("wrap", [by_fabric, by_accelerate])
+def test_wrapped_samplers(wrap: Callable[..., Any], sampler: str, tmp_path: Path) -> None:
+    """Samplers and generators of the user's own in such loaders."""
+    make = functools.partial(wrap, functools.partial(loader, "torch", make=SAMPLERS[sampler]))
+    check(functools.partial(loop, train=make, val=make), tmp_path, stops=(BATCHES + 3, 2, 2))
+
+
+def test_accumulating_with_accelerate(tmp_path: Path) -> None:
+    """An ``Accelerator`` counts the batches between two steps of the optimizer."""
+
+    def train(session: FakeSession | None, trace: Trace) -> None:
+        seed_all(1)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        made = (model, torch.optim.Adam(model.parameters(), lr=0.05), loader("torch"))
+        model, optimizer, batches = accelerator.prepare(*made)
+        run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+        for epoch in run.epochs(EPOCHS):
+            for x, y in run.batches(batches):
+                with accelerator.accumulate(model):
+                    loss = nn.functional.mse_loss(model(x).squeeze(-1), y)
+                    accelerator.backward(loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                trace.note((epoch, run.batch), loss)
+                if session is not None:
+                    session.tick()
+            run.report(float(loss.detach()))
+
+    check(train, tmp_path, stops=(BATCHES + 1, 3, 1))
 
 
 # -- in another process -------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import pytest
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 FOLDER = Path(__file__).parent
 NAMES = sorted(file.stem for file in (FOLDER / "scripts").glob("*.py"))
-IN_MEMORY = {"accelerated", "fabric", "iterable", "replay_module", "stream"}
+IN_MEMORY = {"iterable", "replay_module", "stream"}
 """Scripts that wait in memory only, since of their loaders no position is known: after an
 interruption they begin anew."""
 

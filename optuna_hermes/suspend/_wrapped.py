@@ -1,0 +1,137 @@
+"""Loaders that Fabric's ``setup_dataloaders`` and Accelerate's ``prepare`` wrap around a plain one.
+
+Both ask the plain one for an iterator only with an epoch's first batch. Accelerate's fetches each
+batch before the one before it is trained.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from optuna_hermes.suspend._generators import (
+    generator_state,
+    own_generators,
+    set_generator_state,
+)
+from optuna_hermes.suspend._loader import Replay, is_stateful
+from optuna_hermes.suspend._state import rng_state, set_rng_state
+
+_INNER = {"_FabricDataLoader": "_dataloader", "DataLoaderShard": "base_dataloader"}
+_EPOCHS = {"_FabricDataLoader": "_num_iter_calls", "DataLoaderShard": "iteration"}
+
+
+def inner_of(loader: Any) -> Any:
+    """The plain loader inside of a wrapper, None if it is none, or keeps its position by itself."""
+    inner = getattr(loader, _INNER.get(type(loader).__name__, ""), None)
+    return inner if Replay.fits(inner) and not is_stateful(inner) else None
+
+
+class Wrapped:
+    """The position of a wrapper's plain loader; see ``Replay``.
+
+    Args:
+        loader: the wrapper.
+        trained: says how many batches of this epoch are trained.
+    """
+
+    def __init__(self, loader: Any, trained: Callable[[], int]) -> None:
+        self._name = _EPOCHS[type(loader).__name__]
+        self._replay = _LazyReplay(inner_of(loader), trained)
+        self._trained = trained
+        self._epochs = 0
+
+    def begin(self, loader: Any, state: dict[str, Any] | None) -> None:
+        """The wrapper is asked for an iterator next.
+
+        Args:
+            loader: it.
+            state: what ``state_dict`` gave, if the epoch goes on from there.
+        """
+        if state is not None:
+            setattr(loader, self._name, state["epochs"])
+            if state["idle"] is not None:
+                self._replay.load_idle_state(state["idle"])
+            else:
+                self._replay.load_state_dict(state["place"])
+        self._epochs = getattr(loader, self._name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is in its epoch, and in which of them."""
+        if self._trained() or self._replay.resumes:
+            return {"epochs": self._epochs, "idle": None, "place": self._replay.state_dict()}
+        return {"epochs": self._epochs, "idle": self._replay.idle_state(), "place": None}
+
+    def warning(self) -> str | None:
+        """See ``Replay``."""
+        return self._replay.warning()
+
+    def unwrap(self) -> None:
+        """Give the plain loader its own sampler back."""
+        self._replay.unwrap()
+
+
+class _LazyReplay(Replay):
+    """Fetches what was fetched ahead under the random state that it was fetched under.
+
+    Worker processes have random states of their own: with them there is nothing to do here.
+    """
+
+    def __init__(self, loader: DataLoader[Any], trained: Callable[[], int]) -> None:
+        super().__init__(loader, trained)
+        self._fetches = not loader.num_workers
+        self._under: deque[dict[str, Any]] = deque(maxlen=2)
+        self._again_under: list[dict[str, Any]] = []
+        self._now: dict[str, Any] | None = None
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the next iterator goes on in an epoch."""
+        return self._resume is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if "under" not in state:
+            ahead = state["drawn"] - state["skip"]
+            state["under"] = list(self._under)[-ahead:] if ahead and self._fetches else []
+        return state
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._resume is not None and self._fetches:
+            # Torch draws a seed after this, as it did when the epoch began.
+            self._now, self._again_under = rng_state(), list(self._resume["under"])
+        return super().__iter__()
+
+    def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:
+        rng, self._now = self._now, None
+        now = None if rng is None else {**self._drawn_from(), "rng": rng}
+        under, self._again_under = self._again_under, []
+        indices = super()._follow(batches)
+        while True:
+            if now is not None and not under:
+                self._draw_from(now)
+                now = None
+            try:
+                batch = next(indices)
+            except StopIteration:
+                return
+            if under:
+                self._draw_from(under.pop(0))
+            if self._fetches:
+                self._under.append(self._drawn_from())
+            yield batch
+
+    def _drawn_from(self) -> dict[str, Any]:
+        """The random states that the data set may draw from."""
+        return {"rng": rng_state(), "data": [generator_state(each) for each in self._of_data()]}
+
+    def _draw_from(self, states: dict[str, Any]) -> None:
+        set_rng_state(states["rng"])
+        for generator, state in zip(self._of_data(), states["data"], strict=False):
+            set_generator_state(generator, state)
+
+    def _of_data(self) -> list[Any]:
+        return own_generators(getattr(self._loader(), "dataset", None))
