@@ -41,8 +41,7 @@ def verdict(
         "units_repeated": sum(units for _, units in rewinds),
         "units_repeated_max": max((units for _, units in rewinds), default=0),
         "batches_repeated": [
-            f"{line.batches} of unit {line.unit} of trial {line.trial}"
-            for line in needless(stage.records.rewinds(), faults)
+            _circumstances(line, faults) for line in needless(stage.records.rewinds(), faults)
         ],
         "double_holders": len(doubles),
         "doubles": doubles,
@@ -97,6 +96,18 @@ def needless(rewinds: Iterable[Rewind], faults: Sequence[Fault]) -> Iterable[Rew
     for line in rewinds:
         if not any(fault.began <= line.at and line.last_at <= fault.ended for fault in ends):
             yield line
+
+
+def _circumstances(line: Rewind, faults: Sequence[Fault]) -> str:
+    before = [fault for fault in faults if fault.began <= line.at]
+    last = ""
+    if before:
+        number, fault = len(before), before[-1]
+        last = (
+            f"; fault {number}, {fault.kind}, began {fault.began - line.last_at:.1f} s after the "
+            f"last of them and ended {line.at - fault.ended:.1f} s before they were trained again"
+        )
+    return f"{line.batches} of unit {line.unit} of trial {line.trial}{last}"
 
 
 def overlaps(leases: Iterable[LeaseRecord]) -> Iterable[str]:
