@@ -48,7 +48,7 @@ from optuna_hermes.workers._result import (
     trial_results,
 )
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
-from optuna_hermes.workers._staff import Staff
+from optuna_hermes.workers._staff import NotInTimeError, Staff
 from optuna_hermes.workers._taken import TAKEN, wait_for_driver
 from optuna_hermes.workers._words import NOTHING_LEFT, STOP, Starts
 from optuna_hermes.workers._worker import Job
@@ -106,7 +106,7 @@ class Settings:
     Args:
         n_trials: how many trials the study shall have in the end; those it has count, so that
             the same call carries on after a crash. None for no bound.
-        timeout: seconds after which every trial is suspended, from when workers can begin.
+        timeout: seconds after which every trial is suspended, from the call on.
         device_seconds: device time of this call after which every trial is suspended.
         devices: as ``--devices``.
         policy: as ``--policy``.
@@ -178,8 +178,9 @@ class Driver:
         self._problem: str | None = None
         self._called_back: set[int] = set()
         self._last_done = 0
-        self._began = math.inf
-        self._stopped = False
+        self._began = 0.0
+        self._import_seconds = 0.0
+        self._stopped = self._over = False
         self._last: dict[str, Any] = {}
         self._devices: tuple[str, ...] = ()
         self._away = False
@@ -196,14 +197,28 @@ class Driver:
             InvalidInputError: with nothing changed.
             BrokerError: the broker cannot be started or kept alive.
         """
-        begin = time.monotonic()
+        begin = self._began = time.monotonic()
         _refuse_unshared(self._study)
         private.patiently(private.claim_ledger, self._study)
-        with (
-            private.patient(self._study),
-            Staff(self._objective, self._settings.devices) as staff,
-        ):
-            return self._with_workers(staff, begin)
+        timeout = self._settings.timeout
+        until = math.inf if timeout is None else begin + timeout
+        with private.patient(self._study):
+            try:
+                with Staff(self._objective, self._settings.devices, until) as staff:
+                    self._import_seconds = time.monotonic() - begin
+                    return self._with_workers(staff, begin)
+            except NotInTimeError:
+                return self._without_workers(begin)
+
+    def _without_workers(self, begin: float) -> OptimizeResult:
+        elapsed = time.monotonic() - begin
+        self._progress.note(
+            f"The time is over after {elapsed:.1f} s, in which the objective was not even imported."
+        )
+        self._stopped = self._over = True
+        ledger = private.patiently(open_ledger, private.ledger_url(self._study))
+        with contextlib.closing(ledger):
+            return self._result(ledger, elapsed)
 
     def _with_workers(self, staff: Staff, begin: float) -> OptimizeResult:
         self._take_as_called_back()
@@ -280,15 +295,20 @@ class Driver:
     def _outlast(self, pid: int, key: str) -> None:
         """Wait until another driver has left the study, or until this call is to end."""
         self._progress.note(TAKEN.format(pid=pid))
-        self._began = min(self._began, time.monotonic())
         self._taken_by = wait_for_driver(key, pid, self._is_over)
         self._stopped = self._taken_by is not None
         self._take_as_called_back()
 
     def _is_over(self) -> bool:
         """Whether the time is over, or somebody wants the call to end."""
-        timeout = self._settings.timeout
-        late = timeout is not None and time.monotonic() - self._began >= timeout
+        timeout, elapsed = self._settings.timeout, time.monotonic() - self._began
+        late = timeout is not None and elapsed >= timeout
+        if late and not self._over:
+            self._over = True
+            self._progress.note(
+                f"The time is over: {elapsed:.1f} s, {self._import_seconds:.1f} s of it until the "
+                "objective was imported. Suspending every live trial."
+            )
         return self._interrupted or late or private.asked_to_stop(self._study)
 
     def _take_as_called_back(self) -> None:
@@ -301,7 +321,6 @@ class Driver:
     ) -> None:
         staff.starts.forget()  # the broker's end may have been theirs
         self._devices = connection.welcome.device_ids
-        self._began = min(self._began, time.monotonic())
         max_alive = most_alive(self._devices)
         for described in descriptions(self._study, spec.key):
             connection.send(described)

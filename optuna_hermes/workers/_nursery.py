@@ -26,11 +26,11 @@ from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers._fork_safety import why_not_fork
 from optuna_hermes.workers._imports import LibrariesFirst
 from optuna_hermes.workers._objective import Objective, file_of, unpack
+from optuna_hermes.workers._preload import preload
 from optuna_hermes.workers._signals import leave_to_driver
 from optuna_hermes.workers._words import FAILED, sayer
 from optuna_hermes.workers._worker import Job, work
 
-_PRELOAD = ("numpy", "torch", "lightning.pytorch", "optuna_hermes.lightning", "sqlalchemy")
 _PR_SET_PDEATHSIG = 1
 
 NOT_LOADED = 12
@@ -113,9 +113,7 @@ def _prepare(packed: bytes | str) -> Objective:
     sessions.importing = True
     objective = unpack(packed)  # what is wrong with it is said at once
     sessions.importing = False
-    for name in _PRELOAD:
-        with contextlib.suppress(ImportError):
-            __import__(name)
+    preload(objective)
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise ObjectiveError(

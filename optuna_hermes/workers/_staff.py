@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import select
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,18 +28,25 @@ from optuna_hermes.workers._worker import Job
 END_SECONDS = 10.0
 
 
+class NotInTimeError(HermesError):
+    """The objective's import takes longer than there is time."""
+
+
 class Staff:
     """The workers of one call of ``optimize``, and the nursery they are forked from.
 
     Args:
         objective: as ``pack`` gives it.
         devices: as ``--devices``; CPU slots share the cores.
+        until: when the nursery must be ready, by ``time.monotonic``.
 
     Raises:
         ObjectiveError: on entering, if the nursery cannot load the objective.
+        NotInTimeError: on entering, if it has not until then.
     """
 
-    def __init__(self, objective: bytes | str, devices: str) -> None:
+    def __init__(self, objective: bytes | str, devices: str, until: float = math.inf) -> None:
+        self._until = until
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()
         self._statuses: dict[int, int] = {}
@@ -61,6 +70,7 @@ class Staff:
             while not self._ready():
                 pass
         except BaseException:
+            self._process.kill()  # it may be in the midst of an import
             self.__exit__()
             raise
         return self
@@ -115,6 +125,10 @@ class Staff:
         self._socket.sendall(len(data).to_bytes(8, "big") + data)
 
     def _ready(self) -> bool:
+        left = None if math.isinf(self._until) else max(0.0, self._until - time.monotonic())
+        readable, _, _ = select.select([self._socket], [], [], left)
+        if not readable:
+            raise NotInTimeError("The objective was not imported in time.")
         for line in self._lines():
             if "error" in line:
                 kind = getattr(errors, line["kind"], ObjectiveError)

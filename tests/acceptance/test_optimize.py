@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -225,11 +226,23 @@ def test_ctrl_c_suspends_and_the_same_command_goes_on(
 
 def test_a_timeout_suspends_what_is_left(cli: Cli, storage_url: str) -> None:
     """``--timeout`` ends with status 0, unfinished trials wait, and what goes on is said."""
-    done = cli(*command(storage_url, timeout=4, n_trials=40))
+    done = cli(*command(storage_url, timeout=12, n_trials=400))
     assert done.returncode == 0, done.stderr
     states = [trial["state"] for trial in json.loads(done.stdout)["trials"]]
     assert set(states) <= {"COMPLETE", "STORED", "PENDING"}
     assert "to go on" in done.stderr.lower()
+    assert re.search(r"The time is over: 1\d\.\d s, \d+\.\d s of it until the", done.stderr)
+
+
+def test_a_timeout_counts_from_the_call(cli: Cli, storage_url: str, tmp_path: Path) -> None:
+    """Also while the objective is imported: what the time was spent on is said."""
+    (tmp_path / "slow.py").write_text("import threading\nthreading.Event().wait()\n")
+    target = f"{tmp_path / 'slow.py'}:objective"
+    study = ("--storage", storage_url, "--study-name", "s", "--json")
+    done = cli("optimize", target, *study, "--timeout", 1, deadline_seconds=30)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["trials"] == []
+    assert "in which the objective was not even imported" in done.stderr
 
 
 def test_status_names_devices_holders_and_suspended_trials(

@@ -150,7 +150,7 @@ def test_an_objective_that_wakes_cuda_at_its_import(monkeypatch: pytest.MonkeyPa
     """What must be moved is said before a worker is forked."""
     awake = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", awake)
-    monkeypatch.setattr(_nursery, "_PRELOAD", ())
+    monkeypatch.setattr(_nursery, "preload", lambda objective: None)
     monkeypatch.setattr(_nursery, "unpack", lambda packed: lambda trial: 0.0)
     with pytest.raises(ObjectiveError) as error:
         _nursery._prepare(b"")

@@ -1,0 +1,94 @@
+"""What the fork server imports for all workers: libraries that the objective's code names.
+
+An import inside of a function would else be paid again by each worker, and a library that nobody
+names by all of them.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+_LIBRARIES = {
+    "numpy": ("numpy",),
+    "pandas": ("pandas",),
+    "scipy": ("scipy",),
+    "sklearn": ("sklearn",),
+    "torch": ("torch",),
+    "torchvision": ("torchvision",),
+    "torchmetrics": ("torchmetrics",),
+    "lightning": ("lightning.pytorch", "optuna_hermes.lightning"),
+    "pytorch_lightning": ("pytorch_lightning", "optuna_hermes.lightning"),
+    "transformers": ("transformers",),
+    "accelerate": ("accelerate",),
+    "optuna_hermes.HermesCallback": ("optuna_hermes.lightning",),
+    "optuna_hermes.lightning": ("optuna_hermes.lightning",),
+    "optuna_hermes.suspendable": ("optuna_hermes.pytorch",),
+    "optuna_hermes.pytorch": ("optuna_hermes.pytorch",),
+}
+"""Libraries whose import takes long, and starts neither threads nor devices; with what of this
+package goes with them."""
+
+
+def preload(objective: Any) -> None:
+    """Import the libraries that an objective, or other code of its module, will import.
+
+    One that is broken is left to whoever needs it.
+    """
+    named = {*imported_late(objective), *(name for name in _LIBRARIES if name in sys.modules)}
+    wanted = dict.fromkeys(each for name in named for each in _LIBRARIES.get(name, ()))
+    for name in ("sqlalchemy", *wanted):
+        try:
+            __import__(name)
+        except Exception:
+            sys.modules.pop(name, None)
+
+
+def imported_late(objective: Any) -> set[str]:
+    """The modules, and their first parts, that functions import when they are called."""
+    found: set[str] = set()
+    for code in _codes(objective):
+        module = ""
+        for each in dis.get_instructions(code):
+            if each.opname == "IMPORT_NAME":
+                module = str(each.argval)
+                found |= {module, module.partition(".")[0]}
+            elif each.opname == "IMPORT_FROM":
+                found.add(f"{module}.{each.argval}")
+    return found
+
+
+def _codes(objective: Any) -> Iterator[CodeType]:
+    """The code of an objective, and of the functions and classes that it finds in its module."""
+    called = getattr(objective, "func", objective)  # of a partial
+    function = inspect.unwrap(getattr(called, "__func__", called))
+    if not isinstance(function, FunctionType):
+        function = vars(type(function)).get("__call__")
+    if not isinstance(function, FunctionType):
+        return
+    owner = function.__module__
+    waiting: list[Any] = [function, *_own(function.__globals__, owner)]
+    seen: set[CodeType] = set()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, type):
+            waiting += [part for part in vars(each).values() if isinstance(part, FunctionType)]
+            continue
+        code = each.__code__ if isinstance(each, FunctionType) else each
+        if code not in seen:
+            seen.add(code)
+            waiting += [part for part in code.co_consts if isinstance(part, CodeType)]
+            yield code
+
+
+def _own(names: dict[str, Any], owner: str) -> list[Any]:
+    """The functions and classes that a module defines itself."""
+    return [
+        each
+        for each in names.values()
+        if isinstance(each, FunctionType | type) and each.__module__ == owner
+    ]
