@@ -97,7 +97,8 @@ class Parking:
                 raise
             if not self._unwritable:  # once for each time that the file system takes nothing
                 log.warning("%s waits where it is: %s", state.name.capitalize(), error)
-            self._refused, self._unwritable = True, isinstance(error, UnwritableError)
+            self._unwritable = isinstance(error, UnwritableError)
+            self._refused = not self._unwritable  # who asks again may find room
             return
         self._unwritable = False
         self.leave()

@@ -255,6 +255,20 @@ def test_a_drained_run_that_cannot_be_stored_is_not_waited_for() -> None:
     assert broker.state.status(broker.now)["studies"][0]["finished"]
 
 
+def test_a_run_whose_checkpoint_could_not_be_written_is_asked_again_at_the_end() -> None:
+    """Its folder may be writable by then; if it is not, nobody waits."""
+    broker = on_gpu()
+    first, second = leaving(broker)
+    park(broker, first, 1, free=40)  # it was asked for host memory, and is asked for disk
+    park(broker, first, 1, free=40)  # which is full
+    broker.say(1, wire.Drain(study="s"))
+    assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 2
+    broker.hang_up(second)
+    assert not broker.state.status(broker.now)["studies"][0]["finished"]
+    park(broker, first, 1, free=40)
+    assert broker.state.status(broker.now)["studies"][0]["finished"]
+
+
 def test_a_worker_that_does_not_answer_is_killed() -> None:
     """A parked run that was asked to leave has its grace period too."""
     broker = on_gpu()

@@ -83,6 +83,7 @@ class Parking:
         run.state, run.tier = "parked", message.tier
         run.held_bytes, run.host_bytes = message.held_bytes, message.host_bytes
         stays = asked == "host" and message.tier == "resident"
+        run.unwritten = message.stores and asked == "disk" and message.tier != "disk"
         run.stores = run.stores and message.stores and asked != "disk"
         run.moves = run.moves and message.moves and not stays
         if message.tier == "disk":

@@ -28,6 +28,7 @@ class Run:
         others: the further ones.
         epoch: of its last lease.
         stores: whether it can be suspended to disk, as it said last.
+        unwritten: it could be, but its checkpoint could not be written when it was asked.
         moves: whether it can be moved to host memory; it is asked before it has said so.
         asked: the tier it was asked to go to and has not answered yet, since ``asked_at``.
         host: where it had a device last, None before its first lease.
@@ -64,6 +65,7 @@ class Run:
     others: tuple[str, ...] = ()
     epoch: int = 0
     stores: bool = False
+    unwritten: bool = False
     moves: bool = True
     asked: TierName | None = None
     asked_at: float = 0.0

@@ -373,6 +373,8 @@ class State:
             if lease.study == key:
                 lease.deadline = now
                 self._dispatcher.ask_to_yield(lease, now, out)
+        for run in study.runs.values():
+            run.stores = run.stores or run.unwritten  # its folder may be there again
         for run in study.parked:
             self._memory.evict(run, "disk", now, out)
         for connection in study.idle:
