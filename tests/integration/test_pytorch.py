@@ -22,7 +22,6 @@ import numpy as np
 import optuna
 import pytest
 import torch
-from accelerate.data_loader import prepare_data_loader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.trial import FixedTrial
@@ -470,11 +469,6 @@ class Stateless(DataLoader[torch.Tensor]):
         raise NotImplementedError
 
 
-def prepared(data: Any) -> Any:
-    """A loader as ``Accelerator.prepare`` gives it."""
-    return prepare_data_loader(DataLoader(data), put_on_device=False)
-
-
 class Stream(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(torch.arange(3.0))
@@ -487,7 +481,6 @@ class Stream(IterableDataset[torch.Tensor]):
         ("unknown length", DataLoader(Stream(), batch_size=1)),
         ("neither", {1.0, 2.0, 3.0}),
         ("no state after all", Stateless(torch.arange(3.0))),
-        ("prepared by Accelerate", prepared(torch.arange(3.0))),
     ],
 )
 def test_runs_that_cannot_be_stored(case: str, loader: Any, tmp_path: Path) -> None:
