@@ -131,6 +131,10 @@ class Turns:
         """Units until the end, None if unknown."""
         return None
 
+    def _stores_here(self) -> bool:
+        """Whether the run could be stored at this clean point, if it can be stored at all."""
+        return True
+
     def _waits(self) -> bool:
         """Whether the run goes on to its next clean point although it stores."""
         return False
@@ -178,7 +182,8 @@ class Turns:
             return
         if session.must_yield:
             self._park(session)
-        if self._unsaved and self._stores and saver is not None and self._saves(saver):
+        here = self._stores and self._stores_here()
+        if self._unsaved and here and saver is not None and self._saves(saver):
             saver.begin(self._dump(rng_state()), units=self._unit)
             self._unsaved = False
         self._busy = saver is not None and (saver.busy or (self._unsaved and self._stores))
@@ -266,7 +271,7 @@ class _Point:
     def __init__(self, turns: Turns, rng: dict[str, Any]) -> None:
         self.name = turns._run
         self.units = turns._unit
-        self.stores = turns._stores
+        self.stores = turns._stores and turns._stores_here()
         self.moves = turns._moves and not captured_graphs()
         self._turns = turns
         self._rng = rng

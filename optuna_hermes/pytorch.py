@@ -13,7 +13,8 @@ from optuna_hermes.suspend import Session, rng_state, set_rng_state
 from optuna_hermes.suspend._beside import Beside
 from optuna_hermes.suspend._locals import Locals, frames_of_user
 from optuna_hermes.suspend._named import Named
-from optuna_hermes.suspend._place import Place
+from optuna_hermes.suspend._place import Place, is_stream
+from optuna_hermes.suspend._streams import Streams
 from optuna_hermes.suspend._unsaved import reachable
 from optuna_hermes.suspend._values import Classes
 
@@ -67,6 +68,7 @@ class Run(Turns):
         self._n_epochs: int | None = None
         self._place = Place()
         self._beside = Beside()
+        self._streams = Streams()
         self._looped = self._due = self._warned = False
         self._whole = False
         self._epoch_rng: dict[str, Any] = {}
@@ -128,7 +130,7 @@ class Run(Turns):
 
         Args:
             loader: a ``DataLoader`` or ``StatefulDataLoader``, or a sequence. With others the run
-                waits in memory only.
+                waits in memory only; over an iterable data set it is stored between epochs.
 
         Raises:
             InvalidInputError: outside of ``epochs``, or for the second time in an epoch.
@@ -190,7 +192,8 @@ class Run(Turns):
 
     def _lost(self) -> list[str]:
         names = self._locals.lost(self._caller, self._known(), self._place.batch)
-        return [*super()._lost(), *(f"{name} (a local variable)" for name in sorted(names))]
+        lost = [*super()._lost(), *self._streams.lost]
+        return [*lost, *(f"{name} (a local variable)" for name in sorted(names))]
 
     # -- between two batches -------------------------------------------------------------------
 
@@ -207,10 +210,16 @@ class Run(Turns):
         if session is None:
             self._place.batch = 0
             return iter(loader)
-        self._beside.release(loader)
+        if not is_stream(loader):
+            self._beside.release(loader)
         iterator = self._place.iterate(loader, None if restored is None else restored["place"])
         self._watch(session, self._place.problem)
+        if self._place.only_whole:
+            self._streams.follow(loader, self._known, self._run)
         return iterator
+
+    def _stores_here(self) -> bool:
+        return not (self._place.only_whole and self._place.batch)
 
     def _waits(self) -> bool:
         # What follows may need the last batch's loss, which would not come back.
@@ -231,10 +240,12 @@ class Run(Turns):
             "epoch_rng": self._epoch_rng,
             "beside": self._beside.state(),
             "steps": self._beside.steps(),
+            "streams": self._streams.state_dict(),
         }
 
     def _be_at(self, tree: dict[str, Any]) -> None:
         self._epoch, self._whole = tree["epoch"], tree["whole"]
+        self._streams.load_state_dict(tree["streams"])
 
     def _restore(self) -> None:
         tree = self._restored

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+from torch.utils.data import DataLoader, IterableDataset
+
 from optuna_hermes.suspend._loader import RandomWatch, Replay, is_stateful
 from optuna_hermes.suspend._wrapped import Wrapped, inner_of
 
@@ -23,6 +25,8 @@ class Place:
         """Batches that this epoch has, None if that is unknown."""
         self.problem: str | None = None
         """Why a run could not come back to its place in this epoch, None if it could."""
+        self.only_whole = False
+        """Whether it could come back to the beginning of this epoch only."""
         self._source: Any = None
         # A loader may be made for each epoch, and its workers end with it.
         self._replays: weakref.WeakKeyDictionary[Any, Replay | Wrapped]
@@ -42,19 +46,21 @@ class Place:
         """Begin an epoch.
 
         Args:
-            loader: has ``state_dict`` and ``load_state_dict``, or is a ``DataLoader`` over a
-                map-style data set, or one that Fabric or Accelerate has wrapped, or a sequence;
-                with others there is a ``problem``.
+            loader: has ``state_dict`` and ``load_state_dict``, or is a ``DataLoader``, or one that
+                Fabric or Accelerate has wrapped, or a sequence; with others there is a ``problem``.
             state: what ``state_dict`` gave, if the epoch goes on from there.
         """
         source = self._source = self._source_of(loader)
         self.length = _length(loader)
-        self.problem = self._problem(loader)
+        self.only_whole = is_stream(loader)
+        self.problem = None if self.only_whole else self._problem(loader)
         self.batch = 0 if state is None else state["batch"]
         if isinstance(source, Wrapped):
             source.begin(loader, None if state is None else state["loader"])
         elif state is not None and source is not None:
             source.load_state_dict(state["loader"])
+        if self.only_whole:
+            return _begun_late(loader)
         self._watch(loader)
         iterator = iter(loader)
         if source is None:
@@ -106,6 +112,19 @@ class Place:
                 "sequence"
             )
         return None
+
+
+def is_stream(loader: Any) -> bool:
+    """Whether a loader goes through an iterable data set, with no worker that outlives an epoch."""
+    if not isinstance(loader, DataLoader) or hasattr(loader, "base_dataloader"):
+        return False
+    ends = not (loader.num_workers and loader.persistent_workers)
+    return isinstance(loader.dataset, IterableDataset) and ends and not is_stateful(loader)
+
+
+def _begun_late(loader: Iterable[Batch]) -> Iterator[Batch]:
+    """Its batches; what an iterator draws as it is made it draws with the first one."""
+    yield from loader
 
 
 def _why_not_saved(loader: Any) -> str | None:

@@ -41,6 +41,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    IterableDataset,
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
@@ -694,6 +695,49 @@ LOOPS: dict[str, dict[str, Any]] = {
 def test_loop(case: str, tmp_path: Path) -> None:
     """Several loaders, and loaders made anew in each epoch."""
     check(functools.partial(loop, **LOOPS[case]), tmp_path)
+
+
+class Stream(IterableDataset[Any]):
+    """Samples in an order that it draws, and that depends on how often it was gone through."""
+
+    def __init__(self) -> None:
+        self.points = Points()
+        self.passes = 0
+        self.rng = np.random.default_rng(3)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        order = [*torch.randperm(SAMPLES).tolist(), *range(self.passes)]
+        for index in order:
+            x, y = self.points[index]
+            yield x + 0.1 * torch.rand(()) + 0.1 * np.random.rand() + self.rng.normal(), y
+
+
+@pytest.mark.parametrize("crash", [2, BATCHES + 3, 2 * BATCHES + 2, 3 * BATCHES + 7])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams(workers: int, crash: int, tmp_path: Path) -> None:
+    """A run over an iterable data set is stored between its epochs, and comes back to the last."""
+
+    class Crash(FakeSession):
+        def tick(self) -> None:
+            super().tick()
+            self.left -= 1
+            if not self.left:
+                raise InterruptedError
+
+    make = functools.partial(
+        lambda: DataLoader(Stream(), SIZE, num_workers=workers, generator=torch.Generator())
+    )
+    train = functools.partial(loop, train=make, val=loader)
+    plain, trace = Trace(), Trace()
+    train(None, plain)
+    session = Crash(checkpoint_dir=tmp_path)
+    session.left = crash
+    with pytest.raises(InterruptedError):
+        train(session, trace)
+    assert session.checkpoints or crash < 3 * BATCHES
+    train(session.again(), trace)
+    assert [key for key in plain.seen if trace.seen[key] != plain.seen[key]] == []
 
 
 def by_fabric(make: Callable[[], Any]) -> Any:

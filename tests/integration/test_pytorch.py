@@ -474,11 +474,15 @@ class Stream(IterableDataset[torch.Tensor]):
         return iter(torch.arange(3.0))
 
 
+def persisting() -> DataLoader[torch.Tensor]:
+    return DataLoader(Stream(), batch_size=1, num_workers=1, persistent_workers=True)
+
+
 @pytest.mark.parametrize(
     ("case", "loader"),
     [
         ("no folder", None),
-        ("unknown length", DataLoader(Stream(), batch_size=1)),
+        ("a stream in workers that persist", persisting()),
         ("neither", {1.0, 2.0, 3.0}),
         ("no state after all", Stateless(torch.arange(3.0))),
     ],

@@ -22,9 +22,8 @@ import pytest
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 FOLDER = Path(__file__).parent
 NAMES = sorted(file.stem for file in (FOLDER / "scripts").glob("*.py"))
-IN_MEMORY = {"iterable", "replay_module", "stream"}
-"""Scripts that wait in memory only, since of their loaders no position is known: after an
-interruption they begin anew."""
+IN_MEMORY = {"iterable", "replay_module"}
+"""Scripts that wait in memory only, since their data are streams in Lightning: they begin anew."""
 
 
 def bits(storage: str) -> dict[str, list[bytes]]:
