@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import LinearConstraint, milp
-from scipy.sparse import coo_array
 
 Floats = NDArray[np.float64]
 
@@ -56,6 +54,9 @@ class Knapsack:
         good = self._good
         if not good:
             return []
+        from scipy.optimize import LinearConstraint, milp  # as in ``_stretch``: it takes long
+        from scipy.sparse import coo_array
+
         runs = sorted({self._items[index].run for index in good})
         row = {run: place for place, run in enumerate(runs)}
         rows = [row[self._items[index].run] for index in good]

@@ -9,7 +9,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from optuna_hermes.model import Elastic, Speed
 
@@ -85,6 +84,8 @@ def fit_steps(speeds: tuple[Speed, ...], device_batch_size: int | None) -> StepM
     columns = np.stack([local, passes, devices - 1, several], axis=1) / seconds[:, None]
     scale = np.maximum(columns.max(axis=0), 1 / HUGE)
     caution = np.diag([0.0, CAUTION, CAUTION, CAUTION])
+    from scipy.optimize import nnls  # a third of a second that most policies need not
+
     terms, _ = nnls(
         np.concatenate([columns / scale, caution]),
         np.concatenate([np.ones(len(good)), np.zeros(4)]),
