@@ -13,6 +13,9 @@ from _chaos_stage import N_TRIALS, Stage, values_of
 
 from optuna_hermes.ledger import LeaseRecord
 
+ENDING_SECONDS = 1.0
+"""A process whose parent is killed is killed in turn, and may train a batch until then."""
+
 
 def verdict(
     stage: Stage, calm: Stage, damaged: Sequence[tuple[int, float]], faults: Sequence[Fault]
@@ -94,7 +97,8 @@ def needless(rewinds: Iterable[Rewind], faults: Sequence[Fault]) -> Iterable[Rew
     """Those with no fault in between that ends processes which train."""
     ends = [fault for fault in faults if fault.kind in ENDS_PROCESSES]
     for line in rewinds:
-        if not any(fault.began <= line.at and line.last_at <= fault.ended for fault in ends):
+        last_at = line.last_at - ENDING_SECONDS
+        if not any(fault.began <= line.at and last_at <= fault.ended for fault in ends):
             yield line
 
 
