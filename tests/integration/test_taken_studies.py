@@ -57,7 +57,7 @@ def test_calls_wait_for_the_one_that_optimizes_their_study(
     """A call that waits keeps to its timeout and Ctrl-C, and takes over from a killed one."""
     first = start()
     wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 120)
-    late, stopped, heir = start("--timeout", 0.5), start(), start("--policy", "round-robin")
+    late, stopped, heir = start("--timeout", 20), start(), start("--policy", "round-robin")
     for each in (late, stopped, heir):
         wait_for(lambda each=each: WAITS in each.stderr, 120)
     stopped.send(signal.SIGINT)

@@ -18,7 +18,7 @@ ALLOWED = {
     ("suspend/_rank.py", "recv"): f"what the other end of the pipe says: {OWN_PIPE}",
     ("suspend/_ranks.py", "recv"): f"what a rank says: {OWN_PIPE}",
     ("workers/_fresh.py", "pickle.loads"): f"study and objective: {OWN_PIPE}",
-    ("workers/_nursery.py", "__import__"): "libraries whose names stand there",
+    ("workers/_preload.py", "__import__"): "libraries whose names stand there",
     ("workers/_nursery.py", "pickle.loads"): f"study and objective: {OWN_PIPE}",
     ("workers/_worker.py", "cloudpickle.loads"): f"the study: {OWN_PIPE}",
     ("workers/_objective.py", "cloudpickle.loads"): f"the objective: {OWN_PIPE}",
