@@ -123,7 +123,7 @@ class Turns:
         raise NotImplementedError
 
     def _maximizes(self) -> bool | None:
-        """Whether a higher value is better, None if the trial is of no study."""
+        """True if a higher value is better, None if the trial is of no study."""
         study = getattr(self._trial, "study", None)
         return None if study is None else sign(study) < 0
 
@@ -132,7 +132,7 @@ class Turns:
         return None
 
     def _stores_here(self) -> bool:
-        """Whether the run could be stored at this clean point, if it can be stored at all."""
+        """False at a clean point where a run that can be stored elsewhere cannot be."""
         return True
 
     def _waits(self) -> bool:

@@ -86,7 +86,7 @@ class Run(Turns):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What else shall come back with the run: values, containers, objects of your classes."""
+        """Values, containers and objects of your classes that come back with the run."""
         return self._named.kept
 
     def epochs(self, number: int) -> Iterator[int]:

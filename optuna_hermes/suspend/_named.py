@@ -113,7 +113,7 @@ class Named:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a tree holds it as it is: scalars, arrays and tensors, in lists and dictionaries."""
+    """True for scalars, arrays and tensors, in lists and dictionaries: a tree holds them so."""
     waiting, seen = [value], set()
     while waiting:
         each = waiting.pop()

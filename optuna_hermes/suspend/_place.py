@@ -26,7 +26,7 @@ class Place:
         self.problem: str | None = None
         """Why a run could not come back to its place in this epoch, None if it could."""
         self.only_whole = False
-        """Whether it could come back to the beginning of this epoch only."""
+        """True if a run could come back to the beginning of this epoch only."""
         self._source: Any = None
         # A loader may be made for each epoch, and its workers end with it.
         self._replays: weakref.WeakKeyDictionary[Any, Replay | Wrapped]
@@ -115,7 +115,7 @@ class Place:
 
 
 def is_stream(loader: Any) -> bool:
-    """Whether a loader goes through an iterable data set, with no worker that outlives an epoch."""
+    """True for a loader over an iterable data set, with no worker that outlives an epoch."""
     if not isinstance(loader, DataLoader) or hasattr(loader, "base_dataloader"):
         return False
     ends = not (loader.num_workers and loader.persistent_workers)

@@ -215,7 +215,7 @@ class Driver:
         self._progress.note(
             f"The time is over after {elapsed:.1f} s, in which the objective was not even imported."
         )
-        self._stopped = self._over = True
+        self._stopped = True
         ledger = private.patiently(open_ledger, private.ledger_url(self._study))
         with contextlib.closing(ledger):
             return self._result(ledger, elapsed)
