@@ -1,4 +1,4 @@
-"""How long ``optuna-hermes status`` takes about a study of many runs."""
+"""Time of ``optuna-hermes status`` for a study of many trials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optuna.distributions import FloatDistribution, distribution_to_json
 from optuna.storages._rdb import models
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.ledger import RunRecord, open_ledger
 from optuna_hermes.ledger._schema import METADATA
 
@@ -55,7 +55,7 @@ def _fill(url: str, name: str, runs: int, *, first_id: int) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(storage=url, study_name=name)
     _add_trials(url, study._study_id, range(runs), first_id)
-    ledger, key = open_ledger(private.ledger_url(study)), private.study_key(study)
+    ledger, key = open_ledger(_optuna.ledger_url(study)), _optuna.study_key(study)
     with ledger.batch():
         for number in range(runs):
             trial_id = first_id + number

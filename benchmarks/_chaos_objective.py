@@ -1,4 +1,4 @@
-"""What the trials of ``chaos.py`` train: a small network on scikit-learn's digits."""
+"""The objective of ``chaos.py``: a small network on scikit-learn's digits."""
 
 from __future__ import annotations
 

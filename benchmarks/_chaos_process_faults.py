@@ -1,4 +1,4 @@
-"""Faults of ``chaos.py`` that meet its processes: killed, stopped, or told to end by a signal."""
+"""Faults of ``chaos.py`` in its processes: killed, stopped, or ended by a signal."""
 
 from __future__ import annotations
 

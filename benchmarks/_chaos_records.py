@@ -1,4 +1,4 @@
-"""What the trials of ``chaos.py`` write down by themselves, apart from the program under test.
+"""Records that the trials of ``chaos.py`` write themselves, apart from the program under test.
 
 In one folder: ``reported``, a line for each value, which is on the disk before Optuna hears of it;
 a marker for each device, locked by whoever trains there; ``doubles``, a line for each time that

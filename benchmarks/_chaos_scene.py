@@ -1,4 +1,4 @@
-"""Where the faults of ``chaos.py`` happen, and how it is seen that all goes on after one."""
+"""The processes and database in which ``chaos.py`` causes faults, and the checks after each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the promises were kept, from what trials wrote down, the study and the ledger."""
+"""Check of the promises, from the trials' own records, the study and the ledger."""
 
 from __future__ import annotations
 

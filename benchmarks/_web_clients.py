@@ -10,7 +10,7 @@ import sqlalchemy
 from _broker_load_clients import Crowd, _report
 from _broker_load_status import _add_trials
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.ledger import RunRecord, open_ledger
 from optuna_hermes.ledger._schema import METADATA
@@ -31,8 +31,8 @@ def fill(url: str, trials: int, points: int) -> StudySpec:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(storage=url, study_name=NAME)
     _add_trials(url, study._study_id, range(trials), FIRST_ID)
-    key = private.study_key(study)
-    ledger = open_ledger(private.ledger_url(study))
+    key = _optuna.study_key(study)
+    ledger = open_ledger(_optuna.ledger_url(study))
     with ledger.batch():
         for number in range(trials):
             ledger.save_run(

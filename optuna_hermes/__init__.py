@@ -1,7 +1,7 @@
-"""Never kill a trial. Pause it.
+"""Scheduling of an Optuna study with more live trials than GPUs: trials are paused, not killed.
 
-An Optuna study with more live trials than GPUs: a broker on each host gives time slices to the
-trials whose loss falls fastest, suspends the others, and brings them back exactly where they were.
+A broker on each host leases its devices for time slices to the trials whose loss falls fastest,
+suspends the others, and resumes them exactly where they were.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from optuna_hermes.pruner import HermesPruner
     from optuna_hermes.pytorch import suspendable as suspendable
     from optuna_hermes.sampler import HermesSampler
-    from optuna_hermes.workers import OptimizeResult, optimize
+    from optuna_hermes.workers._optimize import OptimizeResult, optimize
 
 __version__ = "0.1.0"
 
@@ -25,8 +25,8 @@ _HOMES = {
     "HermesCallback": "optuna_hermes.lightning",
     "HermesPruner": "optuna_hermes.pruner",
     "HermesSampler": "optuna_hermes.sampler",
-    "OptimizeResult": "optuna_hermes.workers",
-    "optimize": "optuna_hermes.workers",
+    "OptimizeResult": "optuna_hermes.workers._optimize",
+    "optimize": "optuna_hermes.workers._optimize",
     "suspendable": "optuna_hermes.pytorch",
 }
 

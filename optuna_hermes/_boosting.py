@@ -1,8 +1,8 @@
-"""Rounds of boosting that take turns, in a library that keeps its loop to itself.
+"""The cooperative loop of boosting libraries, which call back around each round.
 
-A library calls back before and after each round. A run that comes back in another process begins
-at round 0 again: the rounds it has are told to the library as they were, without training them, so
-that whatever else watches the rounds (early stopping, learning rates, prints) is where it was.
+A trial resumed in another process begins at round 0 again: the rounds that it has are replayed with
+their recorded evaluations, without training them, so that other callbacks (early stopping, learning
+rates, prints) regain their state.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from optuna_hermes.suspend._named import Named
 from optuna_hermes.suspend._saver import Saver
 
 _SAVE_SECONDS = 1.0
-"""Least time between two checkpoints: a disk takes longer for one than many rounds do."""
+"""Least time between two checkpoints: writing one takes longer than many rounds."""
 
 
 class Rounds(Turns):
     """The rounds of one trial.
 
     Args:
-        trial: the ``optuna.Trial`` of this run.
+        trial: the ``optuna.Trial`` that trains.
         monitor: name of the value to report, ``DATA-METRIC``.
-        report_interval: how many rounds are a unit.
+        report_interval: number of rounds in a unit.
         session: None for that of the trial, if it has one.
 
     Raises:
         InvalidInputError: the interval is not positive, or this is the trial's second callback.
-        CheckpointError: the run's checkpoints cannot be used.
+        CheckpointError: the trial's checkpoints cannot be used.
     """
 
     _maker: ClassVar[str] = "HermesCallback()"
@@ -56,23 +56,23 @@ class Rounds(Turns):
         self._end: int | None = None
         self._next_save = 0.0
         super().__init__(trial, Named({"booster": self._booster}), session or session_of(trial))
-        self._trained = self._batches  # these are told again
+        self._trained = self._batches  # rounds below this number are replayed
 
     @property
     def model(self) -> bytes | None:
-        """The booster of the process before, None if the run begins."""
+        """The booster of the trial's earlier process, serialised; None for a new trial."""
         return self._booster.saved
 
     def begin(self, save: Callable[[], bytes], problem: str | None, end: int | None = None) -> None:
-        """Training begins.
+        """Begin the training.
 
         Args:
-            save: gives the booster as it is.
-            problem: why the run cannot be stored, None if it can.
-            end: how many rounds there will be, None if that is unknown.
+            save: returns the booster, serialised.
+            problem: the reason why the trial cannot be stored, None if it can.
+            end: number of all rounds, None if unknown.
 
         Raises:
-            InvalidInputError: for the second time.
+            InvalidInputError: it is called for the second time.
         """
         if self._used:
             raise InvalidInputError(
@@ -97,29 +97,29 @@ class Rounds(Turns):
             )
 
     def told(self, number: int) -> Any:
-        """What the evaluation after a round has said, None if the round is to be trained."""
+        """The recorded evaluation of a round to replay, None if the round is to be trained."""
         return self._booster.history[number] if number < self._trained else None
 
     def begin_round(self, number: int) -> None:
-        """Others may have the device before a round that is to be trained.
+        """Yield the device if asked to, before a round that is to be trained.
 
         Raises:
-            Suspended: the run is on disk.
-            CheckpointError: the run cannot be stored.
+            Suspended: the trial is on disk.
+            CheckpointError: the trial cannot be stored.
         """
         if number >= self._trained:
             self._pass_point()
 
     def end_round(self, said: Any, values: dict[str, float]) -> None:
-        """A round is trained.
+        """Record a trained round, and report if it ends a unit.
 
         Args:
-            said: what the library's evaluation has said, in plain values.
-            values: the same by name.
+            said: the library's evaluation, in plain values.
+            values: the evaluated values by name.
 
         Raises:
             MonitorError: the monitored one is not among them.
-            TrialPruned: the study's pruner says so.
+            TrialPruned: the study's pruner prunes the trial.
         """
         if self._monitor not in values:
             names = ", ".join(sorted(values)) or "none"
@@ -149,11 +149,11 @@ class Rounds(Turns):
         return {}
 
     def _be_at(self, tree: dict[str, Any]) -> None:
-        """The rounds that are told again say it."""
+        """Do nothing: the replayed rounds restore the position."""
 
 
 class _Booster:
-    """What is kept of a booster: its bytes, and what was said after each of its rounds."""
+    """The state of a booster: its bytes, and the evaluation after each of its rounds."""
 
     def __init__(self) -> None:
         self.history: list[Any] = []
@@ -165,7 +165,7 @@ class _Booster:
         return {"model": np.frombuffer(self.save(), np.uint8), "history": list(self.history)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.save is None:  # else it has them since training began
+        if self.save is None:  # once training has begun the booster itself has this state
             self.saved, self.history = state["model"].tobytes(), list(state["history"])
 
 

@@ -35,7 +35,7 @@ def usable_cpus(root: Path = _ROOT) -> int:
 
 
 def _left_bytes(root: Path) -> list[int]:
-    """What each control group that bounds memory has left.
+    """Bytes left in each control group that bounds memory.
 
     Cached files count as taken there but go when others need the room.
     """
@@ -86,7 +86,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _mounts(root: Path, controller: str | None) -> Iterator[tuple[str, Path]]:
-    """What is mounted of a hierarchy of version 1, or of version 2 if no controller is named."""
+    """Roots and mount points of a version 1 hierarchy, or of version 2 without a controller."""
     for line in _text(root / "proc/self/mountinfo").splitlines():
         fields, _, rest = line.partition(" - ")
         mount_root, mounted = fields.split()[3:5]

@@ -1,4 +1,4 @@
-"""What to do where an optional package is not installed."""
+"""Import errors of optional packages, with the command that installs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Import what an extra installs.
+    """Context of an import that needs an extra.
 
     Args:
         name: of the extra, and of the module that needs it.
@@ -20,6 +20,7 @@ def extra(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
+        # A module of this package itself is missing, which no extra repairs.
         if missing == "optuna_hermes":
             raise
         raise ModuleNotFoundError(

@@ -1,4 +1,4 @@
-"""The loop of a Hugging Face ``Trainer``, seen from where it fetches the batches of a step."""
+"""The cooperative loop of a Hugging Face ``Trainer``, hooked into its fetching of batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from optuna_hermes.suspend._named import Named
 from optuna_hermes.suspend._place import Place
 
 Fetch = Callable[[Iterator[Any], int, Any], Any]
-"""``Trainer.get_batch_samples``: from an iterator, how many, for which device."""
+"""``Trainer.get_batch_samples``: takes an iterator, a number of batches and a device."""
 
 _STATE_FILE = "trainer_state.json"
 _COUNTERS = (
@@ -32,7 +32,7 @@ _COUNTERS = (
     "_initial_num_input_tokens_seen",
     "current_flos",
 )
-"""What a ``Trainer`` counts for what it logs."""
+"""Counters of a ``Trainer`` that its logged values are computed from."""
 
 
 class Steps(Turns):
@@ -48,10 +48,10 @@ class Steps(Turns):
         found: tuple[StoredState, Any] | None,
     ) -> None:
         self.begun = False
-        """Whether the first step has."""
+        """True once the first step has begun."""
         self._trainer = trainer
         self._found = found
-        self._place = Place()
+        self._place = Place(lambda: (), f"trial {getattr(trial, 'number', '?')}")
         self._epoch_rng: dict[str, Any] = {}
         self._theirs: Any = None
         self._ours: Iterator[Any] = iter(())
@@ -69,7 +69,7 @@ class Steps(Turns):
         super().__init__(trial, Named(owners), session)
 
     def next_step(self, fetch: Fetch, iterator: Any, number: int, device: Any) -> Any:
-        """Others may have the device; then the batches of the next step are fetched."""
+        """Yield the device if asked to; then fetch the batches of the next step."""
         if iterator is not self._theirs:
             self._begin_epoch(iterator)
         self._place.batch += self._fetched
@@ -81,10 +81,10 @@ class Steps(Turns):
         return samples, items
 
     def _begin_epoch(self, iterator: Any) -> None:
-        """Iterate over the loader that Accelerate has wrapped.
+        """Iterate over the plain loader inside of Accelerate's.
 
-        Its own fetches a batch ahead, whose random numbers are drawn before the point where the run
-        may be suspended.
+        Accelerate's fetches a batch ahead, and so draws random numbers before the point where the
+        trial may be suspended.
         """
         self._theirs, self._fetched = iterator, 0
         loader: Any = self._trainer.callback_handler.train_dataloader
@@ -107,7 +107,7 @@ class Steps(Turns):
             self._watch(session, problem)
 
     def _seed(self, loader: Any) -> None:
-        """Let the sampler draw what it would have drawn in the run's first process."""
+        """Let the sampler draw what it would have drawn in the trial's first process."""
         sampler = getattr(loader.batch_sampler, "sampler", None)
         if not isinstance(sampler, SeedableRandomSampler):
             return
@@ -122,7 +122,7 @@ class Steps(Turns):
         return found
 
     def _units_left(self) -> int | None:
-        """Known where reports come after the same number of steps."""
+        """Units until the end; known if all reports are the same number of steps apart."""
         state = self._trainer.state
         left, rest = divmod((state.max_steps - state.global_step) * self._unit, state.global_step)
         return left if rest == 0 else None
@@ -142,7 +142,7 @@ class Steps(Turns):
         }
 
     def _be_at(self, tree: dict[str, Any]) -> None:
-        """The trainer was told the step when it began."""
+        """Do nothing: the trainer got its step from ``position``."""
 
     def _leave(self) -> None:
         super()._leave()
@@ -150,7 +150,7 @@ class Steps(Turns):
 
 
 class _Loop:
-    """What a trainer, and the callbacks that say what they remember, keep of a training."""
+    """State of a trainer beside its model: counters, and callbacks that export a state."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -186,7 +186,7 @@ def _attributes(callback: ExportableState) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def own_batches(trainer: Any, next_step: Callable[[Fetch, Any, int, Any], Any]) -> Iterator[None]:
-    """Call ``next_step`` where a trainer fetches the batches of a step, with how it does so."""
+    """Let ``next_step``, which gets the original function, fetch the batches of a step."""
     original = trainer.get_batch_samples
     trainer.get_batch_samples = functools.partial(next_step, original)
     try:
@@ -197,10 +197,11 @@ def own_batches(trainer: Any, next_step: Callable[[Fetch, Any, int, Any], Any]) 
 
 @contextlib.contextmanager
 def position(trainer: Any, found: tuple[StoredState, Any] | None) -> Iterator[str | None]:
-    """A checkpoint of the trainer's own kind that tells it which step is next, and nothing else."""
+    """A folder in the trainer's checkpoint format that holds the next step, and nothing else."""
     if found is None:
         yield None
         return
+    # With ignore_data_skip the trainer would count the steps of the resumed epoch from 0.
     skips, trainer.args.ignore_data_skip = trainer.args.ignore_data_skip, False
     trainer._load_from_checkpoint = lambda *args, **kwargs: None  # weights come with the rest
     try:

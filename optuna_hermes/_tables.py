@@ -1,7 +1,7 @@
-"""What Optuna's own tables say of a study, read without Optuna.
+"""A study's facts from Optuna's own tables, read without importing Optuna.
 
-To import Optuna and to open its storage takes longer than all else that ``status`` does. What is
-relied on here is pinned by a test, like what ``_optuna`` relies on.
+Importing Optuna and opening its storage takes longer than all else that ``status`` does. The
+tables and columns used here are pinned by a test, like all else used of Optuna's internals.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from optuna_hermes.errors import LedgerError
 from optuna_hermes.ledger._database import Database
 
 KEY_ATTRIBUTE = "hermes:key"
-"""The system attribute by which a study is known to this package."""
+"""The system attribute that holds a study's key."""
 
 _ENDS = {"COMPLETE": "done", "PRUNED": "done", "FAIL": "failed"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyFacts:
-    """What Optuna knows of a study and its ledger does not.
+    """Facts of a study that Optuna stores and its ledger does not.
 
     Args:
-        key: the study's key, None if it never met this package.
-        ledger_url: where its ledger is, None without a key.
+        key: the study's key, None if this package never trained it.
+        ledger_url: URL of its ledger, None without a key.
         sign: 1.0 where lower is better, -1.0 where values are maximised.
-        ends: how trials have ended, by number: ``done`` or ``failed``.
+        ends: outcomes of ended trials, by number: ``done`` or ``failed``.
     """
 
     key: str | None
@@ -38,7 +38,7 @@ class StudyFacts:
 
 
 def ends_of(states: Iterable[tuple[int, str]]) -> dict[int, str]:
-    """How trials have ended, by number; those that have not are left out.
+    """Outcomes of ended trials, by number.
 
     Args:
         states: numbers of trials and Optuna's names of their states.
@@ -51,7 +51,7 @@ def ends_of(states: Iterable[tuple[int, str]]) -> dict[int, str]:
 
 
 def read_facts(storage: str, name: str) -> StudyFacts | None:
-    """The facts of a study in a database; None where Optuna has to be asked, and may complain.
+    """Read the facts of a study in a database; None where only Optuna can read or refuse it.
 
     Args:
         storage: Optuna's storage URL.
@@ -59,7 +59,7 @@ def read_facts(storage: str, name: str) -> StudyFacts | None:
     """
     try:
         database = Database(storage)
-    except LedgerError:  # not a database: a journal, say
+    except LedgerError:  # not a database, for example a journal
         return None
     try:
         return _read(database, storage, name)

@@ -1,4 +1,4 @@
-"""What every training that takes turns does at its clean points, whatever it trains."""
+"""The cooperative loop: the part that all trainings which yield at clean points share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from optuna_hermes._optuna import (
+    hear,
     pruned,
     report,
     reported_steps,
@@ -33,7 +34,7 @@ from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge
 from optuna_hermes.suspend._tree import frozen
 
-__all__ = ["Turns", "session_of"]
+__all__ = ["Turns", "hear", "session_of"]
 
 _BEAT_SECONDS = 1.0
 
@@ -43,23 +44,23 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Turns:
-    """A run that reports, lets others have its device at clean points, and comes back to them.
+    """A training that reports values, and yields its device and resumes at clean points.
 
-    Whoever trains says how far it is by ``_where``, goes back there by ``_be_at``, and calls
+    A subclass gives its position by ``_where``, takes it up again in ``_be_at``, and calls
     ``_pass_point`` at each clean point.
 
     Args:
-        trial: the ``optuna.Trial`` of this run.
-        named: all that the training changes.
-        session: None where nobody schedules the trials.
+        trial: the ``optuna.Trial`` that trains.
+        named: all objects that the training changes.
+        session: of the trial; None if its trials are not scheduled.
     """
 
     _maker: ClassVar[str] = "suspendable()"
-    """How users make it, as a message names it."""
+    """The user's call that makes it, as messages name it."""
     _way_out: ClassVar[str] = "Give what holds it state_dict() and load_state_dict()."
-    """What users can do about values that no checkpoint holds."""
+    """Advice about values that no checkpoint holds."""
     _moves = True
-    """Whether all that it holds on its device are tensors of torch, which may be moved."""
+    """True if it holds only torch's tensors on its device, which may be moved."""
 
     def __init__(self, trial: Any, named: Named, session: Session | None) -> None:
         self.value: float | None = None
@@ -83,47 +84,54 @@ class Turns:
             self._resume(session)
 
     def report(self, value: float) -> None:
-        """Report a value: after each epoch, or whenever there is one.
+        """Report a value: after each epoch, or at any other time.
 
         Raises:
-            TrialPruned: the study's pruner says so.
+            TrialPruned: the study's pruner prunes the trial.
         """
-        value = self.value = float(value)
-        self._unit += 1
-        self._busy = self._unsaved = True
-        if self._unit not in self._reported:  # it may be trained again, after a crash
+        value = self._count(value)
+        if self._unit not in self._reported:  # after a crash a unit may be trained again
             report(self._trial, value, self._unit)
-        if self._session is not None:
-            lower_is_better = sign(self._trial) * value
-            self._session.report(
-                unit=self._unit,
-                step=self._unit,
-                value=lower_is_better,
-                units_left=self._units_left(),
-            )
+        self._say(value)
         if should_prune(self._trial):
             raise pruned(f"Pruned after unit {self._unit} at {value}.")
 
+    def _count(self, value: float) -> float:
+        """Count a unit with this value."""
+        self.value = float(value)
+        self._unit += 1
+        self._busy = self._unsaved = True
+        return self.value
+
+    def _say(self, value: float) -> None:
+        """Report the unit that was counted last to the broker."""
+        if self._session is None:
+            return
+        lower_is_better = sign(self._trial) * value
+        self._session.report(
+            unit=self._unit, step=self._unit, value=lower_is_better, units_left=self._units_left()
+        )
+
     def beat(self) -> None:
-        """Say that the run is alive: for within a validation that takes minutes."""
+        """Report progress; to be called within validations that take minutes."""
         session, now = self._session, time.monotonic()
         if session is None or now < self._next_beat:
             return
         self._next_beat = now + _BEAT_SECONDS
         session.beat(self._batches, self._gauge.read(self._named.roots()))
 
-    # -- what differs --------------------------------------------------------------------------
+    # -- to be overridden ----------------------------------------------------------------------
 
     def _where(self) -> dict[str, Any]:
-        """How far the training is, as a tree of plain values and tensors."""
+        """The training's position, as a tree of plain values and tensors."""
         raise NotImplementedError
 
     def _be_at(self, tree: dict[str, Any]) -> None:
-        """Go on from where ``_where`` said."""
+        """Resume from a position that ``_where`` returned."""
         raise NotImplementedError
 
     def _maximizes(self) -> bool | None:
-        """True if a higher value is better, None if the trial is of no study."""
+        """True if a higher value is better, None if the trial belongs to no study."""
         study = getattr(self._trial, "study", None)
         return None if study is None else sign(study) < 0
 
@@ -132,29 +140,29 @@ class Turns:
         return None
 
     def _stores_here(self) -> bool:
-        """False at a clean point where a run that can be stored elsewhere cannot be."""
+        """False at a clean point where a trial that can be stored elsewhere cannot be stored."""
         return True
 
     def _waits(self) -> bool:
-        """Whether the run goes on to its next clean point although it stores."""
+        """True to go on to the next clean point, if the trial can be stored."""
         return False
 
     def _saves(self, saver: Saver) -> bool:
-        """Whether the unit is saved now, and not a later one in its place."""
+        """True to save the unit now, False to leave it to a later one."""
         return True
 
     def _warning(self) -> str | None:
-        """What cannot be brought back exactly, None if all can."""
+        """A warning about what cannot be restored exactly, None if all can."""
         return None
 
     def _lost(self) -> list[str]:
-        """The names of values that have changed and that no checkpoint holds."""
+        """Names of values that have changed and that no checkpoint holds."""
         return self._named.lost
 
     # -- at a clean point ----------------------------------------------------------------------
 
     def _watch(self, session: Session, problem: str | None) -> None:
-        """Say why the run cannot be stored, None if it can."""
+        """Set the reason why the trial cannot be stored, None if it can."""
         if session.checkpoint_dir is None:
             problem = "it has no folder for checkpoints"
         if problem is not None and not self._begun:
@@ -237,7 +245,7 @@ class Turns:
         self._restored = tree
 
     def _restore(self) -> None:
-        """Undo what the objective has done since."""
+        """Load the checkpoint once more, to undo what the objective has done since."""
         tree, self._restored = self._restored, None
         if tree is not None:
             self._load(tree)
@@ -262,11 +270,11 @@ class Turns:
             if self._saver is not None:
                 self._saver.finish(wait=True)
         except CheckpointError as error:
-            log.warning("%s", error)  # the run has ended by itself, or with a worse error
+            log.warning("%s", error)  # only logged: the training is over, perhaps by a worse error
 
 
 class _Point:
-    """A run at a clean point (``suspend.State``)."""
+    """A trial at a clean point (``suspend.State``)."""
 
     def __init__(self, turns: Turns, rng: dict[str, Any]) -> None:
         self.name = turns._run
@@ -284,5 +292,5 @@ class _Point:
 
     def dump(self) -> dict[str, Any]:
         if self._turns._saver is not None:
-            self._turns._saver.finish(wait=True)  # one checkpoint at a time, and in their order
+            self._turns._saver.finish(wait=True)  # files are numbered in the order of states
         return self._turns._dump(self._rng)

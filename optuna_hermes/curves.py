@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class Remembered(Generic[T]):
-    """Works something out of each curve once, for as long as it is asked for again and again.
+    """Cache of a value computed from each curve, kept while the curve is asked for.
 
-    What was not asked for at the last time is forgotten: a run reports for as long as it likes, and
+    A curve that was not in the last call is dropped: a run reports for as long as it likes, and
     each of its reports makes a new curve.
 
     Args:
-        work_out: what is asked, of one curve; the same curve always gives the same.
+        work_out: computes the value of one curve; the same curve always gives the same.
 
     Example:
         >>> from optuna_hermes.model import Curve
@@ -36,7 +36,7 @@ class Remembered(Generic[T]):
         self._known: dict[int, tuple[Curve, T]] = {}
 
     def each(self, curves: Iterable[Curve]) -> list[T]:
-        """What is asked, of each curve, in order."""
+        """Return the value of each curve, in order."""
         before, self._known = self._known, {}
         found = []
         for curve in curves:
@@ -48,9 +48,9 @@ class Remembered(Generic[T]):
 
 
 class CurveTable:
-    """Remembers curves as rows of an array, so that each is turned into numbers once.
+    """Table of curves as rows of an array, so that each is turned into numbers once.
 
-    Between two decisions of a policy one run of thousands has reported. What a table remembers
+    Between two decisions of a policy one run of thousands has reported. What a table keeps
     makes it faster and changes no result: curves are immutable, and known by identity.
 
     Example:
@@ -66,7 +66,7 @@ class CurveTable:
         self._forget()
 
     def rows(self, curves: Sequence[Curve]) -> Places:
-        """Where the curves stand in ``values``, ``units`` and ``seconds``.
+        """Return the rows of the curves in ``values``, ``units`` and ``seconds``.
 
         Args:
             curves: at least one unit of each.
@@ -113,6 +113,7 @@ class CurveTable:
         rows, units = self.values.shape
         if n_rows <= rows and n_units <= units:
             return
+        # Doubled, so that rows that are added one by one are copied rarely.
         rows, units = (
             max(have, 2 * need if need > have else 0)
             for have, need in ((rows, n_rows), (units, n_units))
@@ -129,7 +130,7 @@ _SPARE = 64
 
 
 def reach(last: Floats, before: Floats, units: Places) -> Floats:
-    """Where curves get in half as many units as they have, at the pace of their last half.
+    """Extrapolate curves by half as many units as they have, at the pace of their last half.
 
     Args:
         last: their last values [n].

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree: every error says the rule, the value, and what to do."""
+"""Errors as one tree: each message says the rule, the value, and what to do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ class HermesError(Exception):
 
 class InvalidInputError(HermesError, ValueError):
     """The caller asked for something that does not exist or cannot be: exit status 2."""
+
+
+class VersionError(HermesError, ImportError):
+    """A library is installed in a version that is not supported."""
 
 
 class UnknownPolicyError(InvalidInputError):
@@ -55,6 +59,7 @@ class NotOwnerError(LedgerError):
     """A run belongs to another broker than the one that wrote; ``number`` is its trial's."""
 
     def __init__(self, message: str, number: int) -> None:
+        # Both arguments reach ``args``, without which the error could not be unpickled.
         super().__init__(message, number)
         self.number = number
 
@@ -78,6 +83,7 @@ class StudyTakenError(BrokerConflictError):
     """A study is optimized by another process of this host, ``pid``: wait for it."""
 
     def __init__(self, message: str, pid: int) -> None:
+        # Both arguments reach ``args``, without which the error could not be unpickled.
         super().__init__(message, pid)
         self.pid = pid
 

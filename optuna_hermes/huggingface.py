@@ -8,6 +8,7 @@ from optuna_hermes._extras import extra
 from optuna_hermes._turns import session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session, StoredState, read
+from optuna_hermes.suspend import _supported as _supported
 
 with extra("huggingface"):
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
@@ -17,19 +18,19 @@ with extra("huggingface"):
 
 
 class HermesCallback(TrainerCallback):
-    """Reports a run after each evaluation, and lets other runs have its device between steps.
+    """Reports a trial after each evaluation, and lets other trials have its device between steps.
 
-    Under ``optuna_hermes.optimize`` the run is suspended when its slice is over and goes on later
+    Under ``optuna_hermes.optimize`` the trial is suspended when its slice is over and resumed later
     with the same losses and weights as if nothing had happened, in this process or in another one.
-    Under plain Optuna it reports to the trial and asks the study's pruner.
+    Under plain Optuna the callback reports to the trial and asks the study's pruner.
 
     Args:
-        trial: the ``optuna.Trial`` of this run.
+        trial: the ``optuna.Trial`` that trains.
         monitor: name of a logged value: of an evaluation (``eval_loss``, ``eval_accuracy``), or of
-            training (``loss``). Each time that it is logged is one unit of the run.
+            training (``loss``). Each time that it is logged is one unit of the trial.
 
     Raises:
-        InvalidInputError: in training, where this cannot be done.
+        InvalidInputError: in training, if the Trainer cannot be suspended, or started itself.
         MonitorError: after training, when the value was never logged.
 
     Example:
@@ -63,15 +64,15 @@ class HermesCallback(TrainerCallback):
         return None if self._steps is None else self._steps.value
 
     def train(self, trainer: Trainer) -> TrainOutput:
-        """Train as ``trainer.train()`` does, from where the run is.
+        """Train as ``trainer.train()`` does, from the trial's present step.
 
         Args:
-            trainer: with this callback or without, made for this trial.
+            trainer: made for this trial, with this callback or without.
 
         Raises:
-            InvalidInputError: it trains in several processes, or finds out its batch size.
-            Suspended: the run is on disk.
-            CheckpointError: the run cannot be stored, or not be brought back.
+            InvalidInputError: it trains in several processes, or searches its batch size.
+            Suspended: the trial is on disk.
+            CheckpointError: the trial cannot be stored, or cannot be resumed.
         """
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
@@ -93,7 +94,7 @@ class HermesCallback(TrainerCallback):
     # -- the trainer's events ------------------------------------------------------------------
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Bring the run back, now that there is an optimizer."""
+        """Resume the trial, now that the trainer has its optimizer."""
         if self._trainer is None:
             raise InvalidInputError(
                 "HermesCallback must start the training itself, but trainer.train() was called: "
@@ -110,7 +111,7 @@ class HermesCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A unit is done, if this is the monitored value."""
+        """Report a unit, if the monitored value is logged."""
         steps = self._steps
         if self._trainer is None or steps is None or not steps.begun:
             return
@@ -119,12 +120,12 @@ class HermesCallback(TrainerCallback):
             steps.report(logs[self._monitor])
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-        """A long evaluation is progress too."""
+        """Report progress within a long evaluation."""
         if self._trainer is not None and self._steps is not None:
             self._steps.beat()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """All that was to be logged is."""
+        """Check that the monitored value was logged."""
         if self.value is None:
             names = ", ".join(sorted(self._names)) or "none"
             raise MonitorError(

@@ -22,7 +22,7 @@ with extra("lightgbm"):
 log = logging.getLogger(__name__)
 
 _RARELY = 1 << 20
-"""A ``bagging_freq`` that is never reached: rows are drawn when they are asked for."""
+"""A ``bagging_freq`` that is never reached: rows are only drawn when parameters change."""
 
 _INEXACT = {
     "boosting": ("gbdt", "changes earlier trees, or counts rounds from where it was begun"),
@@ -35,25 +35,25 @@ _INEXACT = {
     "cegb_penalty_feature_coupled": ("", "keeps which features it has paid for"),
     "lambdarank_position_bias_regularization": ("0", "keeps what it has learned of positions"),
 }
-"""The one value of a parameter with which a model's text is the whole of it, and what others do."""
+"""For each parameter, the only value for which a model's text is its whole state, and why."""
 
 
 class HermesCallback:
-    """Reports a run every few rounds, and lets other runs have its device between rounds.
+    """Reports a trial every few rounds, and lets other trials have its device between rounds.
 
-    Under ``optuna_hermes.optimize`` the run is suspended when its slice is over and goes on later
+    Under ``optuna_hermes.optimize`` the trial is suspended when its slice is over and resumed later
     as if nothing had happened, in this process or in another one: with the same trees, bit for
-    bit on a CPU. Under plain Optuna it reports to the trial and asks the study's pruner.
+    bit on a CPU. Under plain Optuna the callback reports to the trial and asks the study's pruner.
 
-    Rows and columns are drawn from the seeds and the number of the round, so that a run that comes
-    back draws the same ones. To come back in another process the data are predicted once, so a
-    ``Dataset`` must keep them: ``free_raw_data=False``. Else the run waits in memory only.
+    Rows and columns are drawn from the seeds and the number of the round, so that a resumed trial
+    draws the same ones. To resume in another process the data are predicted once, so a ``Dataset``
+    must keep them: ``free_raw_data=False``. Else the trial waits in memory only.
 
     Args:
-        trial: the ``optuna.Trial`` of this run.
+        trial: the ``optuna.Trial`` that trains.
         monitor: name of an evaluated value, the data's and the metric's:
             ``"valid_0-binary_logloss"``.
-        report_interval: how many rounds are one unit of the run.
+        report_interval: number of rounds in one unit of the trial.
 
     Raises:
         MonitorError: in training, when there is no value of this name.
@@ -71,7 +71,7 @@ class HermesCallback:
     """
 
     before_iteration = True
-    order = -(1 << 20)  # before others that change parameters
+    order = -(1 << 20)  # before callbacks that change parameters
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class HermesCallback:
         return self._rounds.value
 
     def __call__(self, env: CallbackEnv) -> None:
-        """Before each round: others may have the device."""
+        """Yield the device if asked to, before each round."""
         number = env.iteration - env.begin_iteration
         model = self._begin(env) if number == 0 else env.model
         assert isinstance(model, _Watched)
         if not model._evaluated:
-            self._rounds.end_round(None, {})  # there is no data to evaluate with
+            self._rounds.end_round(None, {})  # no evaluation has ended it: raises MonitorError
         self._rounds.begin_round(number)
         model._begin_round(number)
 
@@ -127,7 +127,7 @@ class HermesCallback:
 
 
 class _Seeds:
-    """What a round draws its random numbers from, whatever was drawn before it."""
+    """Seeds of each round, independent of the numbers drawn before it."""
 
     def __init__(self, params: dict[str, str]) -> None:
         names = ("bagging_seed", "feature_fraction_seed", "extra_seed")
@@ -145,13 +145,14 @@ class _Seeds:
         return self._now
 
     def again(self) -> dict[str, int]:
-        """Parameters for whenever others are changed: rows are drawn only where some differ."""
+        """Parameters to add to any change of parameters, so that rows are drawn again."""
+        # LightGBM draws rows anew only if bagging_freq changes: so each call gives another one.
         self._odd = not self._odd
         return {**self._now, "bagging_freq": _RARELY + self._odd} if self._freq else self._now
 
 
 class _Watched(lightgbm.Booster):
-    """A booster that has rounds already of which its training does not know."""
+    """A booster that replays the rounds it already has, without training them."""
 
     _seeds: _Seeds
     _number = -1
@@ -164,7 +165,7 @@ class _Watched(lightgbm.Booster):
         try:
             self.reset_parameter({})
         except lightgbm.basic.LightGBMError as error:
-            # Without a feature to split by there is nothing to draw: training takes it, this not.
+            # Raised for data without a feature to split by, which training itself accepts.
             if "num_features" not in str(error):
                 raise
 
@@ -204,10 +205,10 @@ class _Watched(lightgbm.Booster):
 
 
 def _go_on(model: lightgbm.Booster, params: dict[str, Any], text: str) -> None:
-    """Make a booster that is in training what another one was, and has written."""
+    """Let a booster that is in training continue from another one's text."""
     before = lightgbm.Booster(model_str=text)
     predictor = _InnerPredictor.from_booster(before, pred_parameter={})
-    vars(predictor)["source"] = before  # it must live as long
+    vars(predictor)["source"] = before  # keeps the booster alive, whose handle it uses
     for data in (model.train_set, *model.valid_sets):
         data._set_predictor(predictor)
     fresh = lightgbm.Booster({**params, **model.params}, model.train_set)
@@ -221,7 +222,7 @@ def _go_on(model: lightgbm.Booster, params: dict[str, Any], text: str) -> None:
 def _why_not_stored(
     model: lightgbm.Booster, params: dict[str, str], begin_iteration: int
 ) -> str | None:
-    """Why a booster could not go on in another process with the same trees."""
+    """The reason why a booster cannot be resumed exactly, None if it can."""
     sets = (model.train_set, *model.valid_sets)
     if begin_iteration:
         return "it goes on from an init_model"

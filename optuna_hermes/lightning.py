@@ -11,9 +11,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-
-from optuna_hermes import _lightning as private
+from optuna_hermes import _lightning
+from optuna_hermes._lightning._namespace import (
+    AnyCallback,
+    LightningModule,
+    Trainer,
+    refuse_unsupported,
+)
 from optuna_hermes._optuna import (
     pruned,
     report,
@@ -29,6 +33,7 @@ from optuna_hermes.errors import (
     Suspended,
 )
 from optuna_hermes.suspend import Session, kept_rng, rng_state
+from optuna_hermes.suspend import _supported as _supported
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._ranks import Ranks
@@ -40,54 +45,56 @@ if TYPE_CHECKING:
     from optuna_hermes._lightning._devices import ElasticDevices
     from optuna_hermes._lightning._elastic import ElasticBatch
 
+refuse_unsupported()
+
 _BEAT_SECONDS = 1.0
 _LONG_VALIDATION_SECONDS = 5.0
-"""A validation that has taken this long may be interrupted; that run can then wait in memory only.
+"""A validation that has taken this long may be interrupted; the trial then waits in memory only.
 """
 
 log = logging.getLogger(__name__)
 
 
 class _Fits:
-    """The fits of one trial, each of which may have a callback of its own."""
+    """The fits of one trial, each of which may have its own callback."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.units: private.Units | None = None
-        """Those of the last callback."""
+        self.units: _lightning.Units | None = None
+        """Units of the last callback."""
         self.callback: weakref.ref[HermesCallback] | None = None
 
 
 _fits: weakref.WeakKeyDictionary[Any, _Fits] = weakref.WeakKeyDictionary()
-"""By session, or by trial where nobody schedules it."""
+"""Fits by session, or by trial if it has no session."""
 
 
-class HermesCallback(Callback):
-    """Reports a run after each validation, and lets other runs have its device between batches.
+class HermesCallback(AnyCallback):
+    """Reports a trial after each validation, and lets other trials have its device between batches.
 
-    Under ``optuna_hermes.optimize`` the run is suspended when its slice is over and goes on later
+    Under ``optuna_hermes.optimize`` the trial is suspended when its slice is over and resumed later
     with the same losses and weights as if nothing had happened, in this process or in another one.
-    Under plain Optuna it reports to the trial and asks the study's pruner.
+    Under plain Optuna the callback reports to the trial and asks the study's pruner.
 
     Args:
-        trial: the ``optuna.Trial`` of this run.
+        trial: the ``optuna.Trial`` that trains.
         monitor: name of a logged metric. If validation logs it, every validation is one unit of
-            the run; otherwise every epoch of training is.
+            the trial; otherwise every epoch of training is.
         elastic_batch: the smallest and the largest number of samples in a batch, between which a
             policy may change it from one slice to the next; None for the loader's own. The rest
             of an epoch then comes in batches of another size. A batch size that is a parameter of
             the trial never changes.
-        batch_scaling: what follows a change. ``linear`` and ``sqrt``: learning rates, by the
-            quotient of the sizes or its root. ``accumulate``: the number of batches in a step, so
-            that a step takes as many samples as before.
-        max_devices: how many devices a policy may give the run for a slice; None for one, always.
-            The Trainer is made with ``trainer_options``. Devices share each batch of the loader,
-            so that a step has as many samples on any number of them.
+        batch_scaling: what changes with the batch size. ``linear`` and ``sqrt``: learning rates,
+            by the quotient of the sizes or its root. ``accumulate``: the number of batches in a
+            step, so that a step has as many samples as before.
+        max_devices: most devices that a policy may give the trial for a slice; None for always
+            one. The Trainer must be made with ``trainer_options``. Devices share each batch of
+            the loader, so that a step has as many samples on any number of them.
 
     Raises:
         MonitorError: in training, when the metric was not logged, or not for all devices.
-        InvalidInputError: elastic limits that are none, or both kinds of them; in training,
-            batches or devices that cannot change.
+        InvalidInputError: invalid elastic limits, or both kinds of them; in training, batch sizes
+            or devices that cannot change.
 
     Example:
         ```python
@@ -109,14 +116,15 @@ class HermesCallback(Callback):
         max_devices: int | None = None,
         _session: Session | None = None,
     ) -> None:
+        _lightning.watch_launches(HermesCallback)
         self._trial = trial
         self._session = _session
         self._run = f"trial {getattr(trial, 'number', '?')}"
-        self._units = private.Units(monitor, self._run)
+        self._units = _lightning.Units(monitor, self._run)
         self._reported: frozenset[int] = frozenset()
         self._fits = 0
         self._trainer: Trainer | None = None
-        self._wiring: private.Wiring | None = None
+        self._wiring: _lightning.Wiring | None = None
         self._stores = False
         self._begun = False
         self._warned = False
@@ -138,10 +146,10 @@ class HermesCallback(Callback):
 
             self._elastic = self._spreads = ElasticDevices(max_devices, self._run)
         if elastic_batch is not None:
-            from optuna_hermes._lightning._elastic import ElasticBatch  # most runs need none of it
+            from optuna_hermes._lightning._elastic import ElasticBatch  # lazy: few trials need it
 
             self._elastic = ElasticBatch(elastic_batch, batch_scaling, self._run)
-        self._checkpoints = private.Checkpoints(self._run, self._spreads)
+        self._checkpoints = _lightning.Checkpoints(self._run, self._spreads)
 
     @property
     def value(self) -> float | None:
@@ -150,13 +158,13 @@ class HermesCallback(Callback):
 
     @property
     def devices(self) -> int:
-        """How many devices the run has in this process; 1 without ``optimize``."""
+        """Number of devices that the trial has in this process; 1 without ``optimize``."""
         session = self._rank or self._session or session_of(self._trial)
         return 1 if session is None else max(1, len(session.devices))
 
     @property
     def trainer_options(self) -> dict[str, Any]:
-        """``Trainer`` arguments for the devices that the run has in this process.
+        """``Trainer`` arguments for the devices that the trial has in this process.
 
         These are ``accelerator``, ``devices`` and ``strategy``.
         """
@@ -172,7 +180,7 @@ class HermesCallback(Callback):
     # -- Lightning's hooks ---------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the run's session, and make ``fit`` go on from its newest checkpoint."""
+        """Take the trial's session, and make ``fit`` resume from its newest checkpoint."""
         if stage != "fit":
             return
         if self._rank is None:
@@ -182,17 +190,17 @@ class HermesCallback(Callback):
         if session is None:
             return
         if trainer.world_size > 1 and self._rank is None:
-            raise private.refused_strategy(trainer.strategy)
+            raise _lightning.refused_strategy(trainer.strategy)
         self._trainer = trainer
-        self._wiring = private.Wiring(trainer, *self._replays(trainer))
+        self._wiring = _lightning.Wiring(trainer, self._run, *self._replays(trainer))
         if self._spreads is not None:
             self._spreads.prepare(trainer, self._wiring, self.devices)
         self._checkpoints.resume(trainer, self._wiring, self._rank)
         if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
-            private.own_root(trainer, session.checkpoint_dir)
+            _lightning.own_root(trainer, session.checkpoint_dir)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Watch the batches from here on."""
+        """Prepare for checkpoints, and hook in between batches."""
         session, wiring = self._session, self._wiring
         if session is None or wiring is None:
             return
@@ -201,7 +209,7 @@ class HermesCallback(Callback):
             log.info("The run of %s can only wait in memory: %s.", self._run, reason)
         self._stores = reason is None
         self._saver = (self._rank or Saver(session, self._run)) if self._stores else None
-        inexact = private.why_not_exact(trainer)
+        inexact = _lightning.why_not_exact(trainer)
         if self._stores and inexact is not None and trainer.is_global_zero:
             log.warning("The run of %s may differ in the last bits: %s.", self._run, inexact)
         if self._elastic is not None:
@@ -210,21 +218,22 @@ class HermesCallback(Callback):
         self._busy = True
         if self._checkpoints.loaded:
             wiring.skip_finished_validation()
+            self._checkpoints.pass_over(trainer, wiring)
         wiring.between_batches(self._between_batches)
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """Measure how fast batches of this size are, if they may be given another one."""
+        """Measure the time of a batch, if its size or the number of devices may change."""
         if self._elastic is not None:
             self._elastic.batch_ended()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the time of a validation."""
+        """Remember the start of a validation."""
         self._validating_since = time.monotonic()
         if self._elastic is not None:
             self._elastic.interrupted()
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """A long validation is progress too, and can be interrupted."""
+        """Report a long validation as progress, and yield within it if asked to."""
         session = self._session
         if session is None or self._wiring is None or trainer.sanity_checking:
             return
@@ -235,45 +244,45 @@ class HermesCallback(Callback):
             self._park(trainer, session, stores=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A unit is done, if this validation logged the metric."""
+        """Report a unit, if this validation logged the metric."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         if self._units.validated(trainer):
             self._report(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remember that metrics of the whole epoch are due: the module may still log some."""
+        """Remember that the epoch is to be reported: the module may still log metrics of it."""
         self._units.epoch_ended()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The epoch before this one is through."""
+        """Report the epoch before this one, if it is a unit."""
         if self._units.epoch_done(trainer, last=False):
             self._report(trainer)
         if self._elastic is not None:
             self._elastic.begin_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The last epoch is through."""
+        """Report the last epoch, if it is a unit."""
         if self._units.epoch_done(trainer, last=True):
             self._report(trainer)
-        private.release_loggers(trainer)
+        _lightning.release_loggers(trainer)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Leave the trainer as it was."""
+        """Remove all hooks from the trainer."""
         if isinstance(exception, Suspended):
-            private.expect_suspension(trainer)
+            _lightning.expect_suspension(trainer)
         elif isinstance(exception, Exception) and not isinstance(exception, HermesError):
-            private.release_loggers(trainer)  # the trial is over
+            _lightning.release_loggers(trainer)  # the trial is over
         self._leave()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the trainer as it was."""
+        """Remove all hooks from the trainer."""
         self._leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """Units reported, and the last value."""
+        """The number of reported units, and the last value."""
         return self._units.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -295,8 +304,8 @@ class HermesCallback(Callback):
             raise pruned(f"Pruned after unit {units.done} at {units.monitor}={value}.")
 
     def _say(self, unit: int, value: float, units_left: int | None = None) -> bool:
-        """Tell Optuna and the broker, and ask whether the trial is pruned."""
-        if unit not in self._reported:  # it may be trained again, after a crash
+        """Report to Optuna and the broker; return True if the trial is pruned."""
+        if unit not in self._reported:  # after a crash a unit may be trained again
             report(self._trial, value, unit)
         if self._session is not None:
             value = sign(self._trial) * value
@@ -307,7 +316,7 @@ class HermesCallback(Callback):
 
     def _between_batches(self) -> None:
         session = self._session
-        if private.tunes(self._trainer, self):
+        if _lightning.tunes(self._trainer, self):
             return
         if self._rank is not None:
             self._rank.pass_point()
@@ -330,21 +339,22 @@ class HermesCallback(Callback):
         saver = self._saver
         if saver is not None:
             saver.finish(wait=False)
-        # Ranks are only sure to meet where they have just synchronised their gradients.
-        if (self._stores or self._rank is not None) and not private.clean(trainer):
+        # Ranks stop at the same batch only where they have just synchronised their gradients.
+        if (self._stores or self._rank is not None) and not _lightning.clean(trainer):
             return
+        here = self._stores and wiring.stores_here()
         if session.must_yield:
-            self._park(trainer, session, stores=self._stores)
-        if self._unsaved and saver is not None:
+            self._park(trainer, session, stores=here)
+        if self._unsaved and saver is not None and here:
             saver.begin(self._dump(rng_state()), units=self._units.done)
             self._unsaved = False
-        self._busy = saver is not None and saver.busy
+        self._busy = saver is not None and (saver.busy or self._unsaved)
 
     def _park(self, trainer: Trainer, session: Session, *, stores: bool) -> None:
         self._warn_of_random_workers()
         if self._elastic is not None:
             self._elastic.interrupted()
-        with private.parked(trainer) as leave_out_wait, kept_rng() as rng:
+        with _lightning.parked(trainer) as leave_out_wait, kept_rng() as rng:
             session.park(_Point(self, trainer, rng, leave_out_wait, stores=stores))
         if self._saver is not None and self._saver.behind:
             self._busy = self._unsaved = True
@@ -362,7 +372,7 @@ class HermesCallback(Callback):
         assert trainer is not None
         self._next_beat = now + _BEAT_SECONDS
         self._warn_of_random_workers()
-        session.beat(private.batches_done(trainer), self._gauge.read(private.roots(trainer)))
+        session.beat(_lightning.batches_done(trainer), self._gauge.read(_lightning.roots(trainer)))
         self._tell_sizes(session)
 
     def _warn_of_random_workers(self) -> None:
@@ -376,13 +386,13 @@ class HermesCallback(Callback):
     # -- another batch size, or number of devices ----------------------------------------------
 
     def _replays(self, trainer: Trainer) -> tuple[Callable[..., Any], ...]:
-        """What the wiring hangs into loaders, if that is not what it always does."""
+        """Arguments that let the wiring use an elastic ``Replay`` for loaders, if there is one."""
         if self._elastic is None:
             return ()
         return (functools.partial(self._elastic.replay, trainer),)
 
     def _begin_elastic(
-        self, elastic: ElasticBatch | ElasticDevices, trainer: Trainer, wiring: private.Wiring
+        self, elastic: ElasticBatch | ElasticDevices, trainer: Trainer, wiring: _lightning.Wiring
     ) -> None:
         if self._fits > 1:
             raise elastic.refused("the objective calls fit more than once")
@@ -411,7 +421,7 @@ class HermesCallback(Callback):
             return "it has no folder for checkpoints"
         if self._fits > 1:
             return "the objective calls fit more than once"
-        return private.why_not_storable(trainer)
+        return _lightning.why_not_storable(trainer)
 
     def _begin_fit(self) -> None:
         """Count on from the fits before this one.
@@ -435,12 +445,12 @@ class HermesCallback(Callback):
     # -- several processes: see ``_lightning/_ddp.py`` ------------------------------------------
 
     def leased(self) -> bool:
-        """Whether the run has a session."""
+        """True if the trial has a session."""
         return (self._session or session_of(self._trial)) is not None
 
     @contextlib.contextmanager
     def ranks(self, count: int, context: Any) -> Iterator[Ranks]:
-        """Listen to the processes of this run, which are started within."""
+        """Listen to the processes of this trial, which are started within."""
         self._take_session()
         session = self._session
         if session is not None and self._spreads is not None:
@@ -457,7 +467,7 @@ class HermesCallback(Callback):
             seated=self._checkpoints.forget,
             report=self._say,
             save=None if self._saver is None else self._saver.begin,
-            merge=private.merged,
+            merge=_lightning.merged,
         )
         try:
             yield ranks
@@ -468,11 +478,12 @@ class HermesCallback(Callback):
                 self.load_state_dict(ranks.end)
 
     def be_rank(self, rank: Rank) -> None:
-        """Go on in one of them."""
+        """Continue as a rank, in its own process."""
         self._rank, self._saver = rank, None
         self._session = rank if rank.leased else None
 
     def __getstate__(self) -> dict[str, Any]:
+        # Ranks that are started by ``spawn`` get a copy; trial and session stay in the parent.
         return {**vars(self), "_trial": None, "_session": None, "_saver": None}
 
     def _take_session(self) -> None:
@@ -490,7 +501,7 @@ class HermesCallback(Callback):
             if self._saver is not None:
                 self._saver.finish(wait=True)
         except CheckpointError as error:
-            log.warning("%s", error)  # the run has ended by itself, or with a worse error
+            log.warning("%s", error)  # only logged: the training is over, perhaps by a worse error
         if self._wiring is not None:
             self._wiring.remove()
         self._checkpoints.leave()
@@ -498,7 +509,7 @@ class HermesCallback(Callback):
 
 
 class _Point:
-    """A run between two batches (``suspend.State``)."""
+    """A trial between two batches (``suspend.State``)."""
 
     def __init__(
         self,
@@ -519,16 +530,13 @@ class _Point:
         self._leave_out_wait = leave_out_wait
 
     def ended(self) -> bool:
-        return private.ended(self._trainer)
+        return _lightning.ended(self._trainer)
 
     def roots(self) -> Iterable[object]:
-        return private.roots(self._trainer)
+        return _lightning.roots(self._trainer)
 
     def dump(self) -> dict[str, Any]:
         if self._callback._saver is not None:
-            self._callback._saver.finish(wait=True)  # checkpoints are numbered in their order
+            self._callback._saver.finish(wait=True)  # files are numbered in the order of states
         self._leave_out_wait()
         return self._callback._dump(self._rng)
-
-
-private.watch_launches(HermesCallback)

@@ -1,4 +1,4 @@
-"""The frozen values that cross every boundary: what a policy sees, and what it answers.
+"""Frozen values that cross module boundaries: the snapshot of a policy, and its decision.
 
 Lower is better everywhere inside the package; maximised values are turned round where they enter.
 Times are seconds of one monotonic clock, memory is in bytes.
@@ -16,11 +16,11 @@ suspended on disk, no process. ``done``, ``failed`` and ``pruned`` are final; on
 the simulator runs for comparison prune."""
 
 TierName = Literal["resident", "host", "disk"]
-"""Where a suspended run's state is."""
+"""Tier in which a suspended trial's state is."""
 
 Wish = Literal["held", "boosted", "finishing"]
-"""What people may want of a live run, whatever the policy says. ``held``: no device. ``boosted``:
-the next one. ``finishing``: no device, for it is about to be closed at its last value."""
+"""Override of a live trial, above the policy. ``held``: it gets no device. ``boosted``: it gets
+the next one. ``finishing``: it gets no device, for it is about to be closed at its last value."""
 
 LIVE_STATES: frozenset[RunState] = frozenset({"pending", "running", "parked", "stored"})
 
@@ -48,19 +48,19 @@ class Curve:
 
     @property
     def units(self) -> int:
-        """How many units the run has reported."""
+        """Number of units that the run has reported."""
         return len(self.values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """How fast a run was seen to train.
+    """Measured training speed of a run.
 
     Args:
-        devices: on how many it trained.
-        hosts: how many hosts they belong to.
+        devices: the number on which it trained.
+        hosts: the number of hosts they belong to.
         batch_size: samples a step, over all devices.
-        step_seconds: what a step took.
+        step_seconds: duration of a step.
     """
 
     devices: int
@@ -71,7 +71,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elastic:
-    """How far a run may be stretched from one slice to the next.
+    """Limits within which a run's batch size and devices may change between slices.
 
     Args:
         batch_size: samples a step, over all its devices, as it trains now or would begin.
@@ -195,7 +195,7 @@ class Device:
             it is free then shows in its memory only.
         memory_bytes: its memory, None if unknown.
         memory_free_bytes: what is free of it now, None if unknown.
-        problem: why it is not healthy, or why nobody may have it now, in words; empty if all is
+        problem: why it is not healthy, or why it cannot be granted now, in words; empty if all is
             well.
         powered: False while it is powered down, or on its way down or up; then it is not free.
         power_watts: its rated power, None if unknown.
@@ -233,7 +233,7 @@ class Unstarted:
 
     @property
     def any(self) -> bool:
-        """Whether one more trial may be created."""
+        """True if one more trial may be created."""
         return self.count is None or self.count > 0
 
 
@@ -288,7 +288,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What to do with the free devices; a device that is not named stays empty.
+    """Assignments of free devices; a device that is not named stays empty.
 
     Args:
         assignments: no device twice, no run twice.

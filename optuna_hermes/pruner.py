@@ -1,4 +1,4 @@
-"""The pruner that pauses."""
+"""``HermesPruner``, the pruner that suspends trials in place of stopping them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import optuna
 from optuna.pruners import BasePruner, HyperbandPruner
 from optuna.trial import FrozenTrial
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.broker import RunSession
 from optuna_hermes.errors import UnsupportedPrunerError
 
 
 class HermesPruner(BasePruner):
-    """Makes ``trial.should_prune()`` the point where a trial gives its device to another.
+    """Pruner whose ``trial.should_prune()`` is the point where a trial may be suspended.
 
-    The call reports the trial's last value to the broker and blocks while it is another trial's
-    turn; then it answers what the wrapped pruner says, or False: nothing is killed.
+    The call reports the trial's last value to the broker and blocks while another trial has the
+    device; then it returns the wrapped pruner's answer, or False if there is none.
 
     Args:
-        wrapped: a pruner that may still stop trials for good.
+        wrapped: a pruner that may still stop trials for good; None for none.
 
     Raises:
         UnsupportedPrunerError: ``wrapped`` is a ``HyperbandPruner``.
@@ -30,7 +30,7 @@ class HermesPruner(BasePruner):
     """
 
     preempts = True
-    """Tells ``HermesSampler`` that trials of this study take turns."""
+    """Mark for ``HermesSampler``: trials of this study take turns."""
 
     def __init__(self, wrapped: BasePruner | None = None) -> None:
         if isinstance(wrapped, HyperbandPruner):
@@ -47,12 +47,12 @@ class HermesPruner(BasePruner):
         return self._wrapped
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Report, let others run if it is their turn, then ask the wrapped pruner."""
-        with private.turn(study, trial) as (session, is_own):
+        """Report, wait while other trials have the device, then ask the wrapped pruner."""
+        with _optuna.turn(study, trial) as (session, is_own):
             if session is not None and not session.managed:
                 _take_turns(session, study, trial, reports=is_own)
-        if private.is_late(study):
-            return False  # what the others have reported cannot be read now
+        if _optuna.is_late(study):
+            return False  # an outage: the other trials' values cannot be read
         return self._wrapped.prune(study, trial) if self._wrapped is not None else False
 
 
@@ -62,10 +62,10 @@ def _take_turns(
     session.started(stores=False)
     step = trial.last_step
     if not reports:
-        session.beat(0)  # its thread trains, though another trial
+        session.beat(0)  # a sign of life only: the session is that of another trial of this thread
     elif step is not None:
         unit = len(trial.intermediate_values)
-        value = private.sign(study) * trial.intermediate_values[step]
+        value = _optuna.sign(study) * trial.intermediate_values[step]
         session.report(unit=unit, step=step, value=value)
     if session.must_yield:
         session.park(None)

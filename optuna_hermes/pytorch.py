@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, ClassVar, TypeVar
 
-from optuna_hermes._turns import Turns, session_of
-from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.suspend import Session, rng_state, set_rng_state
+from optuna_hermes._turns import Turns, hear, session_of
+from optuna_hermes.errors import CheckpointError, InvalidInputError
+from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
+from optuna_hermes.suspend import _supported as _supported
 from optuna_hermes.suspend._beside import Beside
 from optuna_hermes.suspend._locals import Locals, frames_of_user
 from optuna_hermes.suspend._named import Named
-from optuna_hermes.suspend._place import Place, is_stream
-from optuna_hermes.suspend._streams import Streams
+from optuna_hermes.suspend._passes import Passes
+from optuna_hermes.suspend._place import Place
 from optuna_hermes.suspend._unsaved import reachable
 from optuna_hermes.suspend._values import Classes
 
@@ -22,23 +24,24 @@ Batch = TypeVar("Batch")
 
 
 def suspendable(trial: Any, /, **named: Any) -> Run:
-    """Let other runs have the device between two batches of a training loop.
+    """Let other trials have the device between two batches of a training loop.
 
-    Under ``optuna_hermes.optimize`` the run is suspended when its slice is over and goes on later
+    Under ``optuna_hermes.optimize`` the trial is suspended when its slice is over and resumed later
     with the same losses and weights as if nothing had happened, in this process or in another one.
-    Under plain Optuna it reports to the trial and asks the study's pruner.
+    Under plain Optuna ``run.report`` reports to the trial and asks the study's pruner.
 
-    A run that comes back in another process begins its objective again. This call gives the named
-    objects the state they had, and the loop goes on at the batch where it was.
+    A trial resumed in another process begins its objective again. This call restores the state of
+    the named objects, and the loop goes on at the batch where it was.
 
     Args:
-        trial: the ``optuna.Trial`` of this run.
-        named: all that the loop changes, by names of your choice: modules, optimizers, schedulers,
-            gradient scalers, metrics, whatever has ``state_dict`` and ``load_state_dict``.
+        trial: the ``optuna.Trial`` that trains.
+        named: all objects that the loop changes, by names of your choice: modules, optimizers,
+            schedulers, gradient scalers, metrics, and anything else with ``state_dict`` and
+            ``load_state_dict``.
 
     Raises:
-        InvalidInputError: an object has not, or this is the trial's second call.
-        CheckpointError: the run's checkpoints cannot be used.
+        InvalidInputError: an object lacks these methods, or this is the trial's second call.
+        CheckpointError: the trial's checkpoints cannot be used.
 
     Example:
         ```python
@@ -66,39 +69,41 @@ class Run(Turns):
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
         self._epoch = 0
         self._n_epochs: int | None = None
-        self._place = Place()
+        self._place = Place(self._known, f"trial {getattr(trial, 'number', '?')}")
         self._beside = Beside()
-        self._streams = Streams()
         self._looped = self._due = self._warned = False
         self._whole = False
         self._epoch_rng: dict[str, Any] = {}
         self._locals = Locals()
         self._caller: FrameType | None = None
+        self._reports = False
         classes = Classes.of_frames(frames_of_user(sys._getframe()))
         super().__init__(trial, Named(named, classes), session)
+        if session is not None:
+            hear(trial, self._hear)
 
     # -- the loop ------------------------------------------------------------------------------
 
     @property
     def batch(self) -> int:
-        """Which batch of its epoch this is, from 0. ``enumerate`` would not know of a return."""
+        """Number of this batch in its epoch, from 0, also once resumed, unlike ``enumerate``."""
         return self._place.batch
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Values, containers and objects of your classes that come back with the run."""
+        """Values, containers and objects of your classes that are stored with the trial."""
         return self._named.kept
 
-    def epochs(self, number: int) -> Iterator[int]:
-        """Go through ``range(number)``, from the epoch where the run is.
+    def epochs(self, number: int | range) -> Iterator[int]:
+        """Iterate over ``range(number)``, or a range, from the trial's present epoch.
 
-        An epoch without ``batches`` is one batch: others may have the device before the next.
+        An epoch without ``batches`` counts as one batch: the trial may yield before the next.
 
-        What stands between here and ``batches`` is run again when a run comes back to the midst of
-        an epoch: with the same random numbers, and what it does to the named objects is undone.
+        Code between here and ``batches`` runs again when a trial is resumed within an epoch: with
+        the same random numbers, and its effects on the named objects are undone.
 
         Raises:
-            InvalidInputError: for the second time.
+            InvalidInputError: it is called for the second time.
         """
         if self._looped:
             raise InvalidInputError(
@@ -106,37 +111,41 @@ class Run(Turns):
                 "train all its epochs in one loop."
             )
         self._looped = True
-        self._n_epochs = number
+        numbers = number if isinstance(number, range) else range(number)
+        self._n_epochs = len(numbers)
         if self._session is not None:
             self._beside.begin()
         try:
-            for epoch in range(self._epoch, number):
-                self._begin(epoch)
+            for place in range(self._epoch, len(numbers)):
+                self._begin(place)
                 if self._session is not None:
                     self._locals.epoch(sys._getframe().f_back, self._known())
                 if self._whole:
                     if self._session is not None:
                         self._watch(self._session, None)
                     self._pass(sys._getframe().f_back)
-                yield epoch
+                yield numbers[place]
                 if self._due:
                     self._whole = True
                     self._batches += 1
         finally:
             self._leave()
 
-    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Go through an epoch's batches, from the one where the run is.
+    def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
+        """An epoch's batches, from the trial's present one, with the loader's other attributes.
 
         Args:
-            loader: a ``DataLoader`` or ``StatefulDataLoader``, or a sequence. With others the run
-                waits in memory only; over an iterable data set it is stored between epochs.
+            loader: a ``DataLoader`` or ``StatefulDataLoader``, or a sequence. With others the trial
+                waits in memory only.
 
         Raises:
-            InvalidInputError: outside of ``epochs``, or for the second time in an epoch.
-            Suspended: the run is on disk.
-            CheckpointError: the run cannot be stored, or not be brought back.
+            InvalidInputError: it is called outside of ``epochs``, or twice in an epoch.
+            Suspended: the trial is on disk.
+            CheckpointError: the trial cannot be stored, or cannot be resumed.
         """
+        return Passes(loader, functools.partial(self._rest_of_epoch, loader))
+
+    def _rest_of_epoch(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         if not self._due:
             raise InvalidInputError(
                 f"run.batches() must be used once in each epoch of run.epochs(), but {self._run} "
@@ -154,12 +163,51 @@ class Run(Turns):
             self._batches += 1
             self._pass(sys._getframe().f_back)
 
-    def report(self, value: float) -> None:
-        """Report a value: after each epoch, or whenever there is one.
+    def loader(
+        self, loader: Iterable[Batch], report: Callable[[], float] | None = None
+    ) -> Iterable[Batch]:
+        """A loader for a function that contains both loops: each pass over it is an epoch.
+
+        The position in such a function cannot be restored: its trial waits in memory only, and
+        begins anew if its process ends.
+
+        Args:
+            loader: the loader; the trial may yield between two of its batches.
+            report: returns the value to report after each pass, and leaves no trace in the random
+                states; None if the function calls ``trial.report``.
 
         Raises:
-            InvalidInputError: outside of ``epochs``, where nothing was trained.
-            TrialPruned: the study's pruner says so.
+            CheckpointError: the trial was stored in a loop over ``epochs``.
+        """
+        if self._restored is not None:
+            raise CheckpointError(
+                f"{self._run.capitalize()} was stored in a loop over run.epochs(), but goes on in "
+                "run.loader(): bring that loop back, or remove the folder of its checkpoints."
+            )
+        return Passes(loader, functools.partial(self._pass_over, loader, report))
+
+    def _pass_over(
+        self, loader: Iterable[Batch], report: Callable[[], float] | None
+    ) -> Iterator[Batch]:
+        if self._session is not None:
+            self._watch(self._session, "its loops are in a function, which begins anew")
+        self._pass(None)
+        for batch in loader:
+            yield batch
+            del batch
+            self._batches += 1
+            self._pass(None)
+        if report is not None:
+            with kept_rng():
+                value = report()
+            self.report(value)
+
+    def report(self, value: float) -> None:
+        """Report a value: after each epoch, or at any other time.
+
+        Raises:
+            InvalidInputError: it is called outside of ``epochs``, where nothing was trained.
+            TrialPruned: the study's pruner prunes the trial.
         """
         if not self._batches and not self._due:
             raise InvalidInputError(
@@ -167,32 +215,43 @@ class Run(Turns):
                 "trained nothing: others could never have its device."
             )
         if self._session is not None and self._restored is not None:
-            return  # what stands before the batches of an epoch is run again: this is told
+            return  # code before an epoch's batches runs again: this value was reported before
         if self._session is not None and not self._begun:
             self._watch(self._session, None)
             self._begin_training(self._session)
+        self._reports = True
         super().report(value)
 
+    def _hear(self, value: float) -> None:
+        """Count a value that a loop without ``report`` has passed to ``trial.report``."""
+        if self._reports or self._restored is not None or not (self._batches or self._due):
+            return
+        assert self._session is not None
+        if not self._begun:
+            self._watch(self._session, None)
+            self._begin_training(self._session)
+        self._say(self._count(value))
+
     def _units_left(self) -> int | None:
-        """Known where each epoch until now had one report."""
+        """Units until the end; known if each epoch until now had one report."""
         if self._n_epochs is None or self._unit != self._epoch + 1:
             return None
         return self._n_epochs - self._unit
 
     def _pass(self, caller: FrameType | None) -> None:
-        """Pass a clean point; whoever waits for the next batch may hold what should be stored."""
+        """Pass a clean point; the local variables of ``caller`` are checked for lost state."""
         self._caller = caller
         try:
             self._pass_point()
         finally:
             self._caller = None
 
-    def _known(self) -> set[int]:
+    def _known(self) -> dict[int, object]:
         return reachable(self._named.roots())
 
     def _lost(self) -> list[str]:
         names = self._locals.lost(self._caller, self._known(), self._place.batch)
-        lost = [*super()._lost(), *self._streams.lost]
+        lost = [*super()._lost(), *self._place.streams.lost]
         return [*lost, *(f"{name} (a local variable)" for name in sorted(names))]
 
     # -- between two batches -------------------------------------------------------------------
@@ -210,19 +269,16 @@ class Run(Turns):
         if session is None:
             self._place.batch = 0
             return iter(loader)
-        if not is_stream(loader):
-            self._beside.release(loader)
+        self._beside.release(loader)
         iterator = self._place.iterate(loader, None if restored is None else restored["place"])
         self._watch(session, self._place.problem)
-        if self._place.only_whole:
-            self._streams.follow(loader, self._known, self._run)
         return iterator
 
     def _stores_here(self) -> bool:
-        return not (self._place.only_whole and self._place.batch)
+        return self._place.stores_here()
 
     def _waits(self) -> bool:
-        # What follows may need the last batch's loss, which would not come back.
+        # After an epoch's last batch the loop may still use its loss, which would not be restored.
         return self._place.batch == self._place.length
 
     # -- checkpoints ---------------------------------------------------------------------------
@@ -240,12 +296,10 @@ class Run(Turns):
             "epoch_rng": self._epoch_rng,
             "beside": self._beside.state(),
             "steps": self._beside.steps(),
-            "streams": self._streams.state_dict(),
         }
 
     def _be_at(self, tree: dict[str, Any]) -> None:
         self._epoch, self._whole = tree["epoch"], tree["whole"]
-        self._streams.load_state_dict(tree["streams"])
 
     def _restore(self) -> None:
         tree = self._restored

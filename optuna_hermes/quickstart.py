@@ -1,13 +1,14 @@
 """The study of ``optuna-hermes quickstart``: a small network on scikit-learn's digits.
 
-It is what a user writes: a model, an objective, and one callback.
+It has the parts that a user writes: a model, an objective, and one callback.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from functools import cache
+from typing import TYPE_CHECKING
 
-import lightning as L  # noqa: N812  (as Lightning's own documentation writes it)
 import torch
 from optuna import Trial
 from sklearn.datasets import load_digits
@@ -16,6 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes.lightning import HermesCallback
 
+# L, as Lightning's own documentation writes it.
+if TYPE_CHECKING or importlib.util.find_spec("lightning") is not None:
+    import lightning as L  # noqa: N812
+else:
+    import pytorch_lightning as L  # noqa: N812
+
 EPOCHS = 15
 BATCH_SIZE = 64
 _N_TRAIN = 1437
@@ -23,7 +30,7 @@ _N_TRAIN = 1437
 
 
 class Digits(L.LightningModule):
-    """Two layers.
+    """A classifier with two layers.
 
     Args:
         width: units of the hidden layer.
@@ -47,7 +54,7 @@ class Digits(L.LightningModule):
         self.log("val_loss", self._loss(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Adam with the trial's learning rate."""
         return torch.optim.Adam(self.parameters(), lr=self.lr)
 
     def _loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -70,7 +77,7 @@ def data() -> tuple[TensorDataset, TensorDataset]:
 
 
 def objective(trial: Trial) -> float | None:
-    """Train one network; the validation loss of its last epoch."""
+    """Train one network, and return the validation loss of its last epoch."""
     model = Digits(
         width=trial.suggest_int("width", 8, 256, log=True),
         dropout=trial.suggest_float("dropout", 0.0, 0.6),

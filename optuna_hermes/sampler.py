@@ -1,4 +1,4 @@
-"""The sampler of a study whose trials are paused."""
+"""``HermesSampler``, the sampler of a study whose trials are suspended and resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import InvalidInputError, ObjectiveError
 
@@ -21,19 +21,19 @@ DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
 
 
 class HermesSampler(BaseSampler):
-    """Proposes with another sampler, which sees suspended trials at their last value.
+    """Sampler that wraps another one and shows it suspended trials at their last value.
 
     A trial that is suspended is RUNNING in Optuna's database, and samplers take a RUNNING trial
-    for a bad one or for nothing. Through this one they see it as COMPLETE at what it last
+    for a bad one or ignore it. Through this one they see it as COMPLETE at the last value that it
     reported.
 
     Together with ``HermesPruner`` it also makes each trial of a plain ``study.optimize`` wait for
-    its first turn on a device, before anything is suggested: so a proposal uses all that is known
+    its first lease of a device, before anything is suggested: so a proposal uses all that is known
     when its training begins. With another pruner it only samples.
 
     Args:
         base: the sampler that proposes; TPE if None.
-        devices: as ``--devices``: which devices a broker started for this study owns. ``auto``
+        devices: as ``--devices``: the devices of a broker that is started for this study. ``auto``
             takes a running broker as it is. The default is ``$OPTUNA_HERMES_DEVICES``, or
             ``auto``.
         policy: as ``--policy``, for a plain ``study.optimize``; ``optimize`` has its own.
@@ -70,9 +70,9 @@ class HermesSampler(BaseSampler):
         self._slice_seconds = slice_seconds
 
     @property
-    def terms(self) -> private.Terms:
-        """The terms on which trials of a plain ``study.optimize`` take turns."""
-        return private.Terms(
+    def terms(self) -> _optuna.Terms:
+        """The broker's devices, policy and slice length for a plain ``study.optimize``."""
+        return _optuna.Terms(
             devices=self._devices or default_devices(),
             policy=self._policy,
             slice_seconds=self._slice_seconds,
@@ -84,20 +84,20 @@ class HermesSampler(BaseSampler):
         return self._base
 
     def reseed_rng(self) -> None:
-        """Delegates."""
+        """Delegate to the base sampler."""
         self._base.reseed_rng()
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """Delegates, with the study as this class shows it."""
-        return self._base.infer_relative_search_space(private.StudyView(study), trial)
+        return self._base.infer_relative_search_space(_optuna.StudyView(study), trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Delegates, with the study as this class shows it."""
-        return self._base.sample_relative(private.StudyView(study), trial, search_space)
+        return self._base.sample_relative(_optuna.StudyView(study), trial, search_space)
 
     def sample_independent(
         self,
@@ -108,18 +108,18 @@ class HermesSampler(BaseSampler):
     ) -> Any:
         """Delegates, with the study as this class shows it."""
         return self._base.sample_independent(
-            private.StudyView(study), trial, param_name, param_distribution
+            _optuna.StudyView(study), trial, param_name, param_distribution
         )
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Wait for the first turn of a trial of a plain ``study.optimize``, then delegate."""
+        """Wait for the first lease of a trial of a plain ``study.optimize``, then delegate."""
         if sessions.importing:
             raise ObjectiveError(
                 "study.optimize() was called while a worker imported the objective's file: put the "
                 'call under `if __name__ == "__main__":`.'
             )
-        private.begin_trial(study, trial, self.terms)
-        self._base.before_trial(private.StudyView(study), trial)
+        _optuna.begin_trial(study, trial, self.terms)
+        self._base.before_trial(_optuna.StudyView(study), trial)
 
     def after_trial(
         self,
@@ -128,13 +128,13 @@ class HermesSampler(BaseSampler):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Delegates, then gives the device back."""
+        """Delegate, then give the device back."""
         try:
-            self._base.after_trial(private.StudyView(study), trial, state, values)
+            self._base.after_trial(_optuna.StudyView(study), trial, state, values)
         finally:
-            private.end_trial(study, trial, state)
+            _optuna.end_trial(study, trial, state)
 
 
 def default_devices() -> str:
-    """What ``--devices`` is when nobody says it."""
+    """The default of ``--devices``: ``$OPTUNA_HERMES_DEVICES``, or ``auto``."""
     return os.environ.get(DEVICES_VARIABLE, "auto")

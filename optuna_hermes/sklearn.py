@@ -21,23 +21,23 @@ _GENERATORS = (np.random.RandomState, np.random.Generator)
 
 
 def suspendable(trial: Any, /, **named: Any) -> Run:
-    """Let other runs have the device between two calls of ``partial_fit``.
+    """Let other trials have the device between two calls of ``partial_fit``.
 
     As ``optuna_hermes.pytorch.suspendable``, which has the same ``epochs``, ``batches``, ``report``
     and ``kept``, for estimators of scikit-learn and random generators of NumPy.
 
-    A run that comes back in another process begins its objective again. This call gives the
-    estimators that the objective has made the attributes they had: arrays, plain values, and
-    objects of classes of their own package. Nothing is unpickled.
+    A trial resumed in another process begins its objective again. This call restores the attributes
+    of the estimators that the objective has made: arrays, plain values, and objects of classes of
+    their own package. Nothing is unpickled.
 
     Args:
-        trial: the ``optuna.Trial`` of this run.
-        named: all that the loop changes, by names of your choice: estimators, scalers, random
-            generators, or whatever has ``state_dict`` and ``load_state_dict``.
+        trial: the ``optuna.Trial`` that trains.
+        named: all objects that the loop changes, by names of your choice: estimators, scalers,
+            random generators, and anything else with ``state_dict`` and ``load_state_dict``.
 
     Raises:
         InvalidInputError: an object is none of these, or this is the trial's second call.
-        CheckpointError: the run's checkpoints cannot be used.
+        CheckpointError: the trial's checkpoints cannot be used.
 
     Example:
         ```python
@@ -56,12 +56,12 @@ def suspendable(trial: Any, /, **named: Any) -> Run:
 
 
 def make_run(trial: Any, named: dict[str, Any], session: Session | None) -> Run:
-    """See ``suspendable``; the session is the caller's."""
+    """Make a loop as ``suspendable`` does, with a given session."""
     return _Run(trial, {name: _kept(name, each) for name, each in named.items()}, session)
 
 
 class _Run(Run):
-    """A loop that may draw the order of an epoch from a generator that is named."""
+    """A loop whose epochs may draw their order from a named generator before ``batches``."""
 
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
         self._generators = {

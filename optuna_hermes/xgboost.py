@@ -17,19 +17,19 @@ with extra("xgboost"):
 
 
 class HermesCallback(TrainingCallback):
-    """Reports a run every few rounds, and lets other runs have its device between rounds.
+    """Reports a trial every few rounds, and lets other trials have its device between rounds.
 
-    Under ``optuna_hermes.optimize`` the run is suspended when its slice is over and goes on later
+    Under ``optuna_hermes.optimize`` the trial is suspended when its slice is over and resumed later
     as if nothing had happened, in this process or in another one: with the same trees, bit for
-    bit on a CPU. Under plain Optuna it reports to the trial and asks the study's pruner.
+    bit on a CPU. Under plain Optuna the callback reports to the trial and asks the study's pruner.
 
     Rows and columns are drawn from the seed and the number of the round (``seed_per_iteration``),
-    so that a run that comes back draws the same ones.
+    so that a resumed trial draws the same ones.
 
     Args:
-        trial: the ``optuna.Trial`` of this run.
+        trial: the ``optuna.Trial`` that trains.
         monitor: name of an evaluated value, the data's and the metric's: ``"valid-logloss"``.
-        report_interval: how many rounds are one unit of the run.
+        report_interval: number of rounds in one unit of the trial.
 
     Raises:
         MonitorError: in training, when there is no value of this name.
@@ -61,7 +61,7 @@ class HermesCallback(TrainingCallback):
         return self._rounds.value
 
     def before_training(self, model: Any) -> Any:
-        """Watch the booster from here on."""
+        """Hook into the booster."""
         if not isinstance(model, xgboost.Booster):
             raise InvalidInputError(
                 f"HermesCallback must be given to xgboost.train but is in a {type(model).__name__}:"
@@ -70,25 +70,26 @@ class HermesCallback(TrainingCallback):
         rounds = self._rounds
         rounds.begin(lambda: bytes(model.save_raw("ubj")), _why_not_stored(model))
         watched[model] = rounds
+        # The class of this very object: the training calls its update and eval_set.
         model.__class__ = _Watched
         return model
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        """Others may have the device; a run that comes back has the booster it had."""
+        """Yield the device if asked to; in a resumed trial, restore its booster first."""
         rounds = self._rounds
-        if epoch == 0:  # not before: other callbacks have counted the rounds that it has
+        if epoch == 0:  # not in before_training: other callbacks count a model's rounds there
             if rounds.model is not None:
                 _go_on(model, rounds.model)
             model.set_param({"seed_per_iteration": True})
         rounds.begin_round(epoch)
         if rounds.told(epoch) is None:
-            # Sampled columns come from a generator that no model keeps: it is made anew from the
-            # seed of the round, whether or not the run has been away.
+            # Columns are sampled by a generator that is not saved with a model. Loading the
+            # configuration makes it anew, from the seed of the round, also without a suspension.
             model.load_config(model.save_config())
         return False
 
     def after_training(self, model: Any) -> Any:
-        """Leave the booster as it was."""
+        """Remove the hooks from the booster."""
         watched.pop(model, None)
         model.__class__ = xgboost.Booster
         self._rounds._leave()
@@ -96,7 +97,7 @@ class HermesCallback(TrainingCallback):
 
 
 class _Watched(xgboost.Booster):
-    """A booster that has rounds already of which its training does not know."""
+    """A booster that replays the rounds it already has, without training them."""
 
     def update(self, dtrain: Any, iteration: int, fobj: Any = None) -> None:
         rounds = watched.get(self)
@@ -115,9 +116,9 @@ class _Watched(xgboost.Booster):
 
 
 def _go_on(model: xgboost.Booster, saved: bytes) -> None:
-    """Make a booster that is in training what another one was; its parameters stay its own."""
+    """Load a saved model into a booster that is in training, and keep that one's parameters."""
     config = json.loads(model.save_config())
-    model.load_model(bytearray(saved))  # what was not saved with the model is as by default now
+    model.load_model(bytearray(saved))  # resets parameters that are not saved with a model
     loaded = json.loads(model.save_config())
     for of_model, present in zip(_of_model(config), _of_model(loaded), strict=True):
         of_model.update(present)
@@ -125,7 +126,7 @@ def _go_on(model: xgboost.Booster, saved: bytes) -> None:
 
 
 def _of_model(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a configuration tells of the model itself."""
+    """The parts of a configuration that describe the model itself."""
     learner = config["learner"]
     booster = learner["gradient_booster"]
     trees = booster.get("gbtree", booster).get("gbtree_model_param", {})  # linear ones have none
@@ -139,7 +140,7 @@ def _values(said: str) -> dict[str, float]:
 
 
 def _why_not_stored(model: xgboost.Booster) -> str | None:
-    """Why a booster could not go on in another process with the same trees."""
+    """The reason why a booster cannot be resumed exactly, None if it can."""
     objective = json.loads(model.save_config())["learner"]["objective"]
     if objective.get("lambdarank_param", {}).get("lambdarank_unbiased") == "1":
         return "lambdarank_unbiased keeps what it has learned of positions"

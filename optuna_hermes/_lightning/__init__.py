@@ -1,4 +1,4 @@
-"""The only place that touches what Lightning does not promise; each piece is pinned by a test."""
+"""Everything that relies on Lightning's private attributes; each is pinned by a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts time or shows progress around the training, and must not see that a run waited."""
+"""Clocks and progress bars of a Trainer, from which the time in which a trial waits is left out."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import (
+from optuna_hermes._lightning._namespace import (
     ModelCheckpoint,
     RichProgressBar,
+    SimpleProfiler,
     ThroughputMonitor,
     Timer,
     TQDMProgressBar,
+    Trainer,
 )
-from lightning.pytorch.profilers import SimpleProfiler
 
 _PARKED = " (parked)"
 _WINDOWS = ("_time", "_batches", "_samples", "_lengths", "_flops")
 _COUNTS = ("_batches", "_samples", "_lengths")
 
 _Clock = tuple[str, dict[Any, Any], Any]
-"""A name, and the dictionary and key under which a moment is kept."""
+"""A name, and the dictionary and key under which a point in time is kept."""
 
 
 @contextlib.contextmanager
 def parked(trainer: Trainer) -> Iterator[Callable[[], None]]:
-    """Say in the progress bar that the run is parked, and let no clock see the time within.
+    """Show the trial as parked in the progress bar, and leave the time within out of all clocks.
 
-    Gives a function that takes the wait until now out of the clocks, for a checkpoint that is
-    taken meanwhile; at the end it is done anyway.
+    Yields a function that takes the wait until now out of the clocks, for a checkpoint that is
+    written meanwhile; at the end this is done anyway.
     """
     since = time.monotonic()
 
@@ -49,20 +49,22 @@ def parked(trainer: Trainer) -> Iterator[Callable[[], None]]:
 
 
 def leave_out(trainer: Trainer, seconds: float) -> None:
-    """Take time that was not spent on training out of what counts time."""
+    """Take time that was not spent on training out of all clocks."""
     for _, where, key in [*_lasting_clocks(trainer), *_passing_clocks(trainer)]:
+        # Moved forward by the wait, the start is as long ago as it was before.
         if where.get(key) is not None:
             where[key] += seconds
     bar = trainer.progress_bar_callback
     if isinstance(bar, RichProgressBar) and bar.progress is not None:
-        for task in bar.progress.tasks:  # from these it takes the speed
+        for task in bar.progress.tasks:  # rich computes the speed from these samples
             samples = (s._replace(timestamp=s.timestamp + seconds) for s in task._progress)
             task._progress = deque(samples, task._progress.maxlen)
 
 
 def around_state(trainer: Trainer) -> dict[str, Any]:
-    """How far the clocks have run, and what counts on with them."""
+    """The time on the clocks, and the counters that go with them."""
     now = time.monotonic()
+    # Ages, not points in time: the monotonic clocks of two hosts have no common origin.
     return {
         "ages": {
             name: now - where[key]
@@ -78,7 +80,7 @@ def around_state(trainer: Trainer) -> dict[str, Any]:
 
 
 def restore_around(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Let the clocks go on from there; to be called before the first fetch."""
+    """Restore what ``around_state`` returned; to be called before the first fetch."""
     now = time.monotonic()
     for name, where, key in _lasting_clocks(trainer):
         if name in state["ages"]:
@@ -93,7 +95,7 @@ def restore_around(trainer: Trainer, state: dict[str, Any]) -> None:
 
 
 def show_length(trainer: Trainer) -> None:
-    """Let the progress bar know how many batches the epoch has by now."""
+    """Update the number of the epoch's batches in the progress bar."""
     bar = trainer.progress_bar_callback
     if isinstance(bar, TQDMProgressBar):
         _show_epoch(bar, trainer)
@@ -104,7 +106,7 @@ def show_length(trainer: Trainer) -> None:
 
 
 def ended(trainer: Trainer) -> bool:
-    """Whether the process got SIGTERM; Lightning listens to it in the main thread only."""
+    """True if the process got SIGTERM; Lightning handles it in the main thread only."""
     return trainer.received_sigterm
 
 
@@ -114,7 +116,7 @@ def _callbacks(trainer: Trainer, kind: type[Any]) -> list[tuple[str, Any]]:
 
 
 def _lasting_clocks(trainer: Trainer) -> Iterator[_Clock]:
-    """Moments on the monotonic clock from which something counts for the whole of a run."""
+    """Points on the monotonic clock that matter for the whole of a trial: restored with it."""
     for name, timer in _callbacks(trainer, Timer):
         for stage in timer._start_time:
             yield f"{name} {stage.value} start", timer._start_time, stage
@@ -128,7 +130,7 @@ def _lasting_clocks(trainer: Trainer) -> Iterator[_Clock]:
 
 
 def _passing_clocks(trainer: Trainer) -> Iterator[_Clock]:
-    """Moments from which something is shown in this process."""
+    """Points in time that matter for displays in this process only."""
     bar = trainer.progress_bar_callback
     profiler = trainer.profiler  # type: ignore[attr-defined]  # it is set by a function
     if isinstance(bar, TQDMProgressBar):
@@ -157,7 +159,7 @@ def _shown_as_parked(bar: Any) -> Iterator[None]:
 
 
 def _description(bar: Any) -> tuple[str | None, Callable[[str], None]]:
-    """The text beside the bar of training, None if none is shown, and what changes it."""
+    """The text beside the training bar, None if none is shown, and a function that changes it."""
     if isinstance(bar, TQDMProgressBar):
         line = bar._train_progress_bar
         if line is not None and not line.disable:
@@ -175,7 +177,7 @@ def _description(bar: Any) -> tuple[str | None, Callable[[str], None]]:
 
 
 def _show_epoch(bar: TQDMProgressBar, trainer: Trainer) -> None:
-    """Lightning does it where an epoch begins; a run may go on in the middle of one."""
+    """Show epoch and position; Lightning only does so where an epoch begins."""
     line, total = bar._train_progress_bar, bar.total_train_batches
     if line is None or line.disable:
         return
@@ -187,11 +189,16 @@ def _show_epoch(bar: TQDMProgressBar, trainer: Trainer) -> None:
 def _throughput_state(monitor: ThroughputMonitor) -> dict[str, Any]:
     return {
         stage.value: {
-            "counts": [getattr(monitor, name)[stage] for name in _COUNTS],
+            "counts": [counts[stage] for counts in _counts(monitor)],
             "windows": [list(getattr(monitor._throughputs[stage], name)) for name in _WINDOWS],
         }
         for stage in monitor._t0s
     }
+
+
+def _counts(monitor: ThroughputMonitor) -> list[dict[Any, Any]]:
+    """Its counters beside the windows; before Lightning 2.6 the lengths were the only ones."""
+    return [vars(monitor)[name] for name in _COUNTS if name in vars(monitor)]
 
 
 def _restore_throughput(monitor: ThroughputMonitor, state: dict[str, Any]) -> None:
@@ -199,8 +206,8 @@ def _restore_throughput(monitor: ThroughputMonitor, state: dict[str, Any]) -> No
         if stage.value not in state:
             continue
         saved = state[stage.value]
-        for name, count in zip(_COUNTS, saved["counts"], strict=True):
-            getattr(monitor, name)[stage] = count
+        for counts, count in zip(_counts(monitor), saved["counts"], strict=True):
+            counts[stage] = count
         for name, values in zip(_WINDOWS, saved["windows"], strict=True):
             window = getattr(monitor._throughputs[stage], name)
             window.clear()

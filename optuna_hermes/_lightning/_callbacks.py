@@ -1,14 +1,15 @@
-"""What Lightning's own callbacks know and do not save."""
+"""State of Lightning's own callbacks that their ``state_dict`` lacks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import (
+from optuna_hermes._lightning._namespace import (
+    Callback,
     LearningRateMonitor,
     ModelCheckpoint,
     StochasticWeightAveraging,
+    Trainer,
 )
 
 _FIELDS: dict[type[Callback], tuple[str, ...]] = {
@@ -24,19 +25,19 @@ _FIELDS: dict[type[Callback], tuple[str, ...]] = {
 
 
 def callback_state(trainer: Trainer) -> dict[str, dict[str, Any]]:
-    """What they know, by callback."""
+    """Unsaved attributes, by the callback's ``state_key``."""
     return {
-        callback.state_key: {name: vars(callback)[name] for name in names}
+        callback.state_key: {name: vars(callback)[name] for name in names if name in vars(callback)}
         for callback, names in _known(trainer)
     }
 
 
 def restore_callbacks(trainer: Trainer, state: dict[str, dict[str, Any]]) -> None:
-    """Put it back; to be called before the first fetch."""
+    """Restore what ``callback_state`` returned; to be called before the first fetch."""
     for callback, _ in _known(trainer):
         saved = state.get(callback.state_key, {})
         if isinstance(callback, StochasticWeightAveraging) and saved.get("_initialized"):
-            # It swaps the scheduler where an epoch begins; a run may go on in the middle of one.
+            # It swaps the scheduler where an epoch begins, but a trial may resume within one.
             callback.on_train_epoch_start(trainer, trainer.lightning_module)
         vars(callback).update(saved)
 
@@ -52,6 +53,7 @@ def _known(trainer: Trainer) -> list[tuple[Callback, tuple[str, ...]]]:
 
 
 def expect_suspension(trainer: Trainer) -> None:
-    """Let no checkpoint be saved for the exception by which a run leaves its process."""
+    """Keep Lightning from saving a checkpoint for the exception by which a trial leaves."""
+    # OnExceptionCheckpoint and ``save_on_exception`` would take ``Suspended`` for a failure.
     for callback in trainer.checkpoint_callbacks:
         vars(callback)["on_exception"] = lambda *args: None

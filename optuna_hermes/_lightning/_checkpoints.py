@@ -1,11 +1,9 @@
-"""What a run writes down beside Lightning's own checkpoint, and how it goes on from there."""
+"""Checkpoints of a Lightning training: Lightning's own, with the state that it leaves out."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from lightning.pytorch import Trainer
 
 from optuna_hermes._lightning._ddp import (
     buffers,
@@ -17,11 +15,13 @@ from optuna_hermes._lightning._ddp import (
 )
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
 from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
+from optuna_hermes._lightning._module import restore_attributes
+from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._tuners import tuner_state
 from optuna_hermes._lightning._unsaved import WAY_OUT, unsaved
 from optuna_hermes._lightning._wiring import Wiring
-from optuna_hermes.suspend import Session, StoredState, read, set_rng_state
+from optuna_hermes.suspend import Session, StoredState, kept_rng, read, rng_state, set_rng_state
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._said import say_lost
 from optuna_hermes.suspend._tree import frozen
@@ -36,11 +36,11 @@ Tree = dict[str, Any]
 
 
 class Checkpoints:
-    """Those of one run, in the process that it has or in one of its ranks.
+    """The checkpoints of one trial, in its only process or in one of its ranks.
 
     Args:
-        run: whose they are, as a message names it.
-        spreads: of a run whose number of devices may change; else None.
+        run: the trial, as messages name it.
+        spreads: of a trial whose number of devices may change; else None.
     """
 
     def __init__(self, run: str, spreads: ElasticDevices | None) -> None:
@@ -53,11 +53,11 @@ class Checkpoints:
 
     @property
     def loaded(self) -> bool:
-        """Whether a fit goes on from one of them and has not come to its first batch."""
+        """True while a resumed fit has not come to its first batch."""
         return self._loaded is not None
 
     def find(self, session: Session) -> None:
-        """Read the newest one.
+        """Read the newest checkpoint.
 
         Raises:
             CheckpointError: there is one, and none can be read.
@@ -66,15 +66,15 @@ class Checkpoints:
         self._found = read(session.checkpoints, self._run, session.checkpoint_dir)
 
     def forget(self) -> None:
-        """The one that was found is of no use to the next fit."""
+        """Drop the checkpoint that was found."""
         self._found = None
 
     def leave(self) -> None:
-        """The fit is over."""
+        """Drop the checkpoint that was loaded, at the end of a fit."""
         self._loaded = None
 
     def dump(self, trainer: Trainer, wiring: Wiring, rng: Tree, rank: Rank | None) -> Tree:
-        """The run as it is now; of a rank, what it has of it."""
+        """The trial's present state as a tree; of a rank, its own part."""
         checkpoint = wiring.dump()
         own = checkpoint[_KEY] = {
             "rng": rng,
@@ -95,10 +95,10 @@ class Checkpoints:
         return own_part(checkpoint, module, rank.rank)
 
     def resume(self, trainer: Trainer, wiring: Wiring, rank: Rank | None) -> None:
-        """Make ``fit`` go on from the one that was found; for ``setup``.
+        """Make ``fit`` resume from the checkpoint that was found; for ``setup``.
 
         Raises:
-            CheckpointError: it is of more ranks, or of fewer, and their number cannot change.
+            CheckpointError: another number of ranks wrote it, and their number cannot change.
         """
         if self._found is None:
             return
@@ -118,8 +118,24 @@ class Checkpoints:
         wiring.skip_tuners(loaded["tuners"])
         restore_loggers(trainer, loaded["loggers"])
 
+    def pass_over(self, trainer: Trainer, wiring: Wiring) -> None:
+        """Pass over the trained batches of an iterable data set; for ``on_train_start``.
+
+        The attributes that the data set draws from must be restored before; so must the random
+        state, for a batch that Lightning fetches ahead and that had not been fetched before.
+        """
+        loaded = self._loaded
+        if loaded is None or loaded["rng"] is None or not wiring.has_streams():
+            return
+        restore_attributes(trainer.lightning_module, frozen(loaded["loop"]["module"]))
+        unsaved(trainer).load_state_dict(frozen(loaded.get("unsaved", {})))
+        with kept_rng():
+            set_rng_state(loaded["rng"])
+            wiring.pass_over(loaded["loaders"])
+            loaded["rng"] = rng_state()
+
     def restore(self, trainer: Trainer, wiring: Wiring) -> None:
-        """Give back what Lightning's own loading leaves out; before the first batch."""
+        """Restore the state that Lightning's own loading leaves out; before the first batch."""
         loaded, self._loaded = self._loaded, None
         self._unsaved = unsaved(trainer)
         if loaded is not None:
@@ -129,6 +145,7 @@ class Checkpoints:
     def _put_back(self, loaded: Tree, trainer: Trainer, wiring: Wiring) -> None:
         wiring.hide_loader_states()
         wiring.restore_masks()
+        wiring.restore_path()
         restore_lottery(trainer, loaded["lottery"])
         restore_loop_state(trainer, loaded["loop"])
         add_up(trainer, loaded["gone"])
@@ -140,11 +157,12 @@ class Checkpoints:
         if "buffers" in loaded:
             restore_buffers(trainer.lightning_module, loaded["buffers"])
         self._unsaved.load_state_dict(loaded.get("unsaved", {}))
+        # Last, as the steps above may draw random numbers.
         if loaded["rng"] is not None:
             set_rng_state(loaded["rng"])
         elif self._spreads is not None:
             self._spreads.seed_new(trainer)
 
     def __setstate__(self, state: Tree) -> None:
-        # Pickled by torch, its tensors are shared by the ranks.
+        # A copy: tensors that torch has pickled for ``spawn`` share memory with all ranks.
         vars(self).update(state, _found=frozen(state["_found"]))

@@ -1,4 +1,4 @@
-"""The file of a CSVLogger, put back to a moment."""
+"""The file of a CSVLogger, and its restoration to an earlier point."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger
-
+from optuna_hermes._lightning._namespace import CSVLogger
 from optuna_hermes.suspend._state import plain
 
 _KEPT = ".metrics.csv"
-"""Beside the file: a logger with a fixed version removes the file as soon as there is a logger."""
+"""Second name of the file: a new logger with a fixed version removes the first one."""
 
 log = logging.getLogger(__name__)
 
 
 def state(logger: CSVLogger) -> dict[str, Any]:
-    """Its columns, the rows it has not written yet, and the bytes of those it has."""
+    """Its columns, the rows that are not written yet, and the size of the file."""
     writer: Any = logger.experiment
     if not plain(writer.metrics):
         writer.save()
@@ -34,7 +33,7 @@ def state(logger: CSVLogger) -> dict[str, Any]:
 
 
 def follow(logger: CSVLogger) -> None:
-    """Take along to the logger's folder what it has written in another one."""
+    """Let the writer go on in the logger's present folder, after that has changed."""
     writer: Any = logger.experiment  # a new one would remove the file
     before, writer.log_dir = Path(writer.log_dir), logger.log_dir
     writer.metrics_file_path = os.path.join(writer.log_dir, writer.NAME_METRICS_FILE)
@@ -45,11 +44,11 @@ def follow(logger: CSVLogger) -> None:
 
 
 def discard(logger: CSVLogger) -> None:
-    """What it has logged in this process is forgotten in ``rewind``."""
+    """Do nothing: ``rewind`` drops what was logged in this process."""
 
 
 def reopen(logger: CSVLogger, saved: dict[str, Any]) -> None:
-    """Go on with the file in the logger's folder; what is there stays for ``rewind``."""
+    """Go on with the file in the logger's folder, for ``rewind`` to cut."""
     follow(logger)
     writer: Any = logger.experiment
     writer.metrics_keys = list(saved["columns"])
@@ -60,7 +59,7 @@ def reopen(logger: CSVLogger, saved: dict[str, Any]) -> None:
 
 
 def rewind(logger: CSVLogger, saved: dict[str, Any]) -> None:
-    """Cut the file to what it was, without the columns that came later."""
+    """Cut the file to its earlier size, without columns that were added later."""
     writer: Any = logger.experiment
     writer.metrics = [dict(row) for row in saved["rows"]]
     writer.metrics_keys = list(saved["columns"])
@@ -84,16 +83,17 @@ def rewind(logger: CSVLogger, saved: dict[str, Any]) -> None:
 
 
 def release(logger: CSVLogger) -> None:
-    """The file needs no second name any more."""
+    """Remove the file's second name, once the trial has ended."""
     Path(logger.log_dir, _KEPT).unlink(missing_ok=True)
 
 
 def _keep(file: Path) -> None:
-    """Give the file a second name, so that its content outlives the removal of the first one."""
+    """Give the file a second name, so that its content survives the removal of the first one."""
     kept = file.with_name(_KEPT)
     if not file.exists() or (kept.exists() and kept.samefile(file)):
         return
     partial = file.with_name(f"{_KEPT}.partial")
+    # By a partial name and a rename: a crash in between leaves the second name as it was.
     partial.unlink(missing_ok=True)
     try:
         os.link(file, partial)

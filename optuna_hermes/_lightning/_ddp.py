@@ -1,4 +1,4 @@
-"""A run that Lightning trains in several processes: how they are started, and what each keeps."""
+"""Trainings in several processes: the start of the ranks, and each rank's part of the state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch.multiprocessing
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.pytorch.trainer.call import _interrupt
-from lightning.pytorch.trainer.states import TrainerFn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
+from optuna_hermes._lightning._namespace import LightningModule, Trainer, part, parts
 from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended, SuspendError
 from optuna_hermes.suspend._rank import Rank, Seats
 from optuna_hermes.suspend._ranks import Ranks
@@ -28,36 +24,40 @@ Tree = dict[str, Any]
 
 
 class Ranked(Protocol):
-    """The callback of a run, as far as its processes are concerned."""
+    """The callback of a trial, as seen from the start of its ranks."""
 
     def ranks(self, count: int, context: Any) -> AbstractContextManager[Ranks]:
-        """Listen to ranks that are started within."""
+        """Listen to the ranks that are started within."""
 
     def be_rank(self, rank: Rank) -> None:
-        """Go on in the process of a rank."""
+        """Continue in the process of a rank."""
 
     def leased(self) -> bool:
-        """Whether the run has a session."""
+        """True if the trial has a session."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is said of the run when a rank ends."""
+        """The state that a rank sends at its end."""
 
 
 def watch_launches(kind: type[Any]) -> None:
-    """Stand around every start of processes for a trainer with a callback of this ``Ranked`` kind.
+    """Wrap Lightning's launchers, for trainers with a callback of this ``Ranked`` kind.
 
-    No hook is called before it. Without such a callback nothing changes.
+    No hook is called before processes are started, so the launchers are patched. Without such a
+    callback nothing changes, and a second call for the same Lightning does nothing.
     """
-    for launcher, call in (
-        (_MultiProcessingLauncher, _launch),
-        (_SubprocessScriptLauncher, _launch_scripts),
+    for name, module, call in (
+        ("_MultiProcessingLauncher", "multiprocessing", _launch),
+        ("_SubprocessScriptLauncher", "subprocess_script", _launch_scripts),
     ):
-        watched = functools.partialmethod(call, launcher.launch, kind)
-        launcher.launch = watched  # type: ignore[method-assign,assignment]
+        for each in parts(f"strategies.launchers.{module}"):
+            launcher = getattr(each, name)
+            # A partialmethod: an earlier call has wrapped it.
+            if not isinstance(vars(launcher)["launch"], functools.partialmethod):
+                launcher.launch = functools.partialmethod(call, launcher.launch, kind)
 
 
 def own_part(checkpoint: Tree, module: LightningModule, rank: int) -> Tree:
-    """What a rank puts into a checkpoint: all of it for rank 0, else what it may have alone."""
+    """A rank's part of a checkpoint: all for rank 0, else without parameters and optimizers."""
     if rank == 0:
         return checkpoint
     shared = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -70,25 +70,25 @@ def own_part(checkpoint: Tree, module: LightningModule, rank: int) -> Tree:
 
 
 def merged(parts: list[Tree]) -> Tree:
-    """The checkpoint of a run, made of the parts of its ranks."""
+    """The checkpoint of a trial, made of the parts of its ranks."""
     return {**parts[0], _RANKS: parts[1:]}
 
 
 def part_of(checkpoint: Tree, rank: int, count: int, run: str, *, any_count: bool = False) -> Tree:
     """The checkpoint as a rank is to load it.
 
-    Where there were fewer ranks, one that is new gets what rank 0 has. Where there were more, those
-    that are gone leave theirs to rank 0, see ``gone``.
+    If there were fewer ranks before, a new one gets the part of rank 0. If there were more, the
+    parts of those that are gone go to rank 0, see ``gone``.
 
     Args:
         checkpoint: of all ranks.
         rank: counted from 0.
-        count: how many there are now.
-        run: whose it is, as a message names it.
-        any_count: whether there may have been more ranks, or fewer.
+        count: the present number of ranks.
+        run: the trial, as messages name it.
+        any_count: True if the number of ranks may have changed.
 
     Raises:
-        CheckpointError: there were more ranks, or fewer.
+        CheckpointError: the number of ranks has changed, and must not.
     """
     parts = checkpoint.pop(_RANKS, [])
     if any_count:
@@ -113,21 +113,21 @@ def part_of(checkpoint: Tree, rank: int, count: int, run: str, *, any_count: boo
 
 
 def gone(checkpoint: Tree) -> list[Tree]:
-    """The parts of ranks that are there no more, out of what ``part_of`` gave."""
+    """Take the parts of ranks that no longer exist out of the result of ``part_of``."""
     found: list[Tree] = checkpoint.pop(_GONE, [])
     return found
 
 
 def count_of(checkpoint: Tree) -> int:
-    """How many ranks have written a checkpoint."""
+    """Number of ranks that have written a checkpoint."""
     return 1 + len(checkpoint.get(_RANKS, []))
 
 
 def why_not_exact(trainer: Trainer) -> str | None:
-    """Why a run that comes back from disk may differ, None if it may not; for ``on_train_start``.
+    """The reason why a resumed trial may differ, None if it cannot; for ``on_train_start``.
 
-    DDP sums gradients bucket by bucket, and puts them into other buckets after the first batch of
-    each process. Where two are added that changes nothing.
+    DDP sums gradients bucket by bucket, and regroups the buckets after the first batch of each
+    process. With two processes the order of a sum does not matter.
     """
     model = trainer.strategy.model
     if trainer.world_size <= 2 or not isinstance(model, DistributedDataParallel):
@@ -142,19 +142,19 @@ def why_not_exact(trainer: Trainer) -> str | None:
 
 
 def buffers(module: LightningModule) -> dict[str, torch.Tensor]:
-    """Running statistics and the like, which DDP takes from rank 0 when it begins."""
+    """Buffers, such as running statistics, which DDP overwrites by those of rank 0 at its start."""
     return dict(module.named_buffers())
 
 
 def restore_buffers(module: LightningModule, saved: dict[str, torch.Tensor]) -> None:
-    """Give them back to their rank."""
+    """Restore a rank's own buffers."""
     for name, buffer in module.named_buffers():
         if name in saved:
             buffer.copy_(saved[name])
 
 
 def refused_strategy(strategy: object) -> InvalidInputError:
-    """The error of a run whose processes cannot be suspended together."""
+    """The error for a trial whose processes cannot be suspended together."""
     return InvalidInputError(
         "A run in several processes must start them by itself to take turns, but strategy "
         f"{type(strategy).__name__} runs the script once more for each: give the Trainer "
@@ -173,7 +173,8 @@ def _launch(
     **kwargs: Any,
 ) -> Any:
     callback = _callback(trainer, kind)
-    if trainer is None or callback is None or trainer.state.fn != TrainerFn.FITTING:
+    # Only ``fit`` is suspended: validate, test and predict are started as ever.
+    if trainer is None or callback is None or trainer.state.fn != "fit":
         return launch(launcher, function, *args, trainer=trainer, **kwargs)
     if trainer.num_nodes > 1 and callback.leased():
         raise refused_strategy(trainer.strategy)
@@ -219,9 +220,9 @@ def _callback(trainer: Trainer | None, kind: type[Any]) -> Ranked | None:
 
 
 def _reason(failed: Exception | None, said: BaseException | None) -> BaseException | None:
-    """Why ``fit`` raises: what torch saw of the processes, or what they or the session said."""
+    """The error that ``fit`` raises: torch's about the processes, or theirs, or the session's."""
     killed = isinstance(failed, ProcessExitedException) and failed.signal_name is not None
-    if killed and not isinstance(said, Suspended):  # whoever did it, it was not the user's code
+    if killed and not isinstance(said, Suspended):  # by a signal: not an error of the user's code
         return SuspendError(
             f"All processes of a run must live, but of this one {failed}: look for what did that, "
             "a lack of memory for instance."
@@ -230,7 +231,7 @@ def _reason(failed: Exception | None, said: BaseException | None) -> BaseExcepti
 
 
 class _InRank:
-    """What Lightning calls in the process of each rank, in place of ``fit``'s own function."""
+    """The function that Lightning calls in each rank, in place of ``fit``'s own."""
 
     def __init__(
         self, callback: Ranked, seats: Seats, trainer: Trainer, function: Callable[..., Any]
@@ -244,7 +245,7 @@ class _InRank:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         rank = self._seats.take(int(os.environ["LOCAL_RANK"]))
         self._callback.be_rank(rank)
-        random.setstate(self._random)  # Python seeds it anew in a fork, and only it
+        random.setstate(self._random)  # a fork reseeds Python's generator, but not NumPy's
         whole = False
         try:
             result = self._function(*args, **kwargs)
@@ -261,7 +262,7 @@ class _InRank:
             rank.ended(self._callback.state_dict(), whole=whole)
 
     def _unwind(self, error: BaseException) -> None:
-        """Lightning does this in the process that called ``fit``, where nothing is to unwind."""
-        _interrupt(self._trainer, error)
+        """Tear the trainer down, which Lightning only does in the process that called ``fit``."""
+        part(self._trainer, "trainer.call")._interrupt(self._trainer, error)
         self._trainer._teardown()
-        self._trainer.state.fn = None  # else the weights are handed over, for nobody
+        self._trainer.state.fn = None  # else the weights would be sent to the parent in vain

@@ -1,4 +1,4 @@
-"""A training whose number of devices changes when it comes back from disk."""
+"""Trainings whose number of devices may change when they resume from disk."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
+from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._stopwatch import Stopwatch
 from optuna_hermes._lightning._wiring import Wiring, batches_done
 from optuna_hermes.errors import InvalidInputError
@@ -20,14 +20,14 @@ from optuna_hermes.suspend._shares import Shares
 
 
 class ElasticDevices:
-    """Divides every batch of a run among the devices that it has.
+    """Divides every batch of a trial among its present devices.
 
     Args:
-        most: devices that it may have at once.
-        run: whose it is, as a message names it.
+        most: devices that the trial may have at once.
+        run: the trial, as messages name it.
 
     Raises:
-        InvalidInputError: there must be one at least.
+        InvalidInputError: ``most`` is less than one.
     """
 
     def __init__(self, most: int, run: str) -> None:
@@ -36,8 +36,7 @@ class ElasticDevices:
                 f"max_devices must be a whole number of 1 or more but is {most!r}."
             )
         self.seed: int | None = None
-        """Of the order in which samples come, and of processes that are new; of the run for ever.
-        """
+        """Seed of the order of samples and of new processes; the same for the whole trial."""
         self._most = most
         self._run = run
         self._watch = Stopwatch()
@@ -47,7 +46,7 @@ class ElasticDevices:
         self._samples = 1
 
     def refused(self, reason: str) -> InvalidInputError:
-        """The error of a run whose devices cannot change."""
+        """The error for a trial whose number of devices cannot change."""
         return InvalidInputError(
             f"HermesCallback(max_devices={self._most}) needs a training that goes on with any "
             f"number of devices, but {self._run} cannot: {reason}. Mend that, or leave max_devices "
@@ -57,12 +56,12 @@ class ElasticDevices:
     # -- around a fit --------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """The run has its seed, in the process that starts all others."""
+        """Fix the seed, in the process that starts all others."""
         if self.seed is None:
             self.seed = torch.initial_seed()
 
     def prepare(self, trainer: Trainer, wiring: Wiring, devices: int) -> None:
-        """Let all processes have the same training loader; for ``setup``.
+        """Check the devices, and keep the training loader the same in all processes; for ``setup``.
 
         Raises:
             InvalidInputError: the trainer has another number of devices than the lease.
@@ -71,10 +70,10 @@ class ElasticDevices:
         wiring.keep_samplers()
 
     def check(self, given: int, devices: int) -> None:
-        """See that a trainer has the devices of the lease.
+        """Check that a trainer has as many devices as the lease.
 
         Raises:
-            InvalidInputError: it has more, or fewer.
+            InvalidInputError: it has another number of devices.
         """
         if given != devices:
             raise self.refused(
@@ -86,7 +85,7 @@ class ElasticDevices:
     def replay(
         self, trainer: Trainer, loader: DataLoader[Any], trained: Callable[[], int]
     ) -> Replay:
-        """What is hung into a training loader."""
+        """Make the ``Replay`` of a training loader."""
         self._reason = why_not_regrouped(loader)
         if self._reason is not None:
             return Replay(loader, trained)
@@ -108,10 +107,10 @@ class ElasticDevices:
         )
 
     def begin(self, trainer: Trainer, wiring: Wiring, params: Mapping[str, Any]) -> None:
-        """See what can be done; for ``on_train_start``.
+        """Check that the number of devices can change; for ``on_train_start``.
 
         Raises:
-            InvalidInputError: its devices cannot change.
+            InvalidInputError: it cannot.
         """
         combined = trainer.fit_loop._combined_loader
         if combined is None or len(combined.flattened) != 1:
@@ -123,23 +122,23 @@ class ElasticDevices:
         self._watch.interrupted()
 
     def seed_new(self, trainer: Trainer) -> None:
-        """Give a process that was not there before random numbers of its own.
+        """Seed a process that did not exist when the checkpoint was written.
 
-        They depend on the run, on which process it is, and on the batches that were trained.
+        The seed depends on the trial, on the rank and on the number of trained batches.
         """
         assert self.seed is not None
         rank = trial_seed(self.seed, trainer.global_rank)
         seed_everything(trial_seed(rank, batches_done(trainer)))
 
     def begin_epoch(self) -> None:
-        """For its start."""
+        """Begin an epoch."""
         self._watch.interrupted()
 
     def sizes(self, *, by_validation: bool) -> BatchSizes | None:
-        """What the run may be given.
+        """The sizes and devices that the trial may be given, None before training.
 
         Args:
-            by_validation: whether each validation is a unit, or else each epoch.
+            by_validation: True if each validation is a unit, else each epoch is one.
         """
         trainer, size = self._trainer, self._batch_size
         if trainer is None:
@@ -155,14 +154,14 @@ class ElasticDevices:
         )
 
     def follow(self, wish: int | None) -> None:
-        """Its batches keep their size."""
+        """Do nothing: the batch size never changes."""
 
     # -- speed ---------------------------------------------------------------------------------
 
     def batch_ended(self) -> None:
-        """Take the time of a batch."""
+        """Measure the time of a batch."""
         self._watch.batch_ended(self._batch_size)
 
     def interrupted(self) -> None:
-        """Something other than training comes next."""
+        """Stop the watch: something other than training comes next."""
         self._watch.interrupted()

@@ -1,4 +1,4 @@
-"""A training whose batch size changes between two batches."""
+"""Trainings whose batch size may change between two batches."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
 from optuna_hermes._lightning._around import show_length
+from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._pace import Pace
 from optuna_hermes._lightning._rates import scale_rates
 from optuna_hermes._lightning._stopwatch import Stopwatch
@@ -25,15 +25,15 @@ Scaling = Literal["linear", "sqrt", "accumulate"]
 
 
 class ElasticBatch:
-    """Changes the size of a run's batches, and what has to follow it.
+    """Changes the batch size of a trial, and scales learning rates or accumulation with it.
 
     Args:
         limits: the smallest and the largest size.
-        scaling: what follows: learning rates, or how many batches make a step.
-        run: whose it is, as a message names it.
+        scaling: what is scaled: learning rates, or the number of batches in a step.
+        run: the trial, as messages name it.
 
     Raises:
-        InvalidInputError: the limits or the scaling are none.
+        InvalidInputError: the limits or the scaling are invalid.
     """
 
     def __init__(self, limits: tuple[int, int], scaling: str, run: str) -> None:
@@ -58,7 +58,7 @@ class ElasticBatch:
         self._watch = Stopwatch()
 
     def refused(self, reason: str) -> InvalidInputError:
-        """The error of a run whose batches cannot change their size."""
+        """The error for a trial whose batch size cannot change."""
         return InvalidInputError(
             f"HermesCallback(elastic_batch={self._limits}) needs batches of any size, but "
             f"those of {self._run} cannot change: {reason}. Mend that, or leave elastic_batch out."
@@ -69,7 +69,7 @@ class ElasticBatch:
     def replay(
         self, trainer: Trainer, loader: DataLoader[Any], trained: Callable[[], int]
     ) -> Replay:
-        """What is hung into a training loader: it may be made anew in the course of a ``fit``."""
+        """Make the ``Replay`` of a training loader; a fit may make its loader anew."""
         if why_not_regrouped(loader) is not None:
             return Replay(loader, trained)
         combined = trainer.fit_loop._combined_loader
@@ -77,22 +77,22 @@ class ElasticBatch:
         limit = math.inf if combined.limits is None else combined.limits[0]
         size = int(loader.batch_size or 1)
         samples = None if limit >= len(loader) else int(limit) * size
-        combined.limits = None  # they are batches; an epoch has as many samples, whatever happens
+        combined.limits = None  # they count batches, but an epoch must keep its samples
         before, self._replay = self._replay, ElasticReplay(loader, trained, samples)
         if before is not None:
             self._replay.begin_with(before.size)
         return self._replay
 
     def begin(self, trainer: Trainer, wiring: Wiring, params: Mapping[str, Any]) -> None:
-        """See what can be done; for ``on_train_start``.
+        """Check that the batch size can change; for ``on_train_start``.
 
         Args:
-            trainer: of the run.
-            wiring: what hangs in it.
-            params: of the trial: a batch size that is among them stays as it is.
+            trainer: of the trial.
+            wiring: the hooks in the trainer.
+            params: of the trial: a batch size that is among them never changes.
 
         Raises:
-            InvalidInputError: its batches cannot change their size.
+            InvalidInputError: the batch size cannot change.
         """
         reason = why_not_elastic(trainer, self._scaling)
         if reason is not None:
@@ -113,27 +113,27 @@ class ElasticBatch:
             wiring.update_schedulers(self._pace.update)
 
     def begin_epoch(self) -> None:
-        """All of the next epoch comes in batches of the present size; for its start."""
+        """Begin an epoch, all of which has the present batch size for now."""
         self.interrupted()
         if self._replay is not None and self._trainer is not None:
             self._replay.rewind()
             combined = self._trainer.fit_loop._combined_loader
             assert combined is not None
-            combined.limits = None  # Lightning may have taken its loader anew
+            combined.limits = None  # Lightning may have reloaded the loader, and set it again
             self._show_length()
             if self._pace is not None:
                 self._pace.begin_epoch(self._replay)
 
     def sizes(self, *, by_validation: bool) -> BatchSizes | None:
-        """What the run may be given, None if its size stays as it is.
+        """The batch sizes that the trial may be given, None if its size cannot change.
 
         Args:
-            by_validation: whether each validation is a unit, or else each epoch.
+            by_validation: True if each validation is a unit, else each epoch is one.
         """
         trainer = self._trainer
         if self._fixed or self._replay is None or trainer is None:
             return None
-        now = self._replay.size  # limits may have been others when it got that
+        now = self._replay.size  # may lie outside of the limits: the script may have changed them
         epochs = trainer.check_val_every_n_epoch if by_validation else None
         return BatchSizes(
             now=now,
@@ -146,10 +146,10 @@ class ElasticBatch:
     # -- between two batches -------------------------------------------------------------------
 
     def follow(self, wish: int | None) -> int | None:
-        """Take the size that is wished for, as soon as that can be; right before a fetch.
+        """Change to the requested size as soon as possible; to be called right before a fetch.
 
         Returns:
-            The new size, None if it is as it was.
+            The new size, None if it has not changed.
         """
         if wish is None or wish == self._wish:
             return None
@@ -167,11 +167,11 @@ class ElasticBatch:
         return size
 
     def _can_begin(self, size: int) -> bool:
-        """Whether batches of this size may begin here: later they always may."""
+        """True if batches of this size may begin here; if not, they may at a later point."""
         replay, trainer = self._replay, self._trainer
         assert replay is not None
         assert trainer is not None
-        if self._scaling == "accumulate":  # Lightning counts from the beginning of the epoch
+        if self._scaling == "accumulate":  # Lightning counts batches from the epoch's beginning
             batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
             if batches % self._batches_a_step(size):
                 return False
@@ -184,10 +184,11 @@ class ElasticBatch:
         fetcher, combined = loop._data_fetcher, loop._combined_loader
         assert fetcher is not None
         assert combined is not None
-        with kept_rng():  # an iterator draws a seed for its workers
+        with kept_rng():  # making an iterator draws a seed for its workers
             replay.resize(size)
             combined.reset()
             iter(fetcher)
+        # iter() has reset the count, but the epoch's length includes its trained batches.
         fetcher.fetched += loop.epoch_loop.batch_progress.current.ready
         self._show_length()
         if self._scaling == "accumulate":
@@ -200,7 +201,7 @@ class ElasticBatch:
         self._watch.interrupted()
 
     def _show_length(self) -> None:
-        """The number of batches of the epoch, where Lightning looks for it."""
+        """Set the epoch's number of batches where Lightning reads it."""
         assert self._replay is not None
         trainer = self._trainer
         if trainer is not None:
@@ -216,14 +217,14 @@ class ElasticBatch:
         return most
 
     def _nearest(self, wish: int) -> int:
-        """The size nearest below a wish that can be had, or else above it."""
+        """The possible size nearest below the requested one, or else above it."""
         least, most = self._limits[0], self._most()
         size = max(least, min(most, wish))
         below, above = range(size, least - 1, -1), range(size + 1, most + 1)
         return next(each for each in chain(below, above) if self._fits(each))
 
     def _fits(self, size: int) -> bool:
-        """Whether all epochs may have this size; the first one always fits."""
+        """True if whole epochs may have this size; the first size always fits."""
         replay = self._replay
         assert replay is not None
         if self._scaling == "accumulate" and replay.first_size * self._windows % size:
@@ -237,17 +238,17 @@ class ElasticBatch:
     # -- speed ---------------------------------------------------------------------------------
 
     def batch_ended(self) -> None:
-        """Take the time of a batch."""
+        """Measure the time of a batch."""
         if self._replay is not None:
             self._watch.batch_ended(self._replay.size)
 
     def interrupted(self) -> None:
-        """Something other than training comes next."""
+        """Stop the watch: something other than training comes next."""
         self._watch.interrupted()
 
 
 def _is_searched(size: int, params: Mapping[str, Any]) -> bool:
-    """Whether a batch size is a parameter of its trial."""
+    """True if the batch size is a parameter of its trial, judged by name and value."""
     return any(
         "batch" in name.lower() and type(value) is int and value == size
         for name, value in params.items()

@@ -1,4 +1,4 @@
-"""The event files of a TensorBoardLogger, put back to a moment."""
+"""The event files of a TensorBoardLogger, and their restoration to an earlier point."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import TensorBoardLogger
+from optuna_hermes._lightning._namespace import TensorBoardLogger
 
 _PREFIX = "events.out.tfevents."
 _SUFFIX = "filename_suffix"
 
 _first: weakref.WeakKeyDictionary[TensorBoardLogger, str] = weakref.WeakKeyDictionary()
-"""The first file that the run of a logger has written, whichever process that was."""
+"""First event file of a trial, by logger; an earlier process may have written it."""
 
 
 def state(logger: TensorBoardLogger) -> dict[str, Any]:
-    """The files of all processes of the run with their sizes, and which was the first."""
+    """The event files of all processes of the trial with their sizes, and the first one's name."""
     writer: Any = logger.experiment
     writer.flush()
     folder = Path(logger.log_dir)
@@ -26,16 +26,16 @@ def state(logger: TensorBoardLogger) -> dict[str, Any]:
     if files:
         _first.setdefault(logger, os.path.relpath(files[0], folder))
     first = _first.get(logger)
-    if first is None:  # tensorboardX does not tell
+    if first is None:  # tensorboardX does not expose the name of its file
         return {"files": {}, "first": None}
-    writer.filename_suffix = _suffix(first)  # by which later files of this run are known
+    writer.filename_suffix = _suffix(first)  # marks later files as this trial's
     files += folder.rglob(f"*{_suffix(first)}")
     sizes = {os.path.relpath(path, folder): path.stat().st_size for path in files if path.exists()}
     return {"files": sizes, "first": first}
 
 
 def follow(logger: TensorBoardLogger) -> None:
-    """Take along to the logger's folder what it has written in another one."""
+    """Move the files to the logger's present folder, after that has changed."""
     folder = Path(logger.log_dir)
     folder.mkdir(parents=True, exist_ok=True)
     for path in _closed(logger):
@@ -44,13 +44,13 @@ def follow(logger: TensorBoardLogger) -> None:
 
 
 def discard(logger: TensorBoardLogger) -> None:
-    """Remove what it has written in this process."""
+    """Remove the files that were written in this process."""
     for path in _closed(logger):
         path.unlink(missing_ok=True)
 
 
 def reopen(logger: TensorBoardLogger, saved: dict[str, Any]) -> None:
-    """Go on with a new file in the logger's folder, whose name says whom it belongs to."""
+    """Go on with a new file in the logger's folder, with the suffix of the trial's files."""
     if saved["first"] is not None:
         _first[logger] = saved["first"]
         logger._kwargs[_SUFFIX] = _suffix(saved["first"])
@@ -58,10 +58,10 @@ def reopen(logger: TensorBoardLogger, saved: dict[str, Any]) -> None:
 
 
 def rewind(logger: TensorBoardLogger, saved: dict[str, Any]) -> None:
-    """Cut its files to what they were, and remove those that were begun later."""
+    """Cut the files to their earlier sizes, and remove those that were begun later."""
     if saved["first"] is None:
         return
-    logger.experiment.close()  # it opens itself again
+    logger.experiment.close()  # its next write opens a new file
     folder = Path(logger.log_dir)
     for path in folder.rglob(f"*{_suffix(saved['first'])}"):
         if os.path.relpath(path, folder) not in saved["files"]:
@@ -73,7 +73,7 @@ def rewind(logger: TensorBoardLogger, saved: dict[str, Any]) -> None:
 
 
 def release(logger: TensorBoardLogger) -> None:
-    """There is nothing that only a next process would need."""
+    """Do nothing: no file was kept for a next process only."""
 
 
 def _closed(logger: TensorBoardLogger) -> list[Path]:

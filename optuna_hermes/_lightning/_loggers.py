@@ -1,8 +1,8 @@
-"""Where a run logs to: one folder for all its processes, and nothing there twice.
+"""Log folders of a trial: one for all its processes, in which nothing is logged twice.
 
-A logger of Lightning begins something new in every process, and has done so before any callback is
-asked. So the next process points it back to what the first one began, and once the run stands where
-its checkpoint was taken, cuts off what was logged after that.
+A logger of Lightning begins a new version in every process, before any callback is called. So the
+next process points it back to the files of the first one, and once the trial is at the point of its
+checkpoint, cuts off what was logged after that.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-
 from optuna_hermes._lightning import _csv_logs, _event_logs
+from optuna_hermes._lightning._namespace import CSVLogger, TensorBoardLogger, Trainer
 
 _PLACE = ("_root_dir", "_save_dir", "_name", "_version", "_sub_dir")
 _KINDS: dict[str, tuple[type[Any], Any]] = {
@@ -29,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def own_root(trainer: Trainer, folder: Path) -> None:
-    """Give a run a folder of its own, if its Trainer has the working directory; for ``setup``.
+    """Give a trial its own root folder if its Trainer uses the working directory; for ``setup``.
 
-    What Lightning logs and saves by itself goes there too, and no run finds the files of another.
-    To be called after ``restore_loggers``: loggers that have a place by then stay there.
+    Lightning then also logs and saves there by default, so that no trial finds another's files.
+    To be called after ``restore_loggers``: loggers that were pointed elsewhere by it stay there.
     """
     working, root = trainer.default_root_dir, str(folder)
     if working != os.getcwd():
@@ -47,7 +45,7 @@ def own_root(trainer: Trainer, folder: Path) -> None:
 
 
 def logger_state(trainer: Trainer) -> dict[str, Any]:
-    """What the CSV and TensorBoard loggers have written until now, in the order of the loggers."""
+    """State of the CSV and TensorBoard loggers and their files, in the order of the loggers."""
     return {
         "loggers": [
             {
@@ -62,7 +60,7 @@ def logger_state(trainer: Trainer) -> dict[str, Any]:
 
 
 def restore_loggers(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Point the loggers to the files of the process before; for ``setup``."""
+    """Point the loggers to the files of the earlier process; for ``setup``."""
     with _profiler_follows(trainer):
         for logger, logs, saved in _known(trainer, state):
             if not Path(saved["log_dir"]).is_dir():
@@ -78,20 +76,20 @@ def restore_loggers(trainer: Trainer, state: dict[str, Any]) -> None:
 
 
 def rewind_loggers(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Forget what was logged after the state was taken; to be called before the first fetch."""
+    """Drop what was logged after the checkpoint; to be called before the first fetch."""
     for logger, logs, saved in _known(trainer, state):
         if logger.log_dir == saved["log_dir"]:
             logs.rewind(logger, saved)
 
 
 def release_loggers(trainer: Trainer) -> None:
-    """Remove what only a next process would need; for a run that has ended."""
+    """Remove files that only a next process would need, for a trial that has ended."""
     for _, logger, logs in _file_loggers(trainer):
         logs.release(logger)
 
 
 def _file_loggers(trainer: Trainer) -> list[tuple[str, Any, Any]]:
-    """The loggers that write to local files in this process, each with its kind."""
+    """The loggers that write local files in this process: kind, logger and module for the kind."""
     return [
         (kind, logger, logs)
         for logger in trainer.loggers
@@ -102,7 +100,7 @@ def _file_loggers(trainer: Trainer) -> list[tuple[str, Any, Any]]:
 
 
 def _known(trainer: Trainer, state: dict[str, Any]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
-    """The loggers with their states, as far as an objective has the same ones in each process."""
+    """The loggers with their states, without those whose kinds differ from the saved ones."""
     for (kind, logger, logs), saved in zip(_file_loggers(trainer), state["loggers"], strict=False):
         if kind == saved["kind"]:
             yield logger, logs, saved
@@ -110,19 +108,19 @@ def _known(trainer: Trainer, state: dict[str, Any]) -> Iterator[tuple[Any, Any, 
 
 @contextlib.contextmanager
 def _moved(logger: Any, place: dict[str, Any]) -> Iterator[None]:
-    """Put a logger into another place, and let no empty folder stay in the one before."""
+    """Move a logger to another place, and remove the folder before if it is empty."""
     begun = Path(logger.log_dir)
     vars(logger).update({name: value for name, value in place.items() if name in vars(logger)})
     yield
     if begun != Path(logger.log_dir):
-        with contextlib.suppress(OSError):  # there is more in it
+        with contextlib.suppress(OSError):  # not empty
             begun.rmdir()
             begun.parent.rmdir()
 
 
 @contextlib.contextmanager
 def _profiler_follows(trainer: Trainer) -> Iterator[None]:
-    """It was told the folder of the first logger before any callback was asked."""
+    """Let a profiler follow the first logger's folder, which it took before any callback ran."""
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # it is set by a function
     follows = profiler.dirpath is not None and profiler.dirpath == trainer.log_dir
     yield

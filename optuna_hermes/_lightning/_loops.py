@@ -1,4 +1,4 @@
-"""What Lightning knows between two batches and does not put into a checkpoint."""
+"""State of Lightning's loops between two batches that its checkpoints lack."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.trainer.connectors.logger_connector.result import (
-    _Metadata,
-    _ResultCollection,
-    _ResultMetric,
-    _Sync,
-)
 from torchmetrics import Metric
 
 from optuna_hermes._lightning._around import around_state, restore_around
 from optuna_hermes._lightning._callbacks import callback_state, restore_callbacks
 from optuna_hermes._lightning._module import module_state, restore_module
+from optuna_hermes._lightning._namespace import (
+    LightningModule,
+    Trainer,
+    _ResultCollection,
+    _ResultMetric,
+    part,
+)
 from optuna_hermes.suspend._generators import (
     generator_state,
     own_generators,
     set_generator_state,
 )
 from optuna_hermes.suspend._state import moved, plain
+from optuna_hermes.suspend._streams import is_stream
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "torch.mean": torch.mean,
@@ -31,6 +32,8 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "torch.max": torch.max,
     "torch.min": torch.min,
     "sum": sum,
+    "max": max,
+    "min": min,
 }
 _CONNECTOR = (
     "_callback_metrics",
@@ -43,7 +46,7 @@ _NOT_PLAIN = ("reduce_fx", "_sync")
 
 
 def loop_state(trainer: Trainer) -> dict[str, Any]:
-    """What Lightning knows between two batches and does not save."""
+    """The unsaved state between two batches."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     return {
         "batches_that_stepped": epoch_loop._batches_that_stepped,
@@ -67,14 +70,14 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
 
 
 def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Put it back; to be called before the first fetch of a ``fit`` that was resumed."""
+    """Restore what ``loop_state`` returned, before the first fetch of a resumed ``fit``."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     restore_callbacks(trainer, state["callbacks"])
     restore_module(module, state["module"])
     restore_around(trainer, state["around"])
-    own = ("module", "data")  # their tensors have a place of their own
+    own = ("module", "data")  # their tensors may be on other devices than the module
     state = {**state, **moved({k: v for k, v in state.items() if k not in own}, module.device)}
-    # Else this epoch would end without the schedulers that look at metrics.
+    # Else Lightning would skip the schedulers that watch metrics at the end of this epoch.
     trainer.fit_loop._restarting = False
     epoch_loop._batches_that_stepped = state["batches_that_stepped"]
     trainer.should_stop = state["should_stop"]
@@ -97,7 +100,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
 
 
 def add_up(trainer: Trainer, states: list[dict[str, Any]]) -> None:
-    """Let this process have what others had counted up in an epoch, which are there no more."""
+    """Add the metrics that processes which no longer exist had accumulated in this epoch."""
     module, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
     metrics = dict(_metrics(module))
     for state in states:
@@ -112,7 +115,7 @@ def add_up(trainer: Trainer, states: list[dict[str, Any]]) -> None:
 
 
 def count_anew(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a process that has counted nothing up in this epoch."""
+    """The state of a process that has accumulated no metrics in this epoch."""
     return {**state, "metrics": {}, "results": []}
 
 
@@ -127,10 +130,15 @@ def _add(metric: Metric, saved: dict[str, Any]) -> None:
 
 
 def _data_generators(trainer: Trainer) -> list[Any]:
-    """Those that the data sets have of their own; their draws in this process are not lost."""
-    loops = (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop)
-    combined = [each._combined_loader for each in loops if each._combined_loader is not None]
-    loaders = [loader for each in combined for loader in each.flattened]
+    """The data sets' own generators, as far as they are drawn from in this process.
+
+    Left out are those of iterable data sets for training: they are restored by passing over.
+    """
+    training = trainer.fit_loop._combined_loader
+    validation = trainer.fit_loop.epoch_loop.val_loop._combined_loader
+    trained = [] if training is None else training.flattened
+    loaders = [loader for loader in trained if not is_stream(loader)]
+    loaders += [] if validation is None else validation.flattened
     return [found for each in loaders for found in own_generators(getattr(each, "dataset", None))]
 
 
@@ -173,10 +181,12 @@ def _restore_results(
 ) -> None:
     results.clear()
     module = trainer.lightning_module
+    made_of = part(trainer, "trainer.connectors.logger_connector.result")
     for state in states:
-        meta = _Metadata(**state["meta"], reduce_fx=_REDUCTIONS[state["reduce_fx"]])
-        meta.sync = _Sync(fn=trainer.strategy.reduce, **state["sync"])
-        item = _ResultMetric(meta, state["is_tensor"])
+        meta = made_of._Metadata(**state["meta"], reduce_fx=_REDUCTIONS[state["reduce_fx"]])
+        # Functions are not stored: this process's strategy provides its own.
+        meta.sync = made_of._Sync(fn=trainer.strategy.reduce, **state["sync"])
+        item = made_of._ResultMetric(meta, state["is_tensor"])
         if meta.metric_attribute is not None:
             item.value = module.get_submodule(meta.metric_attribute)
         item.has_reset = state["has_reset"]
@@ -185,5 +195,5 @@ def _restore_results(
 
 
 def _gradients(module: LightningModule) -> dict[str, torch.Tensor]:
-    """Whoever optimizes by hand may accumulate by hand."""
+    """Open gradients: with manual optimization they may be accumulated over batches."""
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}

@@ -1,4 +1,4 @@
-"""What a module and its parts know beside weights and buffers."""
+"""State of a module and its parts beside weights and buffers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
+from optuna_hermes._lightning._namespace import LightningDataModule, LightningModule, parts
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
 from optuna_hermes.suspend._state import moved, on_device, plain
@@ -25,7 +25,7 @@ _SAVED_ELSEWHERE = (
 
 
 def module_state(module: LightningModule) -> dict[str, Any]:
-    """The modes of a user's module and its parts, and all that they keep in plain attributes."""
+    """Modes, frozen parameters, plain attributes and hidden stateful objects of a user's module."""
     attributes = {name: _plain_attributes(part) for name, part in _parts(module)}
     return {
         "evaluating": [name for name, part in module.named_modules() if not part.training],
@@ -36,7 +36,7 @@ def module_state(module: LightningModule) -> dict[str, Any]:
 
 
 def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
-    """Put it back."""
+    """Restore what ``module_state`` returned."""
     for name, part in module.named_modules():
         part.training = name not in state["evaluating"]
     for name, parameter in module.named_parameters():
@@ -48,7 +48,7 @@ def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
 
 
 def restore_attributes(module: LightningModule, state: dict[str, Any]) -> None:
-    """Put back what they keep in plain attributes: a size of batches for one."""
+    """Restore plain attributes, such as a batch size."""
     for name, part in _parts(module):
         for attribute, (value, was_on_device) in state["attributes"].get(name, {}).items():
             if was_on_device:
@@ -57,25 +57,26 @@ def restore_attributes(module: LightningModule, state: dict[str, Any]) -> None:
 
 
 def is_saved(part: nn.Module, name: str, value: Any) -> bool:
-    """Whether ``module_state``, Lightning or torch looks after an attribute of a part."""
+    """True if ``module_state``, Lightning or torch saves an attribute of a part."""
     return of_libraries(part, name) or plain(value) or _all_hidden(value)
 
 
 def of_libraries(part: nn.Module, name: str) -> bool:
-    """Whether Lightning or torch looks after an attribute of a part."""
+    """True if an attribute of a part belongs to Lightning or torch."""
     return name in _own_attributes() or name in _attributes_of_torch() or is_masked(part, name)
 
 
 def _all_hidden(value: Any) -> bool:
-    """Whether ``hidden`` has all of it."""
+    """True if ``_hidden`` yields all of a value."""
     items = _items(value)
     return bool(items) and all(_has_state(each, set()) for _, each in items)
 
 
 @functools.cache
 def _own_attributes() -> frozenset[str]:
-    """What every LightningModule has, which Lightning restores or sets up itself."""
-    return frozenset(vars(LightningModule())) | {"_hparams_name", "_log_hyperparams"}
+    """Attributes of every LightningModule, which Lightning restores or sets up itself."""
+    modules = (each.LightningModule() for each in parts("core.module"))
+    return frozenset().union(*map(vars, modules), {"_hparams_name", "_log_hyperparams"})
 
 
 @functools.cache
@@ -84,7 +85,7 @@ def _attributes_of_torch() -> frozenset[str]:
 
 
 def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The module and its parts, save the metrics: those are saved as such."""
+    """The module and its parts, without metrics, which are saved separately."""
     return [(name, part) for name, part in module.named_modules() if not isinstance(part, Metric)]
 
 
@@ -97,7 +98,7 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
 
 
 def _plain_attributes(part: nn.Module) -> dict[str, tuple[Any, bool]]:
-    """Numbers, text, tensors, and lists of them, each with whether it is on a device."""
+    """Numbers, text, tensors, and containers of them; each with True if a tensor is on a device."""
     attributes = _attributes(part).items()
     return {name: (value, on_device(value)) for name, value in attributes if plain(value)}
 
@@ -115,9 +116,9 @@ def _restore_attribute(attributes: dict[str, Any], name: str, value: Any) -> Non
 
 
 def _hidden(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What hangs on the module without being a part of it and has a state of its own, by place.
+    """Objects with a state in the module's attributes that are no submodules of it, by place.
 
-    Averages of the weights in a list, for one, or generators of random numbers.
+    For example averages of the weights in a list, or random generators.
     """
     known = {id(each) for each in (*module.modules(), *module.parameters())}
     for name, part in _parts(module):

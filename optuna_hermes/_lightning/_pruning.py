@@ -1,4 +1,4 @@
-"""Weights that are pruned in the course of a training: a module begins without their masks."""
+"""Weights that a ModelPruning callback prunes: a new module has no masks for them yet."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelPruning
 from torch import nn
 from torch.nn.utils.prune import custom_from_mask
+
+from optuna_hermes._lightning._namespace import ModelPruning, Trainer
 
 _ORIG, _MASK = "_orig", "_mask"
 
 
 @contextlib.contextmanager
 def kept_pruned(trainer: Trainer) -> Iterator[None]:
-    """A checkpoint made within holds weights and masks apart, whatever one of the user's does."""
+    """Keep weights and masks separate in a checkpoint made within."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]  # it is set by a connector
     permanent = [
         each
@@ -36,9 +36,9 @@ def kept_pruned(trainer: Trainer) -> Iterator[None]:
 def without_masks(
     weights: dict[str, Any], module: nn.Module
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Weights as a module can load them that is not pruned yet, and the masks by parameter.
+    """Split into weights that an unpruned module can load, and the masks by parameter.
 
-    A module that is made with masks keeps them among its weights.
+    The masks of a module that is made with masks stay among its weights.
     """
     own = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     masks = {
@@ -58,7 +58,7 @@ def without_masks(
 
 
 def prune(module: nn.Module, masks: dict[str, torch.Tensor]) -> None:
-    """Put masks on parameters, in their order."""
+    """Apply masks to parameters, in the order of the masks."""
     for place, mask in masks.items():
         part, _, name = place.rpartition(".")
         owner = module.get_submodule(part)
@@ -67,10 +67,10 @@ def prune(module: nn.Module, masks: dict[str, torch.Tensor]) -> None:
 
 
 def lottery_state(trainer: Trainer) -> list[list[bool]]:
-    """Of each callback that gives pruned weights their first values: which are those by now.
+    """For each lottery ticket callback, True for each first value that shares its present memory.
 
-    It does not copy these: what it was given the first time is trained on, and is what it gives the
-    next time.
+    The callback does not copy first values: those that it has set once are trained on, and are set
+    again the next time.
     """
     return [
         [first.data_ptr() == now.data_ptr() for first, now in _lottery(each)]
@@ -79,7 +79,7 @@ def lottery_state(trainer: Trainer) -> list[list[bool]]:
 
 
 def restore_lottery(trainer: Trainer, state: list[list[bool]]) -> None:
-    """Let them be so again."""
+    """Let first values share memory with present ones, as ``lottery_state`` found them."""
     for each, shared in zip(_pruning(trainer), state, strict=False):
         for (first, now), same in zip(_lottery(each), shared, strict=False):
             if same:
@@ -92,7 +92,7 @@ def _pruning(trainer: Trainer) -> list[ModelPruning]:
 
 
 def _lottery(callback: ModelPruning) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """First values and present ones of what is pruned."""
+    """First and present values of the pruned parameters."""
     for layer in (callback._original_layers or {}).values():
         for index, name in layer["names"]:
             part, _ = callback._parameters_to_prune[index]
@@ -103,5 +103,5 @@ def _lottery(callback: ModelPruning) -> Iterator[tuple[torch.Tensor, torch.Tenso
 
 
 def is_masked(part: nn.Module, name: str) -> bool:
-    """Whether an attribute is what a mask has left of a parameter: each forward makes it anew."""
+    """True if an attribute is a masked parameter, which each forward computes anew."""
     return name + _ORIG in part._parameters

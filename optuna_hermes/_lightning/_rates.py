@@ -1,4 +1,4 @@
-"""Learning rates that follow the batch size: of optimizers, and of what schedules them."""
+"""Learning rates of optimizers and schedulers, scaled with the batch size."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 _IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
-"""Where optimizers and schedulers keep rates in a parameter group."""
+"""Keys of rates that optimizers and schedulers keep in parameter groups."""
 
 _IN_SCHEDULERS = ("base_lrs", "max_lrs", "min_lrs", "eta_min", "_last_lr")
-"""Where schedulers keep rates of their own."""
+"""Attributes of schedulers that hold rates."""
 
 
 def scale_rates(optimizers: Iterable[Any], schedulers: Iterable[Any], factor: float) -> None:
@@ -26,7 +26,7 @@ def scale_rates(optimizers: Iterable[Any], schedulers: Iterable[Any], factor: fl
 def _scale(owner: dict[str, Any], names: Iterable[str], factor: float) -> None:
     for name in names:
         value = owner.get(name)
-        if name == "lr" and isinstance(value, torch.Tensor):  # captured graphs read it there
+        if name == "lr" and isinstance(value, torch.Tensor):  # CUDA graphs hold its address
             value.mul_(factor)
         elif value is not None:
             owner[name] = _times(value, factor)
@@ -39,7 +39,7 @@ def _times(value: Any, factor: float) -> Any:
 
 
 def _with_parts(schedulers: Iterable[Any]) -> list[Any]:
-    """Schedulers, and those that they are made of."""
+    """Schedulers, and the ones that they contain."""
     found: list[Any] = []
     waiting = list(schedulers)
     while waiting:

@@ -1,4 +1,4 @@
-"""How long batches take, by their size."""
+"""Durations of batches, by their size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Stopwatch:
-    """Takes the time from the end of a batch to the end of the next one."""
+    """Measures the time from the end of a batch to the end of the next one."""
 
     def __init__(self) -> None:
         self._spent: dict[int, tuple[int, float]] = {}
@@ -14,11 +14,11 @@ class Stopwatch:
 
     @property
     def seconds(self) -> dict[int, float]:
-        """What a batch took on average, by the sizes that were trained."""
+        """Mean seconds of a batch, by the sizes that were trained."""
         return {size: spent / batches for size, (batches, spent) in self._spent.items()}
 
     def batch_ended(self, size: int) -> None:
-        """Take the time of a batch; the first one after an interruption does not count."""
+        """Measure the time of a batch; the first one after an interruption does not count."""
         now = time.monotonic()
         if self._last_end is not None:
             batches, spent = self._spent.get(size, (0, 0.0))
@@ -26,5 +26,5 @@ class Stopwatch:
         self._last_end = now
 
     def interrupted(self) -> None:
-        """Something other than training comes next."""
+        """Stop the watch: something other than training comes next."""
         self._last_end = None

@@ -1,17 +1,15 @@
-"""Which trainings can change their batch size, and why the others cannot."""
+"""Checks if a training can change its batch size."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
-
+from optuna_hermes._lightning._namespace import GradientAccumulationScheduler, Trainer
 from optuna_hermes.suspend._elastic import ElasticReplay, why_not_regrouped
 
 
 def why_not_elastic(trainer: Trainer, scaling: str) -> str | None:
-    """Why the batch size of a ``fit`` cannot change, None if it can."""
+    """The reason why the batch size of a ``fit`` cannot change, None if it can."""
     loader_reason = _why_not_loader(trainer)
     if loader_reason is not None:
         return loader_reason

@@ -1,4 +1,4 @@
-"""Callbacks of Lightning that train on their own account to find a setting, before the training."""
+"""Lightning's callbacks that find a setting by short trainings before the actual one."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
-from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name, _LRFinder
-from lightning.pytorch.utilities.parsing import lightning_setattr
+from optuna_hermes._lightning._namespace import (
+    BatchSizeFinder,
+    Callback,
+    LearningRateFinder,
+    LightningModule,
+    Trainer,
+    part,
+)
 
 
 def tunes(trainer: Trainer | None, callback: Callback) -> bool:
-    """Whether one of them trains just now: it leaves all other callbacks out."""
+    """True while one of them trains: it removes all other callbacks for that time."""
     return callback not in getattr(trainer, "callbacks", ())  # asked before every batch
 
 
 def tuner_state(trainer: Trainer) -> dict[str, Any]:
-    """What they have found."""
+    """The settings that they have found, by the callback's ``state_key``."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]  # it is set by a connector
     found: dict[str, Any] = {}
     for each in callbacks:
@@ -32,7 +36,7 @@ def tuner_state(trainer: Trainer) -> dict[str, Any]:
 def skip_tuners(
     trainer: Trainer, found: dict[str, Any]
 ) -> Iterator[tuple[Callback, Callable[..., None]]]:
-    """Callbacks that need not look once more, each with what is to be done in ``on_fit_start``."""
+    """Yield the callbacks that need not search again, with a replacement for ``on_fit_start``."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     for each in callbacks:
         if isinstance(each, LearningRateFinder):
@@ -49,11 +53,13 @@ def _take_rate(
 ) -> None:
     if found is None:
         return
-    finder.optimal_lr = result = _LRFinder.__new__(_LRFinder)
+    tuner = part(trainer, "tuner.lr_finder")
+    finder.optimal_lr = result = tuner._LRFinder.__new__(tuner._LRFinder)
     vars(result).update(found)
     rate = result.suggestion() if finder._update_attr else None
-    if rate is not None:  # optimizers get it with their state
-        lightning_setattr(module, _determine_lr_attr_name(module, finder._attr_name), rate)
+    if rate is not None:  # for the module only: optimizers get it with their state
+        name = tuner._determine_lr_attr_name(module, finder._attr_name)
+        part(trainer, "utilities.parsing").lightning_setattr(module, name, rate)
 
 
 def _take_size(
@@ -65,6 +71,8 @@ def _take_size(
     if found is None:
         return
     finder.optimal_batch_size = found["batch_size"]
-    lightning_setattr(module, finder._batch_arg_name, found["batch_size"])
+    parsing = part(trainer, "utilities.parsing")
+    parsing.lightning_setattr(module, finder._batch_arg_name, found["batch_size"])
+    # They may have been made with the size before: Lightning makes them again.
     loop = trainer.fit_loop
     loop._combined_loader = loop.epoch_loop.val_loop._combined_loader = None

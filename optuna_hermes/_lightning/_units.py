@@ -1,40 +1,39 @@
-"""What a run reports after: its validations, or its epochs."""
+"""The units after which a trial reports: its validations, or its epochs."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from lightning.pytorch import Trainer
-
+from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._wiring import unsynchronised, validated_names
 from optuna_hermes.errors import MonitorError
 
 
 class Units:
-    """Counts the units of a run, and takes the value of each.
+    """Counts the units of a trial, and reads the value of each.
 
     If validations log the metric, every validation is a unit; otherwise every epoch is one.
 
     Args:
         monitor: the metric's name.
-        run: whose they are, as a message names it.
+        run: the trial, as messages name it.
     """
 
     def __init__(self, monitor: str, run: str) -> None:
         self.monitor = monitor
         self.done = 0
-        """So many were reported."""
+        """Number of units reported."""
         self.value: float | None = None
-        """The last one's."""
+        """Value of the last unit."""
         self.by_validation = False
-        """Whether each validation is one, or else each epoch."""
+        """True if each validation is a unit, else each epoch is one."""
         self._run = run
         self._validated = False
         self._epoch_ended = False
 
     def validated(self, trainer: Trainer) -> bool:
-        """Whether a unit is done; for ``on_validation_end``."""
+        """Return True if a unit is done; for ``on_validation_end``."""
         self._validated = True
         if self.monitor in validated_names(trainer):
             self.by_validation = True
@@ -42,14 +41,14 @@ class Units:
         return False
 
     def epoch_ended(self) -> None:
-        """For ``on_train_epoch_end``: metrics of the whole epoch may still be logged."""
+        """Note the end of an epoch; the module may log more metrics after this hook."""
         self._epoch_ended = True
 
     def epoch_done(self, trainer: Trainer, *, last: bool) -> bool:
-        """Whether the epoch that has ended is a unit; for what comes next after it.
+        """Return True if the epoch that has ended is a unit; for the first hook after its end.
 
         Raises:
-            MonitorError: nothing has logged the metric.
+            MonitorError: the metric was not logged.
         """
         ended, self._epoch_ended = self._epoch_ended, False
         if not ended or self.by_validation:
@@ -65,11 +64,11 @@ class Units:
         return False
 
     def take(self, trainer: Trainer, *, spread: bool) -> float:
-        """The value of a unit that is done.
+        """Count a unit that is done, and return its value.
 
         Args:
-            trainer: whose metrics hold it.
-            spread: whether its devices may come and go: then it must be that of all of them.
+            trainer: of the trial.
+            spread: True if the number of devices may change: the value must be that of all devices.
 
         Raises:
             MonitorError: each of several devices has a value of its own.
@@ -84,7 +83,7 @@ class Units:
         return self.value
 
     def left(self, trainer: Trainer) -> int | None:
-        """Units until ``max_epochs``, None if nothing but the training itself knows.
+        """Units until ``max_epochs``, None if that cannot be known in advance.
 
         Args:
             trainer: after its first batch.
@@ -96,7 +95,7 @@ class Units:
         return None if total is None else max(0, total - self.done)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The counters, for a checkpoint."""
         return {"unit": self.done, "value": self.value, "by_validation": self.by_validation}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -112,6 +111,6 @@ def _validations(trainer: Trainer, epochs: int) -> int | None:
         return epochs // (every or 1)
     if math.isinf(batches):
         return None
-    if every is None:  # epochs do not matter
+    if every is None:  # validations count batches across epochs
         return int(epochs * batches // interval)
     return (epochs // every) * int(batches // interval)

@@ -1,4 +1,4 @@
-"""What belongs to a fit, changes in it, and is in no checkpoint of Lightning."""
+"""Attributes of a fit's objects that change in it and that Lightning's checkpoints lack."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule, Trainer
 from torch import nn
 
 from optuna_hermes._lightning._module import is_saved, of_libraries
+from optuna_hermes._lightning._namespace import Callback, LightningDataModule, Trainer
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved
 
 WAY_OUT = (
@@ -40,7 +40,7 @@ def unsaved(trainer: Trainer) -> Unsaved:
 
 
 def made_of(trainer: Trainer) -> Unsaved:
-    """All attributes of which loaders may be made: of the module, its parts and the data module."""
+    """All attributes that loaders may be made from: of the module, its parts, the data module."""
     module, known = trainer.lightning_module, _known(trainer)
     parts = {
         f"module {place}": Attributes(place, part, functools.partial(_of_libraries, part), known)
@@ -59,7 +59,7 @@ def _data_module(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:
 
 
 def _known(trainer: Trainer) -> set[int]:
-    """What is no value of the user's own, or is saved with the trainer, by ``id``."""
+    """Ids of objects that are not the user's own, or that are saved with the trainer."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     known = {id(each) for each in (trainer, data, trainer.strategy, *callbacks, *trainer.loggers)}
@@ -69,7 +69,7 @@ def _known(trainer: Trainer) -> set[int]:
 
 
 def _is_a_user_s(each: object, base: type) -> bool:
-    """Whether a user has written its class, without a ``state_dict`` of its own."""
+    """True if an object's class is a user's, and has no ``state_dict`` of its own."""
     kind = type(each)
     if kind.__module__.startswith(_LIBRARIES):
         return False
@@ -84,7 +84,7 @@ def _ignores(kind: Any) -> Callable[[str, Any], bool]:
 
 @functools.cache
 def _set_by_libraries(kind: Any) -> frozenset[str]:
-    """The attributes that the classes of Lightning among its bases set, and look after."""
+    """Attributes that library classes among the bases of a class set, and keep themselves."""
     return frozenset(
         name
         for each in kind.__mro__

@@ -1,8 +1,8 @@
-"""Where a run stops and goes on: the point between two batches, and the position of its loaders.
+"""Hooks in a Trainer: the point between two batches, and the positions of its loaders.
 
-The point between two batches, right before the next one is fetched, is the one at which nothing of
-Lightning is half done: optimizers, schedulers, loggers and a validation that was due are through.
-What is saved there and put back there, in the same place of another process, leaves no trace.
+Right before a batch is fetched, nothing in Lightning is half done: optimizers, schedulers, loggers
+and a validation that was due are through. A state that is saved there and restored at the same
+point of another process leaves no trace.
 """
 
 from __future__ import annotations
@@ -13,36 +13,39 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
-from lightning.pytorch.loops.training_epoch_loop import RestartStage
-from lightning.pytorch.trainer.states import RunningStage
+from torch.utils._pytree import tree_map
 
+from optuna_hermes._lightning._namespace import ModelCheckpoint, Trainer, _DataLoaderIterDataFetcher
 from optuna_hermes._lightning._pruning import kept_pruned, prune, without_masks
+from optuna_hermes._lightning._restart import go_on_within_epoch
 from optuna_hermes._lightning._tuners import skip_tuners
 from optuna_hermes._lightning._unsaved import made_of
 from optuna_hermes.suspend._loader import OwnStates, RandomWatch, Replay, idle, is_stateful
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
+from optuna_hermes.suspend._streams import PLACEHOLDER, Stream, Streams, is_stream
 from optuna_hermes.suspend._tree import frozen
-from optuna_hermes.suspend._unsaved import Unsaved
+from optuna_hermes.suspend._unsaved import Unsaved, reachable
 
 
 class Wiring:
-    """What hangs in one trainer for the time of one ``fit``.
+    """The hooks in one trainer for the duration of one ``fit``.
 
     Args:
         trainer: its ``fit`` is in the ``setup`` hook.
-        replay: makes what is hung into a loader, see ``Replay``.
+        run: the trial, as messages name it.
+        replay: makes the ``Replay`` of a loader.
     """
 
-    def __init__(self, trainer: Trainer, replay: Callable[..., Replay] = Replay) -> None:
+    def __init__(self, trainer: Trainer, run: str, replay: Callable[..., Replay] = Replay) -> None:
         self._trainer = trainer
+        self._run = run
         self._replay = replay
-        self._replays: list[tuple[Any, Replay]] = []
+        self._replays: list[tuple[Any, Replay | Stream]] = []
+        self._streams = Streams(self._known)
         self._watches: list[tuple[Any, RandomWatch]] = []
         self._validated: list[tuple[Any, Replay | OwnStates]] = []
         self._masks: dict[str, Any] = {}
+        self._users_path: Any = None
         self._made: dict[str, Any] = {}
         self._made_again: dict[str, Any] = {}
         self._attributes: Unsaved | None = None
@@ -56,28 +59,28 @@ class Wiring:
     def resume_from(
         self, checkpoint: dict[str, Any], path: Path, made: dict[str, Any] | None = None
     ) -> None:
-        """Make ``fit`` go on from a checkpoint, whatever ``ckpt_path`` it was given.
+        """Make ``fit`` resume from a checkpoint, also if it was given a ``ckpt_path``.
 
         Args:
             checkpoint: as Lightning would have written it.
             path: of its file.
-            made: the attributes and random states of which its loaders were made, by stage.
+            made: the attributes and random states from which its loaders were made, by stage.
         """
         self._made_again = dict(made or {})
         connector = self._trainer._checkpoint_connector
         self._override(connector, "resume_start", self._resume_start, checkpoint, path)
 
     def skip_tuners(self, found: dict[str, Any]) -> None:
-        """Let callbacks that look for a setting before the training take what they have found."""
+        """Let tuner callbacks take the settings that they found in an earlier process."""
         for callback, begin in skip_tuners(self._trainer, found):
             self._override(callback, "on_fit_start", begin)
 
     def skip_finished_validation(self) -> None:
         """Go straight to the next fetch: the validation that was due has been done.
 
-        To be called in ``on_train_start`` of a ``fit`` that was resumed.
+        To be called in ``on_train_start`` of a resumed ``fit``.
         """
-        self._trainer.fit_loop.epoch_loop._restart_stage = RestartStage.NONE
+        go_on_within_epoch(self._trainer, self._override)
 
     def between_batches(self, call: Callable[[], None]) -> None:
         """Call a function before each fetch of a batch, from ``on_train_start`` on."""
@@ -85,30 +88,30 @@ class Wiring:
         self._override(epoch_loop, "_on_before_fetch", _in_turn, call, epoch_loop._on_before_fetch)
 
     def update_schedulers(self, call: Callable[..., None]) -> None:
-        """Call a function in the place of ``update_lr_schedulers``, which is its first argument."""
+        """Replace ``update_lr_schedulers`` by a function, whose first argument is the original."""
         epoch_loop = self._trainer.fit_loop.epoch_loop
         self._override(epoch_loop, "update_lr_schedulers", call, epoch_loop.update_lr_schedulers)
 
     def keep_samplers(self) -> None:
-        """Let every process have the training loader as the user made it."""
+        """Keep Lightning from replacing the training loader's sampler in each process."""
         connector = self._trainer._data_connector
         prepare = connector._prepare_dataloader
         self._override(connector, "_prepare_dataloader", _unless_training, prepare)
 
     def follow_log(self) -> None:
-        """Let metrics be synchronised, or not, as the module logs them next.
+        """Take over ``sync_dist`` of restored metrics from the module's next call of ``log``.
 
-        Lightning refuses a metric whose ``sync_dist`` is another one than before, and forgets that
-        it was given where there is one process only.
+        Lightning refuses a metric whose ``sync_dist`` has changed, and does not store the argument
+        where there is one process only.
         """
         results = self._trainer.fit_loop.epoch_loop._results
         self._override(results, "log", _follow, results, set(results), results.log)
 
     def remove(self) -> None:
-        """Leave the trainer and its loaders as they were."""
+        """Remove all hooks from the trainer and its loaders."""
         while self._overridden:
             owner, name = self._overridden.pop()
-            vars(owner).pop(name, None)
+            vars(owner).pop(name, None)  # shows the class's method again
         for loader, replay in self._replays:
             self._show_state(loader, None)
             replay.unwrap()
@@ -126,35 +129,40 @@ class Wiring:
             checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(
                 weights_only=False
             )
-        # The objective makes the module itself; its arguments need not be loadable.
+        # Arguments that cannot be stored are not needed: the objective makes the module itself.
         for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
             if owner is not None and not plain(checkpoint.get(owner.CHECKPOINT_HYPER_PARAMS_KEY)):
                 checkpoint.pop(owner.CHECKPOINT_HYPER_PARAMS_KEY, None)
         return checkpoint
 
     def random_warning(self) -> str | None:
-        """What to say if a loader draws random numbers where they cannot be saved."""
+        """A warning if a loader draws random numbers that cannot be restored, else None."""
         drew = (watch.warning() for _, watch in self._watches if watch.drew())
         lost = (replay.warning() for _, replay in self._replays)
         return next(filter(None, (*drew, *lost)), None)
 
     def restore_masks(self) -> None:
-        """Prune what was pruned; its optimizers have all parameters by now."""
+        """Apply the masks again; only now, when the optimizers have the parameters."""
         prune(self._trainer.lightning_module, self._masks)
         self._masks = {}
 
+    def restore_path(self) -> None:
+        """Restore the user's ``trainer.ckpt_path``, a file that ModelCheckpoint never deletes."""
+        self._trainer._checkpoint_connector._ckpt_path = self._users_path
+
     def loader_states(self) -> dict[str, Any]:
-        """Generators and counters of all loaders, and the workers of those that validate."""
+        """State of all loaders beside their positions, with the workers of validation loaders."""
         combined = self._trainer.fit_loop._combined_loader
         return {
             "training": [replay.own_state() for _, replay in self._replays],
             "validation": [each.idle_state() for _, each in self._validated],
             "made": dict(self._made),
+            "streams": self._streams.state_dict(),
             "consumed": list(getattr(getattr(combined, "_iterator", None), "_consumed", [])),
         }
 
     def restore_loader_states(self, state: dict[str, Any]) -> None:
-        """Put them back; to be called before the first fetch."""
+        """Restore what ``loader_states`` returned; to be called before the first fetch."""
         trainer = self._trainer
         if state["validation"] and not self._validated:
             self._set_up_validation_now()
@@ -167,34 +175,65 @@ class Wiring:
         if state["consumed"] and combined is not None and combined._iterator is not None:
             vars(combined._iterator)["_consumed"] = list(state["consumed"])
 
+    def has_streams(self) -> bool:
+        """True if the trial trains on an iterable data set."""
+        return any(isinstance(each, Stream) for _, each in self._replays)
+
+    def stores_here(self) -> bool:
+        """True if the loader positions before the next batch can be restored."""
+        streams = (each for _, each in self._replays if isinstance(each, Stream))
+        return all(each.stores_here() for each in streams)
+
+    def pass_over(self, state: dict[str, Any]) -> None:
+        """Pass over the trained batches of an iterable data set; before the first batch is taken.
+
+        Lightning prefetches one batch to detect the end of the epoch. It has done so before the
+        data set's attributes were restored, and got a placeholder, which is filled here.
+        """
+        self._streams.load_state_dict(state["streams"])
+        fetcher = self._trainer.fit_loop._data_fetcher
+        for _, each in self._replays:
+            batch = each.go_on() if isinstance(each, Stream) else PLACEHOLDER
+            if batch is not PLACEHOLDER:
+                first, *rest = fetcher.batches[0]  # type: ignore[union-attr]  # it prefetches
+                filled = tree_map(functools.partial(_fill, batch), first)
+                fetcher.batches[0] = (filled, *rest)  # type: ignore[union-attr]
+
     def hide_loader_states(self) -> None:
-        """From the first batch on: a user's own checkpoints must load without this package."""
+        """Hide the positions: from here on a user's checkpoints must load without this package."""
         for loader, _ in self._replays:
             self._show_state(loader, None)
 
+    def _known(self) -> dict[int, object]:
+        trainer = self._trainer
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        parts = [trainer.lightning_module, getattr(trainer, "datamodule", None), *callbacks]
+        return reachable([*parts, trainer.optimizers])
+
     def _override(self, owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
+        # On the object, not its class: other trainers of this process keep the original.
         vars(owner)[name] = functools.partial(call, *args)
         self._overridden.append((owner, name))
 
     def _set_up(self, set_up: Callable[[], None]) -> None:
-        """The training loaders are needed; most often they are there."""
+        """Set the training loaders up, with the states from which they were made first."""
         trainer = self._trainer
         fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
         if fit_loop._combined_loader is None or fit_loop._should_reload_train_dl:
             with self._as_when_made("training"):
                 set_up()
         elif val_loop.restarting and fit_loop._combined_loader_states_to_load:
-            # Somebody asked for the number of batches before the run was put back to its place.
+            # Loaders were set up before the checkpoint was loaded: to count batches, for example.
             fit_loop._load_combined_loader_states()
             assert fit_loop._data_fetcher is not None
             iter(fit_loop._data_fetcher)
 
     @contextlib.contextmanager
     def _as_when_made(self, stage: str) -> Iterator[None]:
-        """Loaders that are made again are made of the same attributes and random numbers.
+        """Make loaders again with the attributes, random state and epoch of their first making.
 
-        They may split data, the user's module and data module may count what they train, and the
-        epoch may be an earlier one, where they are not made for each.
+        Making them may split data at random, and may use attributes of module or data module that
+        change in training; if they are not made for each epoch, that epoch was an earlier one.
         """
         epoch = self._trainer.fit_loop.epoch_progress.current
         if self._attributes is None:
@@ -227,7 +266,7 @@ class Wiring:
         trainer.state.stage = stage
 
     def _set_up_validation(self, set_up: Callable[[], None]) -> None:
-        """The validation loaders are needed, and no iterator of new ones is there yet."""
+        """Set the validation loaders up, before there is an iterator over new ones."""
         val_loop = self._trainer.fit_loop.epoch_loop.val_loop
         if val_loop._combined_loader is None or val_loop._should_reload_val_dl:
             with self._as_when_made("validation"):
@@ -248,7 +287,7 @@ class Wiring:
                 each.unwrap()
 
     def _on_loaders(self, load_states: Callable[[], None]) -> None:
-        """New training loaders are there, and no iterator of them yet."""
+        """Hook into new training loaders, before there is an iterator over them."""
         fit_loop = self._trainer.fit_loop
         progress = fit_loop.epoch_loop.batch_progress
         combined = fit_loop._combined_loader
@@ -258,19 +297,22 @@ class Wiring:
         for loader in loaders:
             if id(loader) in kept:
                 self._replays.append((loader, kept.pop(id(loader))))
+            elif is_stream(loader) and len(loaders) == 1:
+                trained = functools.partial(_ready, progress)
+                self._replays.append((loader, Stream(loader, trained, self._streams, self._run)))
             elif Replay.fits(loader) and not is_stateful(loader):
-                replay = self._replay(loader, lambda: int(progress.current.ready))
+                replay: Replay | Stream = self._replay(loader, functools.partial(_ready, progress))
                 self._replays.append((loader, replay))
             elif RandomWatch.fits(loader) and all(
                 loader is not known for known, _ in self._watches
             ):
                 self._watches.append((loader, RandomWatch(loader)))
-        for replay in kept.values():  # nobody else would end their workers
+        for replay in kept.values():  # of loaders that are gone: else their workers would not end
             replay.unwrap()
         if fit_loop.restarting and fit_loop._combined_loader_states_to_load:
             for loader, replay in self._replays:
                 self._show_state(loader, replay)
-                # Workers draw the indices as soon as there is an iterator.
+                # Now: with workers, the first indices are drawn as soon as there is an iterator.
                 _set_epoch(loader, fit_loop)
         load_states()
 
@@ -282,14 +324,14 @@ class Wiring:
         weights_only: bool | None = None,
     ) -> None:
         connector = self._trainer._checkpoint_connector
-        vars(connector).pop("resume_start")  # learning rate finders restore their own later
+        vars(connector).pop("resume_start")  # once only: learning rate finders call it later
         checkpoint["state_dict"], self._masks = without_masks(
             checkpoint["state_dict"], self._trainer.lightning_module
         )
-        connector._ckpt_path = str(path)
+        self._users_path, connector._ckpt_path = checkpoint_path, str(path)
         connector._loaded_checkpoint = checkpoint
         for callback in self._trainer.checkpoint_callbacks:
-            # A new logger has a new version and so a new folder; the best models are in the old.
+            # Else it would use the folder of the new logger's version, without the best models.
             saved = checkpoint["callbacks"].get(callback.state_key, {}).get("dirpath")
             if isinstance(callback, ModelCheckpoint) and saved:
                 callback.dirpath = saved
@@ -304,8 +346,8 @@ class Wiring:
             self.hide_loader_states()
 
     @staticmethod
-    def _show_state(loader: Any, replay: Replay | None) -> None:
-        """Let Lightning find that a loader is stateful, or not."""
+    def _show_state(loader: Any, replay: Replay | Stream | None) -> None:
+        """Give a loader the methods by which Lightning finds it stateful, or remove them."""
         for name in ("state_dict", "load_state_dict"):
             vars(loader).pop(name, None)
             if replay is not None:
@@ -313,13 +355,15 @@ class Wiring:
 
 
 def why_not_storable(trainer: Trainer) -> str | None:
-    """Why a run cannot be put on disk exactly, None if it can; for ``on_train_start``."""
+    """The reason why a trial cannot go to disk, None if it can; for ``on_train_start``."""
     fit_loop = trainer.fit_loop
     fetcher, combined = fit_loop._data_fetcher, fit_loop._combined_loader
     if isinstance(fetcher, _DataLoaderIterDataFetcher):
         return "training_step takes the iterator of the loader"
     if fetcher is None or combined is None or not combined.flattened:
         return "it must have a train loader"
+    if len(combined.flattened) == 1 and is_stream(combined.flattened[0]):
+        return None
     if fetcher.length is None:
         return "the length of its train loader is unknown"
     if not all(is_stateful(each) or Replay.fits(each) for each in combined.flattened):
@@ -328,18 +372,18 @@ def why_not_storable(trainer: Trainer) -> str | None:
 
 
 def clean(trainer: Trainer) -> bool:
-    """Whether a checkpoint may be taken between batches: no gradients are being accumulated."""
+    """True if a checkpoint may be taken between batches: no gradients are being accumulated."""
     fit_loop = trainer.fit_loop
     return not (fit_loop._should_accumulate() or fit_loop._skip_backward)
 
 
 def batches_done(trainer: Trainer) -> int:
-    """Training batches since the run began."""
+    """Training batches since the trial began."""
     return int(trainer.fit_loop.epoch_loop.batch_progress.total.completed)
 
 
 def roots(trainer: Trainer) -> list[object]:
-    """What leads to every tensor of a run; for ``suspend.State``."""
+    """Objects that lead to every tensor of a trial; for ``suspend.State``."""
     epoch_loop = trainer.fit_loop.epoch_loop
     return [
         trainer.lightning_module,
@@ -365,7 +409,7 @@ def validated_names(trainer: Trainer) -> set[str]:
 
 
 def unsynchronised(trainer: Trainer, name: str) -> bool:
-    """Whether each process has a value of its own for a metric that was logged."""
+    """True if each process has its own value of a metric that was logged."""
     loop = trainer.fit_loop.epoch_loop
     return any(
         item.is_tensor and not item.meta.sync.should and name in results._forked_name(item, False)
@@ -374,10 +418,18 @@ def unsynchronised(trainer: Trainer, name: str) -> bool:
     )
 
 
+def _fill(batch: Any, leaf: Any) -> Any:
+    return batch if leaf is PLACEHOLDER else leaf
+
+
+def _ready(progress: Any) -> int:
+    return int(progress.current.ready)
+
+
 def _unless_training(
-    prepare: Callable[..., object], loader: object, shuffle: bool, mode: RunningStage
+    prepare: Callable[..., object], loader: object, shuffle: bool, mode: str
 ) -> object:
-    return loader if mode == RunningStage.TRAINING else prepare(loader, shuffle=shuffle, mode=mode)
+    return loader if mode == "train" else prepare(loader, shuffle=shuffle, mode=mode)
 
 
 def _follow(
@@ -398,7 +450,10 @@ def _follow(
 
 
 def _in_turn(first: Callable[[], None], second: Callable[[], None]) -> None:
-    first()
+    try:
+        first()
+    except StopIteration as error:  # Lightning would take it for the end of the data
+        raise RuntimeError("A hook between two batches raised StopIteration.") from error
     second()
 
 

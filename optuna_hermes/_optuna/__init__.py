@@ -1,5 +1,8 @@
-"""The only place that touches what Optuna does not promise; each piece is pinned by a test."""
+"""The only package that uses private parts of Optuna; a test pins each of them."""
 
+from optuna_hermes._optuna import _supported as _supported
+
+# isort: split
 from optuna_hermes._optuna._commands import (
     log_warnings_only,
     optuna_verbs,
@@ -58,6 +61,7 @@ from optuna_hermes._optuna._trials import (
     complete_trial,
     end_of,
     fail_trial,
+    hear,
     open_trial,
     opened_by,
     ours,
@@ -98,6 +102,7 @@ __all__ = [
     "fixed_list",
     "flush_reports",
     "for_workers",
+    "hear",
     "hidden",
     "is_deleted",
     "is_late",

@@ -1,4 +1,4 @@
-"""Optuna's own command line."""
+"""Optuna's own command line, run with this package's samplers and errors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
     """Run Optuna's own command line on ``sys.argv``.
 
     Args:
-        samplers: more samplers that ``ask --sampler NAME`` shall know.
+        samplers: more samplers for ``ask --sampler NAME``.
 
     Raises:
-        InvalidInputError: what Optuna would show as a traceback.
+        InvalidInputError: an error that Optuna would show as a traceback.
     """
     import optuna.cli
 
+    # Optuna looks a sampler up by its name in this module.
     for sampler in samplers:
         setattr(optuna.samplers, sampler.__name__, sampler)
     optuna.cli._get_storage = partial(racing, optuna.cli._get_storage)
@@ -56,9 +57,9 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
 
 @contextlib.contextmanager
 def _log_to(stream: TextIO) -> Iterator[None]:
-    """Let Optuna's log go to a stream: it keeps what standard error was when it was imported.
+    """Send Optuna's log to a stream; else it goes to the standard error of Optuna's import.
 
-    Its command line also turns up the log of the whole process, which is turned back.
+    Optuna's command line also changes the root logger's level and handlers: they are restored.
     """
     root = logging.getLogger()
     level, roots = root.level, root.handlers[:]

@@ -1,7 +1,7 @@
-"""The mark in a study whose ledger is a file among a user's own, for its storage is no database.
+"""Claim of a study without a database by one ledger file, which lies in a user's state folder.
 
-Several hosts may reach such a storage (a journal file, a gRPC proxy), but not the ledger: two of
-them would each train every trial.
+Several hosts may reach such a study's storage (a journal file, a gRPC proxy), but not the ledger:
+without the claim two of them would each train every trial.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from optuna_hermes._optuna._studies import only_here, shares_its_ledger, state_d
 from optuna_hermes.errors import StorageError
 
 LEDGER_ATTRIBUTE = "hermes:ledger"
-"""The user attribute of a study that says where its ledger is."""
+"""The user attribute of a study with the place of its ledger."""
 
 MEETING_SECONDS = 10.0
-"""How long hosts that claim a study at the same moment give way to each other."""
+"""Seconds in which hosts that claim a study at the same moment retry."""
 
 _CLAIM = "hermes:ledger:"
 _LONGEST_PAUSE_SECONDS = 0.5
 
 
 def claim_ledger(study: optuna.Study) -> None:
-    """Keep a study that has no database with the ledger of this host and user.
+    """Claim a study that has no database for the ledger of this host and user.
 
     Raises:
-        StorageError: its ledger is another one.
+        StorageError: another ledger has claimed it.
     """
     if shares_its_ledger(study):
         return
@@ -47,10 +47,10 @@ def claim_ledger(study: optuna.Study) -> None:
 
 
 def _claimed(study: optuna.Study, here: str) -> list[str]:
-    """Mark a study that nobody else claims at this moment; the others who do.
+    """Mark a study unless others claim it at this moment; return those others.
 
-    Each claims first and looks then: of two at least one sees the other. Whoever has stopped to
-    claim has left a mark before, so the mark is looked at last.
+    Each host claims first and reads then: of two at least one sees the other. A host sets its mark
+    before it withdraws its claim, so the mark is read after the claims.
     """
     storage, study_id = study._storage, study._study_id
     storage.set_study_system_attr(study_id, _CLAIM + here, True)
@@ -67,9 +67,9 @@ def _claimed(study: optuna.Study, here: str) -> list[str]:
 
 
 def _here() -> str:
-    """The name of this user's ledgers on this host: the same for as long as they are there.
+    """The name of this user's ledgers on this host, drawn once and kept beside them.
 
-    A host's name would not do: containers change it, and two users of a host have two ledgers.
+    Not the host's name: containers change it, and two users of a host have two ledgers.
     """
     path = state_dir() / "ledgers" / "id"
     with only_here():

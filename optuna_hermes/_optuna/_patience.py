@@ -1,4 +1,4 @@
-"""Waiting for a database that is away."""
+"""Retries while a database does not answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger import FULL, is_full, mends
 
 PATIENCE_SECONDS = 330.0
-"""How long one call waits: a little longer than a broker waits before it suspends everything."""
+"""Longest retry of a call in seconds: a little longer than a broker waits to suspend all trials."""
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 
 NOTICE_SECONDS = 5.0
-"""Whoever waits for longer says for what."""
+"""Seconds of waiting after which a warning is logged."""
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +29,17 @@ T = TypeVar("T")
 def patiently(
     call: Callable[..., T], *args: object, seconds: float = PATIENCE_SECONDS, **named: object
 ) -> T:
-    """Call something again and again, with growing pauses, while its database is away.
+    """Retry a call, with growing pauses, while its database does not answer.
 
     Args:
-        call: what may be called twice.
+        call: a function that may be called twice.
         args: its arguments.
-        seconds: how long to wait.
+        seconds: longest time to wait.
         named: its arguments by name.
 
     Raises:
-        StorageError: the database was away for longer.
-        Exception: what the call raised for another reason.
+        StorageError: the database did not answer for longer.
+        Exception: the call's error if it has another cause.
     """
     pause, end, notice_at = FIRST_PAUSE_SECONDS, None, math.inf
     while True:
@@ -61,7 +61,7 @@ def patiently(
 
 
 def waits(error: Exception) -> str:
-    """What is to be said of a database that is waited for."""
+    """The warning about a database that is waited for."""
     full = f" {FULL}" if is_full(line(error)) else ""
     return f"Waiting for the study's database, which does not answer: {line(error)}{full}"
 

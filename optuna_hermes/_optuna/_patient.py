@@ -1,4 +1,4 @@
-"""A study's storage whose database may go away and come back."""
+"""A study's storage that outlasts outages of its database."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from optuna_hermes._optuna._reports import Reports
 from optuna_hermes.ledger import mends
 
 _ONCE = ("create_new_trial", "set_trial_state_values")
-"""Calls that mean something else the second time: whoever makes them looks what has become."""
+"""Calls that are not idempotent, so not retried here: their callers check the outcome first."""
 
 
 class PatientStorage:
-    """Another storage, every call of which waits where the database is away; reports do not wait.
+    """Wrapper of a storage whose calls are retried during an outage; reports are queued instead.
 
-    It stands where Optuna expects a storage and has all that the other one has.
+    It stands where Optuna expects a storage and forwards all other attributes.
 
     Args:
         inner: the other storage.
@@ -49,7 +49,7 @@ class PatientStorage:
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
-        """Write a value, or keep it for later."""
+        """Write a value, or queue it during an outage."""
         self.reports.put(trial_id, step, intermediate_value)
 
 
@@ -59,7 +59,7 @@ def _same(storage: Any) -> Any:
 
 @contextlib.contextmanager
 def patient(study: optuna.Study) -> Iterator[None]:
-    """Let everything that asks this study's storage wait for a database that is away."""
+    """Retry all calls to this study's storage during an outage, within the block."""
     inner = study._storage
     study._storage = PatientStorage(inner)  # type: ignore[assignment]
     try:
@@ -69,19 +69,19 @@ def patient(study: optuna.Study) -> Iterator[None]:
 
 
 def is_late(study: optuna.Study) -> bool:
-    """Whether the study's database is known to be away; never without ``patient``."""
+    """True if reports wait for the study's database; always False without ``patient``."""
     storage: Any = study._storage
     return isinstance(storage, PatientStorage) and storage.reports.late
 
 
 def at_once(study: optuna.Study) -> Any:
-    """The study's storage, without waiting."""
+    """The study's storage without retries."""
     storage: Any = study._storage
     return storage.inner if isinstance(storage, PatientStorage) else storage
 
 
 def keep_reports(study: optuna.Study, trial_id: int, file: Path) -> None:
-    """Keep values in a file while they cannot be written; report what it has kept already."""
+    """Journal values to a file while they cannot be written; report those that it has already."""
     storage: Any = study._storage
     storage.reports.keep_in(file, trial_id)
 
@@ -98,10 +98,10 @@ def tell(
     values: float | Sequence[float] | None,
     state: TrialState | None,
 ) -> FrozenTrial:
-    """As ``study.tell``, after the trial's values, and as often as it takes.
+    """As ``study.tell``, after the trial's values are written, with retries during an outage.
 
     Raises:
-        StorageError: the database was away for too long; the trial is as it was.
+        StorageError: the outage was too long; the trial is unchanged.
     """
     end = time.monotonic() + PATIENCE_SECONDS
     flushed, pause = False, FIRST_PAUSE_SECONDS
@@ -120,4 +120,4 @@ def tell(
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         known = study._storage.get_trial(trial._trial_id)
         if known.state.is_finished():
-            return known  # it was told, though the answer did not come back
+            return known  # it was committed, but the answer was lost

@@ -1,4 +1,4 @@
-"""Turns of trials that plain Optuna runs: taken, shared within a thread, and given back."""
+"""Leases of trials that plain Optuna runs: acquired, shared within a thread, and given back."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from optuna_hermes._optuna._storages import disconnect
 from optuna_hermes._optuna._studies import study_spec
 from optuna_hermes._optuna._trials import Note, end_of, params_of_id
 from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
-from optuna_hermes.broker import Held, RunSession, connect_or_start, sessions, unheard
+from optuna_hermes.broker import Held, RunSession, connect_or_start, pending_endings, sessions
 from optuna_hermes.broker._protocol import Ending, Register
 
 IDLE_SECONDS = 10.0
-"""A trial that was only asked for gives its device back when its thread has done nothing for so
-long, or for three times its longest unit."""
+"""Idle seconds after which a trial made by ``study.ask`` loses its device: this or three times its
+longest unit, whichever is longer."""
 
 _LOOK_SECONDS = 1.0
 
@@ -42,14 +42,14 @@ class Terms:
 
 
 def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: Terms) -> None:
-    """Wait for the first turn of a trial whose objective is called next.
+    """Wait for the first lease of a trial whose objective is called next.
 
-    A trial that was only asked for needs no device yet: see ``turn``. One that is made inside of
+    A trial made by ``study.ask`` needs no device yet: see ``turn``. A trial that is made inside of
     another one trains on that one's device.
 
     Raises:
-        BrokerError: no broker can be found; the trial has failed.
-        KeyboardInterrupt: likewise.
+        BrokerError: no broker can be reached; the trial was set to FAIL.
+        KeyboardInterrupt: the user has interrupted the wait; the trial was set to FAIL.
     """
     if sessions.worker is not None:
         return
@@ -67,13 +67,13 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: Terms) -> None:
             _give_back(outer)
         _take(study, trial, terms, lazy=False)
     except BaseException:
-        with contextlib.suppress(Exception):  # why it cannot train is the better error
+        with contextlib.suppress(Exception):  # the error raised below matters more
             study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
         raise
 
 
 def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> None:
-    """Give a trial's device back: it is told."""
+    """Give the device of a trial that has ended back."""
     if sessions.worker is not None:
         return
     _alive.pop((study.study_name, trial.number), None)
@@ -81,15 +81,16 @@ def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> Non
     if session is not None:
         ended = _ending(state)
         session.end(ended)
-        session.noted(ended)
+        if session.trains:  # a trial that never trained has no state on the dashboard
+            session.noted(ended)
         session.close()
 
 
 @contextlib.contextmanager
 def turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[RunSession | None, bool]]:
-    """The session under which a trial trains, and whether it is its own.
+    """The session under which a trial trains, and True if it is its own.
 
-    One that was only asked for takes its first turn here, unless its thread has one already: a
+    A trial made by ``study.ask`` waits for its first lease here, unless its thread has a lease: a
     loop that trains several trials side by side does so on one device.
     """
     try:
@@ -116,9 +117,9 @@ def _turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[RunSession 
 
 
 def session_of(trial: Any) -> RunSession | None:
-    """The session of an ``optuna.Trial`` whose training begins, None if nobody schedules it.
+    """The session of an ``optuna.Trial`` whose training begins; None if it is not scheduled.
 
-    A trial that was only asked for waits for its first turn here.
+    A trial made by ``study.ask`` waits for its first lease here.
     """
     study = getattr(trial, "study", None)
     if study is None:
@@ -149,12 +150,12 @@ def _terms(study: Any) -> Terms | None:
 
 
 def _take(study: optuna.Study, trial: FrozenTrial, terms: Terms, *, lazy: bool) -> None:
-    """Wait for a trial's first turn; it has no session if it trains on another one's device."""
+    """Wait for a trial's first lease; it gets no session if it trains on another one's device."""
     spec = study_spec(study, policy=terms.policy, slice_seconds=terms.slice_seconds)
     number, trial_id = trial.number, trial._trial_id
     unit_seconds = _since_last_sign(trial) if lazy else 0.0
     join = partial(connect_or_start, "run", terms.devices)
-    unheard.tell(join)
+    pending_endings.tell(join)
     ask = Register(study=spec, number=number, trial_id=trial_id)
     session = RunSession(join(), spec, ask, reconnect=join)
     session.noted = Note(study, trial_id, session)
@@ -181,7 +182,7 @@ def _take(study: optuna.Study, trial: FrozenTrial, terms: Terms, *, lazy: bool) 
 
 
 class _Signs(threading.local):
-    """When a thread gave its last sign of life, under any trial."""
+    """The time of a thread's last activity, under any trial."""
 
     last_at = -math.inf
 
@@ -190,7 +191,7 @@ _signs = _Signs()
 
 
 def _since_last_sign(trial: FrozenTrial) -> float:
-    """How long a trial's unit has taken at most, whose thread may have trained others before."""
+    """An upper bound of a trial's unit in seconds; its thread may have trained others before."""
     began = trial.datetime_start
     age = math.inf if began is None else (datetime.datetime.now() - began).total_seconds()
     seconds = min(age, time.monotonic() - _signs.last_at)
@@ -198,10 +199,10 @@ def _since_last_sign(trial: FrozenTrial) -> float:
 
 
 def _fate(study: optuna.Study, trial_id: int) -> Ending | None:
-    """How a trial has ended, told by another process perhaps; None if it has not."""
+    """The end of a trial, perhaps set by another process; None if it has not ended."""
     try:
         state = end_of(study, trial_id)
-    except Exception:  # its database is away, or the study is deleted: others look again
+    except Exception:  # an outage, or the study is deleted: callers ask again later
         return None
     return None if state is None else _ending(state)
 
@@ -213,11 +214,11 @@ def _ending(state: TrialState) -> Ending:
 # -- giving it back ----------------------------------------------------------------------------
 
 _alive: weakref.WeakValueDictionary[tuple[str, int], optuna.Trial] = weakref.WeakValueDictionary()
-"""The trials that somebody has, by study and number."""
+"""The trials whose Python objects are still referenced, by study and number."""
 
 
 def _trial_being_made() -> optuna.Trial | None:
-    """The trial whose constructor has called its sampler, which Optuna does not tell of it."""
+    """The trial whose constructor is calling the sampler; from the stack, as Optuna passes none."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -228,7 +229,7 @@ def _trial_being_made() -> optuna.Trial | None:
 
 
 def _outer() -> Held | None:
-    """The session that the calling thread trains under, unless its trial is over."""
+    """The session under which the calling thread trains, unless its trial is over."""
     outer = sessions.of_thread()
     if outer is not None and outer.lazy and (_watch.is_gone(outer) or outer.fate() is not None):
         _give_back(outer)
@@ -237,7 +238,7 @@ def _outer() -> Held | None:
 
 
 def _give_back(held: Held) -> None:
-    """End a session whose trial is over, or was abandoned: it can take a turn anew."""
+    """End a session whose trial is over or abandoned; an abandoned one can get a lease again."""
     if sessions.take_away(held):
         ended = held.fate()
         if ended is None:
@@ -289,7 +290,7 @@ class _Watch:
         ]
 
     def is_gone(self, held: Held) -> bool:
-        """Whether nobody has the trial any more."""
+        """True if no reference to the trial's object is left."""
         return held in self._known and (held.study, held.number) not in _alive
 
 

@@ -1,4 +1,4 @@
-"""Values that wait for a database that is away, and outlive their process while they do."""
+"""Journal of reported values during an outage; a file keeps them beyond the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from optuna_hermes._optuna._patience import patiently
 
 LATE_SECONDS = 1.0
-"""A value that is not written after so long is kept in a file, and training goes on."""
+"""Seconds after which a value that is not written goes to a file, and training goes on."""
 
 Write = Callable[[int, int, float], None]
 
@@ -40,21 +40,21 @@ class Reports:
 
     @property
     def late(self) -> bool:
-        """Whether values wait for a database that does not answer."""
+        """True if values wait for a database that does not answer."""
         with self._changed:
             return self._late
 
     def keep_in(self, file: Path, trial_id: int) -> None:
-        """Keep what is late in a file, which holds what an earlier process could not write."""
+        """Journal late values to a file; first queue those that an earlier process left in it."""
         self._file = file
         for step, value in _read(file):
             self.put(trial_id, step, value)
 
     def put(self, trial_id: int, step: int, value: float) -> None:
-        """Write a value, or keep it for later if the database is away.
+        """Write a value, or keep it for later during an outage.
 
         Raises:
-            Exception: what writing an earlier one raised.
+            Exception: the error of writing an earlier value.
         """
         with self._changed:
             self._raise()
@@ -75,7 +75,7 @@ class Reports:
         """Wait until all is written; False if it took too long.
 
         Raises:
-            Exception: what writing raised.
+            Exception: the error of writing a value.
         """
         with self._changed:
             done = self._empty(seconds)
@@ -98,7 +98,7 @@ class Reports:
             error: Exception | None = None
             try:
                 patiently(self._write, *each, seconds=math.inf)
-            except Exception as raised:  # whoever reports next hears of it
+            except Exception as raised:  # the next call of put() or flush() raises it
                 error = raised
             with self._changed:
                 self._queue.popleft()
@@ -112,6 +112,7 @@ class Reports:
             partial = self._file.with_suffix(".new")
             values = [(step, value) for _, step, value in self._queue]
             try:
+                # Replaced in one step: a kill while writing must not lose the earlier values.
                 partial.write_text(json.dumps(values))
                 os.replace(partial, self._file)
             except OSError as error:  # the disk may be full, too: they wait in memory alone
@@ -125,7 +126,7 @@ class Reports:
     def _forget(self) -> None:
         self._late = False
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what is in it may be reported twice
+            with contextlib.suppress(OSError):  # its values would only be reported twice
                 self._file.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Samplers: their seeds, whether they learn, and what they are shown."""
+"""Samplers: their seeds, those that learn nothing, and their view of a study."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ _BLIND_SAMPLERS = (
 
 
 def fixed_list(study: optuna.Study, unstarted: int | None) -> bool:
-    """Whether the next ``unstarted`` trials do not depend on what is reported until then.
+    """True if the next ``unstarted`` trials do not depend on values reported until then.
 
-    That is so if all of them are enqueued, or if the sampler does not learn. Without a bound there
-    is no list.
+    That is so if all of them are enqueued, or if the sampler does not learn; never if
+    ``unstarted`` is None (no bound).
     """
     if unstarted is None:
         return False
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-    # A subclass may learn.
+    # The exact type, since a subclass may learn.
     return len(waiting) >= unstarted or type(_proposer(study.sampler)) in _BLIND_SAMPLERS
 
 
 def left_to_propose(study: optuna.Study) -> int | None:
-    """How many more trials the sampler has something new for; None for those that never end."""
+    """The number of grid points not yet proposed; None for samplers without an end."""
     sampler = _proposer(study.sampler)
     if not isinstance(sampler, optuna.samplers.GridSampler):
         return None
@@ -84,10 +84,10 @@ class StudyView(optuna.Study):
     the good ones among them, and their last values are what is known.
 
     Args:
-        study: the study, or what ``HyperbandPruner`` shows of it to a bracket's trials.
+        study: the study, or the view of it that ``HyperbandPruner`` gives to a bracket's trials.
     """
 
-    __slots__ = ("_shown",)  # beside the attributes, which are the study's own
+    __slots__ = ("_shown",)  # outside __dict__, which is the study's own
 
     def __init__(self, study: optuna.Study) -> None:
         # A bracket's view refuses most attributes, its own __dict__ among them.
@@ -95,7 +95,7 @@ class StudyView(optuna.Study):
         self._shown = study
 
     def stop(self) -> None:
-        """Stop the study, whichever view of it is shown."""
+        """Stop the study, also where a bracket's view of it is shown."""
         self._shown.stop()
 
     def get_trials(
@@ -119,7 +119,7 @@ class StudyView(optuna.Study):
         needed = _constraints(trials)
         shown = [
             as_seen(trial, self.directions)
-            if trial.state == TrialState.RUNNING and needed <= trial.constraints.keys()
+            if trial.state == TrialState.RUNNING and needed <= constraint_names(trial)
             else trial
             for trial in trials
         ]
@@ -129,12 +129,19 @@ class StudyView(optuna.Study):
 
 
 def _constraints(trials: Sequence[FrozenTrial]) -> Set[str]:
-    """What a trial must have to be COMPLETE: samplers raise where some have none.
+    """Names of the last COMPLETE trial's constraints: samplers raise if only some trials have them.
 
     They are known at the end of a trial, unless the objective sets them.
     """
     last = next((each for each in reversed(trials) if each.state == TrialState.COMPLETE), None)
-    return set() if last is None else last.constraints.keys()
+    return set() if last is None else constraint_names(last)
+
+
+def constraint_names(trial: FrozenTrial) -> Set[str]:
+    """The names of a trial's known constraints; before Optuna 5 their numbers."""
+    if hasattr(trial, "constraints"):
+        return trial.constraints.keys()
+    return set(map(str, range(len(trial.system_attrs.get("constraints") or ()))))
 
 
 def as_seen(trial: FrozenTrial, directions: list[StudyDirection]) -> FrozenTrial:

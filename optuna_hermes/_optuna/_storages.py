@@ -1,8 +1,9 @@
-"""Storages, and the studies in them by name."""
+"""Storages: studies by name, errors in one line, copies for workers, idle connections."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +13,14 @@ import cloudpickle
 import optuna
 from optuna.storages import RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
+from optuna.storages._rdb import storage as rdb
 
 from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger import few_connections, lost_race, rest_when_idle
 from optuna_hermes.ledger._secrets import redacted, shown
 
 RACE_SECONDS = 60.0
-"""How long processes that start at once may be in each other's way in a new database."""
+"""Seconds to retry while processes that start at once race to create a new database's tables."""
 
 _RACE_PAUSE_SECONDS = 0.05
 
@@ -26,15 +28,15 @@ T = TypeVar("T")
 
 
 def racing(call: Callable[..., T], *args: object, **named: object) -> T:
-    """Call something again while it only lost a race for a new database's tables.
+    """Retry a call while it loses a race to create a new database's tables.
 
     Args:
-        call: what may be called twice.
+        call: a function that may be called twice.
         args: its arguments.
         named: its arguments by name.
 
     Raises:
-        Exception: what the call raised for another reason, or for too long.
+        Exception: the call's error, if it has another cause or lasts for too long.
     """
     end = time.monotonic() + RACE_SECONDS
     while True:
@@ -81,7 +83,7 @@ def create_study(storage: str, name: str, **parts: Any) -> tuple[optuna.Study, b
     Processes that start at once on a new database all get the same one.
 
     Returns:
-        The study, and whether this call has created it.
+        The study, and True if this call has created it.
 
     Raises:
         StorageError: the storage cannot be reached.
@@ -105,13 +107,13 @@ def study_names(storage: str) -> list[str]:
 
 
 def delete_study(study: optuna.Study) -> None:
-    """Take a study out of its storage."""
+    """Delete a study from its storage."""
     study._storage.delete_study(study._study_id)
 
 
 @contextlib.contextmanager
 def storage_errors(storage: str) -> Iterator[None]:
-    """Turn what Optuna and SQLAlchemy raise in this block into a ``StorageError`` of one line."""
+    """Turn errors of Optuna and SQLAlchemy in this block into a ``StorageError`` of one line."""
     try:
         with database_errors(storage):
             yield
@@ -127,7 +129,7 @@ def storage_errors(storage: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def database_errors(storage: str) -> Iterator[None]:
-    """As ``storage_errors``, for what a database raises alone: one that is damaged, say."""
+    """As ``storage_errors``, for errors of the database alone, for example a damaged file."""
     try:
         yield
     except Exception as error:
@@ -140,12 +142,12 @@ def database_errors(storage: str) -> Iterator[None]:
 
 
 def of_database(error: BaseException) -> bool:
-    """Whether a database, or what Optuna reaches it with, raised an error."""
+    """True if the error was raised by a database, or by the libraries that reach it."""
     return type(error).__module__.split(".")[0] in ("sqlalchemy", "sqlite3", "optuna", "alembic")
 
 
 def line(error: Exception) -> str:
-    """The first line of an error's text, or of what caused it."""
+    """The first line of the text of an error's cause, or of its own."""
     text = str(error.__cause__ or error).strip().splitlines()
     return (text[0] if text else type(error).__name__).rstrip(".") + "."
 
@@ -162,34 +164,63 @@ def database_url(study: optuna.Study) -> Any:
 
 
 def backend_of(study: optuna.Study) -> Any:
-    """A study's storage without what is wrapped around it, by Optuna or by this package."""
+    """A study's storage without the wrappers around it, Optuna's or this package's."""
     storage: Any = study._storage
     storage = getattr(storage, "inner", storage)
     return storage._backend if isinstance(storage, _CachedStorage) else storage
 
 
 def for_workers(study: optuna.Study) -> bytes:
-    """A study, pickled for processes of which there may be many: each has one connection."""
+    """A study, pickled for many processes: each keeps few connections to a server."""
     backend = backend_of(study)
     if not isinstance(backend, RDBStorage) or backend.engine.dialect.name == "sqlite":
-        return bytes(cloudpickle.dumps(study))
+        return _pickled(study)
     chosen = backend.engine_kwargs
     backend.engine_kwargs = few_connections(chosen)
     try:
-        return bytes(cloudpickle.dumps(study))
+        return _pickled(study)
     finally:
         backend.engine_kwargs = chosen
 
 
+def _pickled(study: optuna.Study) -> bytes:
+    content = io.BytesIO()
+    _Pickler(content).dump(study)
+    return content.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickles a storage so that loading it skips the check of its tables.
+
+    For that check Optuna imports alembic, which is more than half of a worker's start time.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is RDBStorage:
+            return _with_tables, (obj.__getstate__(),)
+        return super().reducer_override(obj)
+
+
+def _with_tables(state: dict[str, Any]) -> RDBStorage:
+    """A storage of a database that has its tables, without Optuna's check and upgrade of them."""
+    module: Any = rdb
+    storage = RDBStorage.__new__(RDBStorage)
+    storage.__dict__.update(state)
+    storage.engine = module.sqlalchemy.engine.create_engine(storage.url, **storage.engine_kwargs)
+    made = module.sqlalchemy_orm.sessionmaker(bind=storage.engine)
+    storage.scoped_session = module.sqlalchemy_orm.scoped_session(made)
+    return storage
+
+
 def rest(study: optuna.Study) -> None:
-    """Close connections to a study's server whenever this process has not used them for a while."""
+    """Close connections to a study's server whenever this process leaves them idle for a while."""
     backend = backend_of(study)
     if isinstance(backend, RDBStorage):
         rest_when_idle(backend.engine)
 
 
 def disconnect(study: optuna.Study) -> None:
-    """Close the connections to a study's server that this process keeps for later."""
+    """Close this process's pooled connections to a study's server."""
     backend = backend_of(study)
     if isinstance(backend, RDBStorage) and backend.engine.dialect.name != "sqlite":
         backend.engine.dispose()

@@ -1,4 +1,4 @@
-"""What else this package must know of a study, and keep with it."""
+"""Facts about a study: its key, seed, ledger, checkpoints and direction, and the stop flag."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _SEED_ATTRIBUTE = "hermes:seed"
 _giving = threading.Lock()
 
 Study = optuna.Study
-"""For the annotations of those who have no other business with Optuna."""
+"""Alias for annotations in modules that do not import Optuna themselves."""
 
 
 def study_key(study: optuna.Study) -> str:
-    """The study's key: given once, so that a study made again under a name is another one."""
+    """The study's key, drawn once: a study created again under the same name gets another one."""
     return known_key(study) or str(_given(study, KEY_ATTRIBUTE, uuid.uuid4().hex[:16]))
 
 
 def known_key(study: optuna.Study) -> str | None:
-    """The study's key, None if it never met this package; gives it none."""
+    """The study's key, None if it has none yet; draws none."""
     key = study._storage.get_study_system_attrs(study._study_id).get(KEY_ATTRIBUTE)
     return None if key is None else str(key)
 
 
 def facts(study: optuna.Study) -> StudyFacts:
-    """What a ledger does not know of its study."""
+    """The facts of a study that its ledger lacks."""
     key = known_key(study)
     states = trial_states(study)
     return StudyFacts(
@@ -57,19 +57,19 @@ def facts(study: optuna.Study) -> StudyFacts:
 
 
 def study_keys(study: optuna.Study) -> set[str]:
-    """The keys of all studies of a study's storage that ever met this package."""
+    """The keys of all studies of a study's storage that have one."""
     studies = study._storage.get_all_studies()
     keys = (each.system_attrs.get(KEY_ATTRIBUTE) for each in studies)
     return {str(key) for key in keys if key is not None}
 
 
 def shares_its_ledger(study: optuna.Study) -> bool:
-    """Whether the ledger of a study is that of all studies of its storage."""
+    """True if the ledger of a study is that of all studies of its storage."""
     return database_url(study) is not None
 
 
 def study_seed(study: optuna.Study, seed: int | None) -> int:
-    """The seed every trial's own is derived from: ``seed``, the one used before, or a fresh one."""
+    """The seed from which every trial's is derived: ``seed``, the stored one, or a fresh one."""
     storage, study_id = study._storage, study._study_id
     known = storage.get_study_system_attrs(study_id).get(_SEED_ATTRIBUTE)
     if seed is None:
@@ -81,7 +81,7 @@ def study_seed(study: optuna.Study, seed: int | None) -> int:
 
 
 def _given(study: optuna.Study, name: str, value: Any) -> Any:
-    """Give a study an attribute unless somebody was faster; what it has then, for everybody."""
+    """Set a system attribute if it is not set; return the value that all processes now see."""
     storage, study_id, backend = study._storage, study._study_id, backend_of(study)
     if isinstance(backend, RDBStorage):
         patiently(_add_attribute, backend, study_id, name, value)
@@ -93,9 +93,9 @@ def _given(study: optuna.Study, name: str, value: Any) -> Any:
 
 
 def _add_attribute(backend: RDBStorage, study_id: int, name: str, value: Any) -> None:
-    """Add a row: a study has one of each name, so whoever comes second adds nothing.
+    """Insert an attribute's row; the unique constraint lets only the first process succeed.
 
-    Optuna's own call would replace what another process goes by already.
+    Optuna's own call would replace a value that another process uses already.
     """
     row = StudySystemAttributeModel(study_id=study_id, key=name, value_json=json.dumps(value))
     with _create_scoped_session(backend.scoped_session, ignore_integrity_error=True) as session:
@@ -104,7 +104,7 @@ def _add_attribute(backend: RDBStorage, study_id: int, name: str, value: Any) ->
 
 @contextlib.contextmanager
 def only_here() -> Iterator[None]:
-    """One thread at a time of one process of this user; for storages that are no database."""
+    """Lock among all threads and processes of this user, for storages without a database."""
     folder = state_dir()
     folder.mkdir(parents=True, exist_ok=True)
     with _giving, filelock.FileLock(folder / "attributes.lock"):
@@ -119,7 +119,7 @@ def study_spec(
     seed: int = 0,
     hang_seconds: float | None = None,
 ) -> StudySpec:
-    """What a broker must know of a study."""
+    """The description of a study for a broker."""
     return StudySpec(
         key=study_key(study),
         name=study.study_name,
@@ -134,7 +134,7 @@ def study_spec(
 
 
 def ledger_url(study: optuna.Study) -> str:
-    """Where the study's ledger is: in its own database, or in a file for storages without one."""
+    """The URL of the study's ledger: its own database, or a file for storages without one."""
     url = database_url(study)
     if url is None:
         return f"sqlite:///{state_dir() / 'ledgers' / study_key(study)}.db"
@@ -144,9 +144,9 @@ def ledger_url(study: optuna.Study) -> str:
 
 
 def checkpoint_root(study: optuna.Study, chosen: Path | None = None) -> Path:
-    """The folder of a study's checkpoints, its own also where several studies share ``chosen``.
+    """The folder of a study's checkpoints: one per study, also where several share ``chosen``.
 
-    The default is beside an SQLite file, else among the user's own.
+    The default is beside an SQLite file, else in ``state_dir``.
     """
     url = database_url(study)
     if chosen is not None:
@@ -159,12 +159,12 @@ def checkpoint_root(study: optuna.Study, chosen: Path | None = None) -> Path:
 
 
 def state_dir() -> Path:
-    """The user's own folder for ledgers and checkpoints that have no better place."""
+    """The user's state folder: for ledgers and checkpoints of studies without an SQLite file."""
     return Path(platformdirs.user_state_path("optuna-hermes"))
 
 
 def shared(study: optuna.Study) -> bool:
-    """Whether other processes can reach the study's storage."""
+    """True if other processes can reach the study's storage."""
     backend = backend_of(study)
     if isinstance(backend, optuna.storages.InMemoryStorage):
         return False
@@ -172,7 +172,7 @@ def shared(study: optuna.Study) -> bool:
 
 
 def is_deleted(study: optuna.Study) -> bool:
-    """Whether the study is no longer in its storage."""
+    """True if the study is no longer in its storage."""
     try:
         study._storage.get_study_system_attrs(study._study_id)  # names are cached
     except KeyError:
@@ -189,7 +189,7 @@ def sign(study_or_trial: Any) -> float:
 
 @contextlib.contextmanager
 def optimize_loop(study: optuna.Study) -> Iterator[None]:
-    """Let callbacks call ``study.stop()`` inside of this block, as in ``study.optimize``."""
+    """Allow ``study.stop()`` in this block, as in ``study.optimize``."""
     outer = study._thread_local.in_optimize_loop  # a callback may call optimize() itself
     study._stop_flag = outer and study._stop_flag
     study._thread_local.in_optimize_loop = True
@@ -200,5 +200,5 @@ def optimize_loop(study: optuna.Study) -> Iterator[None]:
 
 
 def asked_to_stop(study: optuna.Study) -> bool:
-    """Whether ``study.stop()`` was called."""
+    """True if ``study.stop()`` was called."""
     return bool(study._stop_flag)

@@ -1,10 +1,10 @@
-"""Trials: opened, carried on, and noted where the dashboard shows it."""
+"""Trials: opened, resumed, reported, ended, and annotated for dashboards."""
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import optuna
@@ -32,16 +32,16 @@ def open_trial(
 ) -> optuna.Trial:
     """Create the next trial, or take the first that waits in the queue.
 
-    As ``study.ask()``, but the trial is marked as ours in the same transaction: whoever dies
-    between here and the ledger leaves a trial that can be found. A database that is away is waited
-    for, and no second trial is made.
+    As ``study.ask()``, but the trial is marked as ours in the same transaction: a process that dies
+    before it reaches the ledger leaves a trial that can be found. The call is retried during an
+    outage, without creating a second trial.
 
     Args:
         study: of the trial.
-        name: of this opening, which no other has; None draws one.
-        lost: names of openings whose processes died; if one has left a trial, that one is taken.
+        name: unique name of this opening; None draws one.
+        lost: names of openings whose processes died; a trial that one of them left is taken first.
     """
-    # A mark of this call alone: another worker of ours may have taken a trial, and keeps its own.
+    # A mark of this call alone: it tells our trial from those that other workers take meanwhile.
     mark = _mark(name or uuid.uuid4().hex)
     return patiently(_open, study, mark, {_mark(each) for each in lost}, set())
 
@@ -51,13 +51,13 @@ def _mark(name: str) -> str:
 
 
 def _open(study: optuna.Study, mark: str, lost: set[str], missed: set[int]) -> optuna.Trial:
-    """Open a trial with this mark, unless that has been done though no answer came back.
+    """Open a trial with this mark, or return the one that an unanswered earlier call has opened.
 
     Args:
         study: its study.
         mark: a system attribute.
-        lost: the marks of those who died.
-        missed: the ids of trials that others were faster to take.
+        lost: the marks of processes that died.
+        missed: the ids of waiting trials that other processes took first.
     """
     storage, study_id = at_once(study), study._study_id
     study._thread_local.cached_all_trials = None
@@ -77,8 +77,9 @@ def _open(study: optuna.Study, mark: str, lost: set[str], missed: set[int]) -> o
 
 
 def _take(storage: BaseStorage, trial: FrozenTrial, mark: str, missed: set[int]) -> bool:
-    """Take a trial that waits, unless another worker was faster; then it is not marked as ours."""
+    """Take a waiting trial; if another worker was faster, return False and withdraw the mark."""
     trial_id = trial._trial_id
+    # Marked before it is taken: a process that dies in between must not leave an unmarked trial.
     with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
         storage.set_trial_system_attr(trial_id, mark, True)
         if storage.set_trial_state_values(trial_id, state=TrialState.RUNNING):
@@ -90,7 +91,7 @@ def _take(storage: BaseStorage, trial: FrozenTrial, mark: str, missed: set[int])
 
 
 def _clear(storage: BaseStorage, trial: FrozenTrial, mark: str) -> None:
-    """Take away the marks of others who died as they opened a trial: it is not lost any more."""
+    """Remove the marks of processes that died while opening this trial: it is not lost any more."""
     for key, value in trial.system_attrs.items():
         if key.startswith(_OPENED_ATTRIBUTE) and key != mark and value:
             storage.set_trial_system_attr(trial._trial_id, key, False)
@@ -106,7 +107,18 @@ def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
 def report(trial: Any, value: float, step: int) -> None:
     """As ``trial.report``; a trial of several objectives has no intermediate values in Optuna."""
     if not _has_several_objectives(trial):
-        trial.report(value, step=step)
+        type(trial).report(trial, value, step=step)  # not the wrapper that ``hear`` has set
+
+
+def hear(trial: Any, told: Callable[[float], None]) -> None:
+    """Call ``told`` with each value that the objective itself gives to ``trial.report``."""
+    own = trial.report
+
+    def report(value: float, step: int) -> None:
+        own(value, step)
+        told(float(value))
+
+    trial.report = report
 
 
 def should_prune(trial: Any) -> bool:
@@ -120,7 +132,7 @@ def _has_several_objectives(trial: Any) -> bool:
 
 
 def reported_steps(trial: Any) -> frozenset[int]:
-    """Steps that Optuna has a value for, from before this process; none for a ``FixedTrial``."""
+    """The steps for which Optuna has a value already; empty for a ``FixedTrial``."""
     study = getattr(trial, "study", None)
     trials = [] if study is None else study.get_trials(deepcopy=False)
     found = (frozen for frozen in trials if frozen.number == trial.number)
@@ -128,12 +140,12 @@ def reported_steps(trial: Any) -> frozenset[int]:
 
 
 def params_of(trial: optuna.trial.BaseTrial) -> Params:
-    """A trial's hyper-parameters as plain JSON; a choice that is none is its text."""
+    """A trial's hyper-parameters as plain JSON; a choice that JSON lacks becomes its text."""
     return {name: _plain(value) for name, value in trial.params.items()}
 
 
 def params_of_id(study: optuna.Study, trial_id: int) -> Params:
-    """As ``params_of``, of a trial that is known by its id."""
+    """As ``params_of``, for a trial's id."""
     return params_of(study._storage.get_trial(trial_id))
 
 
@@ -146,7 +158,7 @@ def _plain(value: Any) -> float | int | bool | str | None:
 
 
 def trial_states(study: optuna.Study) -> dict[int, TrialState]:
-    """The state of each trial by its number, and nothing else: the rest is slow to read."""
+    """The state of each trial by its number; read alone, since other columns are slow to read."""
     storage = study._storage
     backend = storage._backend if isinstance(storage, _CachedStorage) else storage
     if not isinstance(backend, RDBStorage):
@@ -157,7 +169,7 @@ def trial_states(study: optuna.Study) -> dict[int, TrialState]:
 
 
 def end_of(study: optuna.Study, trial_id: int) -> TrialState | None:
-    """How a trial has ended, None if it has not."""
+    """The final state of a trial, None if it has not ended."""
     state = study._storage.get_trial(trial_id).state
     return state if state.is_finished() else None
 
@@ -168,24 +180,24 @@ def trial_id(trial: Any) -> int:
 
 
 def opened_by(trial: FrozenTrial) -> frozenset[str]:
-    """By which openings ``open_trial`` created a trial, or took it; none if it was not ours."""
+    """The names of the openings by which ``open_trial`` created or took a trial; else empty."""
     start = f"{_OPENED_ATTRIBUTE}:"
     marks = ((key, mark) for key, mark in trial.system_attrs.items() if key.startswith(start))
     return frozenset(key.removeprefix(start) for key, mark in marks if mark)
 
 
 def ours(trial: FrozenTrial) -> bool:
-    """Whether an unfinished trial was opened by ``open_trial``."""
+    """True if a RUNNING trial was opened by ``open_trial``."""
     return trial.state == TrialState.RUNNING and bool(opened_by(trial))
 
 
 class Note:
-    """Writes a run's state where optuna-dashboard shows it: among its trial's user attributes.
+    """Writes a trial's state to its user attributes, which optuna-dashboard shows.
 
     Args:
         study: of the trial.
-        trial_id: Optuna's id of the trial; one that is finished keeps what it has.
-        session: knows the run's device time.
+        trial_id: Optuna's id of the trial; a finished one keeps its attributes.
+        session: source of the trial's device time.
     """
 
     def __init__(self, study: optuna.Study, trial_id: int, session: RunSession) -> None:
@@ -194,7 +206,7 @@ class Note:
         self._session = session
 
     def __call__(self, state: RunState) -> None:
-        """Write ``state`` and the device time until now; nothing while the database is away."""
+        """Write ``state`` and the device time until now; nothing during an outage."""
         if is_late(self._study):
             return
         seconds = round(self._session.device_seconds, 3)
@@ -214,10 +226,10 @@ def set_attributes(study: optuna.Study, trial_id: int, attributes: dict[str, Any
 
 
 def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> None:
-    """Tell an unfinished trial COMPLETE.
+    """Set an unfinished trial to COMPLETE in Optuna.
 
     Raises:
-        StorageError: it was finished by someone else meanwhile.
+        StorageError: another process has finished it.
     """
     set_attributes(study, trial._trial_id, {STATE_ATTRIBUTE: "done"})
     try:
@@ -229,14 +241,14 @@ def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> Non
 
 
 def fail_trial(study: optuna.Study, number: int) -> TrialState:
-    """Tell a trial FAIL, unless it has ended; how it has ended.
+    """Set a trial to FAIL in Optuna unless it has ended; return its final state.
 
-    Without a handle of it: whoever makes one asks for its turn.
+    By its number and not by an ``optuna.Trial``, whose constructor would wait for a lease.
     """
     told = patiently(study.tell, number, state=TrialState.FAIL, skip_if_finished=True)
     return told.state
 
 
 def pruned(message: str) -> Exception:
-    """The exception by which an objective says that its wrapped pruner stopped it."""
+    """The exception that an objective raises when its wrapped pruner has stopped it."""
     return optuna.TrialPruned(message)

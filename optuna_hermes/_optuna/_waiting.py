@@ -1,4 +1,4 @@
-"""Trials of plain Optuna that wait for a device: said for what, and ended where it never comes."""
+"""Waits of plain Optuna's trials for a device: notices, and detection of waits without an end."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from optuna_hermes.broker import Held, broker_status, sessions
 from optuna_hermes.errors import HermesError
 
 NOTICE_SECONDS = 5.0
-"""A trial that has waited for so long for a device says who has it."""
+"""Seconds of waiting after which the holders of the devices are logged."""
 
 WARNING_SECONDS = 60.0
-"""It says so again, as a warning, after each so many seconds."""
+"""Seconds between further notices, which are warnings."""
 
 SHARE_SECONDS = 2.0
-"""A trial inside of another one trains on its device if that one has done nothing for so long."""
+"""Idle seconds of an outer trial after which a trial inside of it trains on its device."""
 
 _LOOK_SECONDS = 0.5
 
 _STALE_SECONDS = 10.0
 
 _IDLE_SHARE = 0.05
-"""A thread that takes less of a core only waits for something."""
+"""Share of a core below which a thread counts as idle."""
 
 log = optuna.logging.get_logger("optuna.hermes")
 
 
 class InsideError(Exception):
-    """A trial is part of another one, which has a device and waits for it."""
+    """Raised if a trial is part of another one that has a device and waits for it."""
 
 
 class Idleness:
-    """How long threads of this process, and other processes, have done nothing."""
+    """Idle times of threads of this process, and of other processes."""
 
     def __init__(self) -> None:
         self._looks: dict[object, tuple[float, float, float]] = {}
 
     def seconds(self, who: object, cpu_seconds: float | None) -> float:
-        """How long somebody's processor time has hardly grown; 0 for one just met, or gone.
+        """Seconds in which a processor time has hardly grown; 0 at first, or if ``who`` is gone.
 
         Args:
-            who: a name for a thread or a process.
+            who: a key for a thread or a process.
             cpu_seconds: its processor time, None if it is gone.
         """
         now = time.monotonic()
@@ -62,7 +62,7 @@ class Idleness:
         return now - since
 
     def of_threads(self, helds: list[Held]) -> dict[Held, float]:
-        """How long the threads of sessions have done nothing; one that has ended, for ever."""
+        """Idle seconds of the threads of sessions; infinite for a thread that has ended."""
         spent = _thread_seconds() if helds else {}
         return {
             held: self.seconds(
@@ -87,12 +87,12 @@ class Wait:
     Args:
         study: its study's name.
         number: of the trial.
-        rest: called when a wait begins to last: who waits needs no connection to a database.
+        rest: called at the first look at a wait: a waiting trial needs no database connection.
     """
 
     def __init__(self, study: str, number: int, rest: Callable[[], None]) -> None:
         self.is_first = True
-        """It waits for its first turn."""
+        """True while it waits for its first lease."""
         self._study = study
         self._number = number
         self._rest = rest
@@ -101,7 +101,7 @@ class Wait:
         self._next_notice = NOTICE_SECONDS
 
     def __call__(self, seconds: float) -> None:
-        """Look at how things stand, after so many seconds.
+        """Check a wait that has lasted for so many seconds, and log a notice if one is due.
 
         Raises:
             InsideError: a trial that this one is part of has the device, and waits for it.
@@ -119,7 +119,7 @@ class Wait:
             self._next_notice = seconds + WARNING_SECONDS
 
     def _is_inside_of_thread(self) -> bool:
-        """Whether a trial of another study only waits, in another thread of this process."""
+        """True if a trial of another study holds a device in an idle thread of this process."""
         others = [h for h in sessions.all() if h.study != self._study and h.session.holds]
         if any(_outer.get(held) == self._study for held in others):
             return True
@@ -130,12 +130,13 @@ class Wait:
         return False
 
     def _is_inside_of_process(self, seconds: float) -> bool:
-        """Whether a trial of another study only waits, in a process above this one."""
+        """True if a trial of another study holds a device in an idle ancestor of this process."""
         if self._study in _inside:
             return True
         if seconds < self._next_look_above:
             return False
-        self._next_look_above = max(_LOOK_SECONDS, 2 * seconds)  # a broker is asked
+        # Seldom, and ever more so, since each look asks the broker.
+        self._next_look_above = max(_LOOK_SECONDS, 2 * seconds)
         above = {process.pid: process for process in _ancestors()}
         outer = [
             above[holder["pid"]]
@@ -152,10 +153,10 @@ class Wait:
 _idleness = Idleness()
 
 _inside: set[str] = set()
-"""Studies that were found to run inside of a process above this one."""
+"""Studies found to run inside of an ancestor of this process."""
 
 _outer: weakref.WeakKeyDictionary[Held, str] = weakref.WeakKeyDictionary()
-"""Sessions, with the study that was found to run inside of each."""
+"""Sessions, with the study found to run inside of each."""
 
 
 def _ancestors() -> list[psutil.Process]:
@@ -172,7 +173,7 @@ def _cpu_seconds(process: psutil.Process) -> float | None:
 
 
 def _holders() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The devices of this host that somebody has, and who."""
+    """The devices of this host that are held, with their holders."""
     with contextlib.suppress(HermesError):
         status = broker_status(runs=False)
         for device in [] if status is None else status["devices"]:
@@ -181,14 +182,14 @@ def _holders() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class _Notices:
-    """Says who waits for whom, but not for each of many at once."""
+    """Rate-limited log of waiting trials, shared by all waits of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = -math.inf
 
     def say(self, study: str, number: int, seconds: float) -> None:
-        """Say why a trial waits, unless another one has just said as much."""
+        """Log why a trial waits, unless another notice was logged within ``NOTICE_SECONDS``."""
         warns = seconds >= WARNING_SECONDS
         with self._lock:
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""One process per host that owns its devices, and the clients that ask it for time on them."""
+"""Broker, the one process per host that owns its devices, and its clients."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from optuna_hermes.broker._client._connection import (
     connect_or_start,
     connect_patiently,
 )
+from optuna_hermes.broker._client._pending_endings import pending_endings
 from optuna_hermes.broker._client._sessions import Held, sessions
-from optuna_hermes.broker._client._unheard import unheard
 from optuna_hermes.broker._protocol import OpenStudy, StudySpec
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ __all__ = [
     "connect",
     "connect_or_start",
     "connect_patiently",
+    "pending_endings",
     "sessions",
-    "unheard",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # A session suspends, for which it imports NumPy: who only asks for the status waits for less.
+    # A session imports NumPy to suspend; a client that only asks for the status need not.
     if name == "RunSession":
         from optuna_hermes.broker._client._session import RunSession
 

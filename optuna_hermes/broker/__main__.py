@@ -1,4 +1,4 @@
-"""``python -m optuna_hermes.broker --devices cpu:2``: without the command line's weight."""
+"""``python -m optuna_hermes.broker --devices cpu:2``: a broker without the CLI's imports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from optuna_hermes.errors import BrokerConflictError, HermesError, InvalidInputE
 IDLE_SECONDS = 30.0
 IDLE_VARIABLE = "OPTUNA_HERMES_BROKER_IDLE_SECONDS"
 SWITCH_SECONDS = 0.0005
-"""How long a thread of a broker has to wait for another: grants wait for the thread that writes."""
+"""Longest time that a thread keeps the interpreter: grants wait for the thread that writes."""
 
 log = logging.getLogger("optuna_hermes.broker")
 
@@ -42,10 +42,10 @@ def run_broker(
     ready: Callable[[], None] = lambda: None,
     background: bool = False,
 ) -> None:
-    """Be the broker of this host and user until it is time to end.
+    """Run as the broker of this host and user until it is time to end.
 
     Args:
-        devices: which devices to own, as ``--devices``.
+        devices: the devices to own, as ``--devices``.
         idle_seconds: end after this long without a client; None stays.
         metrics_port: where figures for Prometheus are served on this host; None for nowhere.
         power: the commands that power devices down and up, None if there are none.
@@ -88,8 +88,9 @@ def run_broker(
 
 
 def main() -> int:
-    """End when idle, and log to stderr; with ``--background`` log to a file, and return once
-    clients can connect.
+    """Run a broker that ends when idle, and logs to stderr.
+
+    With ``--background`` it logs to a file, and this returns once clients can connect.
     """
     parser = argparse.ArgumentParser(prog="python -m optuna_hermes.broker")
     parser.add_argument("--devices", default="auto")
@@ -133,7 +134,7 @@ def _run(
 def _in_background(
     devices: str, commands: tuple[str | None, str | None], idle_seconds: float
 ) -> int:
-    """Leave a child behind, in a session of its own, that nobody has to wait for."""
+    """Fork a child that serves in a session of its own; return once clients can connect."""
     said, say = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -155,6 +156,7 @@ def _in_background(
             logging.shutdown()
             os._exit(status)
     os.close(say)
+    # The child sends a byte once it listens. Without one it has ended: its status says why.
     if os.read(said, 1):
         return 0
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,4 +1,4 @@
-"""Which process is the broker of this host and user: a lock held for life in a private folder."""
+"""Election of the broker of this host and user: a lock held for life in a private folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STORAGE_VARIABLE = "OPTUNA_STORAGE"
 """May hold a password."""
 
 START_SECONDS = 60.0
-"""How long a broker may take to open its socket: a busy machine imports slowly."""
+"""Time in which a broker has to open its socket: a busy machine imports slowly."""
 
 EXIT_BAD_INPUT = 2
 EXIT_IN_OFFICE = 3
@@ -75,7 +75,7 @@ def _runtime_path() -> Path:
 
 
 def _is_ours(session: str) -> bool:
-    """Whether a session's folder is this user's: after ``su`` it is that of who called it."""
+    """True if a session's folder is this user's: after ``su`` it is that of the first user."""
     try:
         return os.stat(session).st_uid == os.getuid()
     except OSError:
@@ -83,7 +83,7 @@ def _is_ours(session: str) -> bool:
 
 
 def socket_path(directory: Path) -> Path:
-    """Where the broker of this runtime directory listens."""
+    """Path of the socket of this runtime directory's broker."""
     return directory / "broker.sock"
 
 
@@ -92,31 +92,31 @@ def check_socket(directory: Path) -> None:
 
     Raises:
         BrokerConflictError: with what to do.
-        FileNotFoundError: nobody listens.
+        FileNotFoundError: there is none.
     """
     check_private(socket_path(directory), stat.S_IFSOCK, _WAY_OUT)
 
 
 def listening(directory: Path) -> bool:
-    """Whether a broker's socket is there."""
+    """True if a broker's socket is there."""
     return socket_path(directory).exists()
 
 
 def log_path(directory: Path) -> Path:
-    """Where a broker that was started on demand writes what happens."""
+    """Path of the log of a broker that was started on demand."""
     return directory / "broker.log"
 
 
 def words_path(directory: Path) -> Path:
-    """Where it writes what is no line of its log: why it could not start, or how it crashed."""
+    """Path of its other output: why it could not start, or how it crashed."""
     return directory / "broker.err"
 
 
 def _open_words(directory: Path) -> BinaryIO:
-    """The words of earlier brokers, for more at their end; they go when they are too many.
+    """Open the other output of brokers, to append to it; it is emptied when it is too long.
 
     Raises:
-        BrokerConflictError: they, or the log, are not this user's alone.
+        BrokerConflictError: it, or the log, is not this user's alone.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     os.close(open_private(log_path(directory), flags, _WAY_OUT))  # the broker opens it by its name
@@ -161,13 +161,13 @@ class Office:
                 f"{other.get('devices', 'unknown')!r}) owns {directory} already: use it, or end it "
                 "with `optuna-hermes broker --stop`."
             ) from error
-        # Only the holder of the lock may do this: a socket that is left over is nobody's.
+        # Only the holder of the lock may do this: a socket that is left over is a dead broker's.
         socket_path(directory).unlink(missing_ok=True)
         card = json.dumps({"pid": os.getpid(), "devices": devices})
         write_private(directory / "broker.json", card)
 
     def leave(self) -> None:
-        """Give the office up: the socket goes first, the lock last."""
+        """Release the lock, after the socket is gone."""
         socket_path(self._directory).unlink(missing_ok=True)
         (self._directory / "broker.json").unlink(missing_ok=True)
         self._lock.release()
@@ -191,7 +191,7 @@ def claim_devices(ids: Sequence[str]) -> list[socket.socket]:
         claimed.append(claim)
         try:
             claim.bind(_device_name(id_))
-            claim.listen(1)  # who connects is told whose it is
+            claim.listen(1)  # the kernel tells a client that connects whose it is
         except OSError as error:
             release_devices(claimed)
             if error.errno != errno.EADDRINUSE:
@@ -204,18 +204,18 @@ def claim_devices(ids: Sequence[str]) -> list[socket.socket]:
 
 
 def release_devices(claims: Sequence[socket.socket]) -> None:
-    """Let other brokers have what was claimed."""
+    """Release the locks of devices."""
     for claim in claims:
         claim.close()
 
 
 def _device_name(id_: str) -> str:
-    """A name that begins with a null byte is the kernel's own, and no file."""
+    """Name of a device's lock; with a null byte in front it is the kernel's own, and no file."""
     return f"\0optuna-hermes/{id_}"
 
 
 def _holder_of(id_: str) -> str:
-    """Who has a device, as far as the kernel says."""
+    """Process and user that hold a device's lock, in words, as far as the kernel knows."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         try:
@@ -231,7 +231,7 @@ def _holder_of(id_: str) -> str:
 
 
 def incumbent(directory: Path) -> dict[str, object] | None:
-    """The card of the broker that holds the office, None if nobody does."""
+    """Card of the broker that holds the lock, None if there is none."""
     try:
         card = json.loads(read_private(directory / "broker.json", _WAY_OUT))
     except (OSError, ValueError):
@@ -240,7 +240,7 @@ def incumbent(directory: Path) -> dict[str, object] | None:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """What a broker is given: it outlives the study, whose database it learns of when it has to."""
+    """Environment of a broker: without the database of a study, which it outlives."""
     given = {**os.environ, RUNTIME_DIR_VARIABLE: str(directory)}
     given.pop(STORAGE_VARIABLE, None)
     return given

@@ -1,4 +1,4 @@
-"""Whom a broker serves, as the next one has to know it. Pure, and light to import."""
+"""Processes that a broker serves, as the next one has to know them. Pure, light to import."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """A process that serves a run.
+    """A process that serves a trial.
 
     Args:
         pid: its process.
-        started: when that began, as the kernel counts.
+        started: its start time, as the kernel counts.
         role: as in ``Hello``.
         study: key of the run's study.
         number: of the run; None for a new trial that has not begun.
@@ -34,7 +34,7 @@ class Holder:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All that it holds."""
+        """All devices that it holds."""
         return () if self.device is None else (self.device, *self.others)
 
 
@@ -43,11 +43,11 @@ class Awaited:
     """A process that an earlier broker served, and that has not come back yet.
 
     Args:
-        holder: who it is, and what it may have.
+        holder: the process, and what it may have.
         until: when others stop waiting for it.
-        late: nobody waits for it any more, but what it has stays its own until it has ended.
+        late: the wait is over, but what it has stays its own until it has ended.
         met: it has said hello, and is about to say what it has.
-        ended: it has, after it said hello: what it said last may still be read.
+        ended: it ended after its hello: its last messages may still be unread.
     """
 
     holder: Holder

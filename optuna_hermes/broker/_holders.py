@@ -1,4 +1,4 @@
-"""The file by which a broker tells the next one whom it serves."""
+"""File by which a broker tells the next one which processes it serves."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ _STATE, _STARTED = 0, 19
 
 
 class _Card(msgspec.Struct, frozen=True, kw_only=True):
-    """The holders, and since when process ids mean what they say."""
+    """The holders, and the boot of the host in which their process ids are valid."""
 
     boot: str
     holders: tuple[Holder, ...]
 
 
 def path_in(directory: Path) -> Path:
-    """Where the broker of a runtime directory keeps its holders."""
+    """Path of the holders that the broker of a runtime directory keeps."""
     return directory / "holders.json"
 
 
 def started(pid: int) -> int:
-    """When a process started, as the kernel counts; 0 if it has ended, reaped or not."""
+    """Start time of a process, as the kernel counts; 0 if it has ended, reaped or not."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0
+    # The name of the program, in parentheses, may contain any character.
     fields = text.rpartition(")")[2].split()
     return 0 if fields[_STATE] in "ZX" else int(fields[_STARTED])
 
@@ -54,7 +55,7 @@ def save(directory: Path, holders: Sequence[Holder]) -> None:
 
 
 def living(directory: Path) -> tuple[Holder, ...]:
-    """Those of the last broker's holders that have not ended; none if nobody can tell."""
+    """Holders of the last broker that have not ended; none if that cannot be known."""
     card = None
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         card = msgspec.json.decode(path_in(directory).read_bytes(), type=_Card)

@@ -1,4 +1,4 @@
-"""A user's own policy on its way to a broker, which may have been started in another folder."""
+"""Names of a user's own policy, for a broker that may have been started in another folder."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def anywhere(policy: str) -> str:
 
 
 def folders() -> tuple[str, ...]:
-    """Where this process imports from."""
+    """Folders from which this process imports."""
     return tuple(dict.fromkeys(str(Path(each).absolute()) for each in sys.path))
 
 
 def look_in(paths: Iterable[str]) -> None:
-    """Import from these folders too, after all others: they hide nothing from this process."""
+    """Import from these folders too, after all others: they hide no module of this process."""
     for path in paths:
         if path not in sys.path:
             sys.path.append(path)

@@ -1,4 +1,4 @@
-"""The user's commands that power a device down and up, and the file that outlives their broker."""
+"""User's commands that power a device down and up, and the file that outlives their broker."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from optuna_hermes.errors import BrokerConflictError, InvalidInputError
 from optuna_hermes.policies import ENERGY, POLICIES
 
 DEVICE = "{device}"
-"""What stands for the device's id in a command."""
+"""Placeholder of the device's id in a command."""
 
 POWER_SECONDS = 600.0
 """A command that takes longer is killed, and has failed: a host may take minutes to boot."""
 
 MAX_OUTPUT_BYTES = 4096
-"""Of what a command says, the end."""
+"""Bytes of a command's output that are logged, from its end."""
 
 _WAY_OUT = "remove it"
 
@@ -49,12 +49,12 @@ class PowerCommands:
 
     @property
     def texts(self) -> tuple[str, str]:
-        """Both, as ``power_commands`` reads them."""
+        """Both commands as text, as ``power_commands`` reads them."""
         return shlex.join(self.down), shlex.join(self.up)
 
 
 def commands_for(policy: str, down: str | None, up: str | None) -> PowerCommands | None:
-    """The commands, None if neither is given.
+    """Return the commands, None if neither is given.
 
     Raises:
         InvalidInputError: they make no sense, or this policy would never have them run.
@@ -108,14 +108,14 @@ def _words(option: str, text: str) -> tuple[str, ...]:
 
 
 def run(words: Collection[str], device: str, seconds: float = POWER_SECONDS) -> str:
-    """Run a command for a device, and log what it says.
+    """Run a command for a device, and log its output.
 
     Returns:
-        Why it failed, in one line; empty if it did not.
+        The reason if it failed, in one line; else empty.
     """
     command = [word.replace(DEVICE, device) for word in words]
     shown = shlex.join(command)
-    # A file: whoever a command leaves behind may hold a pipe open for ever.
+    # A file: a process that a command leaves behind may hold a pipe open.
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -144,7 +144,7 @@ def run(words: Collection[str], device: str, seconds: float = POWER_SECONDS) -> 
 
 
 def start(words: Collection[str], device: str, ended: Callable[[str, float], None]) -> None:
-    """Run a command in a thread of its own, and tell of its end: see ``run``, and its seconds."""
+    """Run a command in a thread of its own; ``ended`` gets what ``run`` returns and the seconds."""
 
     def work() -> None:
         begin = time.monotonic()
@@ -156,7 +156,7 @@ def start(words: Collection[str], device: str, ended: Callable[[str, float], Non
 
 
 def remember(directory: Path, unpowered: Collection[str]) -> None:
-    """Tell the next broker which devices are not surely powered; without any there is no file.
+    """Save which devices are not surely powered, for the next broker; without any, no file.
 
     Raises:
         OSError: the file system refused.
@@ -169,7 +169,7 @@ def remember(directory: Path, unpowered: Collection[str]) -> None:
 
 
 def recall(directory: Path) -> tuple[str, ...]:
-    """The devices that an earlier broker has left without power, or may have."""
+    """Devices that an earlier broker has left without power, or may have."""
     try:
         known = json.loads(read_private(_path(directory), _WAY_OUT))
     except (OSError, ValueError, BrokerConflictError):

@@ -1,4 +1,4 @@
-"""Folders, files and sockets of one user alone: made so, and refused where they are not.
+"""Private folders, files and sockets of one user: made so, and refused where they are not.
 
 Every refusal is a ``BrokerConflictError`` that says what is wrong and what to do.
 """
@@ -23,7 +23,7 @@ _KINDS = {
 
 
 def private_folder(path: Path, way_out: str) -> Path:
-    """A folder that nobody else can enter or replace, made if missing.
+    """Return a folder that no other user can enter or replace, made if missing.
 
     Args:
         path: where it shall be.
@@ -81,7 +81,7 @@ def open_private(path: Path, flags: int, way_out: str) -> int:
 
 
 def read_private(path: Path, way_out: str) -> str:
-    """The text of a file of this user alone.
+    """Return the text of a file of this user alone.
 
     Raises:
         BrokerConflictError: see ``open_private``.
@@ -92,7 +92,7 @@ def read_private(path: Path, way_out: str) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Put a file of this user alone in its place, whole or not at all; only one process may.
+    """Write a file of this user alone, whole or not at all; only one process may.
 
     Raises:
         OSError: it cannot be written.
@@ -106,7 +106,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:
-    """Process id and user id of the other end, from the kernel."""
+    """Process id and user id of a socket's other end, from the kernel."""
     size = struct.calcsize("3i")
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return pid, uid
@@ -132,7 +132,7 @@ def _check(path: Path, status: os.stat_result, kind: int, way_out: str) -> None:
 
 
 def _check_above(path: Path, way_out: str) -> None:
-    """Whoever may write to a folder above may rename what is in it, unless that is sticky."""
+    """Refuse a path if others may rename what is in a folder above: it is writable, not sticky."""
     above = path.parent.resolve()
     for folder in (above, *above.parents):
         mode = folder.stat().st_mode

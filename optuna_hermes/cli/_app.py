@@ -1,4 +1,4 @@
-"""From words to a verb, and from an error to one line and an exit status."""
+"""The command line's verbs and entry point: an error becomes one line and an exit status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from optuna_hermes.cli._output import BAD_INPUT, FAILED, INTERRUPTED, complain
 from optuna_hermes.cli._studies import PROGRAM
 from optuna_hermes.errors import HermesError, InvalidInputError
 
-# Typer brings its own copy of click or uses the installed one: this is the base either way.
+# Typer vendors click or uses the installed one, by version: this is the base class either way.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 VERBS: dict[str, Callable[..., Any]] = {
@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line.
 
     Args:
-        argv: the words after the program's name.
+        argv: the arguments after the program's name.
 
     Returns:
         The exit status: 0, 1 for a failure, 2 for bad input, 3 if every trial has failed,

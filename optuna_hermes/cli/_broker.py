@@ -1,4 +1,4 @@
-"""``broker``: be this host's broker, or end the one that is."""
+"""``broker``: run this host's broker, or end the one that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``doctor``: is this host fit to run studies?"""
+"""``doctor``: checks of this host's fitness to run studies."""
 
 from __future__ import annotations
 

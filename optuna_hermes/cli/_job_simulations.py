@@ -1,4 +1,4 @@
-"""``simulate --jobs``: what policies make of the jobs of a cluster."""
+"""``simulate --jobs``: simulation of policies on the jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optuna_hermes.simulator import Job
 
 REFERENCE = "fifo"
-"""What every policy is compared with; simulated whether asked for or not."""
+"""The policy that others are compared with; always simulated."""
 
 Document = dict[str, Any]
 
@@ -30,15 +30,15 @@ def show_jobs(
     *,
     json: bool,
 ) -> None:
-    """Print what comes of a file of jobs.
+    """Simulate a file of jobs, and print the results.
 
     Args:
         path: of the file. Its groups share all devices.
         policies: names; the reference is added.
-        hosts: how many devices, and how many on each host.
-        slice_seconds: how often jobs may be interrupted, None for never.
+        hosts: number of devices, and their number on each host.
+        slice_seconds: interval of interruptions, None for none.
         seeds: of errors and random numbers.
-        json: for programs, not for people.
+        json: true to print JSON.
     """
     from optuna_hermes.view import jobs_view, plural
 
@@ -59,7 +59,7 @@ def of_jobs(
     slice_seconds: float | None,
     seeds: Sequence[int],
 ) -> Document:
-    """Settings, and a result for each policy and seed: see ``show_jobs``."""
+    """The document of ``simulate --jobs``: settings, and a result for each policy and seed."""
     from dataclasses import replace
 
     from optuna_hermes import replay
@@ -93,7 +93,7 @@ def of_jobs(
 
 
 def _params(job: Job) -> dict[str, Any]:
-    """Its group says something of a job, although it gets no devices of its own."""
+    """The parameters of a job by which policies predict: its user, with its group as a prefix."""
     user = job.params.get("user")
     return {"user": f"{job.group or ''}/{user or ''}"} if job.group or user else {}
 

@@ -1,4 +1,4 @@
-"""``optimize``: run a study, and say what came of it."""
+"""``optimize``: run a study, and print its result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from optuna_hermes.cli._studies import (
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
-    from optuna_hermes.workers import OptimizeResult, Settings
+    from optuna_hermes.workers._optimize import OptimizeResult
+    from optuna_hermes.workers._settings import Settings
+    from optuna_hermes.workers._worker_pool import WorkerPool
 
 Devices = Annotated[
     str,
@@ -126,10 +128,9 @@ def optimize(
     """
     from optuna_hermes.broker._devices._source import parse_devices
     from optuna_hermes.broker._power_commands import commands_for
-    from optuna_hermes.policies import make_policy
-    from optuna_hermes.workers import Settings
+    from optuna_hermes.workers._settings import Settings
+    from optuna_hermes.workers._worker_pool import start
 
-    make_policy(policy)
     parse_devices(devices)
     settings = Settings(
         n_trials=n_trials,
@@ -143,8 +144,8 @@ def optimize(
         hang_seconds=hang_seconds,
         power=commands_for(policy, power_down_command, power_up_command),
     )
-    with study_to_optimize(storage, study_name) as study:
-        result = run_shown(study, objective, settings)
+    with start(objective, settings) as pool, study_to_optimize(storage, study_name) as study:
+        result = run_shown(study, pool, settings)
     if json:
         show_json(result.document())
     else:
@@ -154,23 +155,23 @@ def optimize(
     return conclude(result, same_command())
 
 
-def run_shown(study: Study, objective: str, settings: Settings) -> OptimizeResult:
+def run_shown(study: Study, pool: WorkerPool, settings: Settings) -> OptimizeResult:
     """Run a study with progress on standard error."""
     from optuna_hermes.view import make_progress
-    from optuna_hermes.workers import run_study
+    from optuna_hermes.workers._optimize import run_study
 
     progress = make_progress(True, total=settings.n_trials)
     try:
-        return run_study(study, objective, settings, progress)
+        return run_study(study, pool, settings, progress)
     finally:
         progress.close()
 
 
 def conclude(result: OptimizeResult, again: str) -> int:
-    """Say what is left to do, and how.
+    """Print the problem of a study, or how to go on with it.
 
     Args:
-        result: of the run.
+        result: of the call.
         again: the command line that goes on with it.
 
     Returns:

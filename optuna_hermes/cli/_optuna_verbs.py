@@ -1,4 +1,4 @@
-"""Optuna's own verbs, with HermesSampler known to them."""
+"""Optuna's own verbs, extended by ``HermesSampler``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KNOWN = frozenset(
         "trials",
     }
 )
-"""Optuna's verbs, so that no other command line has to import Optuna."""
+"""Optuna's verbs, listed so that other command lines need not import Optuna."""
 
 
 def wanted(argv: Sequence[str], ours: Container[str]) -> bool:
-    """Whether this is for Optuna's command line.
+    """True if the arguments are for Optuna's command line.
 
     Args:
-        argv: the words after the program's name.
+        argv: the arguments after the program's name.
         ours: this package's own verbs.
 
     Raises:
@@ -44,9 +44,9 @@ def wanted(argv: Sequence[str], ours: Container[str]) -> bool:
         return not KNOWN.isdisjoint(argv)
     if {argv[0], " ".join(argv[:2])} & KNOWN:
         return True
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
 
-    if {argv[0], " ".join(argv[:2])} & private.optuna_verbs():
+    if {argv[0], " ".join(argv[:2])} & _optuna.optuna_verbs():
         return True
     raise InvalidInputError(f"No verb {argv[0]!r}: see `optuna-hermes --help`.")
 
@@ -55,15 +55,15 @@ def run(argv: Sequence[str]) -> int:
     """Run Optuna's command line.
 
     Raises:
-        InvalidInputError: what Optuna would show as a traceback.
+        InvalidInputError: an error that Optuna would show as a traceback.
     """
-    from optuna_hermes import HermesSampler
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import HermesSampler, _optuna
 
     sys.argv = ["optuna-hermes", *argv]
-    os.environ.setdefault("NO_COLOR", "1")  # Optuna's log: its colours would be spelled too
+    # Printable would escape the colour codes of Optuna's log.
+    os.environ.setdefault("NO_COLOR", "1")
     with (
         contextlib.redirect_stdout(Printable(sys.stdout)),
         contextlib.redirect_stderr(Printable(sys.stderr)),
     ):
-        return private.run_optuna_cli(HermesSampler)
+        return _optuna.run_optuna_cli(HermesSampler)

@@ -1,4 +1,4 @@
-"""What goes to standard output (results) and to standard error (everything else)."""
+"""Printing: results to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ FAILED = 1
 BAD_INPUT = 2
 NOTHING_SUCCEEDED = 3
 INTERRUPTED = 130
-"""Exit statuses. 3 says that every trial of a study has failed, 130 is what a shell says of a
-process that Ctrl-C ended."""
+"""Exit statuses. 3: every trial of a study has failed; 130: Ctrl-C, as shells report it."""
 
 
 def complain(message: str, status: int) -> int:
@@ -30,13 +29,13 @@ def complain(message: str, status: int) -> int:
 
 
 def note(text: str) -> None:
-    """Print a line for people."""
+    """Print a line to standard error."""
     print(_printable(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def libraries_to_stderr() -> Iterator[None]:
-    """What a library prints from C goes to standard error, as HiGHS' leftovers of debugging do."""
+    """Redirect C libraries' output to standard error in this block: HiGHS prints debug lines."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -49,7 +48,7 @@ def libraries_to_stderr() -> Iterator[None]:
 
 
 def show(view: RenderableType) -> None:
-    """Print a result for people; a text as it is, for lines that are to be copied must not wrap."""
+    """Print a result for people; a string without wrapping, since its lines may be copied."""
     if isinstance(view, str):
         print(_printable(view))
         return
@@ -59,22 +58,22 @@ def show(view: RenderableType) -> None:
 
 
 class Printable(io.TextIOBase):
-    """A stream on which control characters are spelled: for what others print of a study.
+    """A stream that escapes control characters, for Optuna's output about a study.
 
     Args:
-        stream: where it goes.
+        stream: the stream below.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text for people."""
+        """Write a text, escaped."""
         self._stream.write(_printable(text))
         return len(text)
 
     def flush(self) -> None:
-        """Likewise below."""
+        """Flush the stream below."""
         self._stream.flush()
 
     def fileno(self) -> int:
@@ -94,7 +93,7 @@ def show_json(document: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """A document as JSON can have it: what is not finite becomes None."""
+    """A document for JSON, with None in place of NaN and infinity."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

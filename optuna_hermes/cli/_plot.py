@@ -1,4 +1,4 @@
-"""``plot``: a study as pictures, in a file or in optuna-dashboard."""
+"""``plot``: plots of a study, in a file or in optuna-dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``quickstart``: the bundled study, with words around it."""
+"""``quickstart``: run the bundled study, with explanations."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
-    from optuna_hermes.workers import OptimizeResult
+    from optuna_hermes.workers._optimize import OptimizeResult
 
 OBJECTIVE = "optuna_hermes.quickstart:objective"
 STUDY_NAME = "quickstart"
 SLICE_SECONDS = 0.5
 """Shorter than the default of ``optimize``: the whole study shall take less than a minute."""
 
-_NEEDED = {"torch": "torch", "lightning": "lightning", "sklearn": "scikit-learn"}
+_NEEDED = {
+    "torch": ("torch",),
+    "lightning": ("lightning", "pytorch_lightning"),
+    "scikit-learn": ("sklearn",),
+}
+"""Packages, each with the modules of which one must be there."""
 
 
 def quickstart(
@@ -56,18 +61,19 @@ def quickstart(
       optuna-hermes quickstart --devices cpu:2
     """
     from optuna_hermes.broker._devices._source import parse_devices
+    from optuna_hermes.workers._settings import Settings
+    from optuna_hermes.workers._worker_pool import start
 
     _require_packages()
     slots = [slot.id for slot in parse_devices(devices)]
     url = storage or f"sqlite:///{tempfile.mkdtemp(prefix='optuna-hermes-')}/study.db"
-    with study_to_optimize(url, STUDY_NAME, make=True) as study:
-        from optuna_hermes.workers import Settings
-
+    settings = Settings(n_trials=n_trials, devices=devices, slice_seconds=SLICE_SECONDS, seed=seed)
+    with (
+        start(OBJECTIVE, settings) as pool,
+        study_to_optimize(url, STUDY_NAME, make=True) as study,
+    ):
         _explain(n_trials, slots)
-        settings = Settings(
-            n_trials=n_trials, devices=devices, slice_seconds=SLICE_SECONDS, seed=seed
-        )
-        result = run_shown(study, OBJECTIVE, settings)
+        result = run_shown(study, pool, settings)
     if json:
         show_json(result.document())
     else:
@@ -78,7 +84,9 @@ def quickstart(
 
 def _require_packages() -> None:
     missing = [
-        package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None
+        package
+        for package, modules in _NEEDED.items()
+        if not any(map(importlib.util.find_spec, modules))
     ]
     if missing:
         raise InvalidInputError(
@@ -128,6 +136,6 @@ def _next_steps(url: str) -> str:
 
 
 def _command(*words: str) -> str:
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
 
-    return shlex.join([PROGRAM, *map(private.hidden, words)])
+    return shlex.join([PROGRAM, *map(_optuna.hidden, words)])

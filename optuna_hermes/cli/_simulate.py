@@ -1,4 +1,4 @@
-"""``simulate``: what other policies would have made of recorded trainings."""
+"""``simulate``: replay of recorded trainings under other policies."""
 
 from __future__ import annotations
 

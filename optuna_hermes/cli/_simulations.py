@@ -26,13 +26,13 @@ def of_lists(
     switch_cost: float,
     seeds: Sequence[int],
 ) -> Document:
-    """Of lists of trials that are drawn beforehand.
+    """Simulate lists of trials that are drawn beforehand.
 
     Args:
-        sets: where they are drawn.
+        sets: from which they are drawn.
         policies: names; those that every policy is compared with are added.
-        n_trials: how many of each set.
-        n_devices: how many devices.
+        n_trials: number of trials of each set.
+        n_devices: number of devices.
         switch_cost: of a device that changes trials, as a fraction of a unit.
         seeds: of the draws.
     """
@@ -83,14 +83,14 @@ def with_sampler(
     switch_cost: float,
     seeds: Sequence[int],
 ) -> Document:
-    """Of studies whose sampler chooses among all trials of a set.
+    """Simulate studies whose sampler chooses among all trials of a set.
 
     Args:
         sets: with parameters.
         policies: names; ``fifo`` is added.
         sampler: name of one of Optuna's.
         budget: device time of a study, in median full trainings.
-        n_devices: how many devices.
+        n_devices: number of devices.
         switch_cost: of a device that changes trials, as a fraction of a unit.
         seeds: of the samplers.
     """
@@ -103,7 +103,7 @@ def with_sampler(
     names = list(dict.fromkeys([*policies, "fifo"]))
     for name in names:
         _check_policy(name)
-    make_sampler(sampler, 0)  # refuses a name that is none
+    make_sampler(sampler, 0)  # raises for an unknown name before anything is simulated
     setup = LoopSetup(sampler=sampler, n_devices=n_devices, budget=budget, switch_cost=switch_cost)
     jobs = list(product(range(len(sets)), names, seeds))
     with counting(len(jobs)) as step:
@@ -149,7 +149,7 @@ def _check_policy(name: str) -> None:
     """Refuse a policy that a study with a sampler cannot have.
 
     Raises:
-        UnknownPolicyError: there is none of this name, or it has to know all trials beforehand.
+        UnknownPolicyError: no policy has this name, or it must know all trials beforehand.
     """
     from optuna_hermes.policies import POLICIES
     from optuna_hermes.replay import check_policy

@@ -1,4 +1,4 @@
-"""``status``: what the broker serves, and what a study's ledger holds."""
+"""``status``: the broker's devices and studies, a study's ledger, or one trial."""
 
 from __future__ import annotations
 

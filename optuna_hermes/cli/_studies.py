@@ -1,4 +1,4 @@
-"""The options that name a study, and the way from them to the study."""
+"""The options that name a study, and the opening of that study and its ledger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PROGRAM = "optuna-hermes"
 
 MOST_TRIALS = 10**9
-"""More than any study has, and a number that every database can keep."""
+"""Largest number of trials: more than any study has, and an integer of any database."""
 
 MOST_SEED = 2**63 - 1
 
@@ -36,10 +36,10 @@ StudyName = Annotated[str, typer.Option(metavar="NAME", help="The study's name."
 
 
 def finite(value: float | None) -> float | None:
-    """A number of an option, which is neither infinite nor NaN.
+    """Check that the number of an option is neither infinite nor NaN.
 
     Raises:
-        BadParameter: it is.
+        BadParameter: it is one of these.
     """
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"it must be a finite number but is {value}")
@@ -51,64 +51,64 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 @contextlib.contextmanager
 def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterator[Study]:
-    """The study; one that was made here is taken back if the block refuses its input.
+    """Load or create a study; one created here is deleted if the block refuses its input.
 
     Args:
         storage: Optuna's storage URL.
         name: the study's name.
-        make: make it if it is not there; otherwise only in a storage that holds no study at all.
+        make: create a missing study; if False, only in a storage without any study.
 
     Raises:
         StorageError: the storage cannot be reached, or holds other studies but not this one.
     """
-    from optuna_hermes import HermesPruner, HermesSampler
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import HermesPruner, HermesSampler, _optuna
     from optuna_hermes._tables import sqlite_file
 
-    private.log_warnings_only()
+    _optuna.log_warnings_only()
     file = sqlite_file(storage)
     file_is_new = file is not None and not file.exists()
-    names = private.study_names(storage)
+    names = _optuna.study_names(storage)
     if name not in names and names and not make:
-        raise private.no_such_study(storage, name, names)
-    study, is_new = private.create_study(
+        raise _optuna.no_such_study(storage, name, names)
+    study, is_new = _optuna.create_study(
         storage, name, sampler=HermesSampler(), pruner=HermesPruner()
     )
     if is_new:
-        note(f"Made study {name!r} in {private.hidden(storage)}; it minimises.")
+        note(f"Made study {name!r} in {_optuna.hidden(storage)}; it minimises.")
     try:
-        with private.database_errors(storage):
+        with _optuna.database_errors(storage):
             yield study
     except InvalidInputError:
-        # With a key somebody works on it: another process, or this one, whose input was right.
-        unused = is_new and private.known_key(study) is None
+        # A study with a key is in use: by another process, or by this one after its input passed.
+        unused = is_new and _optuna.known_key(study) is None
         if unused and not study.get_trials(deepcopy=False):
-            private.delete_study(study)
-            if file is not None and file_is_new and not private.study_names(storage):
+            _optuna.delete_study(study)
+            # Another process may have created a study in the file meanwhile.
+            if file is not None and file_is_new and not _optuna.study_names(storage):
                 file.unlink(missing_ok=True)
         raise
 
 
 @contextlib.contextmanager
 def study_and_ledger(storage: str, name: str) -> Iterator[tuple[Study, Ledger]]:
-    """A study that exists and has a ledger, and that.
+    """An existing study, and its ledger.
 
     Raises:
         StorageError: the storage cannot be reached, has no such study, or no ledger of it.
     """
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
 
     study = _study(storage, name)
-    with private.database_errors(storage):
-        if private.known_key(study) is None:
+    with _optuna.database_errors(storage):
+        if _optuna.known_key(study) is None:
             raise _no_ledger(name)
-        with _opened(private.ledger_url(study)) as ledger:
+        with _opened(_optuna.ledger_url(study)) as ledger:
             yield study, ledger
 
 
 @contextlib.contextmanager
 def facts_and_ledger(storage: str, name: str) -> Iterator[tuple[StudyFacts, Ledger]]:
-    """As ``study_and_ledger``, without what Optuna has in memory of a study: it is soon there.
+    """As ``study_and_ledger``, with facts in place of a study: faster, since it skips Optuna.
 
     Raises:
         StorageError: the storage cannot be reached, has no such study, or no ledger of it.
@@ -121,7 +121,7 @@ def facts_and_ledger(storage: str, name: str) -> Iterator[tuple[StudyFacts, Ledg
 
 
 def study_facts(storage: str, name: str) -> StudyFacts:
-    """What Optuna knows of a study.
+    """The facts of a study from Optuna's tables.
 
     Raises:
         StorageError: the storage cannot be reached, or has no such study.
@@ -133,7 +133,7 @@ def study_facts(storage: str, name: str) -> StudyFacts:
 
 
 def ledger_of(facts: StudyFacts) -> Ledger | None:
-    """The ledger of a study, None as long as it has none.
+    """Open the ledger of a study; None as long as it has none.
 
     Raises:
         LedgerError: it cannot be opened.
@@ -144,10 +144,10 @@ def ledger_of(facts: StudyFacts) -> Ledger | None:
 
 
 def storage_of(storage: str | None, study_name: str) -> str:
-    """The storage in which a study is that was named.
+    """The storage of a named study.
 
     Raises:
-        InvalidInputError: none was named with it.
+        InvalidInputError: no storage was given with the name.
     """
     if storage is None:
         raise InvalidInputError(
@@ -157,10 +157,10 @@ def storage_of(storage: str | None, study_name: str) -> str:
 
 
 def check_file(storage: str) -> None:
-    """Refuse a file of SQLite that is not there: reading would make it.
+    """Refuse a missing file of SQLite, which reading would create.
 
     Raises:
-        StorageError: with what to check.
+        StorageError: the file does not exist.
     """
     from optuna_hermes._tables import sqlite_file
 
@@ -170,17 +170,17 @@ def check_file(storage: str) -> None:
 
 
 def _slow_facts(storage: str, name: str) -> StudyFacts:
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
 
-    return private.facts(_study(storage, name))
+    return _optuna.facts(_study(storage, name))
 
 
 def _study(storage: str, name: str) -> Study:
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
 
-    private.log_warnings_only()
+    _optuna.log_warnings_only()
     check_file(storage)
-    return private.load_study(storage, name)
+    return _optuna.load_study(storage, name)
 
 
 def _no_ledger(name: str) -> StorageError:
@@ -202,10 +202,10 @@ def _opened(url: str) -> Iterator[Ledger]:
 
 
 def broker_status(*, curves: bool = False) -> dict[str, Any] | None:
-    """What this host's broker tells, None if there is none.
+    """The status of this host's broker, None if there is none.
 
     Args:
-        curves: with how the values of each trial went.
+        curves: true to include each trial's recent values and their slope.
 
     Raises:
         BrokerConflictError: its socket is not ours.
@@ -216,7 +216,7 @@ def broker_status(*, curves: bool = False) -> dict[str, Any] | None:
 
 
 def same_command() -> str:
-    """This process's command line for a shell, passwords hidden."""
-    from optuna_hermes import _optuna as private
+    """This process's command line, quoted for a shell, with passwords hidden."""
+    from optuna_hermes import _optuna
 
-    return shlex.join([PROGRAM, *map(private.hidden, sys.argv[1:])])
+    return shlex.join([PROGRAM, *map(_optuna.hidden, sys.argv[1:])])

@@ -43,7 +43,7 @@ def top(
 
     if study_name is not None:
         with facts_and_ledger(storage_of(storage, study_name), study_name):
-            pass  # what is wrong with them is said before the screen is taken
+            pass  # so that errors are printed before the screen is taken
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidInputError(
             "`top` needs a terminal: for a file or a pipe there is `optuna-hermes status`."

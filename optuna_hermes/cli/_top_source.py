@@ -1,4 +1,4 @@
-"""What ``top`` sees and says: by the broker's socket, and out of a study's ledger."""
+"""The source of ``top``: the broker's socket, and a study's ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REST_SECONDS = 5.0
-"""How often a ledger is read whose study no broker of ours serves."""
+"""Seconds between two reads of the ledger of a study that this host's broker does not serve."""
 
 _READ_ONLY = "No broker of yours serves this study: what its ledger has is shown, read-only."
 
@@ -28,8 +28,8 @@ class StudySource(Source):
     """This host's broker, and the ledger of a study if one is named.
 
     Args:
-        storage: Optuna's storage URL, None if stories and ``finish`` are not needed.
-        name: the study to show, None for what the broker serves.
+        storage: Optuna's storage URL, None if event logs and ``finish`` are not needed.
+        name: the study to show, None for one that the broker serves.
     """
 
     def __init__(self, storage: str | None, name: str | None) -> None:
@@ -42,7 +42,7 @@ class StudySource(Source):
         self._rested_at: float | None = None
 
     def look(self, key: str) -> Picture:
-        """How things are; see ``Source``."""
+        """Return the present picture; see ``Source``."""
         document = self._ask()
         if self._name is not None and not self._named_key:
             self._read(document)
@@ -55,27 +55,27 @@ class StudySource(Source):
         return self._remembered(document)
 
     def past(self) -> Sequence[Bar]:
-        """Who had which device; see ``Source``."""
+        """Return past leases; see ``Source``."""
         if self._name is None:
             return ()
         return self._read(None).bars
 
     def want(self, key: str, number: int, wish: Literal["held", "boosted"] | None) -> None:
-        """Hold a trial, boost it, or let go of it."""
+        """Hold, boost or release a trial."""
         self._say(Wishes(study=key, numbers=(number,), wish=wish))
 
     def finish(self, key: str, number: int) -> None:
-        """Close a trial at its last value."""
+        """Finish a trial at its last value."""
         from optuna_hermes.cli._upkeep import close_trials
 
         close_trials(*self._study_of(key, "`f` tells Optuna"), [number])
 
     def change_policy(self, key: str, policy: str) -> None:
-        """Let another policy decide."""
+        """Change the study's policy."""
         self._say(ChangePolicy(study=key, policy=policy))
 
     def story(self, key: str, number: int) -> RenderableType:
-        """What happened to a trial."""
+        """Return the event log of a trial."""
         from optuna_hermes.cli._trial import trial_document
         from optuna_hermes.view import trial_view
 
@@ -83,14 +83,15 @@ class StudySource(Source):
         return trial_view(trial_document(storage, name, number, broker_status()))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection to the broker."""
         if self._connection is not None:
             self._connection.close()
 
     # -- inside --------------------------------------------------------------------------------
 
     def _ask(self) -> dict[str, Any] | None:
-        """What the broker tells; the next one's words if the last one has ended."""
+        """Ask the broker for its status, or the next broker if the last one has ended."""
+        # A kept connection may be that of a broker that has ended: then a new one is tried.
         for _ in range(2):
             is_new = self._connection is None
             try:
@@ -121,7 +122,7 @@ class StudySource(Source):
         return picture_of_history(history, self._name, time.time(), _READ_ONLY)
 
     def _read(self, document: dict[str, Any] | None) -> History:
-        """What is new in the ledger."""
+        """Update the history from the ledger."""
         with facts_and_ledger(*self._named("")) as (facts, ledger):
             self._named_key = str(facts.key)
             self._history = read_history(ledger, facts, broker=document, before=self._history)
@@ -134,7 +135,7 @@ class StudySource(Source):
         return self._storage, name
 
     def _study_of(self, key: str, why: str) -> tuple[str, str]:
-        """Storage and name of the study that is shown."""
+        """Storage and name of the study that is shown, whose key must match."""
         storage, name = self._named(why)
         with facts_and_ledger(storage, name) as (facts, _):
             if facts.key != key:

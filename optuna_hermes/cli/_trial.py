@@ -1,4 +1,4 @@
-"""The story of one trial, from Optuna's storage, the ledger and this host's broker."""
+"""The document of one trial, from Optuna's storage, the ledger and this host's broker."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def trial_document(
     storage: str, name: str, number: int, broker: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """What is known of one trial, as plain JSON.
+    """The figures and the event log of one trial, as plain JSON.
 
     Args:
         storage: Optuna's storage URL.
         name: the study's name.
         number: the trial's number.
-        broker: what this host's broker tells, None if there is none.
+        broker: status of this host's broker, None if there is none.
 
     Raises:
         InvalidInputError: the study has no such trial, or it was never suspended by this package.
@@ -37,13 +37,13 @@ def trial_document(
 def _document(
     study: Study, ledger: Ledger, number: int, broker: dict[str, Any] | None
 ) -> dict[str, Any]:
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
     from optuna_hermes._tables import ends_of
     from optuna_hermes.ledger import live_hosts
     from optuna_hermes.view import holds, serves, state_of
 
-    key = private.study_key(study)
-    trials = private.trial_states(study)
+    key = _optuna.study_key(study)
+    trials = _optuna.trial_states(study)
     run = next((run for run in ledger.load_runs(key) if run.number == number), None)
     if run is None:
         raise InvalidInputError(_unknown(study.study_name, number, len(trials), number in trials))
@@ -60,8 +60,8 @@ def _document(
         "state": state,
         "wish": ledger.load_wishes(key).get(number) if state in LIVE_STATES else None,
         "where": _where(run, state, _live(broker, key, number)),
-        "params": private.params_of_id(study, run.trial_id) if number in trials else {},
-        "curve": _curve(curve, private.sign(study)),
+        "params": _optuna.params_of_id(study, run.trial_id) if number in trials else {},
+        "curve": _curve(curve, _optuna.sign(study)),
         "units_trained": run.units,
         "slices": run.slices,
         "suspensions": run.suspensions,
@@ -91,14 +91,14 @@ def _unknown(name: str, number: int, count: int, is_trial: bool) -> str:
 
 
 def _live(broker: dict[str, Any] | None, key: str, number: int) -> dict[str, Any] | None:
-    """What the broker tells of a run."""
+    """The entry of a trial in the broker's status."""
     entries = [] if broker is None else broker["studies"]
     runs = (run for entry in entries if entry["key"] == key for run in entry.get("runs", []))
     return next((run for run in runs if run["trial"] == number), None)
 
 
 def _where(run: RunRecord, state: str, live: dict[str, Any] | None) -> dict[str, Any]:
-    """Where the state of a run is; nowhere once it is over, or before it has any."""
+    """Host, tier and device of a trial's state; no tier once it is over, or before it has any."""
     if state in ("done", "failed", "pending"):
         return {"host": run.host, "tier": None, "device": None}
     if state == "stored":

@@ -1,4 +1,4 @@
-"""``finish`` and ``gc``: closing trials, and clearing away what nobody needs."""
+"""``finish`` and ``gc``: finishing of trials, and garbage collection."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def finish(
 def close_trials(
     storage: str, name: str, trials: list[int] | None
 ) -> tuple[dict[int, float], dict[int, str]]:
-    """Close trials at their last values.
+    """Finish trials at their last values.
 
     Args:
         storage: Optuna's storage URL.
@@ -66,10 +66,10 @@ def close_trials(
         trials: their numbers, None for every suspended one that has reported.
 
     Returns:
-        The values of those that were closed, and why others were not.
+        The values of those that were finished, and the reasons why others were not.
 
     Raises:
-        InvalidInputError: a trial that was named cannot be closed, or none can; nothing is changed.
+        InvalidInputError: a named trial cannot be finished, or none can; nothing is changed.
         StorageError: as ``study_and_ledger``.
     """
     from optuna_hermes import upkeep
@@ -90,7 +90,7 @@ def close_trials(
 
 
 def _served(study: Study, plan: Finish) -> list[int]:
-    """The trials that are refused only because a live process answers for them."""
+    """The trials that are refused only because they belong to a live process."""
     from optuna_hermes import upkeep
 
     return list(upkeep.plan_finish(study, list(plan.refused), ()).values)
@@ -131,16 +131,15 @@ def gc(
     Example:
       optuna-hermes gc --storage sqlite:///study.db --study-name digits --dry-run
     """
-    from optuna_hermes import _optuna as private
-    from optuna_hermes import upkeep
+    from optuna_hermes import _optuna, upkeep
     from optuna_hermes.view import plural, size
 
     held_by, now = broker_status(), time.time()
     serving = [] if held_by is None else [entry["key"] for entry in held_by["studies"]]
     with study_and_ledger(storage, study_name) as (study, ledger):
-        folders = [private.checkpoint_root(study)]
+        folders = [_optuna.checkpoint_root(study)]
         if checkpoint_dir is not None:
-            folders.append(private.checkpoint_root(study, checkpoint_dir))
+            folders.append(_optuna.checkpoint_root(study, checkpoint_dir))
         held = upkeep.held_trials(held_by, study, ledger)
         litter = upkeep.find_litter(study, ledger, folders, held, now)
         rows = upkeep.find_rows(study, ledger, host=_host(held_by), serving=serving, now=now)
@@ -163,7 +162,7 @@ def gc(
 
 
 def _host(broker: Mapping[str, Any] | None) -> str | None:
-    """This host's name; None while processes live whose broker has died, for they may come back."""
+    """This host's name; None while processes of a dead broker live, since they may reconnect."""
     from optuna_hermes.broker import _election as election
     from optuna_hermes.broker import _holders as holders
 

@@ -1,4 +1,4 @@
-"""``web``: a page that shows a study, live or after its end."""
+"""``web``: a web page of a study, live or after its end."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ def _watching(storage: str | None, name: str | None) -> Iterator[Watch]:
 
     study = None
     if storage is not None and name is not None:
-        study_facts(storage, name)  # so that a wrong name is said here, not on the page
+        study_facts(storage, name)  # raises for a wrong name before any page is served
         study = Named(name=name, facts=lambda: study_facts(storage, name), open=ledger_of)
     watch = Watch(study)
     try:
-        watch.look()  # the first page is soon there
+        watch.look()  # reads the history now, so that the first page is fast
         yield watch
     finally:
         watch.close()

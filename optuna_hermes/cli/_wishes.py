@@ -1,4 +1,4 @@
-"""``hold``, ``boost``, ``release`` and ``policy``: what people want while a study runs."""
+"""``hold``, ``boost``, ``release`` and ``policy``: overrides while a study runs."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def policy(
     Example:
       optuna-hermes policy --storage sqlite:///study.db --study-name digits round-robin
     """
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
     from optuna_hermes.policies import make_policy
     from optuna_hermes.upkeep import change_policy
 
     make_policy(name)
     with study_and_ledger(storage, study_name) as (study, _):
-        change_policy(private.study_key(study), name)
+        change_policy(_optuna.study_key(study), name)
     if json:
         show_json({"study": study_name, "policy": name})
     else:
@@ -106,18 +106,18 @@ def _want(
 def say_wish(
     storage: str, name: str, trials: list[int], wish: Literal["held", "boosted"] | None
 ) -> bool:
-    """Say what is wanted of trials; whether a broker serves their study, so that it is done.
+    """Set the override of trials; True if a broker serves their study and has applied it.
 
     Raises:
-        InvalidInputError: one of the trials is not there, or has ended; nothing is changed.
+        InvalidInputError: one of the trials does not exist, or has ended; nothing is changed.
         StorageError: as ``study_and_ledger``.
     """
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
     from optuna_hermes.broker._protocol import Wishes
     from optuna_hermes.upkeep import want
 
     with study_and_ledger(storage, name) as (study, ledger):
-        wishes = Wishes(study=private.study_key(study), numbers=tuple(trials), wish=wish)
+        wishes = Wishes(study=_optuna.study_key(study), numbers=tuple(trials), wish=wish)
         return want(study, ledger, wishes)
 
 

@@ -1,4 +1,4 @@
-"""What outlives every process: runs, reports, leases, checkpoints, memory and events."""
+"""The ledger: durable records of trials, reports, leases, checkpoints, memory and events."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ __all__ = [
 
 
 def live_hosts(ledger: Ledger) -> list[HostRecord]:
-    """The brokers that were heard of not long ago, where several share a ledger."""
+    """The brokers that share a ledger and whose last heartbeat is under ``DEAD_SECONDS`` old."""
     return [host for host in ledger.load_hosts() if host.age_seconds < DEAD_SECONDS]
 
 
 def open_ledger(url: str) -> Ledger:
-    """Open the ledger at a URL, and make its tables if they are missing.
+    """Open the ledger at a URL, and create its tables if they are missing.
 
     Args:
-        url: a database as SQLAlchemy and Optuna name it, or ``memory:`` for a ledger that ends
+        url: a database URL as for SQLAlchemy and Optuna, or ``memory:`` for a ledger that ends
             with this process.
 
     Raises:

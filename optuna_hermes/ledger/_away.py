@@ -1,4 +1,4 @@
-"""Errors of a database that do not come again: it is away, or another process was faster."""
+"""Transient database errors: the database does not answer, or another process was faster."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from optuna_hermes.errors import LedgerAwayError
 
 _SQLITE = ("database is locked", "disk i/o error", "database or disk is full")
 _NEVER = ("authentication failed", "access denied", "does not exist", "unknown database")
-"""Said of what somebody has to change first, whichever the server."""
+"""Parts of messages of errors that a retry cannot cure, of all servers."""
 _LOST_BEFORE = "8s2b"
 """SQLAlchemy's code of a statement whose transaction lost its connection in an earlier one."""
 
 _SCHEMA = re.compile(r"^\s*CREATE\s|alembic_version|version_info", re.IGNORECASE)
-"""Statements of Optuna that make a new database's tables, and write down their version."""
+"""Statements of Optuna that create a new database's tables and store their version."""
 _FASTER = frozenset(
     {
         *("42P07", "42710", "23505", "40001", "40P01"),  # PostgreSQL: is there, or serialised
@@ -37,19 +37,19 @@ FULL = (
 
 
 def is_full(reason: str) -> bool:
-    """Whether a database says that it takes no more connections."""
+    """True if a database refuses because it takes no more connections."""
     return any(each in reason.lower() for each in _FULL)
 
 
 def mends(error: BaseException) -> bool:
-    """Whether what raised this may succeed later: some library wrapped what its database said."""
+    """True if the error, or one it wraps, is a transient database failure."""
     for found in _of_database(error):
         return is_away(found)
     return isinstance(error, LedgerAwayError)
 
 
 def lost_race(error: BaseException) -> bool:
-    """Whether another process was faster to make Optuna's tables, or has SQLite's file locked."""
+    """True if another process was faster to create Optuna's tables, or has SQLite's file locked."""
     for found in _of_database(error):
         if not isinstance(found, DBAPIError):
             return False
@@ -62,7 +62,7 @@ def lost_race(error: BaseException) -> bool:
 
 
 def _of_database(error: BaseException) -> Iterator[SQLAlchemyError]:
-    """What SQLAlchemy raised among the causes of an error."""
+    """SQLAlchemy's errors among an error and its causes."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, SQLAlchemyError):
@@ -79,13 +79,13 @@ def _makes_schema(error: DBAPIError) -> bool:
 
 
 def _code(error: BaseException | None) -> str:
-    """A server's number for an error, which is the same in every language."""
+    """A server's code of an error, which does not depend on its language."""
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return str(state or (error.args[0] if error is not None and error.args else ""))
 
 
 def is_away(error: SQLAlchemyError) -> bool:
-    """Whether the same statement may succeed later: the database is not reached, locked or full."""
+    """True if a retry may succeed: the database is unreachable, locked or full."""
     if isinstance(error, PoolTimeoutError):
         return True
     if isinstance(error, PendingRollbackError):

@@ -1,8 +1,8 @@
 """The ledger's contract, in prose and in types.
 
-The ledger is what outlives every process: runs, reports, leases, checkpoints, a policy's memory
-and events, in tables of their own beside Optuna's. It is a guest in the user's database: it
-creates ``hermes_*`` tables and touches nothing else.
+The ledger keeps what has to outlive every process: trials (*runs*), reports, leases, checkpoints,
+a policy's memory and events, in tables of their own beside Optuna's. In the user's database it
+creates ``hermes_*`` tables and changes nothing else.
 
 Rules every implementation keeps:
 
@@ -13,27 +13,27 @@ Rules every implementation keeps:
 - ``save_run`` replaces the row of that study and number, or adds it.
 - ``add_report`` keeps every report, also of a unit that is trained a second time after a crash;
   ``load_curves`` shows each unit once, as it was last reported.
-- ``load_reports`` tells each report with its position, which grows in the order in which batches
-  were written: whoever has read up to one reads on from there, and misses nothing.
-- Inside of ``batch`` all this holds at the end of the block: what one thread writes in it becomes
-  durable and visible together, or, if anything fails, not at all.
-- Records come back as they went in: NaN and infinite values too.
-- A study is named by its key, never by its name: a study that was deleted and made again under
+- ``load_reports`` returns each report with its position, which grows in the order in which batches
+  were written: a reader that goes on from the last position it read misses nothing.
+- Inside of ``batch`` all this holds at the end of the block: all writes of the thread in it become
+  durable and visible together, or, if anything fails, none.
+- Records are loaded as they were saved, NaN and infinite values included.
+- A study is identified by its key, not its name: a study that was deleted and created again under
   the same name has another key.
 
 Brokers of several hosts may share a study. Each has a name that no broker had before, its
-*instance*, and says with ``beat`` that it lives. How long a broker was silent is measured by the
-ledger's own clock, so the clocks of hosts may differ.
+*instance*, and sends heartbeats with ``beat``. The age of a heartbeat is measured by the ledger's
+own clock, so the clocks of hosts may differ.
 
-- A run belongs to one broker, its ``owner``, or to nobody. ``save_run`` and ``commit_lease`` raise
-  ``NotOwnerError`` and write nothing if the row of the run has another owner than they say. So a
-  broker that was thought dead and comes back cannot undo what was done since.
-- ``claim_run`` alone gives a run that is there to another owner. It takes a run that waits
-  (pending or stored) and is nobody's, and any unfinished run whose holder is gone. Of several
-  brokers that claim a run at the same time one wins.
+- A run belongs to one broker, its ``owner``, or has none. ``save_run`` and ``commit_lease`` raise
+  ``NotOwnerError`` and write nothing if the row of the run has another owner than the caller
+  states. So a broker that was taken for dead and comes back cannot undo later writes.
+- ``claim_run`` alone gives an existing run to another owner. It takes a waiting run (pending or
+  stored) without an owner, and any unfinished run whose holder is gone. Of several brokers that
+  claim a run at the same time one wins.
 - The holder of a run is its owner; of a run without one that is running or parked, its host. An
-  owner is gone if it is unknown or forgotten, or was silent for long enough. A host is gone if
-  none of its brokers was heard of.
+  owner is gone if it is unknown or forgotten, or its heartbeat is old enough. A host is gone if
+  all of its brokers are.
 - A broker gives a run back by saving it with ``owner=None``.
 - A broker on its own claims nothing and leaves every owner None.
 """
@@ -67,16 +67,16 @@ __all__ = [
 
 
 class Ledger(ABC):
-    """Where a study's schedule is kept. See the rules at the top of this file."""
+    """Durable store of a study's schedule. See the rules at the top of this file."""
 
     @property
     @abstractmethod
     def shared(self) -> bool:
-        """Whether brokers of other hosts may be at it too."""
+        """True if brokers of other hosts may use it too."""
 
     @abstractmethod
     def lock_study(self, study: str) -> None:
-        """Keep brokers of other processes from a study, where they cannot share it.
+        """Lock a study against brokers of other processes, where they cannot share it.
 
         Raises:
             LedgerError: another process has it.
@@ -84,19 +84,19 @@ class Ledger(ABC):
 
     @abstractmethod
     def unlock_study(self, study: str) -> None:
-        """Let other processes have a study; ``close`` does the same for all."""
+        """Unlock a study; ``close`` does the same for all."""
 
     @abstractmethod
     def batch(self) -> AbstractContextManager[None]:
-        """Write all that this thread writes inside of the block together, for the cost of one."""
+        """Combine all writes of this thread inside of the block into one transaction."""
 
     @abstractmethod
     def save_run(self, run: RunRecord, *, by: str | None = None) -> None:
         """Add the row of this study and number, or replace it.
 
         Args:
-            run: the run, with the owner that it has from now on.
-            by: the owner that it has until now.
+            run: the run, with its owner from now on.
+            by: its owner until now.
 
         Raises:
             NotOwnerError: its row has another owner.
@@ -104,18 +104,18 @@ class Ledger(ABC):
 
     @abstractmethod
     def load_runs(self, study: str) -> list[RunRecord]:
-        """Every run of a study, by number."""
+        """All runs of a study, by number."""
 
     @abstractmethod
     def save_wish(self, study: str, number: int, wish: Wish | None) -> None:
-        """Say what people want of a run, None for nothing; an unknown one is no error.
+        """Save a user's override of a run, None to remove it; an unknown run is no error.
 
-        A wish is nobody's: whoever owns the run keeps it, and ``save_run`` leaves it as it is.
+        It does not depend on the run's owner, and ``save_run`` leaves it as it is.
         """
 
     @abstractmethod
     def load_wishes(self, study: str) -> dict[int, Wish]:
-        """What people want of runs of a study, by their numbers; also of runs that are over."""
+        """The users' overrides of a study's runs, by number; also of runs that are over."""
 
     @abstractmethod
     def add_report(self, report: ReportRecord) -> None:
@@ -123,11 +123,11 @@ class Ledger(ABC):
 
     @abstractmethod
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
-        """The curve of every run that has reported (or of these), each unit as last reported."""
+        """The curves of all runs that have reported (or of these), each unit as last reported."""
 
     @abstractmethod
     def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
-        """Every report of a study after a position, each with its own, as they were written."""
+        """All reports of a study after a position, each with its position, in order of writing."""
 
     @abstractmethod
     def last_values(self, study: str) -> dict[int, float]:
@@ -141,7 +141,7 @@ class Ledger(ABC):
     def claim_run(
         self, study: str, number: int, *, host: str, instance: str, dead_after_seconds: float
     ) -> RunRecord | None:
-        """Take a run for a broker, if it is nobody's or its holder is gone.
+        """Claim a run for a broker, if it has no owner or its holder is gone.
 
         A run that was taken from its holder is stored, or pending if it has no checkpoint, and its
         leases have ended.
@@ -149,13 +149,13 @@ class Ledger(ABC):
         Args:
             study: the study's key.
             number: the trial's number.
-            host: where the broker is.
+            host: the broker's host.
             instance: the broker, which has called ``beat``.
-            dead_after_seconds: how long a holder must have been silent.
+            dead_after_seconds: age of a holder's heartbeat from which it is gone.
 
         Returns:
-            The run as it is now, also if it was this broker's before. None if it was not won: it is
-            unknown, finished or another's, or somebody is just writing it.
+            The run as it is now, also if it was this broker's before. None if the claim failed: the
+            run is unknown, finished or another's, or another transaction is writing it.
         """
 
     @abstractmethod
@@ -164,23 +164,23 @@ class Ledger(ABC):
 
         Args:
             lease: the lease; its owner is that of its run.
-            limit: how many runs the study shall have, None for no bound. It counts for the lease
-                of a new trial, over all hosts.
+            limit: the most runs of the study, over all hosts, None for no bound. It is checked for
+                the lease of a new trial.
 
         Raises:
             StaleEpochError: its epoch is not above every earlier one.
             NotOwnerError: its run has another owner.
-            StudyFullError: the runs of the study, and the live leases from which further ones will
-                come, have reached the limit.
+            StudyFullError: the runs of the study, and the live leases of trials not yet created,
+                have reached the limit.
         """
 
     @abstractmethod
     def name_lease(self, epoch: int, number: int) -> None:
-        """Say which trial the lease of a new trial went to."""
+        """Set the trial of a lease that was granted before its trial was created."""
 
     @abstractmethod
     def end_lease(self, epoch: int, ended: float) -> None:
-        """Close a lease; one that is closed already, or unknown, stays as it is."""
+        """End a lease; one that has ended already, or is unknown, stays as it is."""
 
     @abstractmethod
     def load_leases(
@@ -189,9 +189,9 @@ class Ledger(ABC):
         """Leases by epoch.
 
         Args:
-            study: whose, None for those of all.
-            live: only those that are not over.
-            since: only of this epoch and later ones.
+            study: the study's key, None for all studies.
+            live: only leases that have not ended.
+            since: only leases of this epoch and later ones.
         """
 
     @abstractmethod
@@ -204,7 +204,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def drop_checkpoint(self, study: str, path: str) -> None:
-        """Forget a checkpoint whose file is gone; one that is unknown is no error."""
+        """Remove the row of a checkpoint whose file is gone; an unknown one is no error."""
 
     @abstractmethod
     def load_memory(self, study: str) -> Any:
@@ -216,44 +216,44 @@ class Ledger(ABC):
 
     @abstractmethod
     def add_event(self, event: EventRecord) -> None:
-        """Add a line to the story."""
+        """Add an event to the event log."""
 
     @abstractmethod
     def load_events(self, study: str, number: int | None = None) -> list[EventRecord]:
-        """The story of a study, or of one run, oldest first."""
+        """The events of a study, or of one run, oldest first."""
 
     @abstractmethod
     def trim_events(self, study: str, before: float) -> int:
-        """Remove the lines of a study's story that are older than a time; how many there were."""
+        """Remove a study's events that are older than a time; return their number."""
 
     @abstractmethod
     def beat(self, host: HostRecord) -> None:
-        """Say that a broker lives, and how busy it is: add its row, or replace it."""
+        """Write a broker's heartbeat and load: add its row, or replace it."""
 
     @abstractmethod
     def load_hosts(self) -> list[HostRecord]:
-        """Every broker that was heard of and not forgotten, by name."""
+        """All brokers that have sent a heartbeat and are not forgotten, by name."""
 
     @abstractmethod
     def forget_host(self, instance: str, *, dead_after_seconds: float) -> bool:
-        """End the leases of a broker that is gone, and forget it; its runs can be claimed.
+        """End the leases of a broker that is gone, and remove its row; its runs can be claimed.
 
         Args:
-            instance: the broker; one that leaves in order forgets itself.
-            dead_after_seconds: how long it must have been silent, 0.0 for not at all.
+            instance: the broker; one that shuts down in order forgets itself.
+            dead_after_seconds: least age of its heartbeat, 0.0 for any.
 
         Returns:
-            Whether it is gone.
+            True if it is gone.
         """
 
     @abstractmethod
     def load_studies(self) -> list[str]:
-        """The keys of all studies that the ledger knows anything of, in order."""
+        """The keys of all studies with any row in the ledger, in order."""
 
     @abstractmethod
     def forget_study(self, study: str) -> None:
-        """Remove all that is known of a study; epochs still grow above those of its leases."""
+        """Remove all rows of a study; epochs still grow above those of its leases."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back connections; the ledger is not used afterwards."""
+        """Close the connections; the ledger is not used afterwards."""

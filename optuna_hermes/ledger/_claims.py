@@ -1,4 +1,4 @@
-"""Whose a run is, whose it may become, and how that is refused; pure."""
+"""Ownership of runs: rules of claims, and the errors of writes that break them; pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
 from optuna_hermes.ledger._records import HostRecord, LeaseRecord, RunRecord
 
 DEAD_SECONDS = 30.0
-"""A broker that was silent for so long is gone, with its host or without."""
+"""Age of its last heartbeat from which a broker counts as gone."""
 
 _UNFINISHED = ("pending", "running", "parked", "stored")
 _WAITING = ("pending", "stored")
@@ -23,14 +23,14 @@ def claimable(
     instance: str,
     dead_after_seconds: float,
 ) -> bool:
-    """Whether a broker may take a run; see the rules of ``Ledger``.
+    """True if a broker may claim a run; see the rules of ``Ledger``.
 
     Args:
         run: the run.
-        hosts: every broker that the ledger knows.
-        host: of the broker that claims.
+        hosts: all brokers that the ledger knows.
+        host: the host of the broker that claims.
         instance: the broker that claims.
-        dead_after_seconds: how long a holder must have been silent.
+        dead_after_seconds: age of a holder's heartbeat from which it is gone.
     """
     live = [known for known in hosts if known.age_seconds < dead_after_seconds]
     if run.state not in _UNFINISHED:
@@ -39,15 +39,16 @@ def claimable(
         return run.owner == instance or all(known.instance != run.owner for known in live)
     if run.state in _WAITING or run.host in (None, host):
         return True
+    # Without an owner it is held by its host, whose broker trained it on its own.
     return all(known.name != run.host for known in live)
 
 
 def claimed(run: RunRecord, *, host: str, instance: str, stored: bool) -> RunRecord:
-    """A run that a broker has taken; whoever held it is gone.
+    """The record of a run after a claim; its former holder is gone.
 
     Args:
         run: the run as it was.
-        host: of the broker that has it now.
+        host: the host of the broker that claimed it.
         instance: that broker.
         stored: whether it has a checkpoint.
     """
@@ -63,7 +64,7 @@ def claimed(run: RunRecord, *, host: str, instance: str, stored: bool) -> RunRec
 
 
 def not_owner(study: str, number: int, owner: str | None, by: str | None) -> NotOwnerError:
-    """The error of a broker that writes a run of somebody else."""
+    """The error of a broker that writes another broker's run."""
     return NotOwnerError(
         f"Run {number} of study {study} belongs to {_broker(owner)}, so {_broker(by)} may not "
         "write it: another broker may have taken it over. End its process if there is one, and "
@@ -73,7 +74,7 @@ def not_owner(study: str, number: int, owner: str | None, by: str | None) -> Not
 
 
 def study_full(lease: LeaseRecord, limit: int, known: int) -> StudyFullError:
-    """The error of a lease for one trial too many."""
+    """The error of a lease for a trial beyond the study's limit."""
     return StudyFullError(
         f"Study {lease.study} shall have at most {limit} runs, and has {known} with those that "
         "other leases are for. Open no further trial, unless one of these leases ends without."
@@ -81,7 +82,7 @@ def study_full(lease: LeaseRecord, limit: int, known: int) -> StudyFullError:
 
 
 def stale_epoch(epoch: int, last: int) -> StaleEpochError:
-    """The error of a lease that came too late."""
+    """The error of a lease whose epoch is not above all others."""
     return StaleEpochError(
         f"A lease's epoch must be above every earlier one, which is {last}, but got {epoch}. "
         "Another broker was faster: read last_epoch() again and decide anew."

@@ -1,4 +1,4 @@
-"""From reports to curves. There may be hundreds of thousands, so they come as plain tuples."""
+"""Curves from reports, as plain tuples, since there may be hundreds of thousands."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _Unit = tuple[int, float, float]
 
 
 def curves_of(reports: Iterable[Report]) -> dict[int, Curve]:
-    """The curve of every run in ``reports``, which come in the order they were written.
+    """The curve of each run in ``reports``, which come in the order of writing.
 
-    A unit that was reported twice shows its later report.
+    A unit that was reported twice has its later report.
     """
     runs: dict[int, dict[int, _Unit]] = {}
     for number, unit, step, value, device_seconds in reports:

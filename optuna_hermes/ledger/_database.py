@@ -1,4 +1,4 @@
-"""A database as the ledger uses it: transactions, batches, and errors of one line."""
+"""The ledger's access to a database: transactions, batches, and errors of one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optuna_hermes.ledger._secrets import redacted
 
 
 class ConflictError(LedgerError):
-    """The database refused a row because one with its key is there."""
+    """The database refused a row because another one has its key."""
 
 
 @final
@@ -44,14 +44,14 @@ class Database:
 
     @property
     def file(self) -> str | None:
-        """The path of a file, which hosts do not share; None for a server."""
+        """The path of an SQLite file, which hosts do not share; None for a server."""
         return self._engine.url.database if self._engine.dialect.name == "sqlite" else None
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A transaction that reads.
 
         Raises:
-            LedgerError: the database refuses; also from what is done in the block.
+            LedgerError: the database refuses, also a statement inside of the block.
             LedgerAwayError: it cannot be reached, is locked or is full.
         """
         return self._transaction(self._engine)
@@ -69,7 +69,7 @@ class Database:
 
     @contextmanager
     def batch(self) -> Iterator[Connection]:
-        """One transaction for all that this thread writes inside of the block."""
+        """One transaction for all writes of this thread inside of the block."""
         with self.writing() as connection:
             self._batch.connection = connection
             try:
@@ -78,14 +78,14 @@ class Database:
                 self._batch.connection = None
 
     def rows(self, query: Select[Any]) -> list[dict[str, Any]]:
-        """What a query finds, as dictionaries."""
+        """The rows that a query finds, as dictionaries."""
         with self.reading() as connection:
             result = connection.execute(query)
             names = tuple(result.keys())
             return [dict(zip(names, row, strict=True)) for row in result.all()]
 
     def values(self, name: str, columns: Sequence[str], **equal: Any) -> list[tuple[Any, ...]]:
-        """Columns of a table that may be somebody else's, of the rows that have these values."""
+        """Columns of any table, Optuna's too, of the rows that have these values."""
         found = table(name, *map(column, {*columns, *equal}))
         query = select(*(found.c[each] for each in columns))
         query = query.where(*(found.c[each] == value for each, value in equal.items()))
@@ -93,8 +93,8 @@ class Database:
             return [tuple(row) for row in connection.execute(query).all()]
 
     def close(self) -> None:
-        """Give back connections."""
-        # After a fork the connections are the parent's: they are forgotten, not closed.
+        """Close the connections."""
+        # After a fork the sockets are shared with the parent: closing them would end its sessions.
         self._engine.dispose(close=os.getpid() == self._pid)
 
     @contextmanager
@@ -105,6 +105,7 @@ class Database:
                 f"{os.getpid()}. Open the ledger again after a fork."
             )
         try:
+            # SQLAlchemy raises at commit too, so the whole block is inside of the ``try``.
             with engine.begin() as connection:
                 yield connection
         except IntegrityError as error:

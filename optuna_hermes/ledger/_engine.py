@@ -1,4 +1,4 @@
-"""How a database is named and reached."""
+"""Database URLs, and engines with time limits for databases that stop answering."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ BACKENDS = ("sqlite", "postgresql", "mysql", "mariadb")
 """Databases that a ledger can live in."""
 
 SILENT_SECONDS = 10
-"""A process that hangs in the middle of a transaction keeps its locks for so long, not for ever."""
+"""Time after which the server ends an idle transaction, so that a hung process frees its locks."""
 
 CONNECT_SECONDS = 10
-"""A host that says nothing while it is connected to is given up after so long."""
+"""Time limit of connecting to a server."""
 
 ANSWER_SECONDS = 90
-"""So long a statement of MySQL may take: longer than it waits for any lock."""
+"""Time limit of a statement of MySQL: above its longest wait for a lock."""
 
 VANISHED_SECONDS = 30
-"""A host of PostgreSQL that acknowledges nothing for so long, asked or not, is gone."""
+"""Time without any TCP acknowledgement after which a PostgreSQL connection is given up."""
 
 REST_SECONDS = 1.0
-"""A connection that a worker has not used for so long is closed."""
+"""Time after which a worker's idle connections are closed."""
 
 _LOCK_TIMEOUT_SECONDS = 60
 _BEGIN = "hermes_begin"
 
 
 def parse(url: str) -> URL:
-    """The parts of a URL; a file of SQLite by its absolute path.
+    """Parse a URL; a file of SQLite gets its absolute path.
 
     Raises:
-        LedgerError: it cannot be read, or names a database that no ledger can live in.
+        LedgerError: it cannot be read, or names a database that is not supported.
     """
     try:
         parsed = make_url(url)
@@ -71,7 +71,7 @@ def _with_file(url: URL) -> URL:
 
 
 def connectable(url: URL) -> Engine:
-    """An engine that has not connected yet; the folder of a file of SQLite is made.
+    """Create an engine that has not connected yet, and the folder of a file of SQLite.
 
     Raises:
         ImportError: its driver is not installed.
@@ -80,7 +80,8 @@ def connectable(url: URL) -> Engine:
     """
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url)
-    # Each statement must see what was committed while it waited for a lock.
+    # Each statement must see rows committed while it waited for a lock: InnoDB's default,
+    # REPEATABLE READ, would show it the snapshot of its transaction's first read.
     engine = create_engine(
         url,
         hide_parameters=True,
@@ -93,7 +94,7 @@ def connectable(url: URL) -> Engine:
 
 
 def time_limits(url: URL) -> dict[str, int]:
-    """What tells a driver to give up a host that has vanished; the URL's own words count first.
+    """Arguments of a driver that make it give up a vanished host; the URL's own options win.
 
     Without them a connection to a host that was switched off hangs for a quarter of an hour.
     """
@@ -117,7 +118,7 @@ def time_limits(url: URL) -> dict[str, int]:
 
 
 def for_writing(engine: Engine) -> Engine:
-    """The engine, whose transactions on SQLite lock the database when they begin."""
+    """The engine with transactions that, on SQLite, lock the database when they begin."""
     return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
 
@@ -154,12 +155,12 @@ def _begin(connection: Connection) -> None:
 
 
 def few_connections(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of an engine for one of many processes: it keeps one connection.
+    """Arguments of an engine for one of many processes, which keeps one connection.
 
     Optuna needs a second one while it compares versions, for a moment.
 
     Args:
-        arguments: those of ``create_engine`` that somebody has chosen; a pool of one's own stays.
+        arguments: those of ``create_engine`` that the user has chosen; a pool among them stays.
     """
     if "poolclass" in arguments or "pool" in arguments:
         return arguments
@@ -167,16 +168,16 @@ def few_connections(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def rest_when_idle(engine: Engine) -> None:
-    """Close an engine's connections, but for SQLite's, whenever they are not used for a while.
+    """Close an engine's connections, but for SQLite's, once they are idle for ``REST_SECONDS``.
 
-    A server has so many and no more, and a process that waits needs none.
+    A server has a limited number of connections, and a waiting process needs none.
     """
     if engine.dialect.name != "sqlite":
         event.listen(engine, "checkin", _Rest(engine).used)
 
 
 class _Rest:
-    """Closes what an engine keeps open, on a thread."""
+    """Closes an engine's idle connections, on a thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -185,7 +186,7 @@ class _Rest:
         self._thread: threading.Thread | None = None
 
     def used(self, connection: object, record: object) -> None:
-        """A connection was given back to the pool."""
+        """Record that a connection was given back to the pool."""
         self._used_at = time.monotonic()
         self._any.set()
         if self._thread is None:

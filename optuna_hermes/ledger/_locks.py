@@ -1,4 +1,4 @@
-"""Locks beside a ledger that is a file: one broker at a time keeps a study there."""
+"""File locks beside an SQLite ledger: one broker at a time trains a study of a file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from optuna_hermes.errors import LedgerError
 
 @final
 class StudyLocks:
-    """The studies of a file that this process keeps to itself, until it ends.
+    """The locks that this process holds on studies of a file, until it ends.
 
     Args:
-        file: the ledger's.
+        file: path of the ledger.
     """
 
     def __init__(self, file: str) -> None:
@@ -24,7 +24,7 @@ class StudyLocks:
         self._locks: dict[str, filelock.BaseFileLock] = {}
 
     def lock(self, study: str) -> None:
-        """Keep other processes from a study, by its key; twice is no error.
+        """Lock a study, by its key, against other processes; twice is no error.
 
         Raises:
             LedgerError: another process has it.
@@ -32,7 +32,7 @@ class StudyLocks:
         if study in self._locks:
             return
         folder = Path(f"{self._file}.hermes")
-        # A folder that cannot be written to, or locked in, is no reason not to train.
+        # Training goes on without a lock in a read-only folder, or where locks are not supported.
         with contextlib.suppress(OSError, NotImplementedError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = filelock.FileLock(
@@ -54,12 +54,12 @@ class StudyLocks:
             self._locks[study] = lock
 
     def unlock(self, study: str) -> None:
-        """Let other processes have a study; one that is not locked is no error."""
+        """Unlock a study; one that is not locked is no error."""
         lock = self._locks.pop(study, None)
         if lock is not None:
             lock.release()
 
     def close(self) -> None:
-        """Let other processes have them all."""
+        """Unlock all studies."""
         for study in tuple(self._locks):
             self.unlock(study)

@@ -1,4 +1,4 @@
-"""The ledger that lives in this process: for tests, the simulator and dry runs."""
+"""The in-memory ledger of one process: for tests and dry runs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from optuna_hermes.model import Curve, Wish
 
 @final
 class MemoryLedger(Ledger):
-    """A ledger that ends with its process; otherwise it keeps every rule of the contract.
+    """A ledger that ends with its process and keeps all other rules of the contract.
 
-    JSON is kept as text here too, so that a caller who changes what was saved changes nothing.
+    JSON is kept as text, so that a caller that changes a saved object does not change the ledger.
 
     Args:
         clock: seconds of Unix time.
-        shared: whether several brokers of a test are at it.
+        shared: whether several brokers of a test use it.
 
     Example:
         >>> ledger = MemoryLedger()
@@ -64,20 +64,21 @@ class MemoryLedger(Ledger):
 
     @property
     def shared(self) -> bool:
-        """Whether brokers of other hosts may be at it too."""
+        """True if brokers of other hosts may use it too."""
         return self._shared
 
     def lock_study(self, study: str) -> None:
-        """Nothing: no other process reaches it."""
+        """Do nothing: no other process reaches this ledger."""
 
     def unlock_study(self, study: str) -> None:
-        """Nothing."""
+        """Do nothing, as ``lock_study``."""
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Write all that this thread writes inside of the block together, or nothing."""
+        """Keep all writes of this thread inside of the block, or none if it raises."""
         with self._lock:
             lock = self._lock
+            # Shallow copies are enough, since all records are immutable.
             before = {n: copy.copy(v) for n, v in vars(self).items() if v is not lock}
             try:
                 yield
@@ -98,7 +99,7 @@ class MemoryLedger(Ledger):
     def claim_run(
         self, study: str, number: int, *, host: str, instance: str, dead_after_seconds: float
     ) -> RunRecord | None:
-        """Take a run for a broker, if it is nobody's or its holder is gone."""
+        """Claim a run for a broker, if it has no owner or its holder is gone."""
         with self._lock:
             run = self._runs.get((study, number))
             if run is None or not claimable(
@@ -117,13 +118,13 @@ class MemoryLedger(Ledger):
             return run
 
     def load_runs(self, study: str) -> list[RunRecord]:
-        """Every run of a study, by number."""
+        """All runs of a study, by number."""
         with self._lock:
             runs = [run for run in self._runs.values() if run.study == study]
         return sorted(runs, key=lambda run: run.number)
 
     def save_wish(self, study: str, number: int, wish: Wish | None) -> None:
-        """Say what people want of a run, None for nothing; an unknown one is no error.
+        """Save a user's override of a run, None to remove it; an unknown run is no error.
 
         ``save_run`` leaves it as it is.
         """
@@ -133,7 +134,7 @@ class MemoryLedger(Ledger):
                 self._wishes[study, number] = wish
 
     def load_wishes(self, study: str) -> dict[int, Wish]:
-        """What people want of runs of a study, by their numbers; also of runs that are over."""
+        """The users' overrides of a study's runs, by number; also of runs that are over."""
         with self._lock:
             found = {number: wish for (key, number), wish in self._wishes.items() if key == study}
         return dict(sorted(found.items()))
@@ -145,7 +146,7 @@ class MemoryLedger(Ledger):
             self._reports.append((self._reported, report))
 
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
-        """The curve of every run that has reported (or of these), each unit as last reported."""
+        """The curves of all runs that have reported (or of these), each unit as last reported."""
         with self._lock:
             return curves_of(
                 (each.number, each.unit, each.step, each.value, each.device_seconds)
@@ -154,7 +155,7 @@ class MemoryLedger(Ledger):
             )
 
     def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
-        """Every report of a study after a position, each with its own, as they were written."""
+        """All reports of a study after a position, each with its position, in order of writing."""
         with self._lock:
             return [each for each in self._reports if each[1].study == study and each[0] > after]
 
@@ -186,13 +187,13 @@ class MemoryLedger(Ledger):
             self._last_epoch = lease.epoch
 
     def name_lease(self, epoch: int, number: int) -> None:
-        """Say which trial the lease of a new trial went to; an unknown epoch is no error."""
+        """Set the trial of a lease granted before it existed; an unknown epoch is no error."""
         with self._lock:
             if epoch in self._leases:
                 self._leases[epoch] = replace(self._leases[epoch], number=number)
 
     def end_lease(self, epoch: int, ended: float) -> None:
-        """Close a lease; one that is closed already, or unknown, stays as it is."""
+        """End a lease; one that has ended already, or is unknown, stays as it is."""
         with self._lock:
             lease = self._leases.get(epoch)
             if lease is not None and lease.ended is None:
@@ -201,7 +202,7 @@ class MemoryLedger(Ledger):
     def load_leases(
         self, study: str | None = None, *, live: bool = False, since: int = 0
     ) -> list[LeaseRecord]:
-        """Leases of a study (or of all), by epoch; on request only some of them."""
+        """Leases of a study (or of all), by epoch; optionally only live or recent ones."""
         with self._lock:
             leases = list(self._leases.values())
         return [
@@ -228,7 +229,7 @@ class MemoryLedger(Ledger):
         ]
 
     def drop_checkpoint(self, study: str, path: str) -> None:
-        """Forget a checkpoint whose file is gone; one that is unknown is no error."""
+        """Remove the record of a checkpoint whose file is gone; an unknown one is no error."""
         with self._lock:
             self._checkpoints = [
                 checkpoint
@@ -253,7 +254,7 @@ class MemoryLedger(Ledger):
             self._memory[study] = text
 
     def add_event(self, event: EventRecord) -> None:
-        """Add a line to the story.
+        """Add an event to the event log.
 
         Raises:
             TypeError: the detail is not JSON.
@@ -263,7 +264,7 @@ class MemoryLedger(Ledger):
             self._events.append((event, detail))
 
     def load_events(self, study: str, number: int | None = None) -> list[EventRecord]:
-        """The story of a study, or of one run, in the order it was written."""
+        """The events of a study, or of one run, in the order of writing."""
         with self._lock:
             events = list(self._events)
         return [
@@ -273,7 +274,7 @@ class MemoryLedger(Ledger):
         ]
 
     def trim_events(self, study: str, before: float) -> int:
-        """Remove the lines of a study's story that are older than a time; how many there were."""
+        """Remove a study's events that are older than a time; return their number."""
         with self._lock:
             kept = [
                 (event, detail)
@@ -285,19 +286,19 @@ class MemoryLedger(Ledger):
         return trimmed
 
     def beat(self, host: HostRecord) -> None:
-        """Say that a broker lives, and how busy it is: add its row, or replace it."""
+        """Write a broker's heartbeat and load: add its row, or replace it."""
         with self._lock:
             self._hosts[host.instance] = (host, self._clock())
 
     def load_hosts(self) -> list[HostRecord]:
-        """Every broker that was heard of and not forgotten, by name."""
+        """All brokers that have sent a heartbeat and are not forgotten, by name."""
         with self._lock:
             now, hosts = self._clock(), list(self._hosts.values())
         aged = [replace(host, age_seconds=max(0.0, now - seen)) for host, seen in hosts]
         return sorted(aged, key=lambda host: (host.name, host.instance))
 
     def forget_host(self, instance: str, *, dead_after_seconds: float) -> bool:
-        """End the leases of a broker that is gone, and forget it; its runs can be claimed."""
+        """End the leases of a broker that is gone, and remove it; its runs can be claimed."""
         with self._lock:
             for host in self.load_hosts():
                 if host.instance == instance and host.age_seconds < dead_after_seconds:
@@ -307,7 +308,7 @@ class MemoryLedger(Ledger):
         return True
 
     def load_studies(self) -> list[str]:
-        """The keys of all studies that the ledger knows anything of, in order."""
+        """The keys of all studies with any record in the ledger, in order."""
         with self._lock:
             keys = {run.study for run in self._runs.values()} | self._memory.keys()
             keys |= {report.study for _, report in self._reports}
@@ -317,7 +318,7 @@ class MemoryLedger(Ledger):
         return sorted(keys)
 
     def forget_study(self, study: str) -> None:
-        """Remove all that is known of a study; epochs still grow above those of its leases."""
+        """Remove all records of a study; epochs still grow above those of its leases."""
         with self._lock:
             self._runs = {key: run for key, run in self._runs.items() if run.study != study}
             self._wishes = {key: wish for key, wish in self._wishes.items() if key[0] != study}
@@ -328,7 +329,7 @@ class MemoryLedger(Ledger):
             self._memory.pop(study, None)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there are no connections."""
 
     def _check_owner(self, study: str, number: int, by: str | None) -> None:
         run = self._runs.get((study, number))
@@ -336,7 +337,7 @@ class MemoryLedger(Ledger):
             raise not_owner(study, number, run.owner, by)
 
     def _known(self, study: str) -> int:
-        """Runs of a study, and live leases from which further ones will come."""
+        """Number of a study's runs, plus its live leases of trials not created yet."""
         runs = {run.number for run in self._runs.values() if run.study == study}
         return len(runs) + sum(
             1

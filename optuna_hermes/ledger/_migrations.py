@@ -1,9 +1,9 @@
-"""How the tables come to be, and how those of an earlier version become today's.
+"""Creation of the ledger's tables, and migration of those of an earlier version.
 
-``STEPS[n]`` takes a ledger from version n + 1 to version n + 2. A step adds what is missing and
-leaves what is there: where a database cannot change tables inside of a transaction (MySQL) a
-process may be killed in the middle of one, and the next process takes it again from its start.
-Steps only add; an earlier version that still runs can write on beside them.
+``STEPS[n]`` takes a ledger from version n + 1 to version n + 2. A step adds missing columns and
+leaves existing ones: where a database cannot change tables inside of a transaction (MySQL) a
+process may be killed in the middle of a step, and the next process repeats it from its start.
+Steps only add, so that a running process of an earlier version can go on writing.
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ def _owners_and_hosts(connection: Connection) -> None:
 
 
 def _energy(connection: Connection) -> None:
-    """Version 3: what runs took of their devices' energy."""
+    """Version 3: energy that a run's devices used."""
     _add(connection, RUNS.c.energy_joules)
 
 
 def _wishes(connection: Connection) -> None:
-    """Version 4: what people want of single runs."""
+    """Version 4: users' overrides of single runs."""
     _add(connection, RUNS.c.wish)
 
 
 def _losses(connection: Connection) -> None:
-    """Version 5: how often a run has lost its process."""
+    """Version 5: number of processes that a run has lost."""
     _add(connection, RUNS.c.losses)
 
 
 STEPS: tuple[Callable[[Connection], None], ...] = (_owners_and_hosts, _energy, _wishes, _losses)
 
 SCHEMA_VERSION = 1 + len(STEPS)
-"""The version of the tables; a ledger of a later version is refused, not guessed at."""
+"""The version of the tables; a ledger of a later version is refused."""
 
 
 def bring_up(database: Database) -> None:
-    """Make the tables of a new ledger, or bring those of an earlier version up to this one.
+    """Create the tables of a new ledger, or migrate those of an earlier version to this one.
 
     Raises:
         LedgerError: the ledger is of a later version, or the database refuses.
     """
+    # Read without a lock first: at most starts the tables are complete.
     with database.reading() as connection:
         version = _version(connection)
     if _needs_work(version, database):
@@ -71,7 +72,7 @@ def schema_version(url: str) -> int | None:
     """The version of the ledger's tables in a database, None if they are not there; reads only.
 
     Args:
-        url: as SQLAlchemy and Optuna read it.
+        url: a database URL as for SQLAlchemy and Optuna.
 
     Raises:
         LedgerError: the database cannot be read.
@@ -94,7 +95,10 @@ def _needs_work(version: int | None, database: Database) -> bool:
 
 
 def _bring_up(connection: Connection, version: int | None) -> None:
-    """Without a version the tables may still be there, of any: their maker died before it."""
+    """Create missing tables and columns, and store the version.
+    Without a version some tables may exist, of any version: their process died before the last
+    statement, which stores it.
+    """
     METADATA.create_all(connection)
     for step in STEPS[(version or 1) - 1 :]:
         step(connection)
@@ -105,14 +109,14 @@ def _bring_up(connection: Connection, version: int | None) -> None:
 
 
 def _version(connection: Connection) -> int | None:
-    """The version of the tables, None if they are not (all) there."""
+    """The version of the tables, None if they are missing or incomplete."""
     if not inspect(connection).has_table(SCHEMA.name):
         return None
     return connection.scalar(select(SCHEMA.c.schema_version))
 
 
 def _add(connection: Connection, column: Column[Any]) -> None:
-    """Add a column to its table, unless it is there."""
+    """Add a column to its table, unless it exists."""
     table = column.table.name
     if column.name not in {known["name"] for known in inspect(connection).get_columns(table)}:
         described = CreateColumn(column).compile(dialect=connection.dialect)
@@ -121,14 +125,14 @@ def _add(connection: Connection, column: Column[Any]) -> None:
 
 @contextmanager
 def _alone(connection: Connection) -> Iterator[None]:
-    """Wait until no other process is at the tables, and keep them out."""
+    """Hold the lock under which one process at a time changes the tables."""
     backend = connection.dialect.name
     if backend == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK_KEY)))
     if backend not in ("mysql", "mariadb"):  # SQLite: the transaction has locked the database
         yield
         return
-    # Changing a table ends a transaction of MySQL, and its locks with it; this one stays.
+    # DDL commits MySQL's transaction and frees its row locks; a named lock stays.
     if not connection.scalar(text(f"SELECT GET_LOCK({_LOCK_NAME}, {_LOCK_TIMEOUT_SECONDS})")):
         raise LedgerError(
             f"The ledger's tables must be changed by one process at a time but another has been "

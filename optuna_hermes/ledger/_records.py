@@ -1,4 +1,4 @@
-"""What the ledger keeps: one record for each kind of row."""
+"""Records of the ledger: one class for each kind of row."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from optuna_hermes.model import RunState, TierName
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """One run as the ledger keeps it.
+    """The row of a trial in the ledger.
 
     Args:
         study: the study's key.
         number: the trial's number.
         trial_id: Optuna's id of the trial.
         state: as in ``model.RunState``.
-        tier: where its state is, None if nowhere.
+        tier: the tier that holds its state, None if there is none.
         host: the host that had it last.
-        owner: the broker that it belongs to, None if to nobody; see ``Ledger``.
+        owner: the broker that it belongs to, None for no broker; see ``Ledger``.
         units: units trained, counting those that were trained twice.
-        slices: leases it has had.
-        suspensions: how often it gave up a device and was not finished.
+        slices: number of leases it has had.
+        suspensions: number of times it gave up a device before it was finished.
         device_seconds: device time it has had.
-        energy_joules: what its devices took in that time, None if nobody could tell.
-        losses: processes it has lost since its last new unit.
+        energy_joules: energy of its devices in that time, None if it was not measured.
+        losses: number of processes it has lost since its last new unit.
         submitted: wall clock seconds (Unix time) of its admission.
         updated: wall clock seconds of the last change.
     """
@@ -48,7 +48,7 @@ class RunRecord:
 
     @property
     def watt_hours(self) -> float | None:
-        """``energy_joules`` for people."""
+        """``energy_joules`` in watt-hours."""
         return None if self.energy_joules is None else self.energy_joules / 3600
 
 
@@ -67,10 +67,10 @@ class ReportRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRecord:
-    """One run's right to some devices for one slice.
+    """One trial's right to some devices for one slice.
 
     ``started`` and ``ended`` are wall clock seconds; ``ended`` is None while the lease is live.
-    ``number`` is None until a new trial's lease knows its trial. Device ids are ``host/id``.
+    ``number`` is None until the trial is created. Device ids are ``host/id``.
     ``owner`` is the broker that granted it, None where there is only one.
     """
 
@@ -86,7 +86,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint whose bytes are safe on disk.
+    """A checkpoint that is completely written to disk.
 
     Args:
         path: absolute path of the file.
@@ -106,7 +106,7 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventRecord:
-    """One line of the story of a study: ``detail`` is JSON."""
+    """One entry of a study's event log: ``detail`` is JSON."""
 
     study: str
     number: int | None
@@ -120,12 +120,12 @@ class HostRecord:
     """A broker that shares studies with others.
 
     Args:
-        name: its host's name; no two hosts that share a ledger have the same.
-        instance: its own name, which no broker ever had before: the ``owner`` of what it holds.
+        name: its host's name, unique among the hosts that share a ledger.
+        instance: its own name, never used before by any broker: the ``owner`` of its runs.
         devices: ids of its devices.
-        load: how busy it is, by a measure that all brokers share; less is better.
-        wants: the keys of studies of which it could train more, if there were anything for it.
-        age_seconds: how long ago it was last heard of, by the ledger's clock. ``beat`` ignores it.
+        load: its load, by a measure that all brokers share; less is better.
+        wants: the keys of studies of which it could train more trials, if there were any.
+        age_seconds: age of its last heartbeat, by the ledger's clock. ``beat`` ignores it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""From records to rows and back."""
+"""Conversion of records to rows and back."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LISTS = ("devices", "wants")
 
 
 def row(record: Any) -> dict[str, Any]:
-    """The fields of a record; lists of words as JSON."""
+    """The fields of a record; lists of strings as JSON."""
     found = {entry.name: getattr(record, entry.name) for entry in fields(record)}
     return found | {name: json.dumps(found[name]) for name in _LISTS if name in found}
 
 
 def with_lists(found: dict[str, Any]) -> dict[str, Any]:
-    """A row with its lists of words as tuples."""
+    """A row with its lists of strings as tuples."""
     return found | {name: tuple(json.loads(found[name])) for name in _LISTS if name in found}
 
 
@@ -33,13 +33,13 @@ def all_of(table: Table, record: type[Any]) -> Select[Any]:
 
 
 def of_run(query: Select[Any], table: Table, study: str, number: int | None) -> Select[Any]:
-    """The part of a query that is about a study, or about one run."""
+    """Restrict a query to a study, or to one run."""
     query = query.where(table.c.study == study)
     return query if number is None else query.where(table.c.number == number)
 
 
 def number_or_word(value: float) -> dict[str, Any]:
-    """A value as a number, or as a word if it is NaN or infinite."""
+    """The columns of a value: a number, or its name as a string if it is NaN or infinite."""
     number = float(value)
     if math.isfinite(number):
         return {"value": number, "not_finite": None}

@@ -1,9 +1,9 @@
-"""The ledger's tables: guests in the user's database, all named ``hermes_*``.
+"""The ledger's tables in the user's database, all named ``hermes_*``.
 
 There is no foreign key to Optuna's tables: one would make ``optuna.delete_study`` fail. Names and
 texts compare byte for byte on MySQL too, whose default collation would take ``a`` for ``A``.
 
-What is added to a table here is added to those of old ledgers in ``_migrations.py``.
+A column added here needs a step in ``_migrations.py`` that adds it to old ledgers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from sqlalchemy import BigInteger, Column, Double, Index, Integer, MetaData, Str
 from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
 
 METADATA = MetaData()
-"""The ledger's own: Optuna's tables and its ``alembic_version`` are not in it."""
+"""Metadata of the ledger's tables only, without Optuna's and its ``alembic_version``."""
 
 _MYSQL = ("mysql", "mariadb")
 _MYSQL_TEXT = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 
-_Integer = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in INTEGER keys
+_Integer = BigInteger().with_variant(Integer, "sqlite")  # SQLite's autoincrement needs INTEGER
 _Name = String(255).with_variant(VARCHAR(255, **_MYSQL_TEXT), *_MYSQL)
 _Word = String(64).with_variant(VARCHAR(64, **_MYSQL_TEXT), *_MYSQL)
 _Long = Text().with_variant(LONGTEXT(**_MYSQL_TEXT), *_MYSQL)
@@ -27,7 +27,7 @@ SCHEMA = Table(
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("schema_version", Integer, nullable=False),
-    # The highest epoch whose lease is no longer kept: epochs grow above it too.
+    # The highest epoch of removed leases: new epochs must be above it too.
     Column("forgotten_epoch", _Integer),
 )
 
@@ -60,7 +60,7 @@ REPORTS = Table(
     Column("number", _Integer, nullable=False),
     Column("unit", _Integer, nullable=False),
     Column("step", _Integer, nullable=False),
-    # A double of MySQL is never NaN or infinite: such a value is a word, and its number is NULL.
+    # MySQL's DOUBLE cannot be NaN or infinite: such a value is stored as a string in not_finite.
     Column("value", Double),
     Column("not_finite", _Word),
     Column("device_seconds", Double, nullable=False),
@@ -127,4 +127,4 @@ EVENTS = Table(
 )
 
 OF_STUDIES = (RUNS, REPORTS, LEASES, CHECKPOINTS, MEMORY, EVENTS)
-"""Tables whose rows are each about one study, which their column ``study`` names."""
+"""Tables whose rows each belong to one study, by their column ``study``."""

@@ -1,4 +1,4 @@
-"""Passwords in the URLs of databases, and texts in which they must not be seen. Pure."""
+"""Removal of passwords from database URLs and from texts that quote them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECRET_KEY = re.compile(r"pass|pwd|secret|token", re.IGNORECASE)
 
 
 def shown(url: str) -> str:
-    """A URL without its passwords, be they before the host or among its options.
+    """A URL without its passwords, before the host and among its options.
 
     Example:
         >>> shown("postgresql://ann:s3cret@host/study?sslpassword=x")
@@ -23,7 +23,7 @@ def shown(url: str) -> str:
 
 
 def redacted(text: str, url: str) -> str:
-    """A text in which no password of a URL is left, however it is spelled."""
+    """A text without the passwords of a URL, plain or percent-encoded."""
     spellings = {spelled for secret in _written(url) for spelled in _spellings(secret)}
     for spelled in sorted(spellings, key=len, reverse=True):
         text = text.replace(spelled, _HIDDEN)
@@ -31,12 +31,12 @@ def redacted(text: str, url: str) -> str:
 
 
 def _written(url: str) -> Iterator[str]:
-    """The passwords of a URL as they stand in it."""
+    """The passwords of a URL as written in it."""
     _, separator, rest = url.partition("://")
     if not separator:
         return
     place = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    # A password may hold what should have been quoted.
+    # A password may contain characters that should have been percent-encoded, such as "/" or "@".
     user, at, _ = (place if "@" in place else rest).rpartition("@")
     if at and ":" in user:
         yield user.partition(":")[2]

@@ -1,4 +1,4 @@
-"""The ledger in a database that SQLAlchemy knows: SQLite, PostgreSQL, MySQL."""
+"""The ledger in a database, through SQLAlchemy: SQLite, PostgreSQL, MySQL, MariaDB."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ from optuna_hermes.model import Curve, Wish
 class SqlLedger(Ledger):
     """A ledger in a database, usually the study's own.
 
-    It is safe to share between threads. A process that was forked opens its own.
+    It is safe to share between threads. A forked process has to open its own.
 
     Args:
-        url: as SQLAlchemy and Optuna read it. A file of SQLite is made if it is missing, with
-            its folder, which only its user may read.
+        url: a database URL as for SQLAlchemy and Optuna. A file of SQLite is created if it is
+            missing, with its folder, which only its user may read.
 
     Raises:
         LedgerError: the database cannot be reached, or holds a ledger of a later version.
@@ -99,16 +99,16 @@ class SqlLedger(Ledger):
             raise
 
     def __repr__(self) -> str:
-        """Without the password."""
+        """Text with the URL but without its password."""
         return f"SqlLedger({self._database.shown!r})"
 
     @property
     def shared(self) -> bool:
-        """Whether brokers of other hosts may be at it too: a file is for one host."""
+        """True if brokers of other hosts may use it too: a file is for one host."""
         return self._database.file is None
 
     def lock_study(self, study: str) -> None:
-        """Keep brokers of other processes from a study of a file.
+        """Lock a study of a file against brokers of other processes.
 
         Raises:
             LedgerError: another process has it.
@@ -117,15 +117,15 @@ class SqlLedger(Ledger):
             self._locks.lock(study)
 
     def unlock_study(self, study: str) -> None:
-        """Let other processes have a study."""
+        """Unlock a study."""
         if self._locks is not None:
             self._locks.unlock(study)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Write all that this thread writes inside of the block together, for the cost of one."""
+        """Combine all writes of this thread inside of the block into one transaction."""
         with self._database.batch() as connection:
-            in_turn(connection)  # so that no two of them wait for each other
+            in_turn(connection)  # in one order, or two batches could deadlock
             yield
 
     def save_run(self, run: RunRecord, *, by: str | None = None) -> None:
@@ -134,7 +134,7 @@ class SqlLedger(Ledger):
         Raises:
             NotOwnerError: its row has another owner than ``by``.
         """
-        with suppress(ConflictError):  # somebody inserted it in between: it is no longer new
+        with suppress(ConflictError):  # another process inserted it: update then
             return self._save_run(run, by)
         self._save_run(run, by)
 
@@ -142,6 +142,7 @@ class SqlLedger(Ledger):
         found = row(run)
         of = {"of_study": run.study, "of_number": run.number, "by": by}
         with self._database.writing() as connection:
+            # Update first: a run is inserted once and replaced many times.
             if connection.execute(REPLACE_RUN, {**found, **of}).rowcount:
                 return
             check_owner(connection, run.study, run.number, by)
@@ -150,7 +151,7 @@ class SqlLedger(Ledger):
     def claim_run(
         self, study: str, number: int, *, host: str, instance: str, dead_after_seconds: float
     ) -> RunRecord | None:
-        """Take a run for a broker, if it is nobody's or its holder is gone."""
+        """Claim a run for a broker, if it has no owner or its holder is gone."""
         with self._database.writing() as connection:
             run = locked_run(connection, study, number)
             if run is None or not claimable(
@@ -169,12 +170,12 @@ class SqlLedger(Ledger):
             return run
 
     def load_runs(self, study: str) -> list[RunRecord]:
-        """Every run of a study, by number."""
+        """All runs of a study, by number."""
         query = all_of(RUNS, RunRecord).where(RUNS.c.study == study).order_by(RUNS.c.number)
         return [RunRecord(**found) for found in self._database.rows(query)]
 
     def save_wish(self, study: str, number: int, wish: Wish | None) -> None:
-        """Say what people want of a run, None for nothing; an unknown one is no error.
+        """Save a user's override of a run, None to remove it; an unknown run is no error.
 
         ``save_run`` leaves it as it is.
         """
@@ -183,7 +184,7 @@ class SqlLedger(Ledger):
             connection.execute(update(RUNS).where(same).values(wish=wish))
 
     def load_wishes(self, study: str) -> dict[int, Wish]:
-        """What people want of runs of a study, by their numbers; also of runs that are over."""
+        """The users' overrides of a study's runs, by number; also of runs that are over."""
         query = select(RUNS.c.number, RUNS.c.wish).order_by(RUNS.c.number)
         query = query.where(RUNS.c.study == study, RUNS.c.wish.is_not(None))
         return {found["number"]: found["wish"] for found in self._database.rows(query)}
@@ -193,7 +194,7 @@ class SqlLedger(Ledger):
         self._add(ADD_REPORT, {**row(report), **number_or_word(report.value)})
 
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
-        """The curve of every run that has reported (or of these), each unit as last reported."""
+        """The curves of all runs that have reported (or of these), each unit as last reported."""
         query = select(*(REPORTS.c[name] for name in REPORTED)).where(REPORTS.c.study == study)
         if numbers is not None:
             query = query.where(REPORTS.c.number.in_(numbers))
@@ -201,7 +202,7 @@ class SqlLedger(Ledger):
             return curves_of(map(reported, connection.execute(query.order_by(REPORTS.c.id))))
 
     def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
-        """Every report of a study after a position, each with its own, as they were written."""
+        """All reports of a study after a position, each with its position, in order of writing."""
         columns = (REPORTS.c[name] for name in ("id", *REPORTED, "at"))
         query = select(*columns).where(REPORTS.c.study == study, REPORTS.c.id > after)
         with self._database.reading() as connection:
@@ -238,7 +239,7 @@ class SqlLedger(Ledger):
             StudyFullError: the study has reached its limit.
         """
         with self._database.writing() as connection:
-            in_turn(connection)  # so nobody adds an epoch or a run between look and insert
+            in_turn(connection)  # so that no epoch or run is added before the insert
             last = last_epoch(connection)
             if lease.epoch <= last:
                 raise stale_epoch(lease.epoch, last)
@@ -249,19 +250,19 @@ class SqlLedger(Ledger):
             connection.execute(ADD_LEASE, row(lease))
 
     def name_lease(self, epoch: int, number: int) -> None:
-        """Say which trial the lease of a new trial went to; an unknown epoch is no error."""
+        """Set the trial of a lease granted before it existed; an unknown epoch is no error."""
         with self._database.writing() as connection:
             connection.execute(update(LEASES).where(LEASES.c.epoch == epoch).values(number=number))
 
     def end_lease(self, epoch: int, ended: float) -> None:
-        """Close a lease; one that is closed already, or unknown, stays as it is."""
+        """End a lease; one that has ended already, or is unknown, stays as it is."""
         with self._database.writing() as connection:
             connection.execute(END_LEASE, {"of_epoch": epoch, "at": ended})
 
     def load_leases(
         self, study: str | None = None, *, live: bool = False, since: int = 0
     ) -> list[LeaseRecord]:
-        """Leases of a study (or of all), by epoch; on request only some of them."""
+        """Leases of a study (or of all), by epoch; optionally only live or recent ones."""
         query = all_of(LEASES, LeaseRecord).order_by(LEASES.c.epoch)
         if since:
             query = query.where(LEASES.c.epoch >= since)
@@ -284,7 +285,7 @@ class SqlLedger(Ledger):
         ]
 
     def drop_checkpoint(self, study: str, path: str) -> None:
-        """Forget a checkpoint whose file is gone; one that is unknown is no error."""
+        """Remove the row of a checkpoint whose file is gone; an unknown one is no error."""
         dropped = and_(CHECKPOINTS.c.study == study, CHECKPOINTS.c.path == path)
         with self._database.writing() as connection:
             connection.execute(delete(CHECKPOINTS).where(dropped))
@@ -304,7 +305,7 @@ class SqlLedger(Ledger):
         self._replace(MEMORY, ("study",), {"study": study, "memory": json.dumps(memory)})
 
     def add_event(self, event: EventRecord) -> None:
-        """Add a line to the story.
+        """Add an event to the event log.
 
         Raises:
             TypeError: the detail is not JSON.
@@ -312,7 +313,7 @@ class SqlLedger(Ledger):
         self._add(ADD_EVENT, {**row(event), "detail": json.dumps(event.detail)})
 
     def load_events(self, study: str, number: int | None = None) -> list[EventRecord]:
-        """The story of a study, or of one run, in the order it was written."""
+        """The events of a study, or of one run, in the order of writing."""
         query = all_of(EVENTS, EventRecord).order_by(EVENTS.c.id)
         return [
             EventRecord(**{**found, "detail": json.loads(found["detail"])})
@@ -320,34 +321,34 @@ class SqlLedger(Ledger):
         ]
 
     def trim_events(self, study: str, before: float) -> int:
-        """Remove the lines of a study's story that are older than a time; how many there were."""
+        """Remove a study's events that are older than a time; return their number."""
         old = and_(EVENTS.c.study == study, EVENTS.c.at < before)
         with self._database.writing() as connection:
             return connection.execute(delete(EVENTS).where(old)).rowcount
 
     def beat(self, host: HostRecord) -> None:
-        """Say that a broker lives, and how busy it is: add its row, or replace it."""
+        """Write a broker's heartbeat and load: add its row, or replace it."""
         with self._database.writing() as connection:
             beat(connection, host)
 
     def load_hosts(self) -> list[HostRecord]:
-        """Every broker that was heard of and not forgotten, by name."""
+        """All brokers that have sent a heartbeat and are not forgotten, by name."""
         with self._database.reading() as connection:
             return hosts_of(connection)
 
     def forget_host(self, instance: str, *, dead_after_seconds: float) -> bool:
-        """End the leases of a broker that is gone, and forget it; its runs can be claimed."""
+        """End the leases of a broker that is gone, and remove its row; its runs can be claimed."""
         with self._database.writing() as connection:
             return forget_host(connection, instance, dead_after_seconds)
 
     def load_studies(self) -> list[str]:
-        """The keys of all studies that the ledger knows anything of, in order."""
+        """The keys of all studies with any row in the ledger, in order."""
         keys = union(*(select(table.c.study) for table in OF_STUDIES))
         with self._database.reading() as connection:
             return sorted(connection.scalars(keys))
 
     def forget_study(self, study: str) -> None:
-        """Remove all that is known of a study; epochs still grow above those of its leases."""
+        """Remove all rows of a study; epochs still grow above those of its leases."""
         with self._database.writing() as connection:
             in_turn(connection)
             connection.execute(update(SCHEMA).values(forgotten_epoch=last_epoch(connection)))
@@ -355,7 +356,7 @@ class SqlLedger(Ledger):
                 connection.execute(delete(table).where(table.c.study == study))
 
     def close(self) -> None:
-        """Give back connections and locks; the ledger is not used afterwards."""
+        """Close connections and release locks; the ledger is not used afterwards."""
         if self._locks is not None:
             self._locks.close()
         self._database.close()
@@ -365,7 +366,7 @@ class SqlLedger(Ledger):
             connection.execute(statement, values)
 
     def _replace(self, table: Table, key: Sequence[str], values: Mapping[str, Any]) -> None:
-        """Update, or insert if there is no such row, in words that every database knows."""
+        """Update a row, or insert it if it is missing, in SQL that every database supports."""
         try:
             self._update_or_insert(table, key, values)
         except ConflictError:  # another process inserted it in between: now there is one to update

@@ -1,6 +1,6 @@
-"""What is written with every grant, as statements built once: to build one costs more than it does.
+"""Statements of every grant, built once, since building one takes longer than running it.
 
-A record's ``row`` gives the columns. The other names are of what a row must be to be written.
+A record's ``row`` gives the columns; other parameters are conditions on the rows to be written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, func, insert, select, update
 from optuna_hermes.ledger._schema import EVENTS, LEASES, REPORTS, RUNS, SCHEMA
 
 TURN = select(SCHEMA.c.id).with_for_update()
-"""Locks what every transaction of a broker locks."""
+"""Locks the row by which transactions of brokers are serialised."""
 
 ADD_REPORT = insert(REPORTS)
 
@@ -31,10 +31,10 @@ _RUN = (RUNS.c.study == bindparam("of_study"), RUNS.c.number == bindparam("of_nu
 REPLACE_RUN = update(RUNS).where(*_RUN, RUNS.c.owner.is_not_distinct_from(bindparam("by")))
 
 OWNER = select(RUNS.c.owner).where(*_RUN).with_for_update()
-"""Keeps a run with its owner until the end of the transaction."""
+"""Reads a run's owner and locks its row until the end of the transaction."""
 
 EPOCHS = select(
     select(func.max(LEASES.c.epoch)).scalar_subquery(),
     SCHEMA.c.forgotten_epoch,
 )
-"""The highest epoch of those that are kept, and of those that are not."""
+"""The highest epoch of the leases in the table, and of removed ones."""

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnknownPolicyError
-from optuna_hermes.policies._asha import Asha
-from optuna_hermes.policies._base import Policy, opened, place, unopened, with_openings
+from optuna_hermes.policies._base import ENERGY, Policy, opened, place, unopened, with_openings
 from optuna_hermes.policies._custom import load_policy
-from optuna_hermes.policies._energy import ENERGY, Energy
-from optuna_hermes.policies._fifo import Fifo
-from optuna_hermes.policies._freeze_thaw import FreezeThaw
-from optuna_hermes.policies._hermes import Hermes
-from optuna_hermes.policies._hermes_slope import HermesSlope
-from optuna_hermes.policies._las import LeastAttainedService
-from optuna_hermes.policies._ones import Ones
-from optuna_hermes.policies._qssf import Qssf, QssfNonPreemptive
-from optuna_hermes.policies._ranked import Ranked
-from optuna_hermes.policies._round_robin import RoundRobin
-from optuna_hermes.policies._slaq import Slaq
-from optuna_hermes.policies._smd import Smd
+
+if TYPE_CHECKING:
+    from optuna_hermes.policies._asha import Asha
+    from optuna_hermes.policies._energy import Energy
+    from optuna_hermes.policies._fifo import Fifo
+    from optuna_hermes.policies._freeze_thaw import FreezeThaw
+    from optuna_hermes.policies._hermes import Hermes
+    from optuna_hermes.policies._hermes_slope import HermesSlope
+    from optuna_hermes.policies._las import LeastAttainedService
+    from optuna_hermes.policies._ones import Ones
+    from optuna_hermes.policies._qssf import Qssf, QssfNonPreemptive
+    from optuna_hermes.policies._ranked import Ranked
+    from optuna_hermes.policies._round_robin import RoundRobin
+    from optuna_hermes.policies._slaq import Slaq
+    from optuna_hermes.policies._smd import Smd
 
 __all__ = [
     "ENERGY",
@@ -46,20 +50,65 @@ __all__ = [
     "with_openings",
 ]
 
-POLICIES: Mapping[str, type[Policy]] = {
-    "hermes": Hermes,
-    "hermes-slope": HermesSlope,
-    "fifo": Fifo,
-    "round-robin": RoundRobin,
-    "slaq": Slaq,
-    "las": LeastAttainedService,
-    "asha": Asha,
-    "freeze-thaw": FreezeThaw,
-    "qssf": Qssf,
-    "ones": Ones,
-    "smd": Smd,
+_MODULES = {
+    "Asha": "_asha",
+    "Energy": "_energy",
+    "Fifo": "_fifo",
+    "FreezeThaw": "_freeze_thaw",
+    "Hermes": "_hermes",
+    "HermesSlope": "_hermes_slope",
+    "LeastAttainedService": "_las",
+    "Ones": "_ones",
+    "Qssf": "_qssf",
+    "QssfNonPreemptive": "_qssf",
+    "Ranked": "_ranked",
+    "RoundRobin": "_round_robin",
+    "Slaq": "_slaq",
+    "Smd": "_smd",
 }
-"""Every policy by the name that users give it; the first is the default."""
+
+
+def __getattr__(name: str) -> Any:
+    # Most processes need one policy or none, and some import SciPy: each is imported on first use.
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Policies(Mapping[str, type[Policy]]):
+    """Policies by name, each imported when it is looked up."""
+
+    def __init__(self, **classes: str) -> None:
+        self._classes = {name.replace("_", "-"): each for name, each in classes.items()}
+
+    def __getitem__(self, name: str) -> type[Policy]:
+        policy: type[Policy] = __getattr__(self._classes[name])
+        return policy
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+
+POLICIES: Mapping[str, type[Policy]] = _Policies(
+    hermes="Hermes",
+    hermes_slope="HermesSlope",
+    fifo="Fifo",
+    round_robin="RoundRobin",
+    slaq="Slaq",
+    las="LeastAttainedService",
+    asha="Asha",
+    freeze_thaw="FreezeThaw",
+    qssf="Qssf",
+    ones="Ones",
+    smd="Smd",
+)
+"""All policies by the names that users give them; the first is the default."""
 
 
 def make_policy(name: str) -> Policy:
@@ -77,6 +126,8 @@ def make_policy(name: str) -> Policy:
     if name in POLICIES:
         return POLICIES[name]()
     if name.startswith(ENERGY):
+        from optuna_hermes.policies._energy import Energy
+
         return Energy(make_policy(name.removeprefix(ENERGY)))
     if ":" in name:
         return load_policy(name)

@@ -16,20 +16,20 @@ class Asha(Policy):
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, Algorithm 2.
     Rung ``k`` is the report after ``eta ** k`` units. A device that is free goes to the first of
 
-    1. a run between two rungs: its last report is at no rung, so its promotion is under way;
-    2. a run that can be promoted: its last report is at a rung, and among the ``n`` trials that
+    1. a trial between two rungs: its last report is at no rung, so its promotion is under way;
+    2. a trial that can be promoted: its last report is at a rung, and among the ``n`` trials that
        have reached this rung it is one of the best ``floor(n / eta)``. Rungs are searched from
        the highest one down, and within a rung the best goes first;
     3. a new trial, if there is one;
-    4. the best run of the highest rung where one waits.
+    4. the best trial of the highest rung where one waits.
 
     Trials of a rung are compared by what they reported at that rung, whatever came later;
-    finished and running ones count. A run stays promoted, for it leaves the rung with its next
+    finished and running ones count. A trial stays promoted, for it leaves the rung with its next
     report; one promoted from the highest rung that it reaches is trained to its end. NaN and
     infinite values rank last, and of equal values the earlier trial's ranks first.
 
     In the paper trials that are never promoted are given up, and there is always a new one. Step 4
-    is this project's own: such a run goes on to its next rung, for step 1 then holds for it. It
+    is this project's own: such a trial goes on to its next rung, for step 1 then holds for it. It
     opens trials in its own way whether they are a fixed list or proposals of a sampler.
 
     Args:
@@ -43,11 +43,12 @@ class Asha(Policy):
         self.eta = checked_eta(eta)
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Finish promotions, then promote, then open, then go on with the best."""
+        """Finish promotions, then promote, then open trials, then go on with the best."""
         return Decision(assignments=place(snapshot, self._order(snapshot)))
 
     def _order(self, snapshot: Snapshot) -> Iterator[RunView | None]:
         at_rung: dict[int, list[RunView]] = {}
+        # Lazy: the placement stops reading once all devices are taken.
         for run in opened(snapshot):
             age = run.curve.units
             if is_rung(age, self.eta):
@@ -67,7 +68,7 @@ class Asha(Policy):
             yield from sorted(rest, key=_last_value)
 
     def _best(self, snapshot: Snapshot, age: int) -> set[int]:
-        """The best of all that have reached the rung at ``age``."""
+        """The numbers of the best trials among all that have reached the rung at ``age``."""
         values = sorted(
             (_finite_first(run.curve.values[age - 1]), run.number)
             for runs in (snapshot.runs, snapshot.finished)
@@ -78,7 +79,7 @@ class Asha(Policy):
 
 
 def checked_eta(eta: int) -> int:
-    """``eta`` if it is one.
+    """Return ``eta`` if it is valid.
 
     Raises:
         InvalidInputError: it is below 2.
@@ -89,7 +90,7 @@ def checked_eta(eta: int) -> int:
 
 
 def is_rung(units: int, eta: int, first: int = 1) -> bool:
-    """Whether there is a rung after so many units: ``first``, ``first * eta``, and so on."""
+    """True if there is a rung after so many units: ``first``, ``first * eta``, and so on."""
     rung = first
     while rung < units:
         rung *= eta

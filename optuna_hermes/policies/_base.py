@@ -1,4 +1,4 @@
-"""The contract of every policy."""
+"""The contract of every policy, the order of openings, and the placement on devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from optuna_hermes.model import Assignment, Decision, Device, RunState, RunView,
 from optuna_hermes.policies._hosts import place_on_hosts
 
 OPENING_POWER = 4 / 3
-"""How many units opened trials have had when the next one is due, as a power of their number."""
+"""Exponent: trial ``m`` is due once the opened trials have had ``m ** OPENING_POWER`` units."""
+
+ENERGY = "energy:"
+"""Prefix of a policy's name: the same policy, with idle devices powered down."""
 
 _number = attrgetter("number")
 
@@ -20,9 +23,9 @@ _number = attrgetter("number")
 class Policy(ABC):
     """A pure function from a ``Snapshot`` to a ``Decision``.
 
-    The same snapshot gives the same decision, whatever the order of its runs: no clock, no I/O,
-    no global random numbers, and nothing kept on the object that a decision could depend on. What
-    has to last goes into ``Decision.memory``. The broker and the simulator call the same object.
+    The same snapshot gives the same decision, in any order of its runs: no clock, no I/O,
+    no global random numbers, and nothing kept on the object that a decision could depend on. State
+    that has to last goes into ``Decision.memory``. Broker and simulator call the same object.
     """
 
     @abstractmethod
@@ -46,9 +49,9 @@ def free_devices(snapshot: Snapshot) -> list[Device]:
 
 
 def unopened(snapshot: Snapshot) -> list[RunView | None]:
-    """What can still be opened: ``pending`` runs by number, then new trials as ``None``.
+    """The trials that can still be opened: ``pending`` runs by number, then new ones as ``None``.
 
-    There are never more new trials than free devices: nobody could take them.
+    There are never more new trials than free devices, since more could not start now.
     """
     pending = _waiting(snapshot, ("pending",))
     count = snapshot.unstarted.count
@@ -59,12 +62,12 @@ def unopened(snapshot: Snapshot) -> list[RunView | None]:
 
 
 def opened(snapshot: Snapshot) -> list[RunView]:
-    """The runs that wait and have had a device before, in the order of their numbers."""
+    """The waiting trials that have had a device before, in the order of their numbers."""
     return _waiting(snapshot, ("parked", "stored"))
 
 
 def holders(snapshot: Snapshot) -> frozenset[int]:
-    """The runs whose slice has just ended on a device that is free now: going on costs nothing."""
+    """The trials whose slice has just ended on a device that is free: going on costs nothing."""
     free = {device.id for device in snapshot.devices if device.free and device.healthy}
     return frozenset(
         run.number
@@ -74,17 +77,17 @@ def holders(snapshot: Snapshot) -> frozenset[int]:
 
 
 def with_openings(snapshot: Snapshot, ranked: Iterable[RunView]) -> Iterator[RunView | None]:
-    """Whom to run, best first, trials being opened in between.
+    """The order in which trials get devices, best first, with new trials opened in between.
 
-    First come runs without a report: their first unit is finished before anything is compared. A
+    First come trials without a report: their first unit is finished before any are compared. A
     fixed list is opened at once. Of a sampler that learns, trial ``m + 1`` is opened once the
-    trials opened so far have had ``(m + 1) ** (4 / 3)`` units in all, or when no run waits. So of
-    U units the number of trials grows as ``U ** 0.75``: the more is known, the longer a trial is
-    trained on average. The rule is this project's own.
+    trials opened so far have had ``(m + 1) ** (4 / 3)`` units in all, or when no trial waits. So
+    the number of trials grows as ``U ** 0.75`` with U units in all: the more is known, the longer
+    a trial is trained on average. The rule is this project's own.
 
     Args:
-        snapshot: what can be opened, and how much was trained.
-        ranked: the runs that have been opened, best first; read only as far as needed.
+        snapshot: the trials that can be opened, and the units trained so far.
+        ranked: the opened trials, best first; read only as far as needed.
     """
     new = deque(unopened(snapshot))
     yield from (run for run in opened(snapshot) if not run.curve.values)
@@ -100,7 +103,7 @@ def with_openings(snapshot: Snapshot, ranked: Iterable[RunView]) -> Iterator[Run
 
 
 def _waiting(snapshot: Snapshot, states: tuple[RunState, ...]) -> list[RunView]:
-    """The runs in these states that could use a free device now, by number."""
+    """The trials in these states that could use a free device now, by number."""
     waiting = [run for run in snapshot.runs if run.state in states]
     if any(run.bound_to for run in waiting):
         free = {device.id for device in snapshot.devices if device.free and device.healthy}
@@ -112,21 +115,21 @@ def _waiting(snapshot: Snapshot, states: tuple[RunState, ...]) -> list[RunView]:
 def place(
     snapshot: Snapshot, order: Iterable[RunView | None], *, backfill: bool = True
 ) -> tuple[Assignment, ...]:
-    """Give the free devices to the runs of ``order``, best first.
+    """Give the free devices to the trials of ``order``, best first.
 
-    A run is passed over only if it fits nowhere, however those before it are moved about. A run
-    that sits on a free device gets that one where it can: moving costs time and wins nothing.
+    A trial is passed over only if it fits nowhere, even when those before it are moved. A trial
+    parked on a free device gets that one where it can: moving costs time and wins nothing.
     ``None`` in ``order`` stands for a trial that is not created yet. Devices of several hosts are
-    given out as ``place_on_hosts`` says.
+    given out by ``place_on_hosts``.
 
     Args:
         snapshot: the devices.
-        order: runs, best first; read only as far as there are devices.
-        backfill: whether those behind a run that finds too few devices may have them. Without,
+        order: trials, best first; read only as far as there are devices.
+        backfill: whether those behind a trial that finds too few devices may have them. Without,
             devices are kept for it, unless it wants more than there are.
 
     Returns:
-        One assignment for each run that found as many devices as it wants, best first.
+        One assignment for each trial that found as many devices as it wants, best first.
     """
     free = [device for device in snapshot.devices if device.free and device.healthy]
     if not free:
@@ -177,13 +180,16 @@ def _place_one(
 
 
 def _can_ever_fit(run: RunView | None, snapshot: Snapshot) -> bool:
-    """Whether a run would find as many devices as it wants if all were free."""
+    """True if a trial would find as many devices as it wants if all were free."""
     usable = sum(device.healthy and _fits(run, device.id) for device in snapshot.devices)
     return run is None or run.devices_wanted <= usable
 
 
 def _seats(runs: Sequence[RunView | None], free: Sequence[str]) -> dict[str, int] | None:
-    """Devices for all of ``runs`` (device -> index of its run), None if they do not all fit."""
+    """Devices for all of ``runs`` (device -> index of its run), None if they do not all fit.
+
+    A maximum matching of devices and runs, by augmenting paths from the devices they sit on.
+    """
     fits = [[id_ for id_ in free if _fits(run, id_)] for run in runs]
     seats: dict[str, int] = {}
     for index, run in enumerate(runs):
@@ -208,7 +214,8 @@ def _fits(run: RunView | None, device: str) -> bool:
 def _augment(
     index: int, fits: Sequence[Sequence[str]], seats: dict[str, int], seen: set[str]
 ) -> bool:
-    """One more device for a run, others moved if they must be (an augmenting path)."""
+    """Find one more device for a run, moving others where needed (an augmenting path)."""
+    # Free devices first: others are moved only where none is left.
     for device in sorted(fits[index], key=seats.__contains__):
         if device in seen or seats.get(device) == index:
             continue

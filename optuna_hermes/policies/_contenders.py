@@ -1,4 +1,4 @@
-"""The runs that could have devices, and how long each would take on how many."""
+"""Candidates for devices: the trials that could have some, and their time to end on each number."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from optuna_hermes.policies._stretch import (
 )
 
 LEAST_UNITS = 0.5
-"""A run that is not over has at least so much to do, whatever was expected of it."""
+"""The least number of units left of a trial that is not over, also if fewer were expected."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """A run that could have devices.
+    """A trial that could have devices.
 
     Args:
-        run: as it is seen, None for a trial that is not created yet.
-        place: among trials that are not created yet, otherwise 0.
-        batch_sizes: that it could be given, None for the one it has.
-        seconds: until it ends [batch size, devices, several hosts]; infinite where it cannot be
+        run: its view, None for a trial that is not created yet.
+        place: index among trials that are not created yet, otherwise 0.
+        batch_sizes: those it could be given, None for the one it has.
+        seconds: time to its end [batch size, devices, several hosts]; infinite where it cannot be
             trained so, 0 on no device.
-        wanted: devices that it was submitted with.
-        diverged: its last value is no number.
+        wanted: number of devices that it was submitted with.
+        diverged: whether its last value is NaN or infinite.
     """
 
     run: RunView | None
@@ -48,23 +48,23 @@ class Contender:
 
     @property
     def number(self) -> int | None:
-        """The run's, None if it does not exist yet."""
+        """The trial's number, None if it does not exist yet."""
         return None if self.run is None else self.run.number
 
     @property
     def switch_seconds(self) -> float:
-        """What it costs to bring it onto other devices."""
+        """The cost of moving it to other devices, in seconds."""
         return 0.0 if self.run is None else self.run.switch_cost_seconds
 
     @property
     def key(self) -> tuple[bool, float, bool, int, int]:
-        """Smallest remaining utilisation first; of equal ones those that exist, by number."""
+        """Sort key: smallest remaining utilisation, then those that exist, by number."""
         number = 0 if self.run is None else self.run.number
         return self.diverged, self.use, self.run is None, number, self.place
 
     @property
     def use(self) -> float:
-        """Device seconds until its end, on the devices where that is least."""
+        """Device seconds until its end, on the number of devices where that is least."""
         counts = np.arange(self.seconds.shape[1])[None, 1:, None]
         return float((self.seconds[:, 1:] * counts).min())
 
@@ -76,24 +76,25 @@ class Contender:
 
 
 def contenders(snapshot: Snapshot, most: int) -> list[Contender]:
-    """The runs that could have the free devices, the one with the least left to do first.
+    """The trials that could have the free devices, the one with the least left to do first.
 
-    What is left of a run: its units left, if it says so. Otherwise its progress is sampled, as
+    Units left are those that the trial reports, if it does. Otherwise its progress is sampled, as
     ONES does: ``rho ~ Beta(units + 2, expected + 1)``, and ``(units + 1) * (1 / rho - 1)`` units
-    are left, ``expected`` on average. Expected is what runs with the same parameters took in all,
-    or else what those took that are over, or else what others say, less what the run has had; a
-    run of which nothing is known has half of its life before it. Chance depends on the snapshot's
-    seed, the run's number and its units: it lasts until the run reports.
+    are left, ``expected`` on average. Expected is the mean length of ended trials with the same
+    parameters, else of all ended trials, else the length that others report, less the trial's own
+    units; one of which nothing is known has half of its life before it. The draw depends on the
+    snapshot's seed, the trial's number and its units: it is the same until the trial reports.
 
-    Seconds of a unit come from the speeds that were measured, of the run and of those with the same
-    parameters, through ``fit_steps``. A run without speeds is as fast as its units were; a new one
-    as a typical one; more devices than it has are taken to be as good as they can be. Of the
-    time to its end one unit is with the gradient noise of now, and the others with that of later.
-    Where noise is measured, that of a run that has told none yet is taken to be its batch.
+    Seconds of a unit come from the measured speeds, of the trial and of those with the same
+    parameters, through ``fit_steps``. A trial without speeds is as fast as its units were, a new
+    one as a typical one; more devices than it has are assumed to speed it up in proportion. Of the
+    time to its end one unit has the gradient noise of now, and the others that of later. Where
+    noise is measured, that of a trial that has reported none yet is taken to be its batch size.
 
     Args:
-        snapshot: how things are.
-        most: how many are looked at closely; those that seem to have least left to do.
+        snapshot: the state to decide on.
+        most: the number of trials to work out in full, those with the least left by a rough
+            estimate.
     """
     view = _Landscape(snapshot)
     runs: list[tuple[RunView | None, int]] = [(run, 0) for run in opened(snapshot)]
@@ -108,7 +109,7 @@ def contenders(snapshot: Snapshot, most: int) -> list[Contender]:
 
 
 class _Landscape:
-    """What the runs of a snapshot tell of each other."""
+    """Estimates from the trials of a snapshot about each other: lengths, speeds, noise."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -130,7 +131,7 @@ class _Landscape:
         self._typical_units = fmean(done or told) if done or told else None
 
     def roughly(self, run: RunView | None) -> float:
-        """Device seconds that seem to be left of a run; a diverged one has more than any."""
+        """A rough estimate of a trial's remaining device seconds; infinite if it diverged."""
         if run is None:
             return self._units(run, ()) * self._typical_seconds
         own = _seconds_a_unit([run])
@@ -138,7 +139,7 @@ class _Landscape:
         return math.inf if _diverged(run) else left
 
     def contender(self, run: RunView | None, place: int) -> Contender | None:
-        """A run as a contender, None if it cannot have any of the devices."""
+        """The trial as a contender, None if it cannot have any of the devices."""
         if run is None:
             seconds = self._plain(self._typical_seconds, 1, 1, 1) * self._units(None, ())
             return Contender(
@@ -168,7 +169,7 @@ class _Landscape:
     def _seconds(
         self, run: RunView, kin: Sequence[RunView], least: int, most: int
     ) -> tuple[tuple[int | None, ...], Array]:
-        """Batch sizes, and seconds to the end with each."""
+        """Batch sizes, and the seconds to the end with each."""
         units = self._units(run, kin)
         own = _seconds_a_unit([run]) or _seconds_a_unit(r for r in kin if r.state == "done")
         unit = fmean(own) if own else self._typical_seconds
@@ -197,7 +198,7 @@ class _Landscape:
         return tuple(choices), _within(seconds, least, most)
 
     def _plain(self, device_seconds: float, wanted: int, least: int, most: int) -> Array:
-        """A unit of so many device seconds, with one batch size; all devices are of use."""
+        """Seconds of a unit of so many device seconds, with one batch size and linear speed-up."""
         counts = np.maximum(np.arange(len(self._free) + 1.0), 1.0)
         seconds = np.repeat((device_seconds / counts)[None, :, None], 2, axis=2)
         return _within(seconds, least, most)
@@ -206,7 +207,7 @@ class _Landscape:
         return self._kin.get(_kind(run.params), (run,)) if run.params else (run,)
 
     def _units(self, run: RunView | None, kin: Sequence[RunView]) -> float:
-        """Units that are left of a run, drawn where it does not say."""
+        """Units left of a trial, sampled where it does not report them."""
         if run is not None and run.units_left is not None:
             return max(float(run.units_left), LEAST_UNITS)
         units = 0 if run is None else run.curve.units
@@ -229,19 +230,19 @@ def _within(seconds: Array, least: int, most: int) -> Array:
 
 
 def _with_speeds(elastic: Elastic, kin: Iterable[RunView]) -> Elastic:
-    """With what was measured of runs with the same parameters."""
+    """``elastic`` with the measurements of trials with the same parameters."""
     others = [each.elastic.speeds for each in kin if each.elastic is not None]
     return replace(elastic, speeds=pooled(speed for speeds in others for speed in speeds))
 
 
 def _seconds_a_unit(runs: Iterable[RunView]) -> list[float]:
-    """Device seconds a unit of each run that has reported, on average over its life."""
+    """Mean device seconds per unit of each trial that has reported."""
     means = (run.curve.device_seconds[-1] / run.curve.units for run in runs if run.curve.units)
     return [seconds for seconds in means if 0 < seconds < HUGE]
 
 
 def _has_told(run: RunView) -> bool:
-    """Whether a broker knows more of it than that it is there: it has reported, or was measured."""
+    """True if a trial has reported a value, or a speed was measured."""
     return run.curve.units > 0 or (run.elastic is not None and bool(run.elastic.speeds))
 
 

@@ -1,10 +1,11 @@
-"""A policy of the user's own, by the name of its class."""
+"""User-written policies, loaded by the name of their class."""
 
 from __future__ import annotations
 
 import importlib
 import runpy
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
@@ -12,9 +13,9 @@ from optuna_hermes.policies._base import Policy
 
 
 def load_policy(target: str) -> Policy:
-    """An object of a user's class, with its default settings.
+    """Load a user's policy class and return an object with its default settings.
 
-    A file is run anew each time, so that what was changed in it counts. A module that cannot be
+    A file is run anew each time, so that changes in it take effect. A module that cannot be
     imported is looked for as a file of this folder.
 
     Args:
@@ -30,7 +31,7 @@ def load_policy(target: str) -> Policy:
         raise UnknownPolicyError(
             f"A policy of your own is FILE.py:CLASS or module:CLASS but got {target!r}."
         )
-    made = _names_of(place).get(name)
+    made = _named(place, name)
     if made is None:
         raise UnknownPolicyError(f"There must be a class {name!r} in {place} but there is none.")
     if not (isinstance(made, type) and issubclass(made, Policy)):
@@ -46,10 +47,14 @@ def load_policy(target: str) -> Policy:
         ) from error
 
 
-def _names_of(place: str) -> Mapping[str, Any]:
-    """What a file or module defines."""
+def _named(place: str, name: str) -> Any:
+    """The object that a file or module defines under a name, None if there is none."""
     try:
-        return _run_file(place) if place.endswith(".py") else _import_module(place)
+        if place.endswith(".py"):
+            return _run_file(place).get(name)
+        found = _import_module(place)
+        # By attribute: a module may define __getattr__ and import its classes on first use.
+        return found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
     except (UnknownPolicyError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a script may end its interpreter
@@ -57,6 +62,7 @@ def _names_of(place: str) -> Mapping[str, Any]:
 
 
 def _run_file(path: str) -> Mapping[str, Any]:
+    # Opened here first, so that an OSError of the script itself is not taken for a missing file.
     try:
         with open(path):
             pass
@@ -67,9 +73,9 @@ def _run_file(path: str) -> Mapping[str, Any]:
     return runpy.run_path(path, run_name=path.rpartition("/")[2].removesuffix(".py"))
 
 
-def _import_module(name: str) -> Mapping[str, Any]:
+def _import_module(name: str) -> ModuleType | Mapping[str, Any]:
     try:
-        return vars(importlib.import_module(name))
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise  # a module that this one imports

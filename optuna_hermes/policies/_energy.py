@@ -1,4 +1,4 @@
-"""Energy: devices that another policy leaves idle are powered down."""
+"""Energy: power down the devices that another policy leaves idle."""
 
 from __future__ import annotations
 
@@ -12,28 +12,25 @@ from optuna_hermes.policies._energy_forecast import LEARNING_TICKS, seasonal_ris
 from optuna_hermes.policies._energy_memory import Demand, recall
 from optuna_hermes.policies._energy_rules import TICK_SECONDS, Rules
 
-ENERGY = "energy:"
-"""Before the name of a policy: the same policy, and idle devices are powered down."""
-
 
 class Energy(Policy):
-    """Decides as another policy does, and says which devices need no power.
+    """Decides as another policy does, and names the devices that need no power.
 
-    Hu et al. (Helios), SC 2021, call it cluster energy saving: demand is forecast, and nodes that
-    it does not take, nor a buffer, are powered down. See ``Rules.wanted`` for what is this
-    project's own. Here a node is a device, and demand is mostly known: it is what the study's runs
-    and the trials that may still be created could use at once. Where it has only ever fallen it is
-    that of a study with so many trials, and nothing is expected beyond it. Where it has risen, as
-    it does when trials come from elsewhere, what was wanted within the last hours stays powered,
-    and what is expected by the time of day: a seasonal mean, since fitting trees takes longer than
-    a decision may, and gained nothing on the traces that were replayed.
+    Hu et al. (Helios), SC 2021, call it cluster energy saving: demand is forecast, and nodes
+    beyond it and a buffer are powered down. ``Rules.wanted`` names this project's changes. Here a
+    node is a device, and demand is mostly known: the devices that the study's trials, and those
+    that may still be created, could use at once. While demand has only ever fallen, the study has
+    a fixed number of trials and no rise is forecast. Where it has risen, as it does when trials
+    come from elsewhere, the demand of the last hours stays powered, and that expected by the time
+    of day: a seasonal mean, since fitting trees takes longer than a decision may, and gained
+    nothing on the traces that were replayed.
 
-    A device keeps its power while a run is on it, or suspended on it, or is about to be, and while
-    it is somebody else's.
+    A device keeps its power while a trial is on it, or suspended on it, or is about to be, and
+    while another user has it.
 
     Args:
         inner: the policy that assigns devices.
-        rules: how careful it is.
+        rules: buffer and delays of powering down.
     """
 
     def __init__(self, inner: Policy, rules: Rules | None = None) -> None:
@@ -41,7 +38,7 @@ class Energy(Policy):
         self.rules = rules or Rules()
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Assign as the other policy does, and power down what is left beyond the buffer."""
+        """Assign as the other policy does, and power down idle devices beyond the buffer."""
         known, remembered = _split(snapshot.memory)
         decision = self.inner.decide(replace(snapshot, memory=known))
         healthy = [device for device in snapshot.devices if device.healthy]
@@ -57,7 +54,7 @@ class Energy(Policy):
     def _power(
         self, snapshot: Snapshot, decision: Decision, demand: Demand
     ) -> tuple[tuple[str, ...], Demand]:
-        """The devices that need no power; demand, and what is locked from now on."""
+        """The devices that need no power, and the demand with a new lock if some are woken."""
         ours, needed = _ours(snapshot, decision)
         n_powered = sum(device.powered for device in ours)
         is_known = not demand.has_risen
@@ -72,7 +69,7 @@ class Energy(Policy):
         if wanted > n_powered:
             locked_until = snapshot.now + self.rules.keep_ticks * TICK_SECONDS
             demand = replace(demand, locked_until=locked_until)
-        # Those that have to stay first, then those that have power: what is last goes.
+        # Devices that must stay powered come first, then powered ones; the last are powered down.
         ranked = sorted(
             ours, key=lambda each: (each.id not in needed, not each.powered, *place_of(each))
         )
@@ -81,7 +78,7 @@ class Energy(Policy):
 
 
 def _wanted(snapshot: Snapshot) -> int:
-    """How many devices the study could use at once, if there were enough of them."""
+    """The number of devices that the study could use at once, if there were enough of them."""
     if snapshot.wanted is not None:
         return snapshot.wanted
     if snapshot.unstarted.count is None:
@@ -90,7 +87,7 @@ def _wanted(snapshot: Snapshot) -> int:
 
 
 def _ours(snapshot: Snapshot, decision: Decision) -> tuple[list[Device], frozenset[str]]:
-    """The healthy devices that nobody else has, and which of them have to keep their power."""
+    """The healthy devices that no other user has, and the ids of those that must keep power."""
     sat_on = {*snapshot.held, *(run.device for run in snapshot.runs if run.device is not None)}
     given = {id_ for each in decision.assignments for id_ in each.devices}
     ours = [
@@ -109,7 +106,7 @@ def _expected(demand: Demand) -> float:
 
 
 def _split(memory: Any) -> tuple[Any, Any]:
-    """The other policy's memory, and this one's."""
+    """Split the memory into the inner policy's and this one's."""
     if isinstance(memory, Mapping) and memory.keys() == {"inner", "demand"}:
         return memory["inner"], memory["demand"]
     return memory, None

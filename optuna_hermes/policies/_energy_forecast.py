@@ -10,22 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 AHEAD_TICKS = 6
-"""How far is looked ahead."""
+"""Forecast horizon in ticks (an hour of 10-minute ticks)."""
 
 DAY_TICKS = 144
 WEEK_TICKS = 7 * DAY_TICKS
 
 KEPT_TICKS = 2 * WEEK_TICKS
-"""What is older is forgotten, day by day."""
+"""Length of the history; older ticks are dropped a day at a time."""
 
 LEARNING_TICKS = 2 * DAY_TICKS
-"""Before there is so much of the past nothing is forecast."""
+"""Ticks of history that a forecast needs."""
 
 QUANTILE = 0.5
-"""Demand comes out below the forecast that often: the buffer is there for what is above."""
+"""Quantile of demand that is forecast; the buffer covers demand above it."""
 
 WINDOWS = (3, 6, 18, 36, DAY_TICKS)
-"""Ticks of the past over which features are taken."""
+"""Lengths in ticks of the windows over which features are taken."""
 
 TREES = 60
 
@@ -36,19 +36,19 @@ def expected_peak(peaks: Sequence[int]) -> float:
     """The highest demand to expect in the next ``AHEAD_TICKS`` ticks.
 
     With LightGBM (extra ``[qssf]``) it is a quantile of gradient boosted trees; they are fitted
-    anew when the past is a day longer. Without it, it is a seasonal mean: the last peak and what
-    demand rose by, on average, at this time of the days before.
+    anew when the past is a day longer. Without it, it is a seasonal mean: the last peak plus the
+    average rise of demand at this time of the days before.
 
     Args:
-        peaks: the highest demand of each tick, oldest first; the last one is over. What comes
-            after it is nowhere looked at, neither in a feature nor in what the trees learn from.
+        peaks: the highest demand of each tick, oldest first; the last one is over. Neither
+            features nor training targets use anything after it.
 
     Returns:
-        In the unit of ``peaks``; the last peak while too little is known.
+        In the unit of ``peaks``; the last peak while the history is too short.
     """
     if len(peaks) < LEARNING_TICKS:
         return seasonal_peak(peaks)
-    # The past begins with a day, and so does what is learned from: a time of day is a place in it.
+    # History begins with a whole day, so that an index modulo ``DAY_TICKS`` is a time of day.
     model = _fitted(tuple(peaks[: len(peaks) - len(peaks) % DAY_TICKS]))
     if model is None:
         return seasonal_peak(peaks)
@@ -58,22 +58,22 @@ def expected_peak(peaks: Sequence[int]) -> float:
 
 
 def seasonal_peak(peaks: Sequence[int]) -> float:
-    """The same by the mean of the days before; see ``expected_peak``."""
+    """The highest demand to expect by the mean of the days before; see ``expected_peak``."""
     if len(peaks) < LEARNING_TICKS:
         return float(peaks[-1]) if peaks else 0.0
     return peaks[-1] + seasonal_rise(peaks)
 
 
 def remembered(peaks: Sequence[int], peak: int) -> tuple[int, ...]:
-    """The past with one more tick; of what is too old a whole day is forgotten at once."""
+    """The history with one more tick; once it is too long, its oldest day is dropped."""
     known = (*peaks, peak)
     return known[DAY_TICKS:] if len(known) >= KEPT_TICKS + DAY_TICKS else known
 
 
 def features(past: Array, at: NDArray[np.int64]) -> Array:
-    """What is known at the ends of ticks: one row for each of ``at``.
+    """Features of the history at the ends of ticks: one row for each of ``at``.
 
-    A row about tick ``i`` reads ``past[:i + 1]``. Where the past is too short it is NaN.
+    The row of tick ``i`` reads ``past[:i + 1]`` only. Where the past is too short it is NaN.
 
     Args:
         past: the highest demand of each tick.
@@ -85,14 +85,14 @@ def features(past: Array, at: NDArray[np.int64]) -> Array:
         window = _before(past, at, width)
         columns += [window.max(axis=1) - here, window.mean(axis=1) - here, here - window[:, 0]]
     for lag in (DAY_TICKS, WEEK_TICKS):
-        # What came after this time of an earlier day is past by now, for it is shorter than a day.
+        # The hour after this time of an earlier day is known by now: the horizon is under a day.
         later = _before(past, at - lag + AHEAD_TICKS, AHEAD_TICKS)
         columns += [_before(past, at - lag, 1)[:, 0] - here, later.max(axis=1) - here]
     return np.column_stack(columns)
 
 
 def seasonal_rise(peaks: Sequence[int]) -> float:
-    """By how much demand rose to the peak of the ticks ahead, on average of the days before."""
+    """The mean rise of demand to the peak of the next ticks, at this time of the days before."""
     past = np.asarray(peaks, dtype=float)
     rises = [
         max(0.0, past[i + 1 : i + 1 + AHEAD_TICKS].max() - past[i])
@@ -109,13 +109,13 @@ def _before(past: Array, at: NDArray[np.int64], width: int) -> Array:
 
 @lru_cache(maxsize=4)
 def _fitted(peaks: tuple[int, ...]) -> Any:
-    """Trees that have learned from the past, None without LightGBM."""
+    """Trees fitted to the history, None without LightGBM."""
     try:
         import lightgbm
     except ImportError:
         return None
     past = np.asarray(peaks, dtype=float)
-    # What a row has to foretell must be past too.
+    # Targets must lie in the history too, so the last ``AHEAD_TICKS`` ticks give no rows.
     at = np.arange(len(past) - AHEAD_TICKS)
     ahead = np.lib.stride_tricks.sliding_window_view(past[1:], AHEAD_TICKS).max(axis=1)
     rises = np.maximum(0.0, ahead - past[at])

@@ -1,4 +1,4 @@
-"""What `energy` remembers from one decision to the next: demand, tick by tick. Pure."""
+"""Policy memory of `energy` between two decisions: demand, tick by tick. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from optuna_hermes.policies._energy_rules import TICK_SECONDS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """The demand for one host's devices.
+    """The history of demand for one host's devices.
 
     Args:
-        host: its name.
-        tick: the one that is not over yet.
+        host: the host's name.
+        tick: the current tick, not over yet.
         level: demand at the last decision.
         peak: the highest demand of this tick so far.
-        peaks: those of the ticks before, oldest first.
-        locked_until: nothing is powered down before, by the snapshots' clock.
+        peaks: the highest demand of each tick before, oldest first.
+        locked_until: time before which nothing is powered down, by the snapshots' clock.
     """
 
     host: str
@@ -33,15 +33,15 @@ class Demand:
 
     @property
     def has_risen(self) -> bool:
-        """Whether it ever rose from one tick to the next: then it may do so again."""
+        """True if demand ever rose from one tick to the next: then it may do so again."""
         return any(before < after for before, after in pairwise((*self.peaks, self.peak)))
 
     def recent(self, ticks: int) -> int:
-        """The highest demand of so many ticks, and of this one."""
+        """The highest demand of the last ``ticks`` ticks and of this one."""
         return max(self.peak, *self.peaks[-ticks:])
 
     def seen(self, level: int, now: float) -> Demand:
-        """With the demand of this moment; between two decisions it is taken to have stayed."""
+        """Record the demand of now; between two decisions the last level is assumed."""
         tick = tick_of(now)
         peaks, peak = self.peaks, self.peak
         for _ in range(min(tick - self.tick, KEPT_TICKS)):
@@ -49,20 +49,20 @@ class Demand:
         return replace(self, tick=tick, level=level, peak=max(peak, level), peaks=peaks)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """The history as plain JSON."""
         return asdict(self) | {"peaks": list(self.peaks)}
 
 
 def tick_of(now: float) -> int:
-    """The tick of a moment."""
+    """The tick that contains a time."""
     return int(now // TICK_SECONDS)
 
 
 def recall(known: Any, *, host: str, level: int, now: float) -> Demand:
-    """The demand that was remembered, with that of this moment.
+    """Restore the history from policy memory and record the demand of now.
 
-    What is of another host, or of a clock that was ahead of this one, is forgotten: a clock begins
-    anew when its host does.
+    A history of another host, or of a clock ahead of this one, is dropped: the clock restarts at
+    a reboot of its host.
     """
     if isinstance(known, Mapping):
         try:

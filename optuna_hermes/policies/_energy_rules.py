@@ -1,4 +1,4 @@
-"""How many nodes shall have power: the rule that a replay and the live policy share. Pure."""
+"""The rule for the number of powered nodes, shared by replay and live policy. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from optuna_hermes.errors import InvalidInputError
 
 TICK_SECONDS = 600.0
-"""How often demand is written down, forecast, and nodes may be powered down."""
+"""Length of a tick: demand is recorded and forecast, and nodes powered down, once a tick."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """How careful it is.
+    """Buffer and delays of powering nodes down.
 
     Args:
         buffer_share: of all nodes, kept powered beyond demand; one node at least.
@@ -51,21 +51,21 @@ class Rules:
         expected: float,
         may_fall: bool,
     ) -> int:
-        """How many nodes shall have power from now on.
+        """The number of nodes that shall have power from now on.
 
-        They are woken when demand, or what is expected of it, comes too near, and at once for the
-        whole buffer; they are powered down to what was wanted lately or is expected.
+        Nodes are woken when demand, now or expected, leaves less than half of the buffer, and then
+        for the whole buffer; they are powered down to recent or expected demand plus the buffer.
 
         Hu et al. (Helios, SC '21) call this cluster energy saving (CES): demand ahead is forecast,
-        a buffer is kept, and nothing is powered down soon after a wake-up. There two thresholds,
-        on the fall from the mean of the past and to the mean of the forecast, say when; here, which
-        is this project's own, the highest demand of the last hours and a quantile of the highest
-        one to come, and half of the buffer is used up before anything is woken.
+        a buffer is kept, and nothing is powered down soon after a wake-up. The paper uses two
+        thresholds, on the fall from the mean of the past and to the mean of the forecast; this
+        project's own rule uses the highest demand of the last hours and a quantile of the highest
+        one to come, and lets half of the buffer be used up before anything is woken.
 
         Args:
-            n_nodes: how many there are.
-            powered: how many have power, or are being woken.
-            demand: how many are wanted now.
+            n_nodes: number of nodes.
+            powered: number of nodes that have power, or are being woken.
+            demand: number of nodes wanted now.
             recent: the highest demand of ``look_back_ticks``.
             expected: the highest demand that is expected.
             may_fall: whether nodes may be powered down now.

@@ -7,17 +7,17 @@ from optuna_hermes.policies._ranked import Ranked
 
 
 class Fifo(Ranked):
-    """Runs every trial to its end, in the order of arrival.
+    """Trains every trial to its end, in the order of arrival.
 
-    A run that was opened keeps its device at the end of its slices; the next trial is opened when
-    a device has nobody left.
+    An opened trial keeps its device at the end of its slices; the next trial is opened when a
+    device becomes idle.
 
     Args:
-        backfill: whether those behind a run that finds too few devices may have them. So no
-            device of a study stays empty. Without, the queue stops at that run, as it does in most
-            published comparisons of schedulers: nobody is overtaken.
+        backfill: whether those behind a trial that finds too few devices may have them, so that
+            no device stays idle. Without, the queue stops at that trial, as it does in most
+            published comparisons of schedulers, and none is overtaken.
     """
 
     def rank(self, run: RunView) -> tuple[bool, float, int]:
-        """Those that have begun, then by arrival."""
+        """Rank trials that have begun first, then by arrival."""
         return run.state == "pending", run.submitted, run.number

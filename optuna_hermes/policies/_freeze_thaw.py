@@ -18,19 +18,19 @@ from optuna_hermes.policies._base import Policy, opened, place, with_openings
 Acquisition = Literal["random-horizon", "expected-improvement"]
 
 EXPONENTS = np.array([0.15, 0.4, 0.8, 1.5])
-"""The powers that are tried."""
+"""Exponents of the power laws that are averaged over."""
 
 NOISE = 0.03
 """Expected noise of a report, in spans between the median first value and the best one."""
 
 NOISE_REPORTS = 2.0
-"""How many reports that expectation is worth."""
+"""Weight of that expectation, in reports."""
 
 SPREAD = 1.0
-"""Expected size of what a curve still falls or has fallen, in such spans."""
+"""Expected size of a curve's fall, past or to come, in such spans."""
 
 IMPROVEMENTS = (-4.0, -1.0)
-"""Between which powers of ten the improvement that a random horizon looks for lies, in spans."""
+"""Bounds of the improvement that a random horizon looks for, as powers of ten, in spans."""
 
 HUGE = 1e60
 """Values beyond count as infinite, and no span is below its inverse: squares stay finite."""
@@ -39,31 +39,31 @@ Array = NDArray[np.float64]
 
 
 class FreezeThaw(Policy):
-    """Goes on with the run that, extrapolated, is likeliest to beat the best value seen.
+    """Goes on with the trial that, extrapolated, is likeliest to beat the best value seen.
 
     Swersky, Snoek and Adams, "Freeze-Thaw Bayesian Optimization", arXiv 1406.3896, 2014: training
-    curves are extrapolated with uncertainty, runs are paused and resumed, and an acquisition
-    function says which. Two of these can be had:
+    curves are extrapolated with uncertainty, trials are paused and resumed, and an acquisition
+    function chooses among them. There are two:
 
-    - ``expected-improvement``: how far, on average, the run's end will lie below the best value
-      seen so far, nothing where it lies above.
-    - ``random-horizon``: the probability that the run is below a target some units from now. Both
-      are drawn anew for every decision, the units evenly up to what the longest run has left, the
+    - ``expected-improvement``: the expectation of how far the trial's end lies below the best
+      value seen so far, 0 where it lies above.
+    - ``random-horizon``: the probability that the trial is below a target some units from now. Both
+      are drawn anew for every decision, the units evenly up to what the longest trial has left, the
       improvement from 0.01 % to 10 % of the span evenly in its logarithm, as in Rakotoarison et
       al., "In-Context Freeze-Thaw Bayesian Optimization" (ifBO), ICML 2024.
 
     This project's own: a curve is a power law ``a + b * unit ** -c`` with noise instead of a
     Gaussian process; ``c`` is averaged over a small grid, and ``a`` and ``b`` have the closed form
     of Bayesian linear regression with a conjugate prior, later reports weighing more. Parameters
-    of the trials are not looked at. A span is the distance between the median first value and the
-    best one of all runs. Random numbers depend on the snapshot's seed and on how many units there
-    are in all. Where the units left are not known, a run is taken to have half of its life before
-    it. A run whose last value is NaN or infinite goes last; of equal ones the earlier trial goes
+    of the trials are not used. A span is the distance between the median first value and the
+    best one of all trials. Random numbers depend on the snapshot's seed and on the number of units
+    in all. Where the units left are not known, a trial is taken to have half of its life before
+    it. A trial whose last value is NaN or infinite goes last; of equal ones the earlier trial goes
     first. A fixed list is opened first; of a sampler that learns, trial ``m + 1`` is opened once
-    the others have had ``(m + 1) ** (4 / 3)`` units in all, or when no run waits.
+    the others have had ``(m + 1) ** (4 / 3)`` units in all, or when no trial waits.
 
     Args:
-        acquisition: see above.
+        acquisition: the function that ranks trials, see above.
 
     Raises:
         InvalidInputError: there is no such acquisition.
@@ -78,7 +78,7 @@ class FreezeThaw(Policy):
         self._lowest = Remembered(_lowest)
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Open what is due, then go on with what promises most."""
+        """Open the trials that are due, then go on with the most promising ones."""
         order = with_openings(snapshot, self._ranked(snapshot))
         return Decision(assignments=place(snapshot, order))
 
@@ -92,7 +92,7 @@ class FreezeThaw(Policy):
         yield from (run for run in waiting if not _is_number(run.curve.values[-1]))
 
     def _scores(self, snapshot: Snapshot, runs: Sequence[RunView]) -> Array:
-        """What each run promises, more is better."""
+        """The acquisition of each trial, more is better."""
         best, span, n_units = self._landscape(snapshot)
         moments = self._moments.each(run.curve for run in runs)
         ages = np.array([run.curve.units for run in runs], dtype=float)
@@ -102,16 +102,17 @@ class FreezeThaw(Policy):
         )
         if self.acquisition == "expected-improvement":
             return _expected_improvement(extrapolate(moments, ages + left, span), best)
+        # A new draw once a unit is reported, the same one for the same snapshot.
         rng = np.random.default_rng([abs(snapshot.seed), n_units])
         horizon = rng.integers(1, int(left.max()) + 1)
         target = best - span * 10.0 ** rng.uniform(*IMPROVEMENTS)
         forecast = extrapolate(moments, ages + np.minimum(left, horizon), span)
-        # The probability itself grows with this.
+        # The probability is a growing function of this, so the order is the same.
         likely: Array = (target - forecast.mean) / forecast.deviation
         return likely
 
     def _landscape(self, snapshot: Snapshot) -> tuple[float, float, int]:
-        """The best value seen, the span down to it (above 0), and how many units there are."""
+        """The best value seen, the span down to it (above 0), and the number of units in all."""
         curves = [run.curve for run in (*snapshot.runs, *snapshot.finished) if run.curve.values]
         firsts = [curve.values[0] for curve in curves if _is_number(curve.values[0])]
         best = min(self._lowest.each(curves), default=math.inf)
@@ -121,10 +122,10 @@ class FreezeThaw(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Values to come, one for each curve.
+    """Forecast values, one for each curve.
 
     Args:
-        mean: what is expected.
+        mean: the expected value.
         deviation: its standard deviation, above 0.
     """
 
@@ -136,8 +137,8 @@ def extrapolate(curves: Sequence[Array], units: Array, span: float) -> Forecast:
     """Forecast curves as power laws with noise, averaged over some exponents.
 
     Args:
-        curves: the moments of each run's curve.
-        units: where each is to be forecast, not before its last unit.
+        curves: the moments of each trial's curve, see ``moments_of``.
+        units: the unit at which each is forecast, not before its last one.
         span: the scale on which curves fall, above 0.
     """
     moments = np.concatenate(curves).reshape(len(curves), 3, -1)

@@ -15,14 +15,14 @@ from optuna_hermes.model import Decision, RunView, Snapshot
 from optuna_hermes.policies._base import Policy, opened, place, unopened
 
 MAX_ALPHA = 16
-"""Beyond this nothing changes, and the index of a trial ranked last would overflow."""
+"""Beyond this the order stays the same, and the index of a trial ranked last would overflow."""
 
 _CELLS = 100_000
-"""How many pairs of runs are compared at once."""
+"""Number of pairs of trials compared at once, which bounds the memory of a decision."""
 
 
 class Hermes(Policy):
-    """Runs next the trial that has had least for its rank.
+    """Trains next the trial that has had least device time for its rank.
 
     A trial's place (1 is best) counts the trials, finished and running ones among them, that are
     lower now. Its lead counts those that were lower when they were as old as it is, and would be
@@ -31,14 +31,14 @@ class Hermes(Policy):
     as they were. Of its life, the share ``s`` is over. The trial goes next that minimises
     ``(place * lead) ** (alpha / 2 * (1 + s)) * sqrt(units * seconds) * (1 - s) ** (1 / 4)``, with
     its device time in mean units. So its share of the devices falls as a power of its rank,
-    nothing is killed and nothing starves; an expensive trial gets fewer units in more time; what
-    is behind late in its life has less to hope for, and what is about to end is brought to its
-    end. Where nobody knows how long a trial lasts ``s`` is 0. NaN and infinite values rank last,
-    and of equal ones the earlier trial goes first.
+    nothing is killed and nothing starves; an expensive trial gets fewer units in more time; a
+    trial that is behind late in its life gets less, and one about to end is brought to its end.
+    Where a trial's length is not known ``s`` is 0. NaN and infinite values rank last, and of
+    equal ones the earlier trial goes first.
 
     Every trial gets its first unit before it is ranked. A fixed list is opened at once; of a
     sampler that learns, trial ``m + 1`` is opened once the smallest index reaches
-    ``opening * (m + 1) ** alpha``, where ``m`` were opened so far, or when no run waits.
+    ``opening * (m + 1) ** alpha``, where ``m`` were opened so far, or when no trial waits.
 
     The name is that of Son et al., "Hermes", Electronics 2021, 10(3), 350, whose idea it is that
     the trials that converge first go first, and that the others are suspended and not killed. The
@@ -56,8 +56,8 @@ class Hermes(Policy):
         1
 
     Args:
-        alpha: how much rank counts, from 0 (equal time for all) to 16 (in effect greedy).
-        opening: how late trials of a sampler that learns are opened; 0 opens all at once.
+        alpha: weight of the rank, from 0 (equal time for all) to 16 (in effect greedy).
+        opening: delay of opening trials of a sampler that learns; 0 opens all at once.
 
     Raises:
         InvalidInputError: an argument is out of its range.
@@ -77,9 +77,9 @@ class Hermes(Policy):
         return Decision(assignments=place(snapshot, self._order(snapshot)))
 
     def _order(self, snapshot: Snapshot) -> Iterator[RunView | None]:
-        """Whom to run, best first; a trial that is opened delays the opening of the next."""
+        """The trials, best first; one that is opened delays the opening of the next."""
         waiting = opened(snapshot)
-        # The first unit of every run is finished before anything is compared.
+        # A trial without a report has no rank: every first unit is finished before any compare.
         reported = [run for run in waiting if run.curve.values]
         if len(reported) < len(waiting):
             yield from (run for run in waiting if not run.curve.values)
@@ -99,10 +99,10 @@ class Hermes(Policy):
 
 
 class _Field:
-    """The runs that have reported, those that wait first, and the indices of these.
+    """The trials that have reported, waiting ones first, and the indices of the waiting ones.
 
-    Comparing all with all would take too long where there are thousands: an index is worked out
-    only when what its place alone makes of it is the smallest.
+    Comparing all with all would take too long for thousands of trials: an index is worked out only
+    when its lower bound, by the place alone, is the smallest one left.
     """
 
     def __init__(
@@ -123,9 +123,10 @@ class _Field:
         self._price = _prices(self._units, table.seconds[rows])[: len(over)] * (1 - over) ** 0.25
 
     def in_order(self) -> Iterator[tuple[float, RunView]]:
-        """The waiting runs with their indices, smallest first."""
+        """The waiting trials with their indices, smallest first."""
         own = self._last[: len(self._waiting)]
         place_ = np.where(np.isinf(own), len(self._last), np.sort(self._last).searchsorted(own) + 1)
+        # A lower bound of each index, since a lead is at least 1.
         bounds = self._price * place_**self._power
         order = np.argsort(bounds, kind="stable")
         at_once = max(1, _CELLS // max(1, len(self._rows)))
@@ -144,7 +145,7 @@ class _Field:
             yield index, self._waiting[first]
 
     def _leads(self, some: Places) -> Places:
-        """Of each of some runs, 1 and how many were lower at its age and are out of its reach."""
+        """The leads of some trials: 1 plus the number that were lower at its age and stay so."""
         units, own = self._units[some], self._last[some]
         goal = reach(own, self._values[self._rows[some], units - 1 - units // 2], units)
         lower = self._values[self._rows, units[:, None] - 1] < own[:, None]
@@ -153,7 +154,7 @@ class _Field:
 
 
 def _shares(runs: Sequence[RunView], units: Places) -> Floats:
-    """Of each run the share of its units that it has had, 0 where nobody knows."""
+    """The share of its units that each trial has had, 0 where its length is not known."""
     left = np.array([run.units_left for run in runs], dtype=np.float64)  # None becomes NaN
     had = units[: len(runs)]
     over: Floats = np.nan_to_num(had / (had + left))
@@ -161,7 +162,7 @@ def _shares(runs: Sequence[RunView], units: Places) -> Floats:
 
 
 def _prices(units: Places, seconds: Floats) -> Floats:
-    """Of each run the geometric mean of its units and its device time in mean units."""
+    """The geometric mean of each trial's units and its device time in mean units."""
     if not (np.isfinite(seconds) & (seconds > 0)).all():
         return units.astype(np.float64)
     mean_seconds = seconds.sum() / max(1, units.sum())

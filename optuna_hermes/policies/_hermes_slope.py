@@ -1,4 +1,4 @@
-"""The paper's idea with as little added as possible: the fastest descent goes first."""
+"""The paper's idea with as little added as possible: the fastest falling trial goes first."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from optuna_hermes.policies._base import Policy, holders, opened, place, with_op
 
 
 class HermesSlope(Policy):
-    """Runs next the trial that converges fastest just now.
+    """Trains next the trial that converges fastest at present.
 
-    Son et al., "Hermes", Electronics 2021, 10(3), 350: the runs that converge fast in their early
+    Son et al., "Hermes", Electronics 2021, 10(3), 350: trials that converge fast in their early
     phase go first, the others are suspended. The paper's formula could not be read; this one is
     the project's own reading of it. With ``s`` the exponential mean of the values and ``w`` the
-    window, the convergence of a run is ``max(0, s[n - w] - s[n]) / |s[first]|`` over the steps
-    between, and the largest goes first. A run whose slice has just ended stays unless another is
+    window, the convergence of a trial is ``max(0, s[n - w] - s[n]) / |s[first]|`` over the steps
+    between, and the largest goes first. One whose slice has just ended stays unless another is
     faster by more than the factor ``1 + hysteresis``. Every new trial gets one slice before any
-    is ranked, and a second one, for a slope takes two reports. A run whose last value is NaN or
+    is ranked, and a second one, for a slope takes two reports. One whose last value is NaN or
     infinite goes last, and of equal ones the earlier trial goes first. A fixed list is opened
     first; of a sampler that learns, trial ``m + 1`` is opened once the others have had
-    ``(m + 1) ** (4 / 3)`` units in all, or when no run waits.
+    ``(m + 1) ** (4 / 3)`` units in all, or when no trial waits.
 
-    It is here for comparison. A good trial that has converged has slope 0 and waits just before
-    it would end, so nothing is promised about starvation.
+    It is meant for comparison. A good trial that has converged has slope 0 and waits just before
+    it would end, so trials may starve.
 
     Args:
         window: reports over which the descent is taken.
         smoothing: share of the newest value in the exponential mean, above 0, 1 for none.
-        hysteresis: how much faster another run must be.
+        hysteresis: the share by which another trial must be faster.
 
     Raises:
         InvalidInputError: an argument is out of its range.
@@ -53,7 +53,7 @@ class HermesSlope(Policy):
         self._speeds = Remembered(partial(_speed, window=window, smoothing=smoothing))
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Open what is due, then go on with what falls fastest."""
+        """Open the trials that are due, then go on with those that fall fastest."""
         order = with_openings(snapshot, self._ranked(snapshot))
         return Decision(assignments=place(snapshot, order))
 
@@ -75,17 +75,17 @@ def _speed(curve: Curve, *, window: int, smoothing: float) -> float:
 def convergence(
     values: tuple[float, ...], steps: tuple[int, ...], window: int, smoothing: float
 ) -> float:
-    """How fast a curve falls at its end, as a share of its first value and per step.
+    """The rate at which a curve falls at its end, as a share of its first value per step.
 
     Args:
         values: lower is better; NaN and infinite ones are skipped, unless it is the last.
-        steps: when each was reported.
+        steps: the step of each value.
         window: reports over which the descent is taken.
         smoothing: share of the newest value in the exponential mean.
 
     Returns:
-        At least 0; infinity for a curve of one report, minus infinity where the last value is no
-        number.
+        At least 0; infinity for a curve of one report, minus infinity where the last value is NaN
+        or infinite.
     """
     if not values or not math.isfinite(values[-1]):
         return -math.inf
@@ -104,4 +104,4 @@ def convergence(
 
 
 _TINY = 1e-12
-"""Instead of a first value of 0."""
+"""Used as the divisor where the first value is 0."""

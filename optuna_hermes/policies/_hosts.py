@@ -1,4 +1,4 @@
-"""Which devices of several hosts a run gets: close together, and no host broken up for nothing."""
+"""Consolidated placement over several hosts: a trial's devices lie on as few hosts as possible."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ def place_on_hosts(
     *,
     backfill: bool,
 ) -> tuple[Assignment, ...]:
-    """Give devices of several hosts to the runs of ``order``, best first.
+    """Give devices of several hosts to the trials of ``order``, best first.
 
-    A run that a host can hold is held by one host: the one it is on if it fits there, otherwise
-    the one that has least to spare. A larger one gets whole hosts, and its rest on one more.
-    Nobody is moved to make room. This is the consolidated placement of Hu et al., "Helios",
-    SC 2021, but for the host that a run is on.
+    A trial that fits on one host gets one: the host it is on if it fits there, otherwise the one
+    with the fewest free devices. A larger one gets whole hosts, and its rest on one more. No trial
+    is moved to make room. This is the consolidated placement of Hu et al., "Helios", SC 2021, but
+    for the preference of the host that a trial is on.
 
     Args:
         snapshot: the devices of all hosts.
         free: those that may be assigned.
-        order: runs, best first; None stands for a trial that is not created yet.
-        backfill: whether those behind a run that does not fit may have what it leaves.
+        order: trials, best first; None stands for one that is not created yet.
+        backfill: whether those behind a trial that does not fit may have the devices it leaves.
 
     Returns:
-        One assignment for each run that found its devices, best first.
+        One assignment for each trial that found its devices, best first.
     """
     hosts = _Hosts(snapshot, free)
     found: list[Assignment] = []
@@ -46,7 +46,7 @@ def place_on_hosts(
 
 
 class _Hosts:
-    """What is free where. Worked out when it is asked for: there are clusters of many hosts."""
+    """The free devices of each host. Derived tables are lazy: clusters may have many hosts."""
 
     def __init__(self, snapshot: Snapshot, free: Sequence[Device]) -> None:
         self._snapshot = snapshot
@@ -57,7 +57,7 @@ class _Hosts:
         self.n_free = len(free)
 
     def take(self, run: RunView | None) -> tuple[str, ...]:
-        """Devices for a run; none if it finds too few."""
+        """Take devices for a trial; none if it finds too few."""
         wanted = 1 if run is None else run.devices_wanted
         if wanted > self.n_free:
             return ()
@@ -76,7 +76,7 @@ class _Hosts:
         return self._remove(ids[:wanted], hosts)
 
     def can_ever_hold(self, run: RunView | None) -> bool:
-        """Whether a run would find its devices if all were free."""
+        """True if a trial would find its devices if all were free."""
         everything = [device for device in self._snapshot.devices if device.healthy]
         return bool(_Hosts(self._snapshot, everything).take(run))
 
@@ -95,7 +95,7 @@ class _Hosts:
         return {host: ids for host, ids in bound.items() if ids}
 
     def _whole(self, wanted: int, free: dict[str, list[str]]) -> list[str]:
-        """Empty hosts for a run that is too large for one."""
+        """Entirely free hosts for a trial that is too large for one host."""
         hosts: list[str] = []
         if wanted == 1 or wanted <= max(self._sizes.values()):
             return hosts

@@ -1,4 +1,4 @@
-"""A knapsack in several dimensions, of which each run is in one of several ways, or not at all."""
+"""A multiple-choice knapsack in several dimensions: each trial is in it in one way at most."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 COUNTABLE = 1e6
-"""What there is more of is no count of devices or processes."""
+"""Amounts above this are bytes, not counts of devices or processes, and are scaled to shares."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One way to run something.
+    """One way to train a trial.
 
     Args:
-        run: what; no two items of one run are chosen together.
-        devices: on how many devices.
+        run: index of the trial; no two items of one trial are chosen together.
+        devices: number of devices.
         batch_size: samples a step, None to leave it.
-        value: what that is worth; items of no value are left to ``Knapsack.filled``.
-        weights: what it takes of each resource, devices first.
+        value: utility; items of no value are left to ``Knapsack.filled``.
+        weights: use of each resource, devices first.
     """
 
     run: int
@@ -34,11 +34,11 @@ class Item:
 
 
 class Knapsack:
-    """Chooses items whose weights fit into what there is.
+    """Chooses items whose weights fit into the given room.
 
     Args:
-        items: those of one run in a row; runs in the order in which they are equal.
-        room: of each resource, infinite where there is no bound.
+        items: those of one trial in a row; trials in the order that breaks ties.
+        room: amount of each resource, infinite where there is no bound.
     """
 
     def __init__(self, items: Sequence[Item], room: Sequence[float]) -> None:
@@ -50,7 +50,7 @@ class Knapsack:
         self._good = [index for index in good if (self._weights[index] <= self._room).all()]
 
     def exact(self) -> list[Item]:
-        """The items of the largest value, by branch and bound (HiGHS)."""
+        """The items of the largest total value, by branch and bound (HiGHS)."""
         good = self._good
         if not good:
             return []
@@ -62,7 +62,7 @@ class Knapsack:
         rows = [row[self._items[index].run] for index in good]
         once = coo_array((np.ones(len(good)), (rows, range(len(good)))), (len(runs), len(good)))
         bounded = np.flatnonzero(np.isfinite(self._room))
-        # Devices are counted; of bytes a solver wants to see shares.
+        # Bytes become shares: coefficients of 1e10 beside ones are bad for the solver's tolerances.
         scale = np.where(self._room > COUNTABLE, self._room, 1.0)[bounded]
         constraints = [
             LinearConstraint(once.tocsr(), ub=1.0),
@@ -81,12 +81,13 @@ class Knapsack:
         if found.x is None:
             return self.greedy()
         chosen = [self._items[index] for index, x in zip(good, found.x, strict=True) if x > 0.5]
+        # The solver's tolerance may let a choice exceed the room a little.
         return chosen if self._fits(chosen) else self.greedy()
 
     def greedy(self) -> list[Item]:
-        """Items by value over the sum of their shares of what there is.
+        """Choose items by value over the sum of their shares of the room.
 
-        A run that is in may be put in another way, if what that adds is the best that can be added.
+        A chosen trial may switch to another of its items, if that adds the most.
         """
         by_run: dict[int, Item] = {}
         left = self._room.copy()
@@ -110,7 +111,7 @@ class Knapsack:
         return [by_run[run] for run in sorted(by_run)]
 
     def filled(self, chosen: Sequence[Item]) -> list[Item]:
-        """With runs that are of no value now, as long as there is room, in their order."""
+        """Add trials of no value now to ``chosen``, in their order, as long as there is room."""
         taken = {item.run for item in chosen}
         filled = list(chosen)
         left = self._room - sum(

@@ -1,4 +1,4 @@
-"""Least attained service: who has had little goes first."""
+"""Least attained service: the trial with the least device time goes first."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from optuna_hermes.policies._base import Policy, opened, place, unopened
 
 
 class LeastAttainedService(Policy):
-    """Runs come from the queue of those that have had the least device time.
+    """Serves the trials in queues by attained device time, least first.
 
     Gu et al., "Tiresias", NSDI 2019, where it is discretised least attained service: queues
-    bounded by thresholds of attained device time, each of them first in, first out, so that runs
-    do not alternate all the time; a run that has waited long climbs back to the first queue. No
-    report is looked at.
+    bounded by thresholds of attained device time, each of them first in, first out, so that trials
+    do not alternate all the time; one that has waited long climbs back to the first queue. No
+    reported value is used.
 
     This project's own: the thresholds are multiples of a unit, since the paper's seconds are
-    those of one cluster, and a unit is the median over the runs of their mean time a report. A run
+    those of one cluster; a unit is the median over the trials of their mean time a report. A trial
     climbs once it has waited ``patience`` times the device time it has had; there it stands behind
     all that came before, and after one slice it is back in its queue. A fixed list is opened
-    first; a trial of a sampler that learns, when no run waits in the first queue.
+    first; a trial of a sampler that learns, when no trial waits in the first queue.
 
     Args:
         thresholds: units of attained service at which the next queue begins, ascending.
-        patience: how long a run waits until it climbs, in multiples of its attained service.
+        patience: a trial's waiting time until it climbs, in multiples of its attained service.
 
     Raises:
         InvalidInputError: an argument is out of its range.
@@ -57,17 +57,18 @@ class LeastAttainedService(Policy):
         return Decision(assignments=place(snapshot, [*order, *queue[len(first) :]]))
 
     def _place(self, run: RunView, now: float, unit_seconds: float) -> tuple[int, float, int]:
-        """Where a run stands: its queue, since when it is there, its number."""
+        """Sort key of a trial: its queue, the time it counts from there, its number."""
         queue = bisect_right(self.thresholds, run.attained_seconds / unit_seconds)
         since = run.submitted if run.waiting_since is None else run.waiting_since
         climbs = since + self.patience * run.attained_seconds
         if queue > 0 and climbs <= now:
+            # Its time in the first queue begins when it climbs, or it would overtake newer trials.
             return 0, climbs, run.number
         return queue, run.submitted, run.number
 
 
 def _unit_seconds(snapshot: Snapshot) -> float:
-    """The length of a typical unit; 1 while nothing is known."""
+    """The device seconds of a typical unit; 1 while no unit is reported."""
     lengths = [
         run.curve.device_seconds[-1] / len(run.curve.device_seconds)
         for runs in (snapshot.runs, snapshot.finished)

@@ -1,4 +1,4 @@
-"""ONES: schedules evolve."""
+"""ONES: schedules found by an evolutionary search."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from optuna_hermes.policies._ones_field import Field
 from optuna_hermes.policies._seats import hosts_of, leftovers, seated, sitting
 
 KEPT = 4
-"""Schedules that the next decision begins with."""
+"""Number of schedules kept in the policy memory, which the next decision begins with."""
 
 MOST_CONTENDERS = 64
-"""So many runs compete at least, and three for each device: the others have too much left to do."""
+"""Least number of trials that compete (at least three for each device); others have more left."""
 
 DIVERGED = 1e-6
-"""What a run is worth whose last value is no number: it trains where nobody else can."""
+"""Value of a trial whose last value is NaN or infinite: it trains where no other can."""
 
 
 class Ones(Policy):
-    """Evolves who has which devices, and with what batch size, towards short completion times.
+    """Evolves schedules of devices and batch sizes towards short completion times.
 
     Bian et al., "Online Evolutionary Batch Size Orchestration for Scheduling Deep Learning
     Workloads in GPU Clusters" (ONES), SC 2021, in style: its text was not at hand. A schedule says
-    for each device which run has it, and with what batch size. Schedules are refreshed (what is
-    over goes, idle devices are given out), crossed over device by device, mutated (a run loses its
-    devices, or changes its batch size), and reordered so that a run's devices are side by side;
-    the best survive. Progress that a run does not tell is sampled from a Beta distribution, as in
-    Thompson sampling, and the smallest remaining utilisation goes first.
+    for each device which trial has it, and with what batch size. Schedules are refreshed (ended
+    trials leave, idle devices are given out), crossed over device by device, mutated (a trial
+    loses its devices, or changes its batch size), and reordered so that a trial's devices are side
+    by side; the best survive. Progress that a trial does not report is sampled from a Beta
+    distribution, as in Thompson sampling, and the smallest remaining utilisation goes first.
 
-    This project's own: idle devices go where they win most, give or take some chance; all devices
-    of a run share its batch evenly, so a batch size is kept once for a run; a schedule is worth
-    the rate at which it brings down the remaining utilisation of all, those with less of it
-    weighing more (``Field.weight``), and a run that changes devices loses what that costs, or
-    ``gate`` of its time; how fast runs are elsewhere is fitted to what was measured
-    (``contenders``); a run is tried on twice the devices and twice the batch it was measured with.
-    Runs that are not elastic keep their batch size and their number of devices. The best schedules
-    ride in the memory. A run whose last value is NaN or infinite goes last.
+    This project's own: idle devices go where they win most, with some randomness; all devices of a
+    trial share its batch evenly, so a batch size is kept once for a trial; the score of a schedule
+    is the rate at which it brings down the remaining utilisation of all, those with less of it
+    weighing more (``Field.weight``), and a trial that changes devices pays the cost of the switch,
+    or ``gate`` of its time; speeds on other devices are fitted to measurements (``contenders``); a
+    trial is tried on up to twice the devices and twice the batch it was measured with. Trials that
+    are not elastic keep their batch size and their number of devices. The best schedules are kept
+    in the policy memory. A trial whose last value is NaN or infinite goes last.
 
-    A decision looks at ``population * (generations + 1)`` schedules, however long that takes: a
-    limit in seconds would be a clock. See docs/design/0018 for what that is on 64 devices.
+    A decision looks at ``population * (generations + 1)`` schedules and has no limit in seconds, as
+    a policy reads no clock. See docs/design/0018 for its time on 64 devices.
 
     Args:
         population: schedules that survive a generation.
-        generations: of a decision.
-        gate: share of its time to the end that a run must win by a change of devices.
+        generations: number of generations in one decision.
+        gate: share of its time to the end that a trial must win by a change of devices.
 
     Raises:
         InvalidInputError: an argument is out of its range.
@@ -71,7 +71,7 @@ class Ones(Policy):
         self.gate = gate
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Evolve the schedules of last time, and take the best."""
+        """Evolve the schedules of the last decision, and assign by the best."""
         devices = free_devices(snapshot)
         if not devices:
             return Decision(memory=snapshot.memory)
@@ -80,6 +80,7 @@ class Ones(Policy):
             return Decision(memory=snapshot.memory)
         field = self._field(snapshot, found, devices)
         units = sum(run.curve.units for run in snapshot.runs)
+        # Seeded by the snapshot alone: the same snapshot must give the same decision.
         rng = np.random.default_rng([abs(snapshot.seed), len(found), len(snapshot.finished), units])
         seeds = _seeds(field, found, devices, snapshot.memory)
         best = Evolution(field, rng).best(
@@ -112,7 +113,7 @@ class Ones(Policy):
 def _seeds(
     field: Field, found: Sequence[Contender], devices: Sequence[Device], memory: Any
 ) -> Schedules:
-    """Nobody has a device; all is as it is; and what was best last time, as far as it is there."""
+    """First schedules: an empty one, the present one, and the best ones of the last decision."""
     nobody = np.full(field.n_devices, -1, dtype=np.int64)
     rows = [nobody, field.owner]
     place_of = {device.id: index for index, device in enumerate(devices)}
@@ -128,7 +129,7 @@ def _seeds(
 
 
 def _plans(memory: Any) -> list[dict[str, Any]]:
-    """Those of the memory; none if it is another policy's."""
+    """The schedules in the policy memory; none if it is another policy's."""
     plans = memory.get("plans") if isinstance(memory, dict) else None
     return [plan for plan in plans if isinstance(plan, dict)] if isinstance(plans, list) else []
 
@@ -136,7 +137,7 @@ def _plans(memory: Any) -> list[dict[str, Any]]:
 def _plan(
     found: Sequence[Contender], devices: Sequence[Device], owner: Sequence[int]
 ) -> dict[str, int]:
-    """A schedule as JSON: the run of each device."""
+    """A schedule as JSON: the number of the trial of each device."""
     runs = {
         device.id: found[index].run
         for device, index in zip(devices, owner, strict=True)
@@ -148,7 +149,7 @@ def _plan(
 def _assignments(
     snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device], best: Schedules
 ) -> tuple[Assignment, ...]:
-    """The best schedule, and what it leaves idle to whom it fits."""
+    """Assignments of the best schedule; devices it leaves idle go to other trials that fit."""
     owner, level = best.owner[0].tolist(), best.level[0].tolist()
     batches = {found[i].number: found[i].batch_sizes[level[i]] for i in set(owner) if i >= 0}
     chosen = seated(snapshot, found, devices, owner)

@@ -1,4 +1,4 @@
-"""Evolution of schedules: who has which device, and with what batch size. Arrays only."""
+"""Evolution of schedules, which give devices and batch sizes to trials. Arrays only."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from optuna_hermes.policies._ones_field import Field
 from optuna_hermes.policies._seats import Ints
 
 MUTATION = 0.1
-"""How likely a run loses its devices, or gets another batch size, in a child."""
+"""Probability that a trial loses its devices, or gets another batch size, in a child."""
 
 STEPS = (1, 2, 4, 8)
-"""How many devices more a run is offered at once, among others."""
+"""Numbers of further devices that a trial is offered at once, besides the landmarks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedules:
-    """Some schedules at once.
+    """A batch of schedules as arrays.
 
     Args:
-        owner: which run has a device, -1 for none [schedule, device].
-        level: batch size of each run, as its place among its choices [schedule, run].
+        owner: index of the trial that has a device, -1 for none [schedule, device].
+        level: batch size of each trial, as an index into its choices [schedule, run].
     """
 
     owner: Ints
@@ -48,8 +48,8 @@ class Evolution:
     """Lets schedules of a ``Field`` cross and mutate, and keeps the best: see ``Ones``.
 
     Args:
-        field: the runs and devices.
-        rng: where chance comes from.
+        field: the trials and devices.
+        rng: source of all randomness.
     """
 
     def __init__(self, field: Field, rng: np.random.Generator) -> None:
@@ -60,9 +60,9 @@ class Evolution:
         """The best schedules after some generations, best first, all of their devices given out.
 
         Args:
-            seeds: to begin with; no generation loses the best of them.
-            population: how many survive a generation.
-            generations: how many; each looks at as many new schedules as survive.
+            seeds: first schedules; no generation loses the best of them.
+            population: number of schedules that survive a generation.
+            generations: number of generations; each makes ``population`` new schedules.
         """
         alive = self._select(self._mend(seeds, chance=0.0), population)
         for _ in range(generations):
@@ -73,7 +73,7 @@ class Evolution:
     # -- a generation --------------------------------------------------------------------------
 
     def _children(self, parents: Schedules, number: int) -> Schedules:
-        """Uniform crossover, and mutation: some runs lose their devices."""
+        """Uniform crossover, and mutation: some trials lose their devices."""
         rng, field = self._rng, self._field
         one = parents[rng.integers(len(parents), size=number)]
         other = parents[rng.integers(len(parents), size=number)]
@@ -84,10 +84,11 @@ class Evolution:
         return Schedules(owner=owner, level=level)
 
     def _mend(self, schedules: Schedules, chance: float) -> Schedules:
-        """Refresh: every run within its limits, no device idle that is of use, all in order."""
+        """Refresh: keep every trial within its limits, give out useful idle devices, reorder."""
         field = self._field
         before = field.counts(schedules.owner)
         counts = np.minimum(before, field.most)
+        # Crossover may leave too few devices: from half of the least on they are filled up.
         enough = 2 * counts >= field.least
         counts = np.where(enough, np.maximum(counts, field.least * (counts > 0)), 0)
         counts = self._fill(self._within(counts), chance)
@@ -95,7 +96,7 @@ class Evolution:
         return Schedules(owner=field.reorder(counts), level=level)
 
     def _within(self, counts: Ints) -> Ints:
-        """Runs are dropped at random where there are too few devices."""
+        """Drop trials at random where there are too few devices."""
         if (counts.sum(axis=1) <= self._field.n_devices).all():
             return counts
         order = np.argsort(self._rng.random(counts.shape), axis=1)
@@ -106,9 +107,9 @@ class Evolution:
         return kept
 
     def _fill(self, counts: Ints, chance: float) -> Ints:
-        """Idle devices go, some at a time, where they win most, give or take some chance.
+        """Give out idle devices, some at a time, where they win most, with some randomness.
 
-        A run is not given devices that make it slower, or less faster than a change is worth.
+        A trial is not given devices that make it slower, or that win less than a change costs.
         """
         field = self._field
         rows, runs = np.arange(len(counts)), np.arange(field.n_runs)
@@ -131,9 +132,9 @@ class Evolution:
         return counts
 
     def _levels(self, level: Ints, counts: Ints, same: NDArray[np.bool_], chance: float) -> Ints:
-        """Batch sizes: the best for as many devices, or, where they stay, what they were.
+        """Batch sizes: unchanged where the number of devices is, otherwise the best for it.
 
-        A mutated one is any that the run can be trained with.
+        A mutation draws any size that the trial can be trained with.
         """
         field = self._field
         runs = np.arange(field.n_runs)
@@ -145,9 +146,10 @@ class Evolution:
         return np.where(works, level, best)
 
     def _select(self, schedules: Schedules, number: int) -> Schedules:
-        """The best ones, no two with one score while there are others."""
+        """The best schedules, no two with the same score while there are others."""
         scores = self._field.scores(schedules.owner, schedules.level)
         order = np.argsort(scores, kind="stable")
+        # Equal scores are mostly copies of one schedule, which would crowd out all others.
         again = np.diff(scores[order], prepend=-np.inf) <= 0
         chosen = order[np.argsort(again, kind="stable")][:number]
         return schedules[chosen[np.argsort(scores[chosen], kind="stable")]]

@@ -1,4 +1,4 @@
-"""QSSF: what is expected to take least service goes first."""
+"""QSSF: the trial that is expected to need the least device time goes first."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from optuna_hermes.policies._ranked import Ranked
 from optuna_hermes.policies._similar import Service
 
 FEWEST = 5
-"""Finished runs that a prediction takes."""
+"""Number of finished trials that a prediction needs."""
 
 
 class Qssf(Ranked):
-    """Gives the next slice to the run that is expected to need least device time from now on.
+    """Gives the next slice to the trial that is expected to need least device time from now on.
 
     Hu et al., "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU
     Datacenters", SC 2021, where it is quasi-shortest-service-first: a job's priority is
@@ -23,21 +23,21 @@ class Qssf(Ranked):
     out once, at submission, and jobs are not interrupted. The prediction comes with a job, as
     ``expected_seconds``.
 
-    This project's own: trials have no names and users, so what a trial takes is learned from the
-    finished ones, by distance between parameters and by trees that see the parameters; without
-    LightGBM (extra ``[qssf]``) by distance alone. What counts is what is left, the prediction less
-    the time attained, since a trial can be suspended; one that has overrun its prediction is
-    expected to take as long again. While fewer than 5 are finished, the least attained service
-    goes first among the trials that have begun, and new ones are opened when none of them waits.
-    A trial of a sampler that learns has no parameters before it is opened, and counts as typical:
-    half of what is predicted takes less. Shortest first is best for the mean time to completion,
-    not for the time to the best trial.
+    This project's own: trials have no names and users, so their device time is learned from the
+    finished ones, by distance between parameters and by trees over the parameters; without
+    LightGBM (extra ``[qssf]``) by distance alone. Trials are ranked by the time left, the
+    prediction less the time attained, since a trial can be suspended; one that has overrun its
+    prediction is expected to take as long again. While fewer than 5 are finished, the least
+    attained service goes first among the trials that have begun, and new ones are opened when none
+    of them waits. A trial of a sampler that learns has no parameters before it is opened, and is
+    predicted to take the median. Shortest first is best for the mean time to completion, not for
+    the time to the best trial.
 
     Args:
-        preemptive: whether a run gives way to one that has less left. Without, as in the paper,
-            who has begun goes on to its end.
-        backfill: whether those behind a run that finds too few devices may have them. The authors
-            let the queue stop there.
+        preemptive: whether a trial gives way to one that has less left. Without, as in the paper,
+            a trial that has begun goes on to its end.
+        backfill: whether those behind a trial that finds too few devices may have them. The
+            authors let the queue stop there.
     """
 
     def __init__(self, *, preemptive: bool = True, backfill: bool = True) -> None:
@@ -46,13 +46,13 @@ class Qssf(Ranked):
         self._learned: tuple[list[RunView], Service] | None = None
 
     def rank(self, run: RunView) -> tuple[Any, ...] | None:
-        """By what is left of what was expected; None where that is still to be predicted."""
+        """Rank by the expected time left; None where there is no prediction yet."""
         if run.expected_seconds is None:
             return None
         return self._place(run, run.expected_seconds)
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Serve what needs least, first."""
+        """Serve the trials with the least expected time left first."""
         waiting = opened(snapshot)
         new = unopened(snapshot)
         runs = [*waiting, *(run for run in new if run is not None)]
@@ -70,7 +70,7 @@ class Qssf(Ranked):
     def _by_attained(
         self, snapshot: Snapshot, runs: Sequence[RunView], n_new: int
     ) -> list[RunView | None]:
-        """Too little is known: least attained service first, what was predicted before that."""
+        """Order without predictions: predicted trials, then least attained service first."""
 
         def rank(run: RunView) -> tuple[Any, ...]:
             predicted = self.rank(run)
@@ -100,23 +100,23 @@ class Qssf(Ranked):
         return begun_last, unknown, left, run.submitted, run.number
 
     def _service(self, snapshot: Snapshot) -> Service | None:
-        """What has been learned from the finished runs, None from too few of them."""
+        """The estimates learned from the finished trials, None if there are too few."""
         done = [r for r in snapshot.finished if r.state == "done" and r.attained_seconds > 0]
         if len(done) < FEWEST:
             return None
         done.sort(key=lambda run: run.number)
-        # Views are immutable: the same ones teach the same.
+        # Views are immutable: the same objects give the same estimates, so they are kept.
         if self._learned is None or not _same(self._learned[0], done):
             self._learned = (done, Service(done))
         return self._learned[1]
 
 
 _LAST = 2**62
-"""A number, and a time, after those of all runs."""
+"""A number, and a time, after those of all trials: new trials go last among equal ones."""
 
 
 class QssfNonPreemptive(Qssf):
-    """``Qssf`` that lets every run go on to its end once it has begun, as its authors do."""
+    """``Qssf`` that lets every trial go on to its end once it has begun, as its authors do."""
 
     def __init__(self) -> None:
         super().__init__(preemptive=False)

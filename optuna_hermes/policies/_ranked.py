@@ -1,4 +1,4 @@
-"""Policies that serve the runs in an order that each run settles by itself."""
+"""Policies that rank each trial by its own state alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from optuna_hermes.policies._base import Policy, opened, place, unopened
 
 
 class Ranked(Policy):
-    """Serves the waiting runs in the order of their ranks, then opens new trials.
+    """Serves the waiting trials in the order of their ranks, then opens new trials.
 
-    Where a run stands depends on nothing but the run, so a queue of a hundred thousand jobs can
+    The rank of a trial depends on nothing but the trial, so a queue of a hundred thousand jobs can
     be kept in order, and a simulator has to show only the first ones of each size: with as many of
     them as there are free devices the decision is the same.
 
     Args:
-        backfill: whether those behind a run that finds too few devices may have them.
+        backfill: whether those behind a trial that finds too few devices may have them.
     """
 
     def __init__(self, *, backfill: bool = True) -> None:
@@ -25,14 +25,14 @@ class Ranked(Policy):
 
     @abstractmethod
     def rank(self, run: RunView) -> tuple[Any, ...] | None:
-        """Where a waiting run stands, the smallest first; it ends with the run's number.
+        """Sort key of a waiting trial, the smallest first; it ends with the trial's number.
 
         Returns:
-            None where that cannot be said without the rest of the snapshot.
+            None where the key depends on the rest of the snapshot.
         """
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Go through the waiting runs, best first."""
+        """Assign devices to the waiting trials, best first."""
         waiting = unopened(snapshot)
         new = [run for run in waiting if run is None]
         runs = [*opened(snapshot), *(run for run in waiting if run is not None)]

@@ -7,15 +7,15 @@ from optuna_hermes.policies._base import Policy, opened, place, unopened
 
 
 class RoundRobin(Policy):
-    """Gives the next slice to the run that has waited longest.
+    """Gives the next slice to the trial that has waited longest.
 
     Trials that are not opened yet count as having waited longest, so every trial gets a slice
     before any gets a second one. Where the number of trials has no bound there is no such round:
-    a new one is opened only when no run waits.
+    a new one is opened only when no trial waits.
     """
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Open what is not opened, then go on with the run that stopped first."""
+        """Open new trials, then go on with the trial that stopped first."""
         new = unopened(snapshot)
         queue = sorted(opened(snapshot), key=_waits_since)
         if snapshot.unstarted.count is not None:

@@ -1,4 +1,4 @@
-"""Which devices the runs of a plan get: those they have, or some that are side by side."""
+"""Placement of a plan's trials on devices: those they have, or some that are side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 def sitting(snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device]) -> Ints:
-    """Which contender sits on a device, -1 for none [device].
+    """The index of the contender that is parked on each device, -1 for none [device].
 
     Its slice has just ended there, and all the devices that it had are free.
     """
@@ -32,15 +32,15 @@ def sitting(snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[De
 
 
 def hosts_of(devices: Sequence[Device]) -> Ints:
-    """To which host a device belongs, from 0 [device]."""
+    """The index of each device's host, from 0 [device]."""
     hosts = sorted({device.host for device in devices})
     return np.array([hosts.index(device.host) for device in devices], dtype=np.int64)
 
 
 def side_by_side(counts: Ints, owner: Ints, host: Ints) -> Ints:
-    """Who has which device, -1 for nobody [plan, device].
+    """Owners of the devices, -1 for none [plan, device].
 
-    A run stays if it keeps its number of devices; others are side by side. Larger runs choose
+        first, and hosts with more free devices are taken first.
     first, and hosts with more free devices are taken first.
 
     Args:
@@ -65,13 +65,13 @@ def side_by_side(counts: Ints, owner: Ints, host: Ints) -> Ints:
 def seated(
     snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device], owner: Sequence[int]
 ) -> tuple[Assignment, ...]:
-    """A plan as assignments; where a run is bound to others than it has, as many others.
+    """A plan as assignments; a trial bound to other devices gets as many of those.
 
     Args:
-        snapshot: how things are.
-        found: the runs of the plan.
-        devices: that are given out.
-        owner: the place of the run in ``found`` that has a device, -1 for nobody [device].
+        snapshot: the state to decide on.
+        found: the trials of the plan.
+        devices: those that are given out.
+        owner: index in ``found`` of the trial that has a device, -1 for none [device].
     """
     given: dict[int, list[str]] = {}
     for device, index in zip(devices, owner, strict=True):
@@ -91,12 +91,12 @@ def leftovers(
     chosen: Sequence[Assignment],
     may_have: Callable[[RunView | None], bool] = lambda run: True,
 ) -> tuple[Assignment, ...]:
-    """Devices that a plan has no use for, in the order of arrival.
+    """Assign devices that a plan leaves free to other trials, in the order of arrival.
 
     Args:
-        snapshot: how things are.
-        chosen: what is given out already.
-        may_have: whether a run may have one.
+        snapshot: the state to decide on.
+        chosen: assignments made already.
+        may_have: predicate of trials that may have a device.
     """
     taken = {id_ for each in chosen for id_ in each.devices}
     devices = tuple(

@@ -1,4 +1,4 @@
-"""What a run takes in all, from what runs with like parameters took. Pure."""
+"""Prediction of a trial's device time from trials with similar parameters. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from optuna_hermes.model import RunView
 from optuna_hermes.policies._trees import Numbers, fit_trees
 
 NEAREST = 5
-"""Runs that a rolling estimate is the mean of."""
+"""Number of nearest trials that a rolling estimate is the mean of."""
 
 ROLLING = 0.1
 """Weight of the rolling estimate; the rest is that of the trees."""
 
 
 class Service:
-    """Device seconds that runs take, learned from those that were trained to their end.
+    """Predicted device seconds of trials, learned from those that were trained to their end.
 
-    The estimate is ``0.1 * rolling + 0.9 * trees``, both geometric means at heart, for times
-    differ by factors. The rolling estimate is that of the nearest runs by their parameters; the
-    trees see the parameters and the devices. Without LightGBM there is the rolling estimate only.
+    The estimate is ``0.1 * rolling + 0.9 * trees``, both fitted to logarithms, since times differ
+    by factors. The rolling estimate is that of the nearest trials by their parameters; the trees
+    use the parameters and the devices. Without LightGBM there is the rolling estimate only.
 
     Args:
-        finished: one at least, each with some time; their order means nothing.
+        finished: one at least, each with a time above 0; in any order.
     """
 
     def __init__(self, finished: Sequence[RunView]) -> None:
@@ -37,12 +37,13 @@ class Service:
         self._trees = fit_trees(
             self._columns.known, self._logs, categories=self._columns.categories
         )
-        # Parameters are immutable and known by identity: each is predicted once.
+        # Keyed by identity, since parameters are immutable; the value keeps them alive, so that no
+        # other object gets the same id.
         self._seen: dict[tuple[int, int], tuple[Mapping[str, Any], float]] = {}
         self.typical = median(self.of(known))
 
     def of(self, runs: Sequence[RunView]) -> list[float]:
-        """Of each of some runs, in all."""
+        """Predicted device seconds of each of some trials, over their whole life."""
         keys = [(id(run.params), run.devices_wanted) for run in runs]
         new = {key: run for key, run in zip(keys, runs, strict=True) if key not in self._seen}
         for key, seconds in zip(new, self._predict([*new.values()]), strict=True):
@@ -64,14 +65,14 @@ def _params(run: RunView) -> dict[str, Any]:
 
 
 _DEVICES = "\0devices"
-"""No parameter has this name."""
+"""Name of the column for the number of devices; no parameter can have it."""
 
 
 class _Columns:
-    """Parameters as numbers: choices as codes, numbers as they are, in logarithms if they span far.
+    """Parameters as numbers: choices as codes, numbers plain, or as logarithms if they span far.
 
     Args:
-        known: parameters of finished runs.
+        known: parameters of finished trials.
     """
 
     def __init__(self, known: Sequence[Mapping[str, Any]]) -> None:
@@ -97,7 +98,7 @@ class _Columns:
         return [column for column, codes in enumerate(self._codes) if codes is not None]
 
     def rows(self, wanted: Sequence[Mapping[str, Any]]) -> Numbers:
-        """Parameters as rows; NaN where one is missing, or is a choice that nobody has made."""
+        """Parameters as rows; NaN where one is missing, or is a choice not seen before."""
         rows = np.full((len(wanted), len(self._names)), np.nan)
         for row, params in enumerate(wanted):
             for column, name in enumerate(self._names):
@@ -106,7 +107,7 @@ class _Columns:
         return rows
 
     def nearest(self, row: Numbers) -> Sequence[int]:
-        """The known runs nearest to one: of those as near as the last, all."""
+        """Indices of the nearest known trials, with all that are as near as the last of them."""
         gaps = np.abs(self.known - row) / self._spans
         for column in self.categories:
             gaps[:, column] = gaps[:, column] != 0

@@ -19,26 +19,26 @@ DECAY = 0.9
 """Weight of a report against that of the one after it."""
 
 FEWEST = 3
-"""Reports that a fit takes."""
+"""Number of reports that a fit needs."""
 
 ASYMPTOTES = np.array([0.01, 0.03, 0.1, 0.3, 1.0, 3.0])[:, None]
-"""How far the asymptote may lie under the lowest report, in spans of the reports."""
+"""Distances of the asymptote below the lowest report that are tried, in spans of the reports."""
 
 
 class Slaq(Policy):
-    """Gives the next slice to the run whose loss is predicted to fall most, by its own measure.
+    """Gives the next slice to the trial with the largest predicted normalised fall of its loss.
 
     Zhang et al., "SLAQ: Quality-Driven Scheduling for Distributed Machine Learning", SoCC 2017:
-    a run's loss changes are divided by its largest change so far, the loss after one more unit is
-    predicted by a fit of ``1 / (a k^2 + b k + c) + d`` to its reports in which recent ones weigh
-    more, and a newcomer counts as 1, which is as much as can be. Only the paper's sublinear form
-    is fitted here.
+    a trial's loss changes are divided by its largest change so far, the loss after one more unit
+    is predicted by a fit of ``1 / (a k^2 + b k + c) + d`` to its reports in which recent ones
+    weigh more, and a new trial counts as 1, the largest value possible. Only the paper's sublinear
+    form is fitted here.
 
     This project's own: ``d`` is taken from a small grid and the rest by least squares in closed
     form; under 3 reports, or where no fit falls all the way, the last fall is expected once more.
-    A run whose last value is NaN or infinite goes last, and of equal ones the earlier trial goes
+    A trial whose last value is NaN or infinite goes last, and of equal ones the earlier trial goes
     first. A fixed list is opened first; of a sampler that learns, trial ``m + 1`` is opened once
-    the others have had ``(m + 1) ** (4 / 3)`` units in all, or when no run waits. A run that has
+    the others have had ``(m + 1) ** (4 / 3)`` units in all, or when no trial waits. One that has
     stopped improving may wait for as long as any other improves.
     """
 
@@ -46,7 +46,7 @@ class Slaq(Policy):
         self._promises = Remembered(_promise)
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Open what is due, then go on with what promises most."""
+        """Open the trials that are due, then go on with the largest predicted falls."""
         order = with_openings(snapshot, self._ranked(snapshot))
         return Decision(assignments=place(snapshot, order))
 
@@ -63,13 +63,13 @@ def _promise(curve: Curve) -> float:
 
 
 def predicted_reduction(values: tuple[float, ...]) -> float:
-    """How much a curve is to fall with its next unit, in parts of its largest change so far.
+    """The predicted fall of a curve with its next unit, in parts of its largest change so far.
 
     Args:
         values: lower is better; NaN and infinite ones are left out, unless it is the last.
 
     Returns:
-        1 for a curve of one report or none, -1 where the last value is no number.
+        1 for a curve of one report or none, -1 where the last value is NaN or infinite.
     """
     if not values:
         return 1.0
@@ -90,10 +90,10 @@ def predicted_reduction(values: tuple[float, ...]) -> float:
 
 
 def _fitted_fall(units: NDArray[np.intp], reports: NDArray[np.float64]) -> float | None:
-    """How much the fitted curve falls with the next unit, None if no fit falls all the way.
+    """The fall of the fitted curve with the next unit, None if no fit falls all the way.
 
     Args:
-        units: when the reports came.
+        units: index of each report.
         reports: at most ``WINDOW`` finite values.
     """
     lowest, span = float(reports.min()), float(np.ptp(reports))
@@ -105,7 +105,7 @@ def _fitted_fall(units: NDArray[np.intp], reports: NDArray[np.float64]) -> float
     powers = ages ** np.arange(5)[:, None]
     heights = reports - (lowest - ASYMPTOTES * span)
     recency = DECAY ** (units[-1] - units)
-    # An error of 1 / height counts as the error of the height that it stands for.
+    # The fit is linear in 1 / height: weighting by height ** 4 makes its errors those of heights.
     weights = recency * (heights / span) ** 4
     moments = (weights @ powers[:, :-1].T)[:, _HANKEL]
     moments += _TINY * moments[:, :1, :1] * np.eye(3)
@@ -121,7 +121,7 @@ def _fitted_fall(units: NDArray[np.intp], reports: NDArray[np.float64]) -> float
 
 
 _HANKEL = np.add.outer(np.arange(3), np.arange(3))
-"""Which sum of powers stands where in the normal equations."""
+"""Indices of the sums of powers in the matrix of the normal equations."""
 
 _TINY = 1e-12
 """Keeps the equations solvable where reports are nearly equal."""

@@ -1,4 +1,4 @@
-"""SMD: which runs fit into all resources at once, each with the devices that suit it."""
+"""SMD: a knapsack of trials over all resources, each with the number of devices that suits it."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from optuna_hermes.policies._knapsack import Item, Knapsack
 from optuna_hermes.policies._seats import hosts_of, leftovers, seated, side_by_side, sitting
 
 MOST_DEVICES = 16
-"""A run is tried on every number of devices up to this, and on what it wants and has."""
+"""A trial is tried on every number of devices up to this, and on those it wants and has."""
 
 EXACT_RUNS = 30
-"""Up to so many runs the knapsack is solved exactly."""
+"""Up to so many trials the knapsack is solved exactly."""
 
 GATE = 0.1
-"""A change of devices must win this share of the time to the end."""
+"""Share of the time to the end that a change of devices must win."""
 
 MOST_CONTENDERS = 128
-"""So many runs compete at least, and three for each device."""
+"""Least number of trials that compete; at least three for each device."""
 
 
 class Smd(Policy):
-    """Packs the runs of the largest utility into devices, memory and CPU workers.
+    """Packs the trials of the largest utility into devices, memory and CPU workers.
 
     Yu, Wu, Ji and Liu, "A Sum-of-Ratios Multi-Dimensional-Knapsack Decomposition for DNN Resource
     Scheduling" (SMD), INFOCOM 2021, in style: its text was not at hand. The inner problem is solved
-    for each run: on each number of devices the batch size with which it is done soonest, by
+    for each trial: on each number of devices the batch size with which it is done soonest, by
     ``T(w) = a M / w + b + d (w - 1)`` fitted to its measured steps (``contenders``); all numbers
-    up to 16 are gone through, so that is exact. The outer problem is a knapsack in several
-    dimensions: devices, device memory, host memory for suspended state, and CPU workers; each run
-    is in it once at most, with one of its numbers of devices. Up to 30 runs it is solved exactly
+    up to 16 are tried, so that is exact. The outer problem is a knapsack in several
+    dimensions: devices, device memory, host memory for suspended state, and CPU workers; a trial
+    is in it once at most, with one of its numbers of devices. Up to 30 trials it is solved exactly
     (HiGHS, through SciPy), beyond greedily by value over weight.
 
     This project's own: there are no parameter servers, and the paper's approximation guarantee is
     that of its randomised rounding, which is not reproduced. The utility of a completion time ``T``
-    is ``1 / (1 + exp(steepness * (T / target - 1)))`` with a target of ``patience`` times what the
-    run takes alone on the devices it wants. The value of a run in the knapsack is what it would
-    lose if all others went first, its utility now less that then, by the seconds to its end: a
-    slice brings so much of it. A run that changes devices loses
-    what that costs, or a tenth of its time. Devices that are left go to runs of no utility as long
-    as their resources last; a run whose last value is NaN or infinite has none.
+    is ``1 / (1 + exp(steepness * (T / target - 1)))`` with a target of ``patience`` times the
+    trial's time alone on the devices it wants. The value of a trial in the knapsack is the utility
+    it would lose if all others went first, divided by the seconds to its end: the gain of a
+    second of a slice. A trial that changes devices pays the cost of the switch, or a tenth of its
+    time. Devices that are left go to trials of no utility as long as their resources last; one
+    whose last value is NaN or infinite has none.
 
-    Host memory is promised to whoever has a device or waits in memory: a run for which there is
-    none left waits, unless nobody else could train.
+    Host memory is reserved for each trial that has a device or waits in memory: a trial for which
+    none is left waits, unless no other could train.
 
     Args:
-        patience: the target, in multiples of what a run takes alone.
-        steepness: of the utility about the target.
+        patience: the target, in multiples of a trial's time alone.
+        steepness: slope of the utility about the target.
 
     Raises:
         InvalidInputError: an argument is out of its range.
@@ -99,7 +99,7 @@ class Smd(Policy):
     def _items(
         self, snapshot: Snapshot, found: Sequence[Contender], has: Sequence[int]
     ) -> list[Item]:
-        """The ways in which each run could be trained; those as it was submitted come first."""
+        """The ways in which each trial could be trained; its submitted number of devices first."""
         n_devices = len(free_devices(snapshot))
         behind = sum(each.use for each in found)
         needed = _typical_needs(snapshot)
@@ -125,13 +125,13 @@ class Smd(Policy):
         return items
 
     def _worth(self, now: float, each: Contender, delay: float) -> Callable[[float], float]:
-        """What each second of a run is worth that is done after so many.
+        """Return a function from a trial's seconds to its end to its value per second.
 
         Args:
-            now: the clock.
-            each: the run.
-            delay: what all others take; if they went first it would begin then, or after as long
-                as it takes itself as it was submitted.
+            now: the time of the snapshot.
+            each: the trial.
+            delay: seconds that all others take; the trial that goes last begins after these and
+                its own time as submitted.
         """
         had = 0.0 if each.run is None else each.run.attained_seconds / each.wanted
         waited = 0.0 if each.run is None else max(now - each.run.submitted, 0.0)
@@ -141,25 +141,25 @@ class Smd(Policy):
         return lambda seconds: (self.utility(waited + seconds, target) - later) / max(seconds, 1e-9)
 
     def utility(self, seconds: float, target_seconds: float) -> float:
-        """Of a completion time: 1 for none, a half at the target, towards 0 beyond."""
+        """Utility of a completion time: near 1 at 0, a half at the target, towards 0 beyond."""
         steps = self.steepness * (seconds / max(target_seconds, 1e-9) - 1.0)
         return 1.0 / (1.0 + math.exp(min(steps, 700.0)))
 
 
 def _counts(each: Contender, has: int) -> list[int]:
-    """The numbers of devices that a run is tried on, the one that it wants first."""
+    """The numbers of devices that a trial is tried on, the one that it wants first."""
     named = {each.wanted, has}
     rest = [count for count in each.counts if count <= MOST_DEVICES or count in named]
     return sorted(rest, key=lambda count: (count != each.wanted, count))
 
 
 def _largest(snapshot: Snapshot) -> int:
-    """The most devices of a host."""
+    """The largest number of devices of a host."""
     return max(Counter(device.host for device in snapshot.devices).values())
 
 
 def _room(snapshot: Snapshot, devices: Sequence[Device]) -> tuple[float, ...]:
-    """What is left of each resource for runs that get devices now."""
+    """The amount of each resource left for trials that get devices now."""
     memory = [device.memory_bytes for device in devices]
     host, workers = snapshot.room.host_bytes, snapshot.room.cpu_workers
     kept = sum(run.needs.host_bytes or 0 for run in snapshot.runs if _has_promise(run))
@@ -172,18 +172,18 @@ def _room(snapshot: Snapshot, devices: Sequence[Device]) -> tuple[float, ...]:
 
 
 def _somebody_trains(snapshot: Snapshot) -> bool:
-    """Whether room may come; a new trial that has a device is no run yet."""
+    """True if resources may become free later; a new trial can have a device but no view yet."""
     taken = any(not (device.free or device.problem) for device in snapshot.devices)
     return taken or any(run.state == "running" for run in snapshot.runs)
 
 
 def _has_promise(run: RunView) -> bool:
-    """Whether host memory is kept for a run that waits: it is there, or may go there."""
+    """True if host memory is reserved for a waiting trial: its state is there, or may go there."""
     return run.state == "parked" and run.tier != "disk"
 
 
 def _typical_needs(snapshot: Snapshot) -> Resources:
-    """What is expected of a run that is not known: the most that any other takes."""
+    """The assumed needs of an unknown trial: the most that any other takes."""
     needs = [run.needs for run in (*snapshot.runs, *snapshot.finished)]
     return Resources(
         device_bytes=max((each.device_bytes or 0 for each in needs), default=0),
@@ -193,7 +193,7 @@ def _typical_needs(snapshot: Snapshot) -> Resources:
 
 
 def _weights(run: RunView | None, typical: Resources) -> tuple[float, float, float]:
-    """What a run takes: of each of its devices, of the host's memory, and of its CPU workers."""
+    """A trial's use of memory on each device, of host memory, and of CPU workers."""
     own = Resources() if run is None else run.needs
     host = typical.host_bytes if own.host_bytes is None else own.host_bytes
     return (

@@ -1,4 +1,4 @@
-"""How long a run takes on other devices and with other batch sizes: measurements and a fit."""
+"""Speeds of a trial on other devices and with other batch sizes, fitted to measurements."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from numpy.typing import NDArray
 from optuna_hermes.model import Elastic, Speed
 
 MAX_GROWTH = 2
-"""A run gets at most this many times the devices, and the batch, that it was measured with."""
+"""Largest factor by which a trial's devices and batch may exceed the measured ones."""
 
 HUGE = 1e12
-"""Seconds and samples beyond count as this much: sums stay finite."""
+"""Upper bound of seconds and samples, so that sums stay finite."""
 
 EQUAL = 1e-6
 """Batch sizes whose times differ by less are taken to be equal."""
 
 CAUTION = 1e-3
-"""How little a cost that nothing was measured of weighs in a fit: it is taken to be none."""
+"""Weight of the pull towards 0 of costs that no measurement determines."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepModel:
-    """What a step takes: ``T(w) = a M / w + b + d (w - 1) + e [more than one host]``.
+    """Time of a step: ``T(w) = a M / w + b + d (w - 1) + e [more than one host]``.
 
     ``M`` is the batch, ``w`` the devices: Yu et al., "SMD", INFOCOM 2021, without its parameter
     servers, and with ``e`` of this project's own. A batch that a device does not hold is taken in
     several passes, each of which costs ``b`` again, but not ``d`` and ``e``.
 
     Args:
-        sample_seconds: ``a``, of a sample on its device.
-        pass_seconds: ``b``, of a pass whatever its size.
-        device_seconds: ``d``, of each device more.
+        sample_seconds: ``a``, for a sample on its device.
+        pass_seconds: ``b``, for a pass of any size.
+        device_seconds: ``d``, for each device beyond the first.
         host_seconds: ``e``, once, if there are several hosts.
         device_batch_size: samples a device holds, None for no bound.
     """
@@ -50,7 +50,7 @@ class StepModel:
     device_batch_size: int | None = None
 
     def step_seconds(self, devices: Array, batch_sizes: Array, several: Array) -> Array:
-        """Of a step, elementwise; ``several`` is 1 on more than one host, otherwise 0."""
+        """Seconds of a step, elementwise; ``several`` is 1 on more than one host, otherwise 0."""
         local = np.ceil(batch_sizes / devices)
         passes = _passes(local, self.device_batch_size)
         seconds: Array = (
@@ -64,10 +64,10 @@ class StepModel:
 
 @lru_cache(maxsize=4096)
 def fit_steps(speeds: tuple[Speed, ...], device_batch_size: int | None) -> StepModel | None:
-    """The model that fits what was measured, None if nothing usable was.
+    """Fit the model to measured speeds; None if none of them is usable.
 
-    Least squares of the relative errors, no term below zero. What nothing was measured of is taken
-    to cost nothing: a run is tried on more devices once, and known from then on.
+    Least squares of the relative errors, no term below zero. Costs that no measurement determines
+    are taken to be 0: a trial is tried on more devices once, and measured from then on.
 
     Args:
         speeds: measurements; those that are not positive and finite are left out.
@@ -84,7 +84,7 @@ def fit_steps(speeds: tuple[Speed, ...], device_batch_size: int | None) -> StepM
     columns = np.stack([local, passes, devices - 1, several], axis=1) / seconds[:, None]
     scale = np.maximum(columns.max(axis=0), 1 / HUGE)
     caution = np.diag([0.0, CAUTION, CAUTION, CAUTION])
-    from scipy.optimize import nnls  # a third of a second that most policies need not
+    from scipy.optimize import nnls  # takes a third of a second; most policies do without
 
     terms, _ = nnls(
         np.concatenate([columns / scale, caution]),
@@ -101,9 +101,9 @@ def fit_steps(speeds: tuple[Speed, ...], device_batch_size: int | None) -> StepM
 
 
 def batch_choices(elastic: Elastic) -> list[int]:
-    """Batch sizes that are worth a try: powers of two times the least one, and the limits.
+    """Batch sizes to try: powers of two times the least one, and the limits.
 
-    The most is twice what was measured, so that it grows as the run trains.
+    The most is twice the measured one, so that it grows as the trial trains.
     """
     low, high = elastic.batch_sizes
     known = max((each.batch_size for each in elastic.speeds), default=elastic.batch_size)
@@ -113,10 +113,10 @@ def batch_choices(elastic: Elastic) -> list[int]:
 
 
 def worth_of_samples(elastic: Elastic, batch_sizes: Array, *, later: bool = False) -> Array:
-    """What a sample is worth at these batch sizes, by the gradient noise scale; 1 at the least.
+    """Progress per sample at these batch sizes, by the gradient noise scale; 1 at the least size.
 
-    Where noise is not known all samples are worth the same. It grows as a run trains: later it is
-    taken to be no less than the largest batch that the run may have.
+    Where noise is not known all samples count the same. Noise grows in training: ``later`` takes
+    it to be no less than the largest batch that the trial may have.
     """
     noise = elastic.noise_scale
     if noise is None or not math.isfinite(noise) or noise < 0:
@@ -127,7 +127,7 @@ def worth_of_samples(elastic: Elastic, batch_sizes: Array, *, later: bool = Fals
 
 
 def most_devices(elastic: Elastic, wanted: int) -> int:
-    """How many devices a run may be tried on: twice what it was measured on, or what it wants."""
+    """The most devices a trial may be tried on: twice the measured ones, or those it wants."""
     known = max((each.devices for each in elastic.speeds), default=0)
     most = min(elastic.devices[1], max(MAX_GROWTH * known, wanted))
     return max(most, elastic.devices[0])
@@ -136,27 +136,27 @@ def most_devices(elastic: Elastic, wanted: int) -> int:
 def unit_seconds(
     elastic: Elastic, model: StepModel, batch_sizes: Array, devices: Array, *, later: bool = False
 ) -> Array:
-    """Seconds of a unit [batch size, devices, several hosts], up to a factor that is its samples.
+    """Seconds of a unit [batch size, devices, several hosts], per sample if its size is not known.
 
     Args:
-        elastic: the run's limits.
-        model: of its steps.
+        elastic: the trial's limits.
+        model: the time of its steps.
         batch_sizes: samples a step [batch size].
         devices: how many, 1 or more [devices].
-        later: whether that is asked of units to come, see ``worth_of_samples``.
+        later: whether the units lie in the future, see ``worth_of_samples``.
     """
     rows, columns = batch_sizes[:, None], devices[None, :]
     several = (columns > 1).astype(float)
     steps = [model.step_seconds(columns, rows, apart) for apart in (0.0 * several, several)]
     worth = worth_of_samples(elastic, rows, later=later)
-    # Of sizes that seem equal the largest is tried: what they take is known from then on.
+    # Among sizes that seem equal the largest is tried, so that it is measured from then on.
     doubt = 1.0 + EQUAL * np.arange(len(batch_sizes) - 1.0, -1.0, -1.0)
     seconds: Array = np.stack(steps, axis=2) * (doubt[:, None] / (rows * worth))[:, :, None]
     return seconds * (elastic.unit_samples or 1.0)
 
 
 def pooled(speeds: Iterable[Speed]) -> tuple[Speed, ...]:
-    """Measurements of several runs as one, of those alike the mean."""
+    """Measurements of several trials, the mean of those with equal devices, hosts and batch."""
     by_place: dict[tuple[int, int, int], list[float]] = {}
     for each in speeds:
         by_place.setdefault((each.devices, each.hosts, each.batch_size), []).append(

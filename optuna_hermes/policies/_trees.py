@@ -17,7 +17,7 @@ _SETTINGS: dict[str, Any] = {
     "learning_rate": 0.1,
     "num_leaves": 15,
     "min_data_in_bin": 1,
-    # The same rows give the same trees, on one thread and on many machines.
+    # The same rows give the same trees, on every machine: decisions have to be reproducible.
     "deterministic": True,
     "force_row_wise": True,
     "num_threads": 1,
@@ -29,7 +29,7 @@ _SETTINGS: dict[str, Any] = {
 def fit_trees(
     features: Numbers, targets: Numbers, *, categories: Sequence[int] = ()
 ) -> Callable[[Numbers], Numbers] | None:
-    """Learn numbers from rows of features. Deterministic.
+    """Fit a regression to rows of features. Deterministic.
 
     Args:
         features: [rows, columns]; NaN is unknown.
@@ -37,7 +37,7 @@ def fit_trees(
         categories: columns that hold codes of categories, 0 or more.
 
     Returns:
-        What predicts [rows] from features, or None without LightGBM.
+        A function that predicts [rows] from features, or None without LightGBM.
     """
     try:
         import lightgbm

@@ -1,4 +1,4 @@
-"""Recorded trainings, from files and from studies, replayed under policies and compared."""
+"""Replays: recorded trainings, from files and studies, simulated under policies and compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elastic job models and workloads, as they were published with AdaptDL."""
+"""Readers of elastic job models and workloads in the format published with AdaptDL."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _Number = TypeVar("_Number", int, float)
 
 
 def read_application(folder: str | Path) -> Application:
-    """Read what was measured of one application (Qiao et al., "Pollux", OSDI 2021).
+    """Read the measurements of one application (Qiao et al., "Pollux", OSDI 2021).
 
     Args:
-        folder: has ``placements.csv`` (placement, local_bsz, step_time, sync_time), where a
+        folder: folder with ``placements.csv`` (placement, local_bsz, step_time, sync_time), where a
             placement is a digit for each host, ``scalability.csv`` (num_nodes, num_replicas, then
             the same) and ``validation-BATCH.csv`` (progress, iteration, metric, grad_sqr,
             grad_var), one for each batch size.
@@ -55,15 +55,14 @@ def read_elastic_jobs(
     """Read a workload of elastic jobs.
 
     Args:
-        path: has name, time (s), application, num_replicas, batch_size.
-        applications: what was measured of each, by name.
-        most_devices: how many devices a job can be given; None for jobs that take what they want
-            and keep their batch size.
-        told: whether a job that can be stretched says how many epochs are left.
+        path: CSV file with columns name, time (s), application, num_replicas, batch_size.
+        applications: the measured applications, by name.
+        most_devices: the most devices a job can be given; None for jobs that are not elastic.
+        told: whether policies see the number of epochs that an elastic job has left.
 
     Raises:
         InvalidInputError: the file is missing, or has other columns or values, or names an
-            application that nothing was measured of.
+            application that is not in ``applications``.
     """
     jobs: list[Job] = []
     for number, row in enumerate(_rows(Path(path))):
@@ -95,7 +94,7 @@ def read_elastic_jobs(
 
 
 class _Row:
-    """A line of a file, with what to say if it is wrong."""
+    """A line of a file, which raises errors that name its place."""
 
     def __init__(self, path: Path, line: int, cells: Mapping[str, str | None]) -> None:
         self._where = f"{path}, line {line}"

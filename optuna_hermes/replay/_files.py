@@ -1,4 +1,4 @@
-"""Curve sets in files."""
+"""Reader of curve sets in ``.npz`` files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from optuna_hermes.simulator import CurveSet
 
 
 def read_curve_set(path: str | Path) -> CurveSet:
-    """Read an ``.npz`` file, as ``CurveSet.from_arrays`` says what is in it. Unpickles nothing.
+    """Read a curve set from an ``.npz`` file, without unpickling; see ``CurveSet.from_arrays``.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
         InvalidInputError: there is no such file, or it is not a curve set.
@@ -27,7 +27,7 @@ def read_curve_set(path: str | Path) -> CurveSet:
 
 def _arrays(path: Path) -> dict[str, Any]:
     try:
-        # Opened here: numpy leaves a file open whose content it refuses.
+        # Opened here: numpy does not close a file whose content it refuses.
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):

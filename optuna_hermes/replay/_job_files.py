@@ -1,4 +1,4 @@
-"""Traces of jobs in CSV files."""
+"""Readers of traces of jobs in CSV files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "group": ("group", "cluster", "vc"),
     "user": ("user",),
 }
-"""What a column is called, here and in published traces; the last three may be missing."""
+"""Names of each column, here and in published traces; the last three may be missing."""
 
 WEEK_SECONDS = 604_800
 MONDAY_SECONDS = 4 * 86_400
 """From 1 January 1970, a Thursday, to the Monday after it."""
 
 DEVICES_OF_A_NODE = 8
-"""Of Philly's nodes, as in its authors' replay; the trace does not say."""
+"""Devices of each of Philly's nodes, as in its authors' replay; the trace does not give them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,10 @@ class JobSet:
     """Jobs of one trace.
 
     Args:
-        name: of the trace.
-        jobs: in the order of submission, numbered in that order.
-        groups: nodes of each group, where the trace says so.
-        left_out: jobs whose group has no nodes.
+        name: name of the trace.
+        jobs: the jobs in the order of submission, numbered in that order.
+        groups: number of nodes of each group, where the trace gives them.
+        left_out: number of jobs whose group has no nodes.
     """
 
     name: str
@@ -53,17 +53,17 @@ class JobSet:
 def read_jobs(path: str | Path) -> JobSet:
     """Read jobs from a CSV file, or a gzipped one (``.gz``), with a line of column names.
 
-    ``submitted`` is a number of seconds or a date (ISO 8601), ``seconds`` what the job takes on
-    its ``devices`` (1 if there is no such column), ``group`` its virtual cluster and ``user``
-    whose it is. The names that ``COLUMNS`` lists are understood too, other columns are ignored.
+    ``submitted`` is a number of seconds or a date (ISO 8601), ``seconds`` the job's time on its
+    ``devices`` (1 if there is no such column), ``group`` its virtual cluster and ``user`` its
+    owner. The names that ``COLUMNS`` lists are accepted too, other columns are ignored.
     Dates become seconds since the Monday before the first, so that an hour is an hour of the day.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
-        InvalidInputError: it cannot be read, has no such column or no job, or a value is out of
-            its range.
+        InvalidInputError: it cannot be read, lacks a column, has no job, or a value is out of its
+            range.
     """
     path = Path(path)
     rows = [_row(path, line, row) for line, row in _rows(path)]
@@ -94,7 +94,7 @@ def read_philly(folder: str | Path) -> JobSet:
     """Read Philly's jobs and the nodes of its virtual clusters, as published with Helios.
 
     Args:
-        folder: has ``jobs.csv.gz`` and ``vc_nodes.csv`` (vc, node num).
+        folder: folder with ``jobs.csv.gz`` and ``vc_nodes.csv`` (vc, node num).
 
     Raises:
         InvalidInputError: a file is missing or has other columns.
@@ -115,7 +115,7 @@ def read_philly(folder: str | Path) -> JobSet:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str | None]]]:
-    """The rows of a file, and the line of each."""
+    """The rows of a file with their line numbers."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
@@ -181,6 +181,7 @@ def _moment(text: str) -> tuple[float, bool]:
         seconds = float(text)
     except ValueError:
         date = datetime.fromisoformat(text)
+        # Without a zone UTC is assumed: results must not depend on this machine's zone.
         return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp(), True
     if not 0 <= seconds < math.inf:
         raise ValueError

@@ -1,4 +1,4 @@
-"""Traces of jobs under policies."""
+"""Replays of traces of jobs under policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from optuna_hermes.simulator import (
 )
 
 ORACLE_SLICE_SECONDS = 600.0
-"""How often ``srtf`` may interrupt where jobs are not interrupted otherwise."""
+"""Slice length of ``srtf`` where jobs are not interrupted otherwise."""
 
 JOB_POLICIES: Mapping[str, str] = {
     "fifo": "first come, first served; the queue stops at a job that does not fit",
@@ -31,17 +31,17 @@ JOB_POLICIES: Mapping[str, str] = {
     "sjf": "shortest job first, an oracle",
     "srtf": "shortest remaining time first, an oracle that interrupts",
 }
-"""The policies that are made for jobs; every other one can be named too."""
+"""The policies that are made for jobs; all others can be used too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRules:
-    """What holds for every policy.
+    """Settings of a replay of jobs, the same for every policy.
 
     Args:
-        groups: the devices of each host of each group.
-        slice_seconds: how often jobs may be interrupted, None for never.
-        restart_seconds: what it costs a job to go on elsewhere, or after a pause.
+        groups: the number of devices of each host of each group.
+        slice_seconds: interval at which jobs may be interrupted, None for never.
+        restart_seconds: time that a job loses when it goes on elsewhere, or after a pause.
     """
 
     groups: Mapping[str | None, Sequence[int]]
@@ -50,7 +50,7 @@ class JobRules:
 
 
 def one_group(n_devices: int, devices_per_host: int) -> dict[str | None, list[int]]:
-    """Hosts for one cluster: all of one size, the last one smaller if need be.
+    """Hosts of one cluster: all of one size, the last one smaller if there is a remainder.
 
     Raises:
         InvalidInputError: a number is below 1.
@@ -70,12 +70,12 @@ def simulate_jobs(
     """Replay jobs under one policy.
 
     Args:
-        jobs: in any order.
-        name: of ``JOB_POLICIES`` or ``POLICIES``, or ``module:Class`` or ``FILE.py:Class``.
-        rules: the hosts, and what a job can be asked.
-        seed: of errors, and for policies that draw random numbers.
-        past: jobs that came before; a learner knows those that were over when the first of
-            ``jobs`` comes.
+        jobs: the jobs, in any order.
+        name: a key of ``JOB_POLICIES`` or ``POLICIES``, or ``module:Class`` or ``FILE.py:Class``.
+        rules: hosts, slices and costs.
+        seed: for the errors of predictions, and for policies that draw random numbers.
+        past: earlier jobs; a learning predictor knows those that ended before the first of
+            ``jobs`` is submitted.
 
     Raises:
         InvalidInputError: there is no such policy.
@@ -96,10 +96,10 @@ def simulate_jobs(
 
 
 def check_job_policy(name: str) -> None:
-    """Refuse a name that no policy has.
+    """Raise if no policy has this name.
 
     Raises:
-        UnknownPolicyError: nobody has it; the error lists all that there are.
+        UnknownPolicyError: no policy has it; the error lists all names.
     """
     if name not in JOB_POLICIES and name not in POLICIES and ":" not in name:
         known = ", ".join(dict.fromkeys([*JOB_POLICIES, *POLICIES]))
@@ -111,7 +111,7 @@ def check_job_policy(name: str) -> None:
 
 
 def _made(name: str, seed: int) -> tuple[Policy, Estimator | None]:
-    """A policy, and who tells it what to expect."""
+    """A policy, and the predictor of its jobs' device time."""
     made: dict[str, tuple[Policy, Estimator | None]] = {
         "fifo": (Fifo(backfill=False), None),
         "fifo-backfill": (Fifo(), None),

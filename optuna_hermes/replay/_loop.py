@@ -1,4 +1,4 @@
-"""A sampler that learns, over recorded trainings: what a study as a whole gets out of a policy."""
+"""Simulation of whole studies: a sampler that learns chooses among recorded trainings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import optuna
 from optuna.samplers import BaseSampler
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.policies import Policy, make_policy
 from optuna_hermes.replay._loop_pruners import PRUNERS, Stopping
@@ -18,18 +18,18 @@ from optuna_hermes.simulator import Cluster, CurveSet, Recording, SwitchCosts, T
 from optuna_hermes.simulator._metrics import span_of
 
 PLAIN = ("fifo", *PRUNERS)
-"""The policies that stand for plain Optuna: their sampler sees trials as Optuna shows them."""
+"""The policies that stand for plain Optuna: their sampler is not wrapped in a HermesSampler."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSetup:
-    """The rules of a replay with a sampler.
+    """Settings of a replay with a sampler.
 
     Args:
         sampler: one of ``SAMPLERS``.
-        n_devices: how many devices.
+        n_devices: number of devices.
         budget: device time of the study, in median full trainings of the set.
-        switch_cost: of a device that changes run, as a fraction of the unit trained next.
+        switch_cost: cost of changing a device's trial, as a fraction of the unit trained next.
 
     Raises:
         InvalidInputError: the budget is not positive.
@@ -47,17 +47,17 @@ class LoopSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopMetrics:
-    """How soon a study came near the best of its pool; fractions of the budget, 1 if never.
+    """Times until a study came near the best of its pool; fractions of the budget, 1 if never.
 
     Near is within 5 % or 1 % of the span between the pool's median first value and its best final
     one.
 
     Args:
-        any5: until some value was within 5 %.
-        any1: until some value was within 1 %.
-        fin5: until a finished trial was within 5 %.
-        fin1: until a finished trial was within 1 %.
-        trials_opened: how many trainings were begun.
+        any5: time until any value was within 5 %.
+        any1: time until any value was within 1 %.
+        fin5: time until a finished trial was within 5 %.
+        fin1: time until a finished trial was within 1 %.
+        trials_opened: number of trainings that were begun.
     """
 
     any5: float
@@ -68,21 +68,21 @@ class LoopMetrics:
 
 
 def run_loop(curve_set: CurveSet, policy: str, setup: LoopSetup, *, seed: int) -> LoopMetrics:
-    """Let a study choose among recorded trainings until its budget is spent.
+    """Simulate a study that chooses among recorded trainings until its budget is spent.
 
     Each parameter is scaled to its rank in [0, 1], the sampler suggests one float for each, and
-    the nearest configuration that was not yet trained is; the study keeps the floats.
+    the nearest configuration not trained yet is trained; the study keeps the floats.
     Under the policies of ``PLAIN`` the study is plain Optuna's; under the others its sampler is a
-    ``HermesSampler``, the same that runs live.
+    ``HermesSampler``, as in a live study.
 
     Args:
         curve_set: the pool, with parameters.
         policy: name of a policy, or of one of ``PRUNERS``.
-        setup: the rules.
-        seed: of the sampler and the policy.
+        setup: the settings.
+        seed: for the sampler and the policy.
 
     Raises:
-        InvalidInputError: no such policy or sampler, or a set without parameters.
+        InvalidInputError: there is no such policy or sampler, or the set has no parameters.
     """
     sampler = make_sampler(setup.sampler, seed)
     units = max(len(recording.values) for recording in curve_set.recordings)
@@ -96,13 +96,13 @@ def run_loop(curve_set: CurveSet, policy: str, setup: LoopSetup, *, seed: int) -
 
 
 def budget_seconds(curve_set: CurveSet, setup: LoopSetup) -> float:
-    """How long a study may take: its share of the budget on each device."""
+    """Duration of a study: its budget of device time over the number of devices."""
     full = statistics.median(sum(recording.seconds) for recording in curve_set.recordings)
     return setup.budget * full / setup.n_devices
 
 
 def _new_study(policy: str, sampler: BaseSampler, units: int, seed: int) -> optuna.Study:
-    private.log_warnings_only()
+    _optuna.log_warnings_only()
     plain = policy in PLAIN
     return optuna.create_study(
         # Hyperband draws a trial's bracket from the study's name.

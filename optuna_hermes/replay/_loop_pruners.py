@@ -1,4 +1,4 @@
-"""Plain Optuna as a rival: its pruners decide who is stopped, real ones on a real study."""
+"""Plain Optuna as a rival: Optuna's own pruners, on a real study, stop trials."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PRUNERS: Mapping[str, Callable[[int], BasePruner]] = {
 
 
 class Stopping(Policy):
-    """First in, first out, but trials that a pruner has condemned are pruned.
+    """First in, first out, with the trials pruned that Optuna's pruner has condemned.
 
     Args:
-        condemned: numbers of trials; the owner adds to it as they report.
+        condemned: numbers of trials to prune; the caller adds to it as they report.
     """
 
     def __init__(self, condemned: set[int]) -> None:
@@ -36,7 +36,7 @@ class Stopping(Policy):
         self._fifo = Fifo()
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Prune, then carry on as FIFO with the others."""
+        """Prune the condemned trials, then assign devices first in, first out."""
         pruned = [
             run.number
             for run in snapshot.runs

@@ -1,4 +1,4 @@
-"""Trials that a real Optuna sampler proposes, trained by replaying the nearest recording."""
+"""Trials proposed by a real Optuna sampler, trained by replaying the nearest recording."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SAMPLERS = (
 """Optuna's samplers that need no more than a seed to propose points of a cube."""
 
 _NEEDS = {"GPSampler": "torch", "CmaEsSampler": "cmaes"}
-"""Packages that Optuna imports for a sampler only when it is asked for the first proposal."""
+"""Packages that a sampler of Optuna imports only at its first proposal."""
 
 
 class Proposals(Source):
-    """A study in memory: ``ask`` opens a trial, reports and ends are told to it.
+    """Source of trials from a study in memory: opened by ``ask``, ended by ``tell``.
 
     Args:
         curve_set: the pool of configurations, with parameters.
-        study: an empty one that minimises; its pruner is asked after each report.
+        study: an empty study that minimises; its pruner is called after each report.
 
     Attributes:
         condemned: numbers of the trials that the study's pruner would prune.
@@ -48,7 +48,7 @@ class Proposals(Source):
 
     @property
     def unstarted(self) -> Unstarted:
-        """What is left of the pool, as proposals of a sampler that learns."""
+        """The rest of the pool, as proposals of a sampler that learns."""
         return Unstarted(count=self._pool.left)
 
     def open(self, number: int) -> Recording:
@@ -59,7 +59,7 @@ class Proposals(Source):
         return self._recordings[self._pool.take(suggestion)]
 
     def reported(self, number: int, unit: int, value: float) -> None:
-        """Report as an objective does, and ask the pruner."""
+        """Report as an objective does, and call the pruner."""
         trial = self._trials[number]
         trial.report(value, unit)
         self._last[number] = value
@@ -67,7 +67,7 @@ class Proposals(Source):
             self.condemned.add(number)
 
     def ended(self, number: int, *, pruned: bool) -> None:
-        """Tell as ``study.optimize`` does: a trial that ends at NaN has failed."""
+        """End the trial as ``study.optimize`` does: one that ends at NaN has failed."""
         trial = self._trials.pop(number)
         if pruned:
             self._study.tell(trial, state=optuna.trial.TrialState.PRUNED)
@@ -80,14 +80,14 @@ class Proposals(Source):
 
 
 def make_sampler(name: str, seed: int) -> BaseSampler:
-    """One of Optuna's samplers, with its default settings.
+    """Create one of Optuna's samplers, with its default settings.
 
     Args:
         name: one of ``SAMPLERS``.
-        seed: of its random numbers.
+        seed: seed of its random numbers.
 
     Raises:
-        InvalidInputError: there is no such sampler, or it needs a package that is not there.
+        InvalidInputError: there is no such sampler, or it needs a package that is not installed.
     """
     if name not in SAMPLERS:
         raise InvalidInputError(f"A sampler must be one of {', '.join(SAMPLERS)} but got {name!r}.")

@@ -1,4 +1,4 @@
-"""Many studies with a sampler, and what their means say."""
+"""Simulations of many studies with a sampler, and a table of their means."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MEASURES = ("any5", "any1", "fin5", "fin1", "trials_opened")
 
 @dataclass(frozen=True, kw_only=True)
 class LoopRun:
-    """One study.
+    """The result of one simulated study.
 
     Args:
         curve_set: name of its pool.
         policy: name of its policy.
-        seed: of its sampler.
-        metrics: what came out.
+        seed: seed of its sampler.
+        metrics: its metrics.
     """
 
     curve_set: str
@@ -32,14 +32,14 @@ class LoopRun:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopRow:
-    """A policy over all sets and seeds.
+    """A policy's means over all sets and seeds.
 
     Args:
         policy: its name.
-        means: of each of ``MEASURES``, the geometric mean over sets of the mean over seeds.
-        over_fifo: how many times sooner than ``fifo`` for each measure but ``trials_opened``;
-            empty where ``fifo`` was not run.
-        over_pruners: likewise, than the pruner that is best in that measure.
+        means: for each of ``MEASURES``, the geometric mean over sets of the mean over seeds.
+        over_fifo: speed-up over ``fifo`` for each measure but ``trials_opened``; empty where
+            ``fifo`` was not simulated.
+        over_pruners: likewise over the pruner that is best in that measure.
     """
 
     policy: str
@@ -54,13 +54,13 @@ def run_loops(
     setup: LoopSetup,
     seeds: Sequence[int],
 ) -> Iterator[LoopRun]:
-    """Run every policy and seed over every set, one after another, set by set.
+    """Simulate every policy and seed on every set, one after another, set by set.
 
     Args:
         curve_sets: pools, each with a name of its own.
         policies: names, see ``run_loop``.
-        setup: the rules.
-        seeds: of the samplers.
+        setup: the settings.
+        seeds: seeds of the samplers.
     """
     for curve_set in curve_sets:
         for policy in policies:
@@ -70,10 +70,10 @@ def run_loops(
 
 
 def loop_table(runs: Sequence[LoopRun]) -> tuple[LoopRow, ...]:
-    """Sum up, a row for each policy, in the order of their first runs.
+    """Summarise results, a row for each policy, in the order of their first results.
 
     Args:
-        runs: of the same sets and seeds for each policy.
+        runs: results on the same sets and seeds for each policy.
     """
     policies = list(dict.fromkeys(run.policy for run in runs))
     means = {policy: _means([run for run in runs if run.policy == policy]) for policy in policies}
@@ -102,7 +102,7 @@ def _means(runs: Sequence[LoopRun]) -> dict[str, float]:
 
 
 def _ratios(means: dict[str, float], rivals: Sequence[dict[str, float]]) -> dict[str, float]:
-    """How many times sooner than the best of the rivals, measure by measure."""
+    """Speed-ups over the best of the rivals, by measure."""
     if not rivals:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Recorded configurations among which a sampler chooses."""
+"""The pool of recorded configurations among which a sampler chooses."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Pool:
     """The trainings of a curve set as points of a cube, each to be taken once.
 
     A parameter's coordinate is its rank among the set's values, scaled to [0, 1]; equal values
-    share their mean rank. So a sampler needs to know neither scales nor choices.
+    share their mean rank. So a sampler needs neither scales nor choices of parameters.
 
     Args:
-        curve_set: whose parameters are known.
+        curve_set: a set with parameters.
 
     Raises:
         InvalidInputError: the set has no parameters.
 
     Attributes:
-        names: of the parameters.
-        points: the coordinates [n, p].
+        names: names of the parameters.
+        points: coordinates [n, p].
     """
 
     def __init__(self, curve_set: CurveSet) -> None:
@@ -44,7 +44,7 @@ class Pool:
 
     @property
     def left(self) -> int:
-        """How many are not taken."""
+        """Number of configurations not taken yet."""
         return int(self._free.sum())
 
     def take(self, suggestion: Mapping[str, float]) -> int:
@@ -64,7 +64,7 @@ class Pool:
 
 
 def _coordinates(rows: Sequence[Mapping[str, Any]], name: str) -> NDArray[np.float64]:
-    """One parameter of all configurations; where one has no such parameter it ranks first."""
+    """Coordinates of one parameter; a configuration without it ranks first."""
     ranks = rankdata(_numbers([row.get(name) for row in rows]))
     return np.asarray((ranks - 1) / max(1, len(rows) - 1), dtype=np.float64)
 

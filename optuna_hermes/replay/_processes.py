@@ -1,4 +1,4 @@
-"""Independent jobs on all cores."""
+"""A function over independent jobs, in parallel processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
 _function: Callable[[Any], Any]
-"""In a process that ``spread`` started: what it does with its jobs."""
+"""The function that a process started by ``spread`` applies to its jobs."""
 
 
 def spread(
@@ -25,12 +25,12 @@ def spread(
     processes: int | None = None,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
-    """What a function makes of each job, in the order of the jobs.
+    """Apply a function to each job, in parallel, and return the answers in the order of the jobs.
 
     Args:
-        function: need not be picklable; jobs and answers must be.
-        jobs: independent of each other.
-        processes: how many at once, None for one for each core. With 1 all is done in this one.
+        function: the function, which need not be picklable; jobs and answers must be.
+        jobs: jobs that are independent of each other.
+        processes: number of processes, None for one for each core. With 1 none is started.
         on_answer: called after each answer, in this process.
     """
     n_processes = min(len(jobs), processes or usable_cpus())
@@ -40,7 +40,7 @@ def spread(
             answers.append(function(job))
             on_answer()
         return answers
-    # Forked, so that what is loaded here (curve sets, a user's policy) is there at once.
+    # Forked: the children have the loaded curve sets and a user's policy without pickling.
     context = multiprocessing.get_context("fork")
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(n_processes, context, initializer=_begin, initargs=(function,))
@@ -53,7 +53,7 @@ def spread(
         return [future.result() for future in futures]
     except BaseException:
         for process in set(multiprocessing.active_children()) - others:
-            process.kill()  # a job may take minutes, and nobody waits for it any more
+            process.kill()  # a job may take minutes, and its answer is not needed any more
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -61,7 +61,7 @@ def spread(
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """No Ctrl-C while processes are started, and none ever for them: it is for this one."""
+    """Block SIGINT while processes start; they inherit the mask, so Ctrl-C is for this one only."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -70,6 +70,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _begin(function: Callable[[Any], Any]) -> None:
+    # A global, set at the fork: a function passed to ``submit`` would have to be picklable.
     global _function
     _function = function
 

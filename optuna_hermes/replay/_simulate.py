@@ -1,4 +1,4 @@
-"""Curve sets under policies: every set, policy and seed once."""
+"""Simulations of curve sets: every set, policy and seed once."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from optuna_hermes.simulator import (
 from optuna_hermes.simulator.rivals import RIVALS, arrange, make_rival
 
 REFERENCES = ("fifo", "round-robin", "oracle")
-"""What every policy is compared with; simulated whether asked for or not."""
+"""Policies that all others are compared with; they are always simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of one simulation.
+    """The result of one simulation.
 
     Args:
-        curve_set: its name.
-        family: the set's.
-        policy: its name.
-        seed: of the draw of trials, and of the policy.
-        metrics: how good the schedule was.
+        curve_set: name of the set.
+        family: family of the set.
+        policy: name of the policy.
+        seed: seed of the draw of trials, and of the policy.
+        metrics: metrics of the schedule.
     """
 
     curve_set: str
@@ -49,12 +49,12 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What is the same in every simulation.
+    """Settings that are the same in every simulation.
 
     Args:
-        n_devices: how many devices.
-        n_trials: how many trials are drawn of each set, or all where it has fewer.
-        switch_cost: what a device pays that changes run, as a fraction of the unit it then trains.
+        n_devices: number of devices.
+        n_trials: number of trials drawn from each set; all where it has fewer.
+        switch_cost: cost of changing a device's trial, as a fraction of the unit trained next.
 
     Raises:
         InvalidInputError: there is no device or no trial, or the cost is negative or not finite.
@@ -90,10 +90,10 @@ def simulate(
 
     Args:
         sets: one at least, each with a name of its own.
-        policies: names: of ``POLICIES``, of ``RIVALS``, or ``module:Class`` and ``FILE.py:Class``.
-        rules: for all of them.
+        policies: names in ``POLICIES`` or ``RIVALS``, or ``module:Class`` or ``FILE.py:Class``.
+        rules: settings of all simulations.
         seeds: one at least.
-        processes: how many at once, None for one for each core.
+        processes: number of processes, None for one for each core.
         on_result: called after each simulation.
 
     Raises:
@@ -107,10 +107,10 @@ def simulate(
 
 
 def check_policy(name: str) -> None:
-    """Refuse a name that no policy and no rival has.
+    """Raise if no policy and no rival has this name.
 
     Raises:
-        UnknownPolicyError: nobody has it; the error lists all that there are.
+        UnknownPolicyError: none has it; the error lists all names.
     """
     if name in RIVALS or name in POLICIES:
         return
@@ -123,10 +123,10 @@ def check_policy(name: str) -> None:
 
 
 def check_names(sets: Sequence[CurveSet]) -> None:
-    """Refuse sets whose results could not be told apart.
+    """Raise if results of two sets could not be distinguished.
 
     Raises:
-        InvalidInputError: two have one name.
+        InvalidInputError: two sets have the same name.
     """
     name, count = Counter(each.name for each in sets).most_common(1)[0]
     if count > 1:
@@ -137,13 +137,13 @@ def check_names(sets: Sequence[CurveSet]) -> None:
 
 
 def replay(recordings: Sequence[Recording], policy: str, rules: Rules, *, seed: int = 0) -> Trace:
-    """Replay one list of trials, in its order but for the oracles, under one policy.
+    """Replay one list of trials under one policy, in its order except for the oracles.
 
     Args:
         recordings: the trials.
         policy: its name, as for ``simulate``.
         rules: the number of devices and the cost of a switch.
-        seed: of the policy.
+        seed: seed of the policy.
 
     Raises:
         InvalidInputError: there is no such policy.

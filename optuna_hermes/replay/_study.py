@@ -1,4 +1,4 @@
-"""A study's own ledger as a curve set."""
+"""Conversion of a study's ledger to a curve set."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 FAMILY = "study"
 
 SHORTEST_SECONDS = 1e-6
-"""For two reports that the clock of their worker could not tell apart."""
+"""Least time of a unit, for two reports at the same reading of the worker's clock."""
 
 
 def curve_set_of(study: Study, ledger: Ledger) -> CurveSet:
-    """The trials of a study as they were trained.
+    """The curve set of a study's trials as they were trained.
 
-    A trial that is not finished ends where it was trained until now; one that has failed, or has
-    reported nothing, is left out. Nobody knows the values before the first unit. Lower is better
-    as in the ledger, which has the values of a maximised study turned round.
+    An unfinished trial ends at its last report; one that has failed, or has no report, is left out.
+    Values before the first unit are not known. Lower is better as in the ledger, which stores the
+    values of a maximised study with changed sign.
 
     Args:
         study: the study.
@@ -46,15 +46,15 @@ def curve_set_of(study: Study, ledger: Ledger) -> CurveSet:
 
 
 def unfinished_trials(study: Study, ledger: Ledger) -> tuple[int, ...]:
-    """Numbers of the trials that ``curve_set_of`` ends before their own end."""
+    """Numbers of the trials that ``curve_set_of`` cuts off before their end."""
     found = (trial for trial, _ in _trained(study, ledger))
     return tuple(trial.number for trial in found if trial.state.name != "COMPLETE")
 
 
 def _trained(study: Study, ledger: Ledger) -> Iterator[tuple[FrozenTrial, Curve]]:
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
 
-    curves = ledger.load_curves(private.study_key(study))
+    curves = ledger.load_curves(_optuna.study_key(study))
     for trial in study.get_trials(deepcopy=False):
         curve = curves.get(trial.number)
         if curve is not None and curve.units and trial.state.name != "FAIL":

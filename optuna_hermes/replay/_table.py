@@ -1,4 +1,4 @@
-"""From single simulations to a line for each policy, pure."""
+"""Summary of simulations: a row for each policy, pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ TIMES = ("best_seconds", "top3_seconds", "near_seconds", "auc")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What a policy made of all sets: geometric means over sets of the mean over seeds.
+    """A policy's metrics over all sets: geometric means over sets of the mean over seeds.
 
     Args:
-        policy: its name.
-        means: of ``TIMES`` and ``work_seconds``.
-        switches: mean over sets of the mean over seeds.
-        killed_best: in which fraction of all simulations the best trial was pruned.
-        ratios: by reference, by each of ``TIMES``: how many times as long the reference takes. A
-            reference that was not simulated is not there.
-        families: by family, ``best_seconds`` against ``fifo``.
+        policy: name of the policy.
+        means: means of ``TIMES`` and ``work_seconds``.
+        switches: mean number of switches over all simulations.
+        killed_best: fraction of all simulations in which the best trial was pruned.
+        ratios: by reference and each of ``TIMES``, the reference's time over the policy's, without
+            references that were not simulated.
+        families: by family, the ratio of ``best_seconds`` to ``fifo``.
     """
 
     policy: str
@@ -35,10 +35,10 @@ class Row:
 
 
 def tabulate(results: Sequence[Result]) -> list[Row]:
-    """A row for each policy, the soonest at the best trial first.
+    """A row for each policy, in the order of ``best_seconds``.
 
     Args:
-        results: of the same sets and seeds for every policy.
+        results: results on the same sets and seeds for every policy.
     """
     policies = list(dict.fromkeys(result.policy for result in results))
     by_policy = {name: [each for each in results if each.policy == name] for name in policies}

@@ -1,4 +1,4 @@
-"""The simulator: recorded trainings under any policy, deterministic and without a clock."""
+"""The simulator: replays of recorded trainings and jobs under a policy, deterministic."""
 
 from optuna_hermes.simulator._cluster import Cluster
 from optuna_hermes.simulator._costs import SwitchCosts

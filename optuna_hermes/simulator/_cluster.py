@@ -1,4 +1,4 @@
-"""Devices that train recorded runs as a policy says. Deterministic: no clock, no randomness."""
+"""Simulation of devices that replay recorded trials under a policy. No clock, no randomness."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optuna_hermes.simulator._workload import Source
 
 
 class _Seat:
-    """A device, what it trains (``number``), and what it trained last."""
+    """A device, the trial that it trains (``number``), and the one that it trained last."""
 
     def __init__(self, device: Device, index: int) -> None:
         self.device = device
@@ -35,18 +35,18 @@ class _Seat:
 class Cluster:
     """Replays trainings on some devices under a policy, one unit a slice.
 
-    The policy sees what a broker's policy sees. Events at the same time are handled in the order
-    of the devices; the device of an event is decided about before the next event is looked at,
-    and after it, in their order, the devices that stand idle.
+    The policy gets the same snapshots as in a broker. Events at the same time are handled in the
+    order of the devices; the policy decides about the device of an event before the next event,
+    and after it, in their order, about the idle devices.
 
     Args:
-        policy: who trains next.
+        policy: the policy that assigns devices.
         source: the trials.
-        n_devices: how many devices.
-        n_hosts: on how many hosts; the devices are dealt out evenly, in order.
-        costs: of a device that changes run; by default a change costs nothing.
+        n_devices: number of devices.
+        n_hosts: number of hosts; the devices are distributed evenly, in order.
+        costs: costs of a device that changes to another trial; by default none.
         seed: for policies that draw random numbers.
-        failures: of devices.
+        failures: failures of devices.
 
     Raises:
         InvalidInputError: there is no device or no host, fewer devices than hosts, or a failure of
@@ -96,7 +96,7 @@ class Cluster:
         """Replay until nothing is left to do; another call goes on from there.
 
         Args:
-            until: seconds at which to stop; a unit that would end later is not reported.
+            until: time in seconds at which to stop; a unit that would end later is not reported.
 
         Raises:
             ValueError: a decision of the policy breaks the contract of policies.
@@ -126,7 +126,7 @@ class Cluster:
                 self._decide(seat)
 
     def _decide(self, seat: _Seat) -> None:
-        """Ask the policy about one device, if it can be used and anybody could use it."""
+        """Ask the policy about one device, if it is idle and healthy and a trial could use it."""
         if seat.number is not None or not seat.device.healthy:
             return
         unstarted = self._roster.unstarted
@@ -148,7 +148,7 @@ class Cluster:
         self._obey(decision, seat)
 
     def _devices(self, seat: _Seat) -> tuple[Device, ...]:
-        """All devices as a policy sees them when it decides about one of them."""
+        """All devices as a policy sees them for a decision about one of them."""
         if seat.index not in self._devices_shown:
             self._devices_shown[seat.index] = tuple(
                 replace(each.device, free=each is seat) for each in self._seats
@@ -174,7 +174,7 @@ class Cluster:
     # -- events --------------------------------------------------------------------------------
 
     def _start(self, seat: _Seat, view: RunView) -> None:
-        """Give a device to a run for one unit."""
+        """Give a device to a trial for one unit."""
         seconds = self._roster.recordings[view.number].seconds[view.curve.units]
         here = view.device == seat.device.id
         seat.switched = not here or seat.last != view.number
@@ -185,11 +185,12 @@ class Cluster:
         seat.start = self._agenda.now
         seat.lease += 1
         self._roster.start(view, seat.device.id)
+        # The lease number makes this event void if the device fails before it.
         event = partial(self._report, seat, seat.lease)
         self._agenda.plan(seat.start + seconds, event, priority=seat.index)
 
     def _report(self, seat: _Seat, lease: int) -> _Seat | None:
-        """A unit ends, unless its device has failed before."""
+        """Handle the end of a unit, unless its device has failed before."""
         if seat.number is None or lease != seat.lease:
             return None
         now, view = self._agenda.now, self._roster.running(seat.number)
@@ -207,7 +208,7 @@ class Cluster:
         seat.number = None
 
     def _fail(self, seat: _Seat, seconds: float) -> _Seat:
-        """A device fails, and the unit on it is lost."""
+        """Handle the failure of a device: the unit on it is lost."""
         now = self._agenda.now
         if seat.number is not None:
             view = self._roster.running(seat.number)
@@ -216,6 +217,7 @@ class Cluster:
             self._vacate(seat, 0, math.nan)
         self._roster.lose(seat.device.id)
         seat.last = None
+        # Counted, since failures of one device may overlap.
         seat.failures += 1
         self._set_healthy(seat)
         self._agenda.plan(now + seconds, partial(self._mend, seat), priority=seat.index)

@@ -1,4 +1,4 @@
-"""What it costs a device to change from one run to another."""
+"""Costs of a device that changes from one trial to another."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from optuna_hermes.model import TierName
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchCosts:
-    """The price of a change: a fraction of the unit that is trained next, and seconds by tier.
+    """The cost of a change: a fraction of the unit that is trained next, and seconds by tier.
 
     Args:
-        fraction: of that unit.
-        resident_seconds: to go on with a run whose state is still on the device.
-        host_seconds: to bring it from the host's memory, or from another device.
-        disk_seconds: to bring it from disk.
-        resident_runs: suspended runs that stay on each device beside the one that trains; of more,
-            the one that stopped longest ago leaves.
-        host_runs: suspended runs that each host's memory holds; the others are on disk.
+        fraction: share of that unit's time.
+        resident_seconds: time to resume a trial whose state is still on the device.
+        host_seconds: time to load it from the host's memory, or from another device.
+        disk_seconds: time to load it from disk.
+        resident_runs: number of suspended trials that stay on each device beside the one that
+            trains; of more, the one that stopped longest ago is evicted.
+        host_runs: number of suspended trials in each host's memory; the others are on disk.
 
     Raises:
         InvalidInputError: a price or a number is negative or not finite.
@@ -43,20 +43,20 @@ class SwitchCosts:
 
     @property
     def by_tier(self) -> bool:
-        """Whether it matters where a run waits."""
+        """True if costs depend on the tier of a suspended trial."""
         return self.resident_seconds + self.host_seconds + self.disk_seconds > 0
 
     def seconds(self, unit_seconds: float, tier: TierName | None) -> float:
-        """What a change costs.
+        """The cost of a change in seconds.
 
         Args:
             unit_seconds: length of the unit that is trained next.
-            tier: where the run waits, None for a trial that is opened: it has nothing to bring.
+            tier: the trial's tier, None for a new trial, which has no state to load.
         """
         return self.fraction * unit_seconds + self.moving(tier)
 
     def moving(self, tier: TierName | None) -> float:
-        """Seconds to bring a run from a tier."""
+        """Seconds to load a trial's state from a tier."""
         if tier is None:
             return 0.0
         by_tier = {

@@ -1,4 +1,4 @@
-"""Trainings whose devices and batch size may change: how fast they go, and what they are worth."""
+"""Elastic trainings: speed and statistical efficiency by devices and batch size."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from optuna_hermes.simulator._elastic_times import Shape, StepTimes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """A training at one batch size, an entry an epoch.
+    """A training at one batch size, with one entry for each epoch.
 
     Args:
-        progress: what had been trained by its end, in steps of the smallest batch size.
-        steps: how many steps of this batch size that took.
-        metric: what was measured then.
-        grad_sqr: squared norm of the true gradient, by estimate.
-        grad_var: variance of a gradient over a batch of the smallest size, by estimate.
+        progress: amount of training by the epoch's end, in steps of the smallest batch size.
+        steps: number of steps of this batch size that it took.
+        metric: validation metric at the epoch's end.
+        grad_sqr: estimated squared norm of the true gradient.
+        grad_var: estimated variance of a gradient over a batch of the smallest size.
     """
 
     progress: tuple[float, ...]
@@ -33,21 +33,21 @@ class Validation:
 
 
 class Application:
-    """One kind of training: step times, and how much a step is worth, by batch size.
+    """One kind of training: step times, and the progress of a step, by batch size.
 
-    An amount of training is counted in steps of the smallest batch size that was trained with. The
-    work of a job is the amount after which every training has had as many epochs as the shortest
-    has; their metrics agree by then, whatever the batch size, so all is one amount of work.
+    Progress is counted in steps of the smallest recorded batch size. The work of a job is the
+    amount after which every training has had as many epochs as the shortest has; their metrics
+    agree by then at every batch size, so it is the same amount of work for all.
 
-    What a step is worth is measured: an epoch's progress by its steps. Between two batch sizes
+    The progress of a step is measured: an epoch's progress by its steps. Between two batch sizes
     steps for a given amount are linear in ``1 / batch``: with a gradient noise scale ``phi`` a
     step of ``b`` samples is worth ``(phi + b0) / (phi + b) * b / b0`` steps of ``b0`` (McCandlish
-    et al., 2018; Johnson et al., "AdaScale SGD", 2020), whose inverse is just that. Below the
-    smallest and beyond the largest batch size nothing is known, and is refused.
+    et al., 2018; Johnson et al., "AdaScale SGD", 2020), the inverse of which is linear. Batch sizes
+    below the smallest and above the largest recorded one are refused.
 
     Args:
-        name: of the application.
-        times: what a step takes.
+        name: the application's name.
+        times: step times.
         validations: one training for each batch size, two at least.
 
     Raises:
@@ -66,28 +66,29 @@ class Application:
         self._validations = [validations[batch] for batch in self._batches]
         for batch, validation in zip(self._batches, self._validations, strict=True):
             _check(f"{name} at batch size {batch}", validation)
+        # Caches of this object: one on the class would keep every application alive.
         self.speed = lru_cache(maxsize=None)(self._speed)
         self.plan = lru_cache(maxsize=None)(self._plan)
 
     @property
     def batch_sizes(self) -> tuple[int, int]:
-        """The least and the most samples a step."""
+        """The smallest and the largest number of samples a step."""
         return self._batches[0], self._batches[-1]
 
     @cached_property
     def ends(self) -> tuple[float, ...]:
-        """The amount of training by the end of each epoch, the work of a job being the last."""
+        """The amount of training by the end of each epoch; the last is the work of a job."""
         n_epochs = min(len(each.progress) for each in self._validations)
         return tuple(
             min(each.progress[epoch] for each in self._validations) for epoch in range(n_epochs)
         )
 
     def epoch(self, done: float) -> int:
-        """The epoch that an amount of training falls into, from 0; the last one if it is over."""
+        """The epoch that an amount of training falls into, from 0; the last one after its end."""
         return min(bisect_right(self.ends, done), len(self.ends) - 1)
 
     def worth(self, epoch: int, batch_size: int) -> float:
-        """How much a step is worth in an epoch, in steps of the smallest batch size."""
+        """Progress of a step in an epoch, in steps of the smallest batch size."""
         self._check_batch(batch_size)
         right = bisect_left(self._batches, batch_size)
         if self._batches[right] == batch_size:
@@ -100,8 +101,8 @@ class Application:
     def noise_scale(self, done: float, batch_size: int) -> float | None:
         """The gradient noise scale, in samples, measured in the last epoch that is over.
 
-        It is that of the training at the nearest smaller batch size; None before the first epoch
-        is over, and where no gradient was left to measure.
+        It is that of the training at the nearest smaller batch size; None before the end of the
+        first epoch, and where the gradient is 0.
         """
         epoch = bisect_right(self.ends, done) - 1
         if epoch < 0:
@@ -117,10 +118,10 @@ class Application:
         return self._batches[0] * self.ends[-1] / len(self.ends)
 
     def loss(self, epoch: int, batch_size: int) -> float:
-        """What was measured at the end of an epoch, at the nearest smaller batch size.
+        """The metric at the end of an epoch, at the nearest smaller batch size.
 
-        Lower is better: a metric that rises over the training at the smallest batch size is turned
-        round.
+        Lower is better: the sign of a metric that rises over the training at the smallest batch
+        size is changed.
         """
         self._check_batch(batch_size)
         first = self._validations[0].metric
@@ -128,14 +129,14 @@ class Application:
         return -value if first[-1] > first[0] else value
 
     def _plan(self, shape: Shape, batch_size: int) -> tuple[int, float] | None:
-        """Samples a step and seconds a step on some devices, None where that was not measured.
+        """Samples and seconds of a step on some devices, None where that was not measured.
 
-        Each device takes its part, rounded up, in as few passes as it holds, and at least as much
-        as was measured: a step may have some samples more than were asked for.
+        Each device takes its part, rounded up, in as few passes as its memory allows, and at least
+        the measured minimum: a step may have some samples more than ``batch_size``.
 
         Args:
             shape: devices on each host, ascending.
-            batch_size: samples a step that are asked for.
+            batch_size: requested samples a step.
         """
         limits = self.times.limits(shape)
         if limits is None:
@@ -151,10 +152,10 @@ class Application:
         return min(samples, self.batch_sizes[1]), seconds
 
     def _speed(self, epoch: int, shape: Shape, batch_size: int) -> float:
-        """Progress a second.
+        """Progress per second.
 
         Raises:
-            ValueError: that was not measured.
+            ValueError: this placement and batch size were not measured.
         """
         planned = self.plan(shape, batch_size)
         if planned is None:
@@ -165,7 +166,7 @@ class Application:
         return self.worth(epoch, samples) / seconds
 
     def _steps_needed(self, index: int, epoch: int) -> float:
-        """Steps for each amount of training in an epoch, at a batch size that was trained with."""
+        """Steps per unit of progress in an epoch, at a recorded batch size."""
         each = self._validations[index]
         before = (each.progress[epoch - 1], each.steps[epoch - 1]) if epoch else (0.0, 0)
         return (each.steps[epoch] - before[1]) / (each.progress[epoch] - before[0])

@@ -1,4 +1,4 @@
-"""What a training step takes, by placement and batch size: between measurements, never beyond."""
+"""Step times by placement and batch size, interpolated between measurements, never extrapolated."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from functools import cache
 from optuna_hermes.errors import InvalidInputError
 
 Shape = tuple[int, ...]
-"""How many devices a run has on each of its hosts, ascending; which hosts they are is not asked."""
+"""Numbers of devices on each host of a training, ascending, without the hosts' names."""
 
 DENSE_HOSTS = 4
-"""Up to so many hosts every shape was measured, from one device a host to four."""
+"""Up to this number of hosts every shape was measured, from one device a host to four."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """One measurement, or what is read between some.
+    """A measured or interpolated step time.
 
     Args:
-        step_seconds: of a step, gradients being averaged over all devices at its end.
-        sync_seconds: the part of it that the averaging adds: a step that only accumulates
-            gradients goes without.
+        step_seconds: time of a step with gradients averaged over all devices at its end.
+        sync_seconds: the part of it for averaging, which a step that only accumulates
+            gradients does not need.
     """
 
     step_seconds: float
     sync_seconds: float
 
     def accumulated(self, passes: int) -> float:
-        """Seconds of a step that takes its batch in so many passes."""
+        """Seconds of a step that takes its batch in ``passes`` passes."""
         return passes * self.step_seconds - (passes - 1) * self.sync_seconds
 
 
@@ -41,10 +41,10 @@ class Measured:
 
     Args:
         shape: devices on each host; None if only their numbers are known.
-        hosts: how many hosts.
-        devices: how many devices in all.
-        local_batch: samples a device and a pass.
-        time: what was measured.
+        hosts: number of hosts.
+        devices: number of devices in all.
+        local_batch: samples per device and pass.
+        time: the measured step time.
     """
 
     shape: Shape | None
@@ -55,7 +55,7 @@ class Measured:
 
 
 class _Line:
-    """Step times of one placement, by samples a device: straight between what was measured."""
+    """Step times of one placement by samples a device, linear between measurements."""
 
     def __init__(self, points: Iterable[Measured]) -> None:
         by_batch: defaultdict[int, list[StepTime]] = defaultdict(list)
@@ -77,13 +77,13 @@ class _Line:
 class StepTimes:
     """Step times of one application.
 
-    A shape that was measured is read off its own line, straight between two batch sizes. Others
-    lie between four lines: those of the next smaller and larger number of hosts, and on each of
-    them of devices, at the same number of devices a host; step time is linear along both. Beyond
-    what was measured nothing is known, and is refused.
+    A measured shape has its own line, linear between two batch sizes. Others are interpolated
+    between four lines: those of the next smaller and larger number of hosts, and on each of them
+    of devices, at the same number of devices a host; step time is linear along both. Shapes
+    outside of the measurements are refused.
 
     Args:
-        table: what was measured: on 1 to ``DENSE_HOSTS`` hosts by shape, on more by numbers.
+        table: the measurements: on 1 to ``DENSE_HOSTS`` hosts by shape, on more by numbers.
 
     Raises:
         InvalidInputError: the table is empty.
@@ -108,7 +108,7 @@ class StepTimes:
         self.limits = cache(self._limits)
 
     def at(self, shape: Shape, local_batch: float) -> StepTime:
-        """What a step takes.
+        """The time of a step.
 
         Args:
             shape: devices on each host.
@@ -121,12 +121,12 @@ class StepTimes:
         )
 
     def largest(self) -> int | None:
-        """The most samples that one device took, alone on one host; None if that is not known."""
+        """The most samples measured on a single device; None if that was not measured."""
         limits = self.limits((1,))
         return None if limits is None else limits[1]
 
     def _limits(self, shape: Shape) -> tuple[int, int] | None:
-        """The least and the most samples a device that were measured, None if nothing was."""
+        """The least and the most samples a device that were measured, None without measurements."""
         lines = [line for line, _ in self.lines(shape)]
         if not lines:
             return None
@@ -135,7 +135,7 @@ class StepTimes:
         return (least, most) if least <= most else None
 
     def _lines(self, shape: Shape) -> tuple[tuple[_Line, float], ...]:
-        """The lines between which a shape lies, and how much of each; none if it lies outside."""
+        """The lines between which a shape lies, with their weights; empty if it lies outside."""
         if shape in self._shapes:
             return ((self._shapes[shape], 1.0),)
         found: list[tuple[_Line, float]] = []
@@ -149,7 +149,7 @@ class StepTimes:
 
 
 def _around(known: Sequence[int], wanted: float) -> tuple[tuple[int, float], ...]:
-    """The neighbours of a number and how much of each it is; none if it lies outside."""
+    """The neighbours of a number with their weights; empty if it lies outside."""
     if not known[0] - 1e-9 <= wanted <= known[-1] + 1e-9:
         return ()
     wanted = min(max(wanted, known[0]), known[-1])

@@ -1,4 +1,4 @@
-"""Jobs whose devices and batch size may change, as the simulator of jobs runs them."""
+"""Work of elastic jobs for the simulator of jobs: devices and batch size may change."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from optuna_hermes.simulator._elastic_times import Shape
 from optuna_hermes.simulator._jobs import Placement, SoFar, Work
 
 HOST_DEVICES = 4
-"""Devices of each host that was measured; a larger host is taken for several of them."""
+"""Number of devices of the measured hosts; a larger host counts as several of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticWork(Work):
-    """A training of an application, from its first epoch to its last.
+    """The work of a training of an application, from its first epoch to its last.
 
     Args:
-        application: what it trains.
-        batch_size: its own, samples a step over all devices.
-        most_devices: how many it can be given; None for a job that takes what it wants, with its
-            own batch size, and shows nothing of itself.
-        told: whether it says how many epochs are left.
+        application: the application.
+        batch_size: its submitted batch size, samples a step over all devices.
+        most_devices: the most devices it can be given; None for a job that is not elastic and
+            shows no progress to policies.
+        told: whether policies see the number of epochs left.
     """
 
     application: Application
@@ -35,21 +35,21 @@ class ElasticWork(Work):
 
     @property
     def total(self) -> float:
-        """In steps of the application's smallest batch size."""
+        """The amount of work in steps of the application's smallest batch size."""
         return self.application.ends[-1]
 
     def speed(self, done: float, devices: Placement, batch_size: int | None) -> tuple[float, float]:
         """Its speed until the epoch ends.
 
         Raises:
-            ValueError: that was not measured.
+            ValueError: this placement and batch size were not measured.
         """
         epoch = self.application.epoch(done)
         batch = self.batch_size if batch_size is None else batch_size
         return self.application.speed(epoch, shape_of(devices), batch), self.application.ends[epoch]
 
     def shown(self, so_far: SoFar) -> Mapping[str, Any]:
-        """Its epochs, and how far it may be stretched."""
+        """Its epochs as a curve, and the limits and measurements of its elasticity."""
         if self.most_devices is None:
             return {}
         n_epochs = bisect_right(self.application.ends, so_far.done)
@@ -80,7 +80,7 @@ class ElasticWork(Work):
 
 
 def shape_of(devices: Placement) -> Shape:
-    """Devices of each host, ascending, a host of more than was measured counting as several."""
+    """Devices of each host, ascending; a host of more than ``HOST_DEVICES`` counts as several."""
     shape: list[int] = []
     for count in devices:
         shape += [HOST_DEVICES] * (count // HOST_DEVICES)

@@ -1,4 +1,4 @@
-"""Jobs of a cluster: when they come, what they want, and what became of them."""
+"""Jobs of a cluster: their submission, their work, and records of their completion."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 from optuna_hermes.errors import InvalidInputError
 
 Placement = tuple[int, ...]
-"""How many devices of each host a job has, the most first: (8, 8, 4)."""
+"""Numbers of a job's devices on each host, the largest first: (8, 8, 4)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoFar:
-    """What a job has done, as far as a policy may know.
+    """A job's progress so far, as far as a policy may know it.
 
     Args:
-        done: progress.
-        batch_size: what it trained with last, None if that is its own.
-        trained: where it has trained, and with what batch size.
-        stretches: device seconds that it had had when each stretch of one speed was over.
+        done: progress, in the unit of its work.
+        batch_size: the last batch size, None for the job's own.
+        trained: placements and batch sizes that it has trained with.
+        stretches: device seconds attained at the end of each stretch of constant speed.
     """
 
     done: float = 0.0
@@ -32,38 +32,38 @@ class SoFar:
 
 
 class Work(ABC):
-    """How much a job has to do, and how fast it does it."""
+    """The amount of a job's work, and its speed."""
 
     @property
     @abstractmethod
     def total(self) -> float:
-        """The amount of progress at which it is done, in any unit."""
+        """The amount of progress at which the job is done, in any unit."""
 
     @abstractmethod
     def speed(self, done: float, devices: Placement, batch_size: int | None) -> tuple[float, float]:
-        """How fast it goes on.
+        """The speed from the present progress on.
 
         Args:
             done: progress so far.
-            devices: where it runs.
+            devices: its placement.
             batch_size: samples a step over all devices, None for the job's own.
 
         Returns:
-            Progress a second, above 0, and the progress up to which that holds, above ``done``.
+            Progress per second, above 0, and the progress up to which it holds, above ``done``.
         """
 
     def shown(self, so_far: SoFar) -> Mapping[str, Any]:
-        """What a policy sees of it: fields of its ``RunView`` that are its own to fill.
+        """Fields of the job's ``RunView`` that depend on its kind of work.
 
         Args:
-            so_far: what the job has done.
+            so_far: the job's progress.
         """
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class FixedWork(Work):
-    """Takes so many seconds on the devices that the job wants.
+    """Work of a fixed time on the devices that the job wants.
 
     Args:
         seconds: above 0.
@@ -77,21 +77,21 @@ class FixedWork(Work):
         return self.seconds
 
     def speed(self, done: float, devices: Placement, batch_size: int | None) -> tuple[float, float]:
-        """One second a second."""
+        """One second of work per second."""
         return 1.0, self.seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A job that somebody submits.
+    """A job of a trace.
 
     Args:
         number: unique in its trace.
-        submitted: when, in seconds.
-        work: what it has to do. No policy sees it.
-        devices: how many it wants at once.
+        submitted: time of submission in seconds.
+        work: its work, hidden from policies.
+        devices: number of devices that it wants at once.
         group: the virtual cluster that it may use, None where there is only one.
-        params: what is known of it when it is submitted, such as its user.
+        params: attributes known at submission, such as its user.
 
     Raises:
         InvalidInputError: it wants no device, or its time or work is out of range.
@@ -115,15 +115,15 @@ class Job:
 
 
 class JobRecord(NamedTuple):
-    """What became of a job.
+    """The record of a finished job.
 
     Args:
         job: the job.
-        started: when it had its first devices.
-        finished: when it was done.
-        run_seconds: how long it had devices, restarts included.
-        device_seconds: the same, times devices.
-        restarts: how often it went on elsewhere, or after a pause.
+        started: time at which it got its first devices.
+        finished: time of its end.
+        run_seconds: time with devices, restarts included.
+        device_seconds: the same, times its number of devices.
+        restarts: number of times it went on elsewhere, or after a pause.
     """
 
     job: Job
@@ -135,24 +135,24 @@ class JobRecord(NamedTuple):
 
     @property
     def completion_seconds(self) -> float:
-        """From its submission to its end."""
+        """Time from submission to end."""
         return self.finished - self.job.submitted
 
     @property
     def queueing_seconds(self) -> float:
-        """What it spent without devices."""
+        """Time without devices."""
         return self.completion_seconds - self.run_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobTrace:
-    """What a simulation of jobs did.
+    """The result of a simulation of jobs.
 
     Args:
-        records: in the order of their ends.
-        n_devices: of all groups.
-        decisions: how often the policy was asked.
-        refused: jobs that want more devices than their group has: they never ran.
+        records: finished jobs in the order of their ends.
+        n_devices: number of devices of all groups.
+        decisions: number of calls of the policy.
+        refused: jobs that want more devices than their group has, which never ran.
         unfinished: jobs that had not ended when the simulation stopped.
     """
 

@@ -1,4 +1,4 @@
-"""Jobs that come, wait, run and end as a policy says. Deterministic: no clock, no randomness."""
+"""Simulation of jobs on a cluster under a policy. Deterministic: no clock, no randomness."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from optuna_hermes.simulator._kernel import Agenda
 
 
 class JobCluster:
-    """Replays jobs on hosts under a policy, which sees what a broker's policy sees.
+    """Replays jobs on hosts under a policy, which gets the same snapshots as in a broker.
 
-    Each group of hosts is a cluster of its own, and its jobs have no other devices. At each moment
-    first all jobs end that end, then those come that come; then the policy is asked about each
-    group in which a job waits and a device is free.
+    Each group of hosts is a cluster of its own, and its jobs have no other devices. Of events at
+    one time, ends of jobs come first, then submissions; then the policy is asked about each group
+    in which a job waits and a device is free.
 
     Without slices a job keeps its devices to its end. With slices those of all jobs of a group are
-    up for decision at every multiple of their length, as long as somebody waits or a job can be
-    stretched; what a job has done is kept.
+    up for decision at every multiple of their length, as long as a job waits or a running job is
+    elastic; a job's progress is kept.
 
     Args:
-        policy: who runs next.
-        jobs: in any order.
-        groups: the devices of each host of each group.
-        slice_seconds: None for jobs that are never interrupted.
-        restart_seconds: what it costs a job to go on on other devices, or after a pause; another
-            batch size on the same devices costs nothing.
-        estimator: says what a job is expected to take, which the policy is shown.
+        policy: the policy that assigns devices.
+        jobs: the jobs, in any order.
+        groups: the number of devices of each host of each group.
+        slice_seconds: length of slices; None for jobs that are never interrupted.
+        restart_seconds: time that a job loses when it goes on on other devices, or after a pause;
+            another batch size on the same devices costs nothing.
+        estimator: predictor of the jobs' device time, which the policy sees.
         seed: for policies that draw random numbers.
 
     Raises:
@@ -64,6 +64,7 @@ class JobCluster:
     ) -> None:
         _check(jobs, groups, slice_seconds, restart_seconds)
         hosts = {name: Hosts(name, sizes) for name, sizes in groups.items()}
+        # Last first, so that the next job is popped off the end.
         self._jobs = sorted(jobs, key=lambda job: (job.submitted, job.number), reverse=True)
         self._refused = tuple(job for job in jobs if job.devices > len(hosts[job.group]))
         self._agenda = Agenda[tuple[_Group, Progress | None, int]]()
@@ -85,7 +86,7 @@ class JobCluster:
         """Replay until every job has ended; another call goes on from there.
 
         Args:
-            until: seconds at which to stop.
+            until: time in seconds at which to stop.
 
         Raises:
             ValueError: a decision of the policy breaks the contract of policies, or it leaves jobs
@@ -123,7 +124,7 @@ class JobCluster:
         return min(coming, self._agenda.next_time)
 
     def _happens(self, group: _Group, progress: Progress | None, lease: int) -> None:
-        """The slices of a group end, or a job comes to a milestone of its work."""
+        """Handle an event: a group's slices end, or a job's stretch of constant speed does."""
         if progress is None:
             group.end_slices(self._agenda.now)
         elif progress.lease == lease:
@@ -165,13 +166,13 @@ class _Group:
 
     @property
     def unfinished(self) -> list[Job]:
-        """The jobs that came and have not ended."""
+        """The submitted jobs that have not ended."""
         return [progress.job for progress in self._live.values()]
 
     # -- events --------------------------------------------------------------------------------
 
     def submit(self, job: Job, expected_seconds: float | None) -> None:
-        """A job comes."""
+        """Add a job to the queue."""
         view = RunView(
             number=job.number,
             state="pending",
@@ -185,7 +186,7 @@ class _Group:
         self._line.add(view)
 
     def reach(self, progress: Progress, now: float) -> JobRecord | None:
-        """A job is as far as its speed was known; None if it is not over."""
+        """Handle the end of a stretch of constant speed; return a record if the job is over."""
         progress.advance(now)
         progress.done = progress.until  # exactly there, whatever rounding says
         progress.stretches.append(progress.device_seconds)
@@ -214,7 +215,7 @@ class _Group:
         )
 
     def end_slices(self, now: float) -> None:
-        """All devices are up for decision; who has one sits there still."""
+        """End all slices: running jobs become parked on their devices, which are free."""
         self._undecided = list(self._running.values())
         self._running.clear()
         for progress in self._undecided:
@@ -263,6 +264,7 @@ class _Group:
         if self._slice_seconds is None or not self._running or self._slices_end > now:
             return
         if len(self._line) or any(p.view.elastic for p in self._running.values()):
+            # Multiples of the length: slices of all jobs end together, and large jobs can start.
             self._slices_end = (now // self._slice_seconds + 1) * self._slice_seconds
             self._agenda.plan(self._slices_end, (self, None, 0), priority=1)
 
@@ -304,7 +306,7 @@ class _Group:
         self._go_on(progress, now)
 
     def _go_on(self, progress: Progress, now: float) -> None:
-        """At the speed that holds from here on."""
+        """Plan the end of the next stretch of constant speed."""
         work = progress.job.work
         rate, until = work.speed(progress.done, progress.placement, progress.batch_size)
         progress.rate, progress.until = rate, min(until, work.total)
@@ -313,7 +315,7 @@ class _Group:
         self._agenda.plan(end, (self, progress, progress.lease))
 
     def _leave(self) -> None:
-        """Who has lost its devices sits nowhere, and to come back will cost something."""
+        """Unbind jobs that got no devices again: resuming them costs a restart."""
         for progress in self._undecided:
             if progress.job.number in self._line:
                 progress.view = replace(

@@ -1,4 +1,4 @@
-"""What is expected of a job when it is submitted."""
+"""Predictions of a job's device time at its submission."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from optuna_hermes.simulator._jobs import Job, JobRecord
 
 
 class Estimator(ABC):
-    """Says what a job is expected to take; told of everything in the order in which it happens."""
+    """Predictor of jobs' device time; its methods are called in the order of simulated time."""
 
     @abstractmethod
     def submitted(self, job: Job) -> float | None:
-        """A job comes; its work must not be looked at, save by an oracle.
+        """Predict a submitted job; only an oracle may read its ``work``.
 
         Returns:
-            Device seconds that it is expected to take, None if nobody can say.
+            Expected device seconds, None without a prediction.
         """
 
     def finished(self, record: JobRecord) -> None:  # noqa: B027
-        """A job is over, and what it took is known from now on."""
+        """Learn from a finished job, whose time is known from now on."""
 
 
 class Clairvoyant(Estimator):
-    """Knows what every job takes: a bound."""
+    """Perfect predictor, as a bound."""
 
     def submitted(self, job: Job) -> float:
-        """What it takes on the devices it wants, packed onto one host."""
+        """Its true device seconds on the devices it wants, on one host."""
         return alone_seconds(job) * job.devices
 
 
 class Noisy(Estimator):
-    """Knows what a job takes, with the errors of a predictor.
+    """True times with the errors of a predictor.
 
     The errors are those that Hu et al., SC 2021, put in the place of their predictor in their
     replay of Philly: 10 % of the estimates are off by up to 10 % of the true time, the next 40 %
@@ -42,14 +42,14 @@ class Noisy(Estimator):
     never below a second.
 
     Args:
-        seed: of the errors; a job has the same error whoever else comes.
+        seed: seed of the errors; a job's error does not depend on other jobs.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
     def submitted(self, job: Job) -> float:
-        """The time with its error, times devices."""
+        """The time with its error, times the number of devices."""
         draw = np.random.default_rng((self._seed, job.number))
         level = draw.random()
         low, high = next((low, high) for share, low, high in _ERRORS if level <= share)
@@ -58,11 +58,11 @@ class Noisy(Estimator):
 
 
 _ERRORS = ((0.1, 0.0, 0.1), (0.5, 0.1, 0.5), (0.7, 0.5, 1.0), (0.9, 1.0, 10.0), (1.0, 10.0, 100.0))
-"""Up to which share of the jobs, and how far the estimate is off, in multiples of the time."""
+"""Cumulative share of jobs, least and largest relative error of each class."""
 
 
 def alone_seconds(job: Job) -> float:
-    """What a job takes if it gets the devices it wants, on one host, when it comes."""
+    """Time of a job that gets the devices it wants, on one host, at once."""
     done = seconds = 0.0
     while done < job.work.total:
         rate, until = job.work.speed(done, (job.devices,), None)

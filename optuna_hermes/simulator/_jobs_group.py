@@ -1,4 +1,4 @@
-"""The hosts of one virtual cluster: which devices are free, and who has the others."""
+"""The hosts of one virtual cluster, their free devices, and the progress of its jobs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from optuna_hermes.simulator._jobs import Job, Placement, SoFar
 
 @dataclass(kw_only=True)
 class Progress:
-    """A job that is not over.
+    """The state of a job that is not over.
 
     Args:
         job: the job.
-        view: as policies see it.
+        view: the job as policies see it.
         done: progress at ``since``.
-        since: when ``done`` was that.
-        begins: when it goes on: later than ``since`` while it restarts.
-        rate: progress a second from then on.
-        until: progress up to which that holds.
-        devices: what it has.
-        hosts: where it was last, host by host.
-        batch_size: what it trained with last.
-        trained: where it has trained, and with what batch size.
-        stretches: device seconds when each stretch of one speed was over.
-        lease: counts how often it was given devices or went on at another speed: an event of an
-            earlier count is void.
+        since: time of ``done``.
+        begins: time at which training goes on: later than ``since`` while it restarts.
+        rate: progress per second from then on.
+        until: progress up to which ``rate`` holds.
+        devices: its devices.
+        hosts: its last hosts, with the number of devices on each.
+        batch_size: its last batch size.
+        trained: placements and batch sizes that it has trained with.
+        stretches: device seconds at the end of each stretch of constant speed.
+        lease: number of grants, changes of speed and ends of slices; events planned under an
+            earlier number are void.
     """
 
     job: Job
@@ -51,12 +51,12 @@ class Progress:
 
     @property
     def placement(self) -> Placement:
-        """How many devices of each host it has, the most first."""
+        """Numbers of its devices on each host, the largest first."""
         return tuple(sorted((count for _, count in self.hosts), reverse=True))
 
     @property
     def so_far(self) -> SoFar:
-        """What it has done, as a policy may know it."""
+        """Its progress, as a policy may know it."""
         return SoFar(
             done=self.done,
             batch_size=self.batch_size,
@@ -65,7 +65,7 @@ class Progress:
         )
 
     def advance(self, now: float) -> None:
-        """What it has done until now."""
+        """Account for the time and progress up to ``now``."""
         seconds = now - self.since
         if now > max(self.since, self.begins):
             self.trained.add((self.placement, self.batch_size))
@@ -97,6 +97,7 @@ class Hosts:
             for host, size in enumerate(sizes)
             for device in range(size)
         ]
+        # Views are built once: a decision then costs no objects per device.
         self._faces = {
             id_: tuple(Device(id=id_, host=host, kind="gpu", free=free) for free in (False, True))
             for id_, host in ids
@@ -110,11 +111,11 @@ class Hosts:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """As a policy sees them."""
+        """The devices as a policy sees them."""
         return tuple(self._shown)
 
     def where(self, devices: Sequence[str]) -> tuple[tuple[str, int], ...]:
-        """How many devices of each host these are, in the order of the hosts."""
+        """The number of these devices on each host, in the order of the hosts."""
         counts: dict[str, int] = {}
         for id_ in devices:
             host = self._faces[id_][True].host
@@ -122,7 +123,7 @@ class Hosts:
         return tuple(sorted(counts.items()))
 
     def take(self, devices: Sequence[str]) -> None:
-        """Devices are given to a job.
+        """Mark devices as taken by a job.
 
         Raises:
             ValueError: one of them is not free, or unknown.
@@ -135,7 +136,7 @@ class Hosts:
         self.n_free -= len(devices)
 
     def give_back(self, devices: Sequence[str]) -> None:
-        """Devices are free again."""
+        """Mark devices as free."""
         for id_ in devices:
             self._shown[self._index[id_]] = self._faces[id_][True]
         self.n_free += len(devices)

@@ -1,4 +1,4 @@
-"""What is known of a job when it is submitted: itself, its time, and those before it."""
+"""Features of a job at its submission, from its attributes, the time, and earlier jobs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from optuna_hermes.simulator._jobs import Job
 
 PACES = (0.2, 0.02)
-"""How fast a running mean forgets: the weight of the latest job."""
+"""Weights of the latest job in the exponential means."""
 
 KEPT = 20
-"""Jobs that a median is taken of."""
+"""Number of latest jobs that quantiles are taken of."""
 
 WINDOWS_SECONDS = (600.0, 86_400.0)
 
@@ -21,7 +21,7 @@ HOUR, DAY, WEEK = 3_600.0, 86_400.0, 604_800.0
 
 
 class _Past:
-    """The jobs of one kind: when they came, and what those took that are over."""
+    """Statistics of the jobs of one kind: their submissions, and the times of finished ones."""
 
     def __init__(self) -> None:
         self.means = [math.nan] * len(PACES)
@@ -61,7 +61,7 @@ class _Past:
 
 
 class History:
-    """The jobs so far, in the order of time.
+    """Statistics of all jobs so far, updated in the order of time.
 
     Jobs that are submitted again take about as long as they took before. Traces without names
     have at most a user, so the kinds of jobs are those of one group, number of devices and user.
@@ -72,7 +72,7 @@ class History:
         self._codes: dict[Hashable, float] = {}
 
     def row(self, job: Job) -> list[float]:
-        """Features of a job that comes now: nothing that is known later only."""
+        """Features of a job that is submitted now; they use nothing that happens later."""
         now = job.submitted
         row = [
             float(job.devices),
@@ -86,7 +86,7 @@ class History:
         return row
 
     def rolling(self, job: Job) -> float:
-        """Seconds that jobs like this one took of late, NaN if nothing is known."""
+        """Mean seconds of recent jobs of the same kind, NaN if there are none."""
         for kind in _kinds(job):
             mean = self._past(kind).means[0]
             if not math.isnan(mean):
@@ -94,12 +94,12 @@ class History:
         return math.nan
 
     def submitted(self, job: Job) -> None:
-        """A job has come."""
+        """Record a submission."""
         for kind in _kinds(job):
             self._past(kind).came_at(job.submitted)
 
     def finished(self, job: Job, now: float, seconds: float) -> None:
-        """A job is over, and what it took is known."""
+        """Record the time of a finished job."""
         for kind in _kinds(job):
             self._past(kind).over_at(now, math.log(seconds))
 
@@ -109,7 +109,7 @@ class History:
         return self._pasts[kind]
 
     def _code(self, name: str, value: Any) -> float:
-        """A category as a number: the first that is seen is 0."""
+        """The code of a category, in the order of first appearance, from 0."""
         key = (name, value)
         if key not in self._codes:
             self._codes[key] = float(sum(known[0] == name for known in self._codes))  # type: ignore[index]
@@ -121,7 +121,7 @@ CATEGORIES = (1, 2)
 
 
 def _kinds(job: Job) -> tuple[Hashable, ...]:
-    """What a job is like, the most specific first."""
+    """Keys of the kinds that a job belongs to, the most specific first."""
     user = job.params.get("user")
     like = (job.group, job.devices, user)
     return like, (job.group, user), ("devices", job.devices)

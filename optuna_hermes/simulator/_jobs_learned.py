@@ -1,4 +1,4 @@
-"""What a job is expected to take, learned from the jobs that were over when it came."""
+"""Predictor of jobs' device time that learns from jobs finished before a submission."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from optuna_hermes.simulator._jobs_estimates import Estimator, alone_seconds
 from optuna_hermes.simulator._jobs_history import CATEGORIES, History
 
 FIRST = 100
-"""Finished jobs that trees are first grown from."""
+"""Number of finished jobs from which trees are first fitted."""
 
 GROWTH = 1.15
-"""They are grown anew when so many times as many jobs are over."""
+"""Growth of the number of finished jobs at which trees are fitted anew."""
 
 LATEST = 20_000
-"""Jobs that trees learn from: the latest."""
+"""Number of latest jobs that trees are fitted to."""
 
 UNKNOWN_SECONDS = 3_600.0
-"""What the first job of all is expected to take."""
+"""Prediction for jobs before any has finished."""
 
 
 class Learned(Estimator):
-    """``0.1 * rolling + 0.9 * trees`` of the time of a job, times its devices.
+    """Predicts ``0.1 * rolling + 0.9 * trees`` for the time of a job, times its devices.
 
-    Hu et al., SC 2021, look up jobs of like names of the same user, and let trees see the
-    calendar, user, name and devices. The rest is this project's own: a trace without names says of
-    a job what jobs of its group, number of devices and user took of late, and when the last ones
-    came. All of it is known when the job comes; what it takes itself is learned when it is over.
-    Without LightGBM there is the rolling estimate only.
+    Hu et al., SC 2021, look up jobs of similar names of the same user, and give trees the
+    calendar, user, name and devices. The rest is this project's own: in a trace without names the
+    features are the recent times of jobs of the same group, number of devices and user, and the
+    times of the last submissions. All are known at submission; a job's own time is learned at its
+    end. Without LightGBM there is the rolling estimate only.
 
     Args:
         trees: whether to use LightGBM where it is installed.
@@ -61,15 +61,15 @@ class Learned(Estimator):
         return seconds * job.devices
 
     def finished(self, record: JobRecord) -> None:
-        """From now on it is learned from."""
+        """Learn from a finished job."""
         self._over(record.job, record.finished, record.device_seconds / record.job.devices)
 
     def read(self, jobs: Iterable[Job], until: float) -> None:
-        """Learn from jobs that ran before, each as soon as it came: those that were over by then.
+        """Learn from earlier jobs, each taken to have started at its submission.
 
         Args:
-            jobs: of the past.
-            until: the present, in seconds.
+            jobs: earlier jobs.
+            until: present time in seconds; jobs that end later are not learned from.
         """
         ends: list[tuple[float, int, Job]] = []
         for job in sorted(jobs, key=lambda job: (job.submitted, job.number)):

@@ -1,4 +1,4 @@
-"""The jobs that wait in one group, and which of them a policy has to see."""
+"""The waiting jobs of one group, and the part of them that a policy has to see."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from optuna_hermes.policies import Policy, Ranked
 class Line:
     """Views of waiting jobs, kept in the order of a ``Ranked`` policy if it is one.
 
-    A ranked policy takes devices for one run after the other. Of runs that want as many devices,
-    none fits after one that did not; so of each size it has to see no more than can be served,
-    and one that cannot.
+    A ranked policy takes devices for one job after the other. Of jobs that want the same number of
+    devices, none fits after one that did not; so of each size it has to see as many as can be
+    served, and one more.
 
     Args:
-        policy: whose order.
+        policy: the policy whose order is kept.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -34,17 +34,18 @@ class Line:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether a part of it is enough for a decision."""
+        """True if the first jobs of each size are enough for a decision."""
         return self._policy is not None
 
     def add(self, view: RunView) -> None:
-        """A job waits, or waits in another state than before."""
+        """Add a waiting job, or replace its view."""
         if view.number in self._views:
             self.remove(view.number)
         self._views[view.number] = view
         if self._policy is None:
             return
         rank = self._policy.rank(view)
+        # Such a job does not fit by its rank and size alone: show all jobs from now on.
         if rank is None or view.elastic is not None or view.bound_to:
             self._policy = None
             return
@@ -52,7 +53,7 @@ class Line:
         insort(self._by_size.setdefault(view.devices_wanted, []), rank)
 
     def remove(self, number: int) -> RunView:
-        """A job waits no longer."""
+        """Remove a job that no longer waits."""
         view = self._views.pop(number)
         if self._policy is not None:
             rank, size = self._ranks.pop(number), self._by_size[view.devices_wanted]
@@ -60,7 +61,7 @@ class Line:
         return view
 
     def shown(self, n_free: int) -> tuple[RunView, ...]:
-        """The jobs that a decision about so many devices may depend on."""
+        """The jobs that a decision about ``n_free`` devices may depend on."""
         if self._policy is None:
             return tuple(self._views.values())
         return tuple(

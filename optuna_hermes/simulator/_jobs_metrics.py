@@ -1,4 +1,4 @@
-"""How good a schedule of jobs was."""
+"""Metrics of a simulated schedule of jobs."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from optuna_hermes.simulator._jobs_estimates import alone_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class JobMetrics:
-    """Of all jobs that ended; NaN where none has.
+    """Metrics over all jobs that ended; NaN where none has.
 
     Args:
-        jobs: how many.
-        mean_completion_seconds: from submission to end.
+        jobs: number of jobs.
+        mean_completion_seconds: time from submission to end.
         median_completion_seconds: as above.
         p99_completion_seconds: the 99th percentile, as above.
-        mean_queueing_seconds: spent without devices.
+        mean_queueing_seconds: time without devices.
         median_queueing_seconds: as above.
         p99_queueing_seconds: as above.
-        makespan_seconds: from the first submission to the last end.
+        makespan_seconds: time from the first submission to the last end.
         utilisation: device time given to jobs, as a share of all devices' over the makespan.
-        mean_finish_time_ratio: completion, in multiples of what the job takes alone on the devices
-            it wants; Mahajan et al., "Themis", NSDI 2020, divide by an equal share of the cluster
-            instead.
+        mean_finish_time_ratio: completion, in multiples of the job's time alone on the devices it
+            wants; Mahajan et al., "Themis", NSDI 2020, divide by the time on an equal share of the
+            cluster instead.
         p99_finish_time_ratio: as above.
-        delayed_fraction: share of the jobs that ever were without devices.
-        restarts: of a job, on average.
-        device_seconds: given to jobs in all.
-        energy_joules: what all devices took from the first submission to the last end, those that
-            lay idle included: see ``Watts``.
+        delayed_fraction: share of the jobs that ever waited without devices.
+        restarts: mean number of restarts of a job.
+        device_seconds: device time given to all jobs.
+        energy_joules: energy of all devices over the makespan, idle ones included: see ``Watts``.
     """
 
     jobs: int
@@ -55,11 +54,11 @@ class JobMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Watts:
-    """What a device takes; by default about what a V100 does, of which Helios is made.
+    """Power of a device; by default about that of a V100, the GPU of the Helios clusters.
 
     Args:
-        busy: while a job has it.
-        idle: while none has it.
+        busy: power while a job has it.
+        idle: power while none has it.
     """
 
     busy: float = 300.0
@@ -70,8 +69,8 @@ def measure_jobs(trace: JobTrace, watts: Watts | None = None) -> JobMetrics:
     """Measure a simulation of jobs.
 
     Args:
-        trace: what it did.
-        watts: of a device; None for the default.
+        trace: the result of the simulation.
+        watts: power of a device; None for the default.
 
     Example:
         >>> from optuna_hermes.policies import make_policy
@@ -108,7 +107,7 @@ def measure_jobs(trace: JobTrace, watts: Watts | None = None) -> JobMetrics:
 
 
 _ROUNDING = 1e-9
-"""A share of the completion time below which a difference of times is none."""
+"""Share of the completion time below which a queueing time counts as rounding error."""
 
 
 def _makespan(trace: JobTrace) -> float:

@@ -1,4 +1,4 @@
-"""A clock and a heap."""
+"""The event queue of the simulators: a clock and a heap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Event = TypeVar("Event")
 
 
 class Agenda(Generic[Event]):
-    """What will happen, in the order of time, then priority, then of being planned.
+    """A queue of events in the order of time, then of priority, then of planning.
 
     Example:
         >>> agenda = Agenda[str]()
@@ -26,18 +26,19 @@ class Agenda(Generic[Event]):
         self._planned = 0
 
     def plan(self, time: float, event: Event, priority: int = 0) -> None:
-        """Let ``event`` happen at ``time``.
+        """Add ``event`` at ``time``.
 
         Args:
             time: seconds, not before ``now``.
-            event: what happens.
-            priority: of events at the same time the smallest happens first.
+            event: the event, returned by ``next``.
+            priority: order of events at the same time, the smallest first.
 
         Raises:
-            ValueError: ``time`` is over.
+            ValueError: ``time`` is before ``now``.
         """
         if not time >= self.now:
             raise ValueError(f"An event must be at {self.now} or later but got {time}.")
+        # The counter makes the order of ties deterministic, and events need no comparison.
         heapq.heappush(self._heap, (time, priority, self._planned, event))
         self._planned += 1
 
@@ -46,11 +47,11 @@ class Agenda(Generic[Event]):
 
     @property
     def next_time(self) -> float:
-        """When the next event happens; infinity if there is none."""
+        """Time of the next event; infinity if there is none."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def next(self) -> Event:
-        """Turn the clock to the next event.
+        """Advance the clock to the next event, and return it.
 
         Raises:
             IndexError: there is none.

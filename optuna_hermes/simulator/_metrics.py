@@ -1,4 +1,4 @@
-"""How good a schedule was."""
+"""Metrics of a simulated schedule of trials."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from optuna_hermes.simulator._trace import Trace
 from optuna_hermes.simulator._workload import Recording
 
 NEAR = 0.01
-"""Share of the span of a set that counts as near."""
+"""Distance to the best final value that counts as near, as a share of the span."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """What a policy made of a list of trials; what never happened counts as the whole work.
+    """Metrics of a policy on a list of trials; an event that never came counts as the whole work.
 
     Args:
-        best_seconds: until the trial with the lowest final value has finished.
-        top3_seconds: until one of the three with the lowest final values has finished.
-        near_seconds: until some value is within 1 % of the span between the median first value and
-            the best final one.
+        best_seconds: time until the trial with the lowest final value has finished.
+        top3_seconds: time until one of the three with the lowest final values has finished.
+        near_seconds: time until a value is within 1 % of the span between the median first value
+            and the best final one.
         auc: mean over the whole work of the best value seen, as regret: 1 at the median first
             value, 0 at the best final one.
-        work_seconds: all trials to their ends, over the number of devices.
-        switches: how often a device changed run.
+        work_seconds: time of all trials to their ends, over the number of devices.
+        switches: number of times a device changed to another trial.
         killed_best: whether the trial with the lowest final value was pruned.
     """
 
@@ -41,12 +41,12 @@ class Metrics:
 
 
 def measure(trace: Trace, recordings: Sequence[Recording], n_devices: int) -> Metrics:
-    """Judge a simulation of a fixed list.
+    """Measure a simulation of a fixed list.
 
     Args:
-        trace: of the simulation.
+        trace: the result of the simulation.
         recordings: the list, in its order.
-        n_devices: how many devices there were.
+        n_devices: number of devices.
     """
     work = sum(sum(recording.seconds) for recording in recordings) / n_devices
     order = by_final(recordings)
@@ -71,7 +71,7 @@ def by_final(recordings: Sequence[Recording]) -> list[int]:
 
 
 def span_of(recordings: Sequence[Recording]) -> tuple[float, float]:
-    """The lowest final value, and how far above it the median first value is (0 at least)."""
+    """The lowest final value, and the distance of the median first value above it (0 at least)."""
     lowest = recordings[by_final(recordings)[0]].final
     firsts = [each.first for each in recordings]
     if not np.isfinite(firsts).any():

@@ -1,4 +1,4 @@
-"""Nodes that are powered up and down behind a recorded demand, replayed minute by minute."""
+"""Replay of powering nodes up and down by a recorded demand, minute by minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optuna_hermes.policies._energy_forecast import expected_peak, remembered
 from optuna_hermes.policies._energy_rules import TICK_SECONDS, Rules
 
 BOOT_MINUTES = 5
-"""From the wake-up of a node to its first job."""
+"""Time from a node's wake-up to its first job."""
 
 TICK_MINUTES = int(TICK_SECONDS // 60)
 
@@ -20,13 +20,13 @@ Forecast = Callable[[Sequence[int]], float]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSeries:
-    """What a cluster wanted, one entry a minute.
+    """A cluster's recorded demand for nodes, one entry a minute.
 
     Args:
-        active: nodes that ran something.
-        demand: nodes that were wanted: the active ones, and those for what waited.
-        total: nodes that there were.
-        arrivals: jobs that came.
+        active: nodes with running jobs.
+        demand: wanted nodes: the active ones, and those for waiting jobs.
+        total: all nodes.
+        arrivals: submitted jobs.
 
     Raises:
         InvalidInputError: lengths differ, or numbers do not fit together.
@@ -55,16 +55,16 @@ class NodeSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeUse:
-    """What came of it.
+    """Result of a replay of nodes.
 
     Args:
         utilisation: the active share of the powered nodes, in node minutes; a node that boots has
             power and is not active.
-        delayed_fraction: of the jobs, those that came in a minute in which fewer nodes were up
-            than were wanted: no more than these waited for a node that was down.
-        delayed: how many that are.
-        wakeups: nodes that were woken.
-        powered: nodes that had power, by minute.
+        delayed_fraction: share of jobs submitted in a minute in which fewer nodes were up than
+            wanted: an upper bound of those that waited for a node that was down.
+        delayed: number of these jobs.
+        wakeups: number of nodes that were woken.
+        powered: nodes with power, by minute.
     """
 
     utilisation: float
@@ -75,7 +75,7 @@ class NodeUse:
 
 
 def never_powered_down(series: NodeSeries) -> NodeUse:
-    """Every node has power all the time, as under every policy but ``energy``."""
+    """The result with all nodes powered all the time, as under every policy but ``energy``."""
     return _use(series, series.total, sum(series.active))
 
 
@@ -86,16 +86,15 @@ def replay_nodes(
     boot_minutes: int = BOOT_MINUTES,
     forecast: Forecast = expected_peak,
 ) -> NodeUse:
-    """Power nodes by ``rules``; what is decided in a minute is decided by what was until then.
+    """Power nodes by ``rules``; a decision uses only the past up to its minute.
 
-    Demand stays as it was recorded, whether or not a job had to wait: a job that waits for a node
-    is counted, but does not end later.
+    Demand stays as recorded: a job that would wait for a node is counted, but does not end later.
 
     Args:
-        series: what was wanted.
-        rules: of the controller.
-        boot_minutes: from a node's wake-up to its first job.
-        forecast: the highest demand to expect after these peaks of ticks.
+        series: the recorded demand.
+        rules: rules of the controller.
+        boot_minutes: time from a node's wake-up to its first job.
+        forecast: function from the peaks of past ticks to the highest expected demand.
     """
     rules = rules or Rules()
     cluster = _Cluster(boot_minutes=boot_minutes, up=series.total[0])
@@ -129,7 +128,7 @@ def replay_nodes(
 
 @dataclass(kw_only=True)
 class _Cluster:
-    """Nodes that are up, and nodes that boot: how many, and from which minute on they are up."""
+    """Numbers of nodes that are up, and of booting nodes with the minute from which they are up."""
 
     boot_minutes: int
     up: int
@@ -151,6 +150,7 @@ class _Cluster:
             self.booting.append((minute + self.boot_minutes, -spare))
             self.wakeups -= spare
         else:
+            # Nodes that boot are not powered down before they are up.
             self.up -= min(spare, self.up)
 
 

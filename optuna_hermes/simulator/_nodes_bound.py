@@ -1,4 +1,4 @@
-"""What no controller of nodes can beat that delays nobody: one that knows the future."""
+"""Bound for controllers of nodes that delay no job: one that knows the future."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optuna_hermes.policies._energy_rules import Rules
 from optuna_hermes.simulator._nodes import BOOT_MINUTES, TICK_MINUTES, NodeSeries
 
 Interval = tuple[int, int]
-"""A first minute, and the first one after it that does not belong to it."""
+"""A half-open interval of minutes: its first minute, and the first one after it."""
 
 
 def clairvoyant_nodes(
@@ -22,16 +22,15 @@ def clairvoyant_nodes(
 ) -> float:
     """The highest utilisation at which no job is delayed.
 
-    Nodes are alike, so the one that is wanted last can be the one that is powered down first: the
-    nodes are told apart by how high demand must be for each to be wanted, and each is powered at
-    the least cost by itself. Boot time and the least stay after a wake-up are those of
-    ``replay_nodes``. A controller that delays a few jobs may come out above it.
+    Nodes are alike, so node k can be the one that is wanted whenever demand is at least k, and
+    each node is powered at the least cost by itself. Boot time and the least stay after a wake-up
+    are those of ``replay_nodes``. A controller that delays a few jobs may exceed the bound.
 
     Args:
-        series: what was wanted.
-        rules: of the controller.
-        boot_minutes: from a node's wake-up to its first job.
-        with_buffer: the buffer of ``rules`` has to be kept too, as if it were demand.
+        series: the recorded demand.
+        rules: rules of the controller.
+        boot_minutes: time from a node's wake-up to its first job.
+        with_buffer: whether the buffer of ``rules`` counts as demand.
     """
     rules = rules or Rules()
     keep = max(0, rules.keep_ticks * TICK_MINUTES - boot_minutes)
@@ -45,7 +44,7 @@ def clairvoyant_nodes(
 
 
 def _levels(demand: Sequence[int]) -> Iterator[list[Interval]]:
-    """For each node, the intervals in which demand is high enough that it is wanted."""
+    """The intervals in which demand reaches each node's level."""
     steps = [(level, len(list(same))) for level, same in groupby(demand)]
     wanted: list[list[Interval]] = [[] for _ in range(max(demand))]
     begun: list[int] = []
@@ -61,17 +60,17 @@ def _levels(demand: Sequence[int]) -> Iterator[list[Interval]]:
 def _least_minutes(wanted: Sequence[Interval], end: int, boot: int, keep: int) -> int:
     """The fewest minutes of power for a node that is up in all of these intervals.
 
-    ``outside[i]`` is the least that it takes, between the intervals up to the i-th, if the node is
-    woken for that one. It was woken last for some j before, stayed powered from there to the end
-    of interval i - 1, and for ``keep`` minutes at least. At first every node is up, and need not
-    stay.
+    Dynamic programming: ``outside[i]`` is the least power used between the intervals up to the
+    i-th, if the node is woken for that one. Its wake-up before was for some j, from which it
+    stayed powered to the end of interval i - 1, and for ``keep`` minutes at least. At first every
+    node is up, and may be powered down at once.
     """
     if wanted[0][0] > 0:
         wanted = [(0, 0), *wanted]
     may_leave = [-keep if begin == 0 else begin + keep for begin, _ in wanted]
     gaps = [0, *accumulate(after[0] - before[1] for before, after in pairwise(wanted))]
     outside: list[float] = [0.0]
-    free, oldest = math.inf, 0  # the best of those that may leave at once, and who comes after
+    free, oldest = math.inf, 0  # the best way with power down at once, and the first j without
     for i, (begin, _) in enumerate(wanted[1:], start=1):
         left = wanted[i - 1][1]
         while oldest < i and may_leave[oldest] <= left:

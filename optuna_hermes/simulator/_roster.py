@@ -13,11 +13,11 @@ from optuna_hermes.simulator._workload import Recording, Source
 
 
 class Roster:
-    """Who is live, who waits where, and who is over.
+    """The views of all opened trials: running, waiting in a tier, or over.
 
     Args:
         source: the trials.
-        costs: of bringing a run onto a device.
+        costs: costs of resuming a trial on a device.
     """
 
     def __init__(self, source: Source, costs: SwitchCosts) -> None:
@@ -31,7 +31,7 @@ class Roster:
 
     @property
     def live(self) -> tuple[RunView, ...]:
-        """The runs that are not over, in the order of their numbers."""
+        """The trials that are not over, in the order of their numbers."""
         return tuple(self._live.values())
 
     @property
@@ -40,13 +40,13 @@ class Roster:
         return self._source.unstarted
 
     def running(self, number: int) -> RunView:
-        """A run that has a device."""
+        """The view of a trial that has a device."""
         return self._live[number]
 
     # -- from and to a device ------------------------------------------------------------------
 
     def take(self, number: int | None, now: float) -> RunView:
-        """A run that waits, or, for None, a new one.
+        """Take a waiting trial, or, for None, a new one.
 
         Raises:
             ValueError: it does not wait, or no trial is left.
@@ -60,16 +60,16 @@ class Roster:
         return RunView(number=number, state="pending", submitted=now)
 
     def start(self, view: RunView, device: str) -> None:
-        """A run gets a device."""
+        """Record that a trial gets a device."""
         self._show(view, "running", view.curve, view.attained_seconds, device, None)
 
     def stop(self, view: RunView, device: str, now: float, used: float) -> None:
-        """A run is up for decision where it sits, without a report."""
+        """Park a trial on its device without a report."""
         self._show(view, "parked", view.curve, used, device, now)
         self.n_waiting += 1
 
     def report(self, view: RunView, device: str, now: float, used: float) -> tuple[int, float]:
-        """A run ends a unit: it is over, or up for decision where it sits.
+        """Record the end of a unit: the trial is over, or parked on its device.
 
         Returns:
             The unit, from 1, and its value.
@@ -91,7 +91,7 @@ class Roster:
         return unit, value
 
     def prune(self, number: int, now: float) -> None:
-        """A run that waits never goes on.
+        """Prune a waiting trial.
 
         Raises:
             ValueError: it does not wait.
@@ -109,12 +109,12 @@ class Roster:
         seated: Collection[tuple[int | None, str]],
         host_of: Mapping[str, str],
     ) -> None:
-        """Another run trains on a device: to bring back the one before costs something now.
+        """Account for another trial on a device: resuming the former one has a cost from now on.
 
         Args:
-            number: of the run that was there before, if it waits at all.
-            device: where.
-            seated: the last run of each device: nobody has pushed it out.
+            number: the trial that was there before; nothing is done if it does not wait there.
+            device: the device.
+            seated: the last trial of each device, which no other has displaced.
             host_of: the host of each device.
         """
         view = self._live.get(number)
@@ -131,13 +131,13 @@ class Roster:
                 self._put(moved, tier)
 
     def lose(self, device: str) -> None:
-        """A device fails: of the runs on it there is only what is on disk."""
+        """Handle the failure of a device: trials suspended on it go on from disk."""
         for view in self.live:
             if view.tier == "resident" and view.device == device:
                 self._put(view, "disk")
 
     def _put(self, view: RunView, tier: TierName) -> None:
-        # What the last unit took is what a policy can expect of the next.
+        # The last unit's time stands for the next one's, which a policy must not know.
         seconds = self.recordings[view.number].seconds[max(0, view.curve.units - 1)]
         state: RunState = "stored" if tier == "disk" else "parked"
         cost = self._costs.seconds(seconds, tier)
@@ -161,9 +161,9 @@ class Roster:
         device: str,
         waiting_since: float | None,
     ) -> None:
-        """A run on a device, or just off it: to go on there costs nothing."""
+        """Show a trial running or parked on a device: resuming there costs nothing."""
         recording = self.recordings[view.number]
-        # Not replace(): here a simulation spends its time.
+        # Not replace(), which is slower: a simulation spends most of its time here.
         self._live[view.number] = RunView(
             number=view.number,
             state=state,

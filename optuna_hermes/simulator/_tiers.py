@@ -1,4 +1,4 @@
-"""Who makes room for those that stopped later, pure."""
+"""Eviction of suspended trials to lower tiers, pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from optuna_hermes.simulator._costs import SwitchCosts
 def moves_down(
     suspended: Iterable[RunView], costs: SwitchCosts, host_of: Mapping[str, str]
 ) -> Iterator[tuple[RunView, TierName]]:
-    """Who moves from its device to the host's memory, and from there to disk.
+    """The trials that move from their device to the host's memory, and from there to disk.
 
-    The run that stopped last has the first choice. Nobody moves up on its own: a run leaves its
-    tier for a device when it trains again, and only then.
+    The trial that stopped last has the first choice. A trial moves up only when it trains again.
 
     Args:
-        suspended: the runs that wait for a device on which another run has trained since.
-        costs: how many find room.
+        suspended: waiting trials on whose device another trial has trained since.
+        costs: numbers of trials that each tier holds.
         host_of: the host of each device.
 
     Yields:
-        A run and its new tier.
+        A trial and its new tier.
     """
     resident = dict.fromkeys(host_of, costs.resident_runs)
     host = dict.fromkeys(host_of.values(), costs.host_runs)

@@ -1,4 +1,4 @@
-"""What a simulation is told, and what it has done."""
+"""Input and output of a simulation: failures of devices, slices, and the whole trace."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Slice(NamedTuple):
     """One unit on one device.
 
     Args:
-        start: when the device was given to the run.
-        end: when the unit was reported, or the device failed.
-        device: its index.
-        number: the trial's.
-        unit: which one of the trial, from 1; 0 where the device failed before its end.
-        value: what was reported, NaN where nothing was.
-        switched: whether the device changed run for it.
+        start: time at which the trial got the device.
+        end: time at which the unit was reported, or the device failed.
+        device: index of the device.
+        number: the trial's number.
+        unit: the trial's unit, from 1; 0 where the device failed before its end.
+        value: the reported value, NaN where the device failed.
+        switched: whether the device changed to another trial for it.
     """
 
     start: float
@@ -34,14 +34,14 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A device fails: the unit on it is lost, its run goes on from the end of the last one.
+    """A failure of a device: its unit is lost, its trial goes on from the end of the last one.
 
     A unit that would end at that very moment is lost too.
 
     Args:
-        at: when, in seconds.
+        at: time of the failure in seconds.
         device: index of the device.
-        seconds: until it can be used again.
+        seconds: time until it can be used again.
 
     Raises:
         InvalidInputError: a time is negative or not finite.
@@ -61,14 +61,14 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What a simulation did.
+    """The result of a simulation.
 
     Args:
-        slices: in the order of their ends.
-        finished: number of each trial that was trained to its end, and when.
-        pruned: number of each trial that was pruned, and when.
-        recordings: every opened trial's training, by number.
-        decisions: how often the policy was asked.
+        slices: all slices in the order of their ends.
+        finished: times of trials that were trained to their ends, by number.
+        pruned: times of trials that were pruned, by number.
+        recordings: the training of each opened trial, by number.
+        decisions: number of calls of the policy.
     """
 
     slices: tuple[Slice, ...]

@@ -1,4 +1,4 @@
-"""What is replayed: recorded trainings, and where the next one comes from."""
+"""The workload of a simulation: recorded trainings, and sources of trials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optuna_hermes.model import Unstarted
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """One training, as it went.
+    """One recorded training.
 
     Args:
         values: the objective after each unit, lower is better.
@@ -45,26 +45,26 @@ class Recording:
 
 
 class Source(ABC):
-    """Where a simulation gets its trials from, and whom it tells what became of them."""
+    """Source of a simulation's trials, notified of their reports and ends."""
 
     @property
     @abstractmethod
     def unstarted(self) -> Unstarted:
-        """How many trials can still be opened, as policies see it."""
+        """The trials that can still be opened, as policies see them."""
 
     @abstractmethod
     def open(self, number: int) -> Recording:
-        """The training of the next trial, which gets this number; numbers count from 0."""
+        """Open the next trial, which gets this number, from 0, and return its training."""
 
     def reported(self, number: int, unit: int, value: float) -> None:  # noqa: B027
-        """A unit has ended; units count from 1."""
+        """Take notice of a reported unit; units count from 1."""
 
     def ended(self, number: int, *, pruned: bool) -> None:  # noqa: B027
-        """A trial is over: trained to its end, or pruned."""
+        """Take notice of the end of a trial, by training or by pruning."""
 
 
 class FixedList(Source):
-    """Trials that are known beforehand, in their order.
+    """A list of trials known beforehand, opened in its order.
 
     Args:
         recordings: one for each trial.
@@ -80,7 +80,7 @@ class FixedList(Source):
         return Unstarted(count=len(self._recordings) - self._opened, fixed=True)
 
     def open(self, number: int) -> Recording:
-        """The next of the list."""
+        """Open the next trial of the list."""
         self._opened += 1
         return self._recordings[number]
 
@@ -90,8 +90,8 @@ class CurveSet:
     """Recorded trainings of one task.
 
     Args:
-        name: of the task.
-        family: of tasks like it, for means.
+        name: the task's name.
+        family: name of its group of similar tasks, over which means are taken.
         recordings: its trials.
     """
 
@@ -101,10 +101,10 @@ class CurveSet:
 
     @classmethod
     def from_arrays(cls, name: str, arrays: Mapping[str, Any]) -> CurveSet:
-        """Take a set out of the arrays of its file.
+        """Read a set from the arrays of its file.
 
         Args:
-            name: what to call the set in errors, and where its ``meta`` gives no name.
+            name: the set's name in errors, and where its ``meta`` gives none.
             arrays: ``value`` [n, T+1] (column 0 is before the first unit, lower is better),
                 ``seconds`` [n, T], ``length`` [n] (units of each trial), and, if known,
                 ``params`` [n, p], ``param_names`` [p] and ``meta`` (JSON with ``name`` and
@@ -139,7 +139,7 @@ class CurveSet:
         )
 
     def draw(self, n_trials: int, seed: int) -> tuple[Recording, ...]:
-        """Some of the trials, in random order, none twice; all of them if there are fewer."""
+        """Draw trials in random order without repetition; all of them if there are fewer."""
         n = len(self.recordings)
         chosen = np.random.default_rng(seed).choice(n, min(n_trials, n), replace=False)
         return tuple(self.recordings[index] for index in chosen.tolist())

@@ -1,4 +1,4 @@
-"""How a run is suspended and brought back: its state, and the places where that state waits."""
+"""Suspension and resumption of trials: their state, and the tiers where that state waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host memory that keeps the bytes of a run while its device is lent to others."""
+"""Host memory that holds the bytes of a suspended trial."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import torch
 
 log = logging.getLogger(__name__)
 
+# As torch's allocator for CUDA: views of any dtype must be aligned in a block.
 _ALIGNMENT_BYTES = 512
 _SMALLEST_BYTES = 1 << 20
 
 
 class Arena:
-    """Blocks of host memory, over which storages are laid one after another.
+    """Blocks of host memory that storages are copied into one after another.
 
-    It grows to the most that it was asked to keep and is used again from then on: pinning memory
-    costs more than copying into it.
+    It grows to the largest amount it had to hold and is reused from then on: pinning memory costs
+    more than copying into it.
 
     Args:
         device: where the storages are; for a GPU the blocks are pinned, as far as that is possible.
@@ -38,12 +39,12 @@ class Arena:
 
     @property
     def size_bytes(self) -> int:
-        """Host memory that it takes."""
+        """Size of all blocks."""
         return sum(block.numel() for block in self._blocks)
 
     @torch.inference_mode(False)  # its blocks outlive the mode in which they were made
     def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Copy the bytes of storages here; what was here before is forgotten.
+        """Copy the bytes of storages here, in place of what was here before.
 
         Raises:
             RuntimeError: there is no host memory for them, or they cannot be read.
@@ -81,7 +82,8 @@ class Arena:
     def free(self) -> None:
         """Give all host memory back."""
         self._blocks, self._starts, self._places = [], [], []
-        if self.device.type == "cuda":  # torch would keep it; older versions have the second name
+        # Torch caches pinned memory; before torch.accelerator had it, only torch._C could free it.
+        if self.device.type == "cuda":
             old = getattr(torch._C, "_host_emptyCache", lambda: None)
             getattr(torch.accelerator, "empty_host_cache", old)()
 
@@ -103,12 +105,13 @@ class Arena:
 
     @contextlib.contextmanager
     def _queue(self) -> Iterator[None]:
-        """A stream of its own, begun after all that the device has to do, ended before all else."""
+        """Use a stream of its own, after the device's pending work and before any later work."""
         if self.device.type != "cuda":
             yield
             return
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        # Kernels on any other stream may still write to the storages.
         torch.cuda.synchronize(self.device)
         try:
             with torch.cuda.stream(self._stream):

@@ -1,4 +1,4 @@
-"""What a training loop, whoever schedules it, and the places where it waits say to each other."""
+"""Interfaces between training loop, scheduler session and storage tiers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from optuna_hermes.model import TierName
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredState:
-    """A checkpoint whose bytes are safe on disk (fsync, rename and directory fsync done).
+    """A checkpoint whose bytes are safe on disk (file fsync, rename and directory fsync are done).
 
     Args:
         path: absolute path of the file.
-        units: units the run had reported when it was written.
+        units: units the trial had reported when it was written.
         size_bytes: length of the file.
         sha256: hex digest of the file.
     """
@@ -30,13 +30,13 @@ class StoredState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSizes:
-    """The sizes that the batches of a run may have, the one that they have, and its devices.
+    """The batch sizes that a trial may have, its present one, and the devices that it may have.
 
     Args:
         now: samples in its next batch.
         least: the smallest size.
         most: the largest size.
-        seconds: what a batch took, by the sizes that were measured.
+        seconds: mean seconds of a batch, by the sizes that were measured.
         unit_samples: samples in a unit, None if unknown.
         most_devices: how many devices it may be given at once; batches are those of all together.
     """
@@ -50,29 +50,29 @@ class BatchSizes:
 
 
 class State(Protocol):
-    """A run that stands at a clean point, as a tier sees it."""
+    """A trial at a clean point, as a tier sees it."""
 
     @property
     def name(self) -> str:
-        """Whose state it is, as a message names it: ``trial 7``."""
+        """The trial's name in messages: ``trial 7``."""
 
     @property
     def units(self) -> int:
-        """Units the run has reported."""
+        """Units the trial has reported."""
 
     @property
     def stores(self) -> bool:
-        """Whether ``dump`` is the whole of it at this point, so that its process may go."""
+        """True if ``dump`` is the whole state at this point, so that its process may end."""
 
     @property
     def moves(self) -> bool:
-        """Whether its tensors may change their addresses."""
+        """True if its tensors may change their addresses."""
 
     def ended(self) -> bool:
-        """Whether its process was told to end while it waits."""
+        """True if its process was asked to end while the trial waits."""
 
     def roots(self) -> Iterable[object]:
-        """Objects that lead to every tensor of the run: modules, optimizers, metrics and so on."""
+        """Objects that lead to every tensor of the trial: modules, optimizers, metrics, ..."""
 
     def dump(self) -> dict[str, Any]:
         """The whole state as a tree of tensors and plain values; the tensors are not copied."""
@@ -80,12 +80,12 @@ class State(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """What a suspended run still takes.
+    """The memory that a suspended trial still takes, and its checkpoint.
 
     Args:
         device_bytes: device memory it has not given back.
         host_bytes: host memory it has taken for what it moved.
-        stored: its checkpoint, if that is where it is.
+        stored: its checkpoint, None unless it was suspended to disk.
     """
 
     device_bytes: int
@@ -94,18 +94,18 @@ class Held:
 
 
 class Tier(ABC):
-    """A place where a suspended run waits: on its device, in host memory, or on disk.
+    """A place where a suspended trial waits: on its device, in host memory, or on disk.
 
-    One object serves one run, any number of times. ``suspend`` and ``resume`` alternate. Random
-    states are the caller's to keep around the two, for what is in ``dump`` is only read again when
-    the run comes back by it.
+    One object serves one trial, any number of times. ``suspend`` and ``resume`` alternate. The
+    caller keeps the random states around the two: those in ``dump`` are only read again when the
+    trial is resumed from that tree.
     """
 
     name: TierName
 
     @abstractmethod
     def suspend(self, state: State) -> Held:
-        """Put the run there, and say what it still takes.
+        """Put the trial into this tier, and return what it still takes.
 
         Raises:
             SuspendError: it cannot be put there; it is as it was.
@@ -113,11 +113,11 @@ class Tier(ABC):
 
     @abstractmethod
     def resume(self) -> dict[str, Any] | None:
-        """Bring it back.
+        """Bring the trial back.
 
         Returns:
             None if every tensor is where it was, with the same values; else the tree that
-            ``dump`` gave, to be loaded into a new run.
+            ``dump`` gave, to be loaded into new objects.
 
         Raises:
             SuspendError: it cannot be brought back from there.
@@ -125,7 +125,7 @@ class Tier(ABC):
 
 
 class Session(Protocol):
-    """One run's side of its lease, as a training loop sees it.
+    """A trial's side of its lease, as a training loop sees it.
 
     A loop reads ``must_yield`` after every batch (an attribute, nothing else). At the next clean
     point after it turned True the loop calls ``park``.
@@ -133,65 +133,65 @@ class Session(Protocol):
 
     must_yield: bool
     asked: TierName
-    """The tier it is to be suspended to, once ``must_yield`` is True."""
+    """The tier to suspend to; valid while ``must_yield`` is True."""
 
     checkpoint_dir: Path | None
-    """Folder for this run's checkpoints; None if the run cannot leave its process."""
+    """Folder of this trial's checkpoints; None if the trial cannot leave its process."""
 
     batch_size: int | None
-    """How many samples its batches are to have from the next clean point on, None as they are.
+    """Samples per batch from the next clean point on; None to leave the size as it is.
 
-    Only a run that has called ``stretches`` is ever asked for another size.
+    Only a trial that has called ``stretches`` is ever asked for another size.
     """
 
     devices: tuple[str, ...]
-    """Those of the lease; empty if that is not known."""
+    """Ids of the lease's devices; empty if they are not known."""
 
     checkpoints: tuple[StoredState, ...]
-    """What the ledger knows of, newest first: where a run goes on from when its process is lost.
+    """Checkpoints in the ledger, newest first: the trial resumes from them if its process is lost.
 
-    Empty for a run that starts. It follows ``saved`` with a delay, and until then the files named
-    here must stay.
+    Empty for a new trial. A checkpoint passed to ``saved`` appears here with a delay; until then
+    the files of those that are here must stay.
     """
 
     def training(self, *, stores: bool) -> None:
-        """The first batch since the grant begins; ``stores`` says whether the run can be stored."""
+        """Report that the first batch of the lease begins; ``stores``: the trial can go to disk."""
 
     def stretches(self, sizes: BatchSizes) -> None:
-        """Say that the size of the batches, or the number of devices, may change, and what it is.
+        """Report that the batch size or the number of devices may change, and the present sizes.
 
-        That is said after each ``training``, after each change, and from time to time.
+        To be called after each ``training``, after each change, and from time to time.
         """
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
-        """Say the value (lower is better) after ``unit`` units, counted from 1.
+        """Report the value (lower is better) after a unit.
 
         Args:
-            unit: which one.
-            step: what the run counted.
+            unit: number of the unit, counted from 1.
+            step: the step that the trial counts.
             value: of the objective.
             units_left: units until its end, None if unknown.
         """
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
-        """Say that the run makes progress; costs nothing when called more than once a second.
+        """Report progress; costs nothing when called more than once a second.
 
         Args:
-            batches: how many it has trained.
+            batches: number of batches trained until now.
             memory_bytes: the most device memory it has needed until now, None if unknown.
         """
 
     def saved(self, state: StoredState) -> None:
-        """Say that a checkpoint is safe while the run goes on."""
+        """Report a checkpoint that is safe on disk while the trial goes on."""
 
     def park(self, state: State) -> None:
-        """Give the device back by the tier the broker asked for, and wait for the next grant.
+        """Yield the device, suspending to the tier that was asked for, and wait for the next grant.
 
-        Returns when the run may go on in this process.
+        Returns when the trial may go on in this process.
 
         Args:
-            state: the run at this clean point.
+            state: the trial at this clean point.
 
         Raises:
-            Suspended: the run is on disk; the process must unwind.
+            Suspended: the trial is on disk; the process must unwind.
         """

@@ -1,4 +1,4 @@
-"""Loaders that a loop of the user's own has beside the one whose batches it counts."""
+"""Loaders and accelerators that a user's loop has beside the loader whose batches it counts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from optuna_hermes.suspend._wrapped import inner_of
 
 
 class Beside:
-    """Those that were made before the loop: they stay the same from epoch to epoch.
+    """The loaders and accelerators made before the loop: they stay the same from epoch to epoch.
 
-    Their generators and, where these persist, their worker processes come back with the run. A
-    worker process's seed is drawn once only: a run that drew it anew would be a number ahead.
-    So do the steps that an ``Accelerator`` counts to accumulate gradients.
+    Restored with the trial are the loaders' generators, their worker processes where these persist,
+    and the steps that an ``Accelerator`` counts to accumulate gradients. A persistent pool's seed
+    is drawn once only: drawing it again would advance the random numbers by one.
     """
 
     def __init__(self) -> None:
@@ -27,27 +27,27 @@ class Beside:
         self._accelerators: list[weakref.ref[Any]] = []
 
     def begin(self) -> None:
-        """The loop begins."""
-        gc.collect()  # those of an earlier trial of this process
-        accelerate = sys.modules.get("accelerate")  # whoever has one has imported it
+        """Collect them when the loop begins."""
+        gc.collect()  # else loaders of an earlier trial of this process would be found, too
+        accelerate = sys.modules.get("accelerate")  # imported if the user has one
         accelerator: type = getattr(accelerate, "Accelerator", type(None))
         self._accelerators = []
         for each in gc.get_objects():
             if issubclass(type(each), accelerator):
                 self._accelerators.append(weakref.ref(each))
-            # Not isinstance: it asks proxies for their class.
+            # Not isinstance: it reads __class__, which runs the code of proxies.
             if issubclass(type(each), DataLoader) and not _is_watched(each):
                 self._idle[each] = idle(each)
 
     def release(self, loader: object) -> None:
-        """Its batches are counted, or it keeps its position itself."""
+        """Leave out a loader whose batches are counted, or that keeps its position itself."""
         inner = inner_of(loader)
         plain = loader if inner is None else inner
         if isinstance(plain, DataLoader) and plain in self._idle:
             _leave(self._idle.pop(plain))
 
     def state(self) -> list[dict[str, Any]]:
-        """How their next epochs will begin, of those for which there is something to say."""
+        """States from which the loaders' next epochs begin, without loaders that have no state."""
         states = [
             {"loader": _described(loader), **each.idle_state()}
             for loader, each in self._idle.items()
@@ -55,7 +55,7 @@ class Beside:
         return [each for each in states if not _is_new(each)]
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
-        """Let them begin so; a loader is known by what it is made of."""
+        """Restore what ``state`` returned; loaders are matched by their description, in order."""
         left = list(self._idle.items())
         for state in states:
             for index, (loader, each) in enumerate(left):
@@ -65,18 +65,18 @@ class Beside:
                     break
 
     def steps(self) -> list[int]:
-        """The steps that accelerators have counted."""
+        """The step counters of the accelerators."""
         return [each.step for accelerator in self._accelerators if (each := accelerator())]
 
     def load_steps(self, steps: list[int]) -> None:
-        """Let them count on."""
+        """Restore the step counters."""
         for accelerator, step in zip(self._accelerators, steps, strict=False):
             each = accelerator()
             if each is not None:
                 each.step = step
 
     def leave(self) -> None:
-        """Give the loaders back what is their own."""
+        """Restore the loaders' own samplers."""
         for each in self._idle.values():
             _leave(each)
         self._idle.clear()
@@ -88,7 +88,7 @@ def _leave(each: Replay | OwnStates) -> None:
 
 
 def _is_watched(loader: DataLoader[Any]) -> bool:
-    """Whether another run has it."""
+    """True if another trial has hung its sampler into the loader."""
     return isinstance(loader.batch_sampler, Replay) or isinstance(loader.sampler, Replay)
 
 

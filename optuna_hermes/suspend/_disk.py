@@ -1,8 +1,9 @@
-"""Checkpoints on disk: a file is there whole or not at all, and a damaged one is never used.
+"""Checkpoints on disk: written atomically, and verified by their SHA-256 when read.
 
-A checkpoint is one safetensors file that any reader of that format opens: the tensors of the run
+A checkpoint is one safetensors file that any reader of that format opens: the tensors of the trial
 by number, and under ``tree`` the JSON text that puts them together (see ``_tree``). Its metadata
-name the run and the version of all this. Torch and safetensors are imported inside the functions.
+name the trial and the version of the format. Torch and safetensors are imported inside functions,
+so that this module is cheap to import.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ T = TypeVar("T")
 _Found = tuple[StoredState, Any, list[CheckpointError]]
 
 _writing = threading.Lock()
-"""A run may be suspended while a thread still writes its last unit: they number the same folder."""
+"""A suspension and the thread that saves the last unit both number files in one folder."""
 
 _ahead: tuple[object, Future[_Found | None]] | None = None
-"""What ``read_ahead`` was last asked for."""
+"""Key and future of the last ``read_ahead``."""
 
 
 class Disk(Tier):
-    """A run waits in a file; its process may go.
+    """The disk tier: the trial waits in a checkpoint, and its process may end.
 
     Args:
-        folder: this run's own folder.
+        folder: this trial's own folder.
         known: the checkpoints that the ledger names, whose files must stay.
     """
 
@@ -66,7 +67,7 @@ class Disk(Tier):
         self._stored: tuple[StoredState, str] | None = None
 
     def suspend(self, state: State) -> Held:
-        """See ``Tier``. What the run has in memory is its owner's to let go."""
+        """See ``Tier``. The caller frees what the trial has in memory."""
         if not state.stores:
             raise SuspendError(
                 f"{state.name.capitalize()} cannot be stored from here: suspend it in memory."
@@ -78,7 +79,7 @@ class Disk(Tier):
         return Held(device_bytes=0, stored=stored)
 
     def resume(self) -> Any:
-        """See ``Tier``; it may be resumed more than once."""
+        """See ``Tier``; may be called more than once."""
         if self._stored is None:
             raise CheckpointError(
                 f"A run must be suspended into {self._folder} before it can be resumed from there."
@@ -94,15 +95,15 @@ def write(
     units: int,
     known: Collection[StoredState] = (),
 ) -> StoredState:
-    """Write a checkpoint that survives a crash at any moment, and forget those it has outlived.
+    """Write a checkpoint that survives a crash at any moment, and remove outdated ones.
 
     Args:
-        folder: this run's own folder.
-        tree: the state, as ``pack`` takes it; nobody may change it meanwhile.
-        run: whose it is, as a message names it.
-        units: units the run has reported.
-        known: what the ledger names. It stays, and so does all that is newer, for the ledger may
-            not hear of it before everything dies.
+        folder: this trial's own folder.
+        tree: the state, as ``pack`` takes it; must not change meanwhile.
+        run: the trial, as messages name it.
+        units: units the trial has reported.
+        known: the checkpoints that the ledger names. They stay, and so do all newer ones: the
+            process may die before they are recorded in the ledger.
 
     Raises:
         CheckpointError: the tree holds what cannot be stored.
@@ -120,12 +121,12 @@ def write(
 def read(
     states: Sequence[StoredState], run: str, folder: Path | None
 ) -> tuple[StoredState, Any] | None:
-    """Read the newest checkpoint that is as it was written; None only if there is none at all.
+    """Read the newest checkpoint that is intact; None only if there is none at all.
 
     Args:
-        states: newest first, as the ledger has them: where they say to lie is not believed.
-        run: whose they are, as a message should name it.
-        folder: this run's own folder, outside of which nothing is read; None if it has none.
+        states: newest first, as the ledger has them; their paths are checked against ``folder``.
+        run: the trial, as messages name it.
+        folder: this trial's own folder, outside of which nothing is read; None if it has none.
 
     Returns:
         The checkpoint, and the tree that was written into it.
@@ -152,17 +153,17 @@ def read(
 
 
 def read_ahead(states: Sequence[StoredState], run: str) -> None:
-    """Begin on a thread what the next ``read`` will be asked for.
+    """Begin the next ``read`` on a thread.
 
-    If that is asked for something else, what was read here is dropped.
+    The result is dropped if ``read`` is then called for other checkpoints.
     """
     global _ahead
-    folder = states[0].path.parent if states else None  # ``read`` will know whether that is right
+    folder = states[0].path.parent if states else None  # ``read`` checks it against its own
     _ahead = _key(states, run), _on_thread(_search, tuple(states), run, folder)
 
 
 def _key(states: Sequence[StoredState], run: str) -> object:
-    # The process too: a thread does not survive a fork.
+    # With the process id: a thread that reads ahead does not survive a fork.
     return os.getpid(), run, [(state.path, state.sha256) for state in states]
 
 
@@ -173,9 +174,10 @@ def _on_thread(call: Callable[..., T], *args: Any) -> Future[T]:
     def work() -> None:
         try:
             future.set_result(call(*args))
-        except BaseException as error:  # it is raised where the result is asked for
+        except BaseException as error:  # ``result()`` raises it
             future.set_exception(error)
 
+    # Not an executor: the interpreter joins the threads of executors at exit.
     threading.Thread(target=work, name="hermes-disk", daemon=True).start()
     return future
 
@@ -189,7 +191,7 @@ def _next_path(folder: Path, units: int) -> Path:
 
 
 def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> tuple[int, str]:
-    """Let the file appear whole; size and SHA-256."""
+    """Write a file atomically; return its size and SHA-256."""
     from safetensors import SafetensorError
 
     partial = path.with_suffix(_PARTIAL)
@@ -197,13 +199,14 @@ def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str])
         raise UnwritableError(f"{path.parent} must be a folder, not a link: remove the link.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if partial.is_symlink():  # it would lead elsewhere
+        if partial.is_symlink():  # writing would follow it out of the folder
             partial.unlink()
         written = _write_through(partial, tensors, metadata)
         os.replace(partial, path)
         try:
+            # A rename survives a power failure only once its folder is synced, too.
             _sync_folder(path.parent)
-        except OSError:  # nobody will be told of it: it must not take the room of others
+        except OSError:  # the ledger never names it: delete it, so that it takes no quota
             _remove(path)
             raise
     except (OSError, SafetensorError) as error:
@@ -217,7 +220,7 @@ def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str])
 
 
 def why_unwritable(folder: Path) -> str | None:
-    """Why no checkpoint can be written below a folder, and what to do; None if one can."""
+    """The reason why no checkpoint can be written to a folder, with a way out; None if one can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -242,7 +245,7 @@ def _system_number(error: Exception) -> int | None:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # it is tidied up later
+    with contextlib.suppress(OSError):  # ``_tidy`` removes it later
         path.unlink(missing_ok=True)
 
 
@@ -253,7 +256,8 @@ def _write_through(
 
     save_file(tensors, path, metadata)
     with path.open("rb", buffering=0) as file:
-        synced = _on_thread(os.fsync, file.fileno())  # the disk and the digest take as long
+        # In parallel: fsync waits for the disk, the digest needs the CPU, and both take as long.
+        synced = _on_thread(os.fsync, file.fileno())
         sha256 = digest(file)
         synced.result()
         return os.fstat(file.fileno()).st_size, sha256
@@ -274,9 +278,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _tidy(folder: Path, known: Collection[Path]) -> None:
-    named = (path for path in known if _is_named(path))  # a ledger may name anything
+    named = (path for path in known if _is_named(path))  # paths from the database are not trusted
     newest_known = max((_number(path) for path in named), default=0)
     for path in _files(folder):
+        # Newer files than the newest known one stay: the ledger may not have recorded them yet.
         if _number(path) < newest_known and path not in known:
             _remove(path)
     for pattern in (f"*{_PARTIAL}", _LIBRARY_PARTIAL):  # of a process killed while writing
@@ -289,12 +294,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_named(path: Path) -> bool:
-    """Whether it has the name of a checkpoint."""
+    """True if a file has the name of a checkpoint."""
     return path.name[:6].isdecimal() and path.name[6:7] == "-"
 
 
 def _number(path: Path) -> int:
-    # Not the time of the file: clocks are set back.
+    # The number in the name, not the file's time: clocks may be set back.
     return int(path.name.split("-", 1)[0])
 
 
@@ -302,7 +307,7 @@ def _number(path: Path) -> int:
 
 
 def _search(states: Sequence[StoredState], run: str, folder: Path | None) -> _Found | None:
-    """The newest checkpoint that can be used, its tree, and what is wrong with those before it."""
+    """Return the newest usable checkpoint, its tree, and the errors of the newer ones."""
     problems: list[CheckpointError] = []
     for state in states:
         try:
@@ -324,19 +329,19 @@ def _search(states: Sequence[StoredState], run: str, folder: Path | None) -> _Fo
 
 
 def _is_in(folder: Path | None, state: StoredState) -> bool:
-    """Whether a checkpoint lies directly in a run's folder, which is no link to another's."""
+    """True if a checkpoint lies directly in a trial's folder, which must not be a link."""
     if folder is None or folder.is_symlink():
         return False
     return state.path.parent.resolve() == folder.resolve()
 
 
 def _load(state: StoredState, run: str) -> Any:
-    """The tree of a checkpoint whose bytes are those that were written."""
+    """Read and verify a checkpoint; return its tree."""
     name = f"Checkpoint {state.path} of {run}"
     try:
         if not stat.S_ISREG(state.path.lstat().st_mode):
             raise CheckpointError(f"{name} must be a file, not a link or anything else.")
-        # What has become a link since is not followed.
+        # O_NOFOLLOW: the file may have become a link since lstat.
         handle = os.open(state.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(handle, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -353,7 +358,7 @@ def _load(state: StoredState, run: str) -> Any:
         return _decoded(name, content, run)
     except CheckpointError:
         raise
-    except Exception as error:  # whoever wrote it did not keep to the format
+    except Exception as error:  # the digest is right, but the content breaks the format
         raise CheckpointError(f"{name} cannot be decoded: {error!r}.") from error
 
 

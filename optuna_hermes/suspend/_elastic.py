@@ -1,4 +1,4 @@
-"""A plain ``DataLoader`` whose batches change their size between two batches of an epoch."""
+"""A plain ``DataLoader`` whose batch size may change between two batches of an epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optuna_hermes.suspend._loader import Replay
 
 
 def why_not_regrouped(loader: object) -> str | None:
-    """Why the batches of a loader cannot change their size, None if they can."""
+    """The reason why a loader's batch size cannot change, None if it can."""
     if not Replay.fits(loader) or callable(getattr(loader, "state_dict", None)):
         return "its train loader is no plain DataLoader over a map-style data set"
     if type(getattr(loader, "batch_sampler", None)) is not BatchSampler:
@@ -22,17 +22,16 @@ def why_not_regrouped(loader: object) -> str | None:
 
 
 class ElasticReplay(Replay):
-    """A ``Replay`` that counts in samples, and makes batches of them in whatever size is asked for.
+    """A ``Replay`` that counts samples, and groups them into batches of any size.
 
-    The sampler gives an epoch's samples in its order, as always. Those that are trained are skipped
-    and the others come in batches of the present size: none comes twice and none is lost. With
-    ``drop_last`` the samples at the end of the epoch that do not fill a batch of the size that it
-    has then are left out.
+    The sampler gives an epoch's samples in its order. Trained samples are skipped, the others come
+    in batches of the present size: none comes twice and none is lost. With ``drop_last`` the last
+    samples of an epoch are left out if they do not fill a batch of the size at that time.
 
     Args:
-        loader: one for which ``why_not_regrouped`` knows no reason.
+        loader: one for which ``why_not_regrouped`` returns None.
         trained: see ``Replay``.
-        limit: so many samples make an epoch, None for all.
+        limit: samples in an epoch, None for all.
     """
 
     def __init__(
@@ -41,32 +40,32 @@ class ElasticReplay(Replay):
         super().__init__(loader, trained)
         self._limit = limit
         self.samples: int = len(self._sampler.sampler) if limit is None else limit
-        """How many make an epoch."""
+        """Samples in an epoch."""
         self.first_size = int(self._sampler.batch_size)
         self.size = self.first_size
-        """Of the next batch."""
+        """Samples in the next batch."""
         self.drops_last = bool(self._sampler.drop_last)
         self._batches_before = 0
         self._samples_before = 0
 
     @property
     def seen(self) -> int:
-        """How many samples of this epoch are trained."""
+        """Trained samples of this epoch."""
         batches = self._trained() - self._batches_before
         return min(self.samples, self._samples_before + batches * self.size)
 
     @property
     def left(self) -> int:
-        """How many samples of this epoch are not trained yet."""
+        """Samples of this epoch that are not trained yet."""
         return self.samples - self.seen
 
     def begin_with(self, size: int) -> None:
-        """Let the first epoch come in batches of this size."""
+        """Set the batch size of the first epoch."""
         self.size = size
         self._show_size(size)
 
     def resize(self, size: int) -> None:
-        """Let the next iterator that is made go on in batches of another size."""
+        """Set the batch size with which the next iterator goes on."""
         batches, state = self._trained(), self.state_dict()
         self._go_on({**state, "batches_before": batches, "size": size})
 
@@ -75,13 +74,13 @@ class ElasticReplay(Replay):
         self._batches_before = self._samples_before = 0
 
     def batches_of(self, samples: int, size: int) -> int:
-        """How many batches of one size so many samples make at the end of an epoch."""
+        """Number of batches of ``size`` that the last ``samples`` of an epoch make."""
         return samples // size if self.drops_last else math.ceil(samples / size)
 
     def ends_alone(self, samples: int, size: int) -> bool:
-        """Whether so many samples at the end of an epoch leave a single one for the last batch.
+        """True if the last ``samples`` of an epoch leave a single one for the last batch.
 
-        Modules with batch normalisation raise there. Not if the first size does so too.
+        Modules with batch normalisation raise there. False if the first size leaves one, too.
         """
         alone = not self.drops_last and size > 1 and samples % size == 1
         return alone and self.samples % self.first_size != 1
@@ -92,7 +91,7 @@ class ElasticReplay(Replay):
         self._show_size(self.first_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Replay``; what it skips are samples."""
+        """See ``Replay``; ``skip`` and ``drawn`` count samples."""
         state = super().state_dict()
         if self._resume is not None:
             return state
@@ -107,7 +106,7 @@ class ElasticReplay(Replay):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See ``Replay``; a state of one is understood, its batches being of the first size."""
+        """See ``Replay``, whose states are accepted, too: their batches have the first size."""
         if "size" not in state:
             skipped, size = state["skip"], self.first_size
             state = {**state, "skip": skipped * size, "batches_before": skipped, "size": size}
@@ -132,11 +131,11 @@ class ElasticReplay(Replay):
         return self._batches_before + self.batches_of(left, self.size)
 
     def _items(self) -> Iterator[Any]:
-        # A sampler that is asked once more than it has samples may draw more random numbers.
+        # islice: a sampler that is asked for one item too many may draw more random numbers.
         yield from itertools.islice(iter(self._sampler.sampler), self._limit)
 
     def _items_ahead(self, trained: int) -> None:
-        """They are drawn again: they may come in batches of another size."""
+        """Return None: they are drawn again, as the batch size may have changed."""
 
     def _batches(self, items: Iterator[Any]) -> Iterator[Any]:
         size = self.size
@@ -148,4 +147,5 @@ class ElasticReplay(Replay):
     def _show_size(self, size: int) -> None:
         loader = self._loader()
         if loader is not None:
+            # Not setattr: DataLoader forbids to change it once it is made.
             object.__setattr__(loader, "batch_size", size)

@@ -1,11 +1,11 @@
-"""Fingerprints of values, to see whether something has changed between two moments.
+"""Fingerprints of values, to detect changes between two moments.
 
-What belongs to the surroundings of a training is not looked into: loaders and data sets, loggers,
-progress bars, open files, code. A look has to cost milliseconds, whatever there is: of a long
-container of plain values, each counts; of another one, which objects it holds, and some of them are
-looked into. An array counts whole up to 32 MB, and a tensor by what torch knows of its changes;
-beyond that a word of each page is looked at. What can be missed is a small change within something
-large.
+The surroundings of a training are left out: loaders and data sets, loggers, progress bars, open
+files, code. A fingerprint has to cost milliseconds for any value. Of a long container of plain
+values, each value counts; of any other long container, the identities of its items, and the content
+of a sample of them. Arrays are hashed whole up to 32 MB in all, larger ones by one word of each
+page; large tensors also count by their version counter. A small change within something large may
+be missed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CODE = (
     types.MethodType,
     types.ModuleType,
 )
-_DATA = (DataLoader, Dataset, Sampler)
+DATA = (DataLoader, Dataset, Sampler)
 _LOOKED_INTO = {"builtins", "collections", "itertools", "pathlib", "random"}
 """Packages of the standard library whose objects are values; others are files, clocks, threads."""
 _SHOWING = {
@@ -56,14 +56,14 @@ _MOST_PARTS = 20_000
 _CRC_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 25
 _PAGE_WORDS = 509
-"""Of eight bytes; an odd number, so that columns of a table take turns."""
+"""Step in words of eight bytes; odd, so that a table's columns are sampled in turn."""
 _MOST_WORDS = 1 << 16
 _unlike_all = itertools.count(1)
 
 
 def outside(value: object) -> bool:
-    """Whether a value is of the surroundings of a training, and none of its own."""
-    if isinstance(value, (*_CODE, *_DATA)):
+    """True if a value belongs to the surroundings of a training, not to its state."""
+    if isinstance(value, (*_CODE, *DATA)):
         return True
     module = type(value).__module__
     package = module.partition(".")[0]
@@ -73,7 +73,7 @@ def outside(value: object) -> bool:
 
 
 def is_iterator(value: object) -> bool:
-    """Whether a value is a position in something, which nobody can see or set."""
+    """True if a value is an iterator, whose position can neither be read nor set."""
     if isinstance(value, types.GeneratorType):
         return "optuna_hermes" not in value.gi_code.co_filename
     kind = type(value)
@@ -83,11 +83,11 @@ def is_iterator(value: object) -> bool:
 
 
 def fingerprint(value: object, known: Collection[int] = ()) -> int:
-    """A number that is very likely another one once the value has changed.
+    """A hash of a value, which very likely differs once the value has changed.
 
     Args:
         value: anything.
-        known: what is not looked into, by ``id``.
+        known: ids of objects that are not looked into.
     """
     return hash(tuple(_Walk(known).parts(value)))
 
@@ -95,7 +95,7 @@ def fingerprint(value: object, known: Collection[int] = ()) -> int:
 class _Walk:
     def __init__(self, known: Collection[int]) -> None:
         self._known = known
-        self._seen: dict[int, object] = {}  # kept, so that no number is used twice
+        self._seen: dict[int, object] = {}  # keeps objects alive, so that no id is reused
         self._left = _MOST_PARTS
         self._bytes = _WHOLE_BYTES
 
@@ -120,7 +120,7 @@ class _Walk:
                         waiting += left
 
     def _of_leaf(self, value: Any) -> Hashable:
-        """What a value that leads to no others is; None of one that does."""
+        """Content of a value that leads to no others; None for one that does."""
         if isinstance(value, torch.Tensor):
             return self._of_tensor(value)
         if isinstance(value, np.ndarray) and value.dtype.kind != "O":
@@ -130,7 +130,8 @@ class _Walk:
     def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
         size = tensor.numel() * tensor.element_size()
         version = 0 if tensor.is_inference() else tensor._version
-        told = size > _CRC_BYTES and version  # what NumPy does to it by another name is not
+        # The version misses writes through a NumPy view: the checksum of words may show those.
+        told = size > _CRC_BYTES and version
         try:
             data = tensor.detach()
             if size <= _CRC_BYTES or data.device.type == "cpu":
@@ -159,7 +160,7 @@ class _Walk:
 
 
 def _is_of_file(array: np.ndarray[Any, Any]) -> bool:
-    """Whether its numbers are in a file, which is not the training's own."""
+    """True for an array over a memory-mapped file: its content is no state of the training."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -169,7 +170,7 @@ def _is_of_file(array: np.ndarray[Any, Any]) -> bool:
 def _of_small(value: Any) -> Hashable:
     kind = type(value)
     if kind is float:
-        return struct.pack("d", value)  # a NaN is no other one
+        return struct.pack("d", value)  # a NaN does not equal itself
     if value is None or kind in _PLAIN:
         return (value, kind is int and value < -1)  # -1 and -2 have the same hash
     if isinstance(value, np.generic):
@@ -186,7 +187,7 @@ def _of_small(value: Any) -> Hashable:
 
 
 def _inside(value: Any) -> Iterator[Sequence[Any]]:
-    """What a value is made of."""
+    """Yield the parts of a value, as sequences."""
     if isinstance(value, Mapping):
         yield list(value.keys())
         yield list(value.values()) if isinstance(value, dict) else _some_of(value)
@@ -204,18 +205,18 @@ def _inside(value: Any) -> Iterator[Sequence[Any]]:
 
 
 def _some_of(value: Mapping[Any, Any]) -> Sequence[Any]:
-    """The values of some keys; such a mapping may read each of them from somewhere."""
+    """Values of a sample of keys; reading a value of such a mapping may be slow."""
     return [value[key] for key in _sampled(list(value))]
 
 
 def _at_once(items: Sequence[Any]) -> tuple[Hashable, Sequence[Any]]:
-    """What can be said of many items without looking into each, and those to be looked into."""
+    """Return a hash of many items without looking into each, and the items to be looked into."""
     if len(items) <= _SHORT:
         return None, items
     kinds = set(map(type, items)) if type(items[0]) in _PLAIN else set()
     if kinds and kinds <= _PLAIN:
         if len(items) <= _LONG:
-            return zlib.crc32(marshal.dumps(list(items), 2)), ()  # 2: nothing counts but the values
+            return zlib.crc32(marshal.dumps(list(items), 2)), ()  # 2: without reference flags
         return hash((tuple(items), frozenset(kinds))), ()
     if len(items) <= _LONG:
         return None, items
@@ -223,7 +224,7 @@ def _at_once(items: Sequence[Any]) -> tuple[Hashable, Sequence[Any]]:
 
 
 def slots_of(kind: type) -> list[str]:
-    """The names of attributes that objects of a class keep outside of their ``__dict__``."""
+    """Names of the attributes that objects of a class keep outside of their ``__dict__``."""
     found: list[str] = []
     for each in kind.__mro__:
         slots = vars(each).get("__slots__", ())

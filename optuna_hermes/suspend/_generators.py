@@ -1,4 +1,4 @@
-"""Random generators that objects keep in their attributes."""
+"""Random generators in objects' attributes, and their states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GLOBAL: Any = np.random.mtrand._rand
 
 
 def generators_in(owner: object) -> list[Any]:
-    """The generators among an object's attributes; NumPy's global one is nobody's own."""
+    """The generators among an object's attributes, without NumPy's global one."""
     values = getattr(owner, "__dict__", {}).values()
     return [each for each in values if isinstance(each, GENERATORS) and each is not _GLOBAL]
 

@@ -1,4 +1,4 @@
-"""A run that waits in host memory."""
+"""The tier in host memory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class Host(Tier):
-    """In host memory: the device is given back, the process stays.
+    """The host tier: the tensors wait in host memory, the device is free, the process stays.
 
-    Storages are emptied and filled again; tensors and modules are not touched. Whoever holds a
-    reference to one of them finds it as it was.
+    Storages are emptied and filled again; tensors and modules are not touched, so that references
+    to them stay valid.
     """
 
     name: TierName = "host"
@@ -43,21 +43,21 @@ class Host(Tier):
                 "their addresses (a captured CUDA graph has them): leave it on its device or "
                 "store it on disk."
             )
-        # First, while the scalars in it can still be read.
+        # Before the storages are emptied: ``dump`` may read scalars from tensors.
         tree = state.dump() if state.stores else None
         roots = list(state.roots())
         device = device_of(roots)
         found = storages(roots, device)
         sizes = {storage: storage.nbytes() for storage in found if movable(storage)}
         self._keep(sizes, device, state.name)
-        # Everything is safe: only now is anything emptied.
+        # All copies are made: only now may anything be emptied.
         self._run, self._sizes, self._tree = state.name, sizes, tree
         self._empty()
         left = self._left([storage for storage in found if storage not in sizes])
         return Held(device_bytes=left, host_bytes=self._arena.size_bytes)
 
     def resume(self) -> None:
-        """See ``Tier``; after an error the run still waits here, and ``resume`` may be repeated."""
+        """See ``Tier``; after an error the trial still waits here, and may be resumed again."""
         try:
             for storage, size in self._sizes.items():
                 storage.resize_(size)
@@ -73,7 +73,7 @@ class Host(Tier):
 
     @torch.inference_mode(False)
     def tree(self) -> dict[str, Any]:
-        """The tree that ``dump`` gave, with its tensors in host memory; good until ``resume``.
+        """The tree that ``dump`` gave, with its tensors in host memory; valid until ``resume``.
 
         Raises:
             SuspendError: nothing waits here that can be stored.
@@ -98,9 +98,9 @@ class Host(Tier):
         return tree
 
     def abandon(self) -> None:
-        """Give up a run that comes back elsewhere, before its process unwinds.
+        """Give up a trial that is resumed elsewhere, before its process unwinds.
 
-        Its tensors are left without elements: whoever touches them on the way out sees that.
+        Its tensors are left without elements: code that reads them while unwinding must not crash.
         """
         forget(self._sizes, self._arena.device)
         self._sizes, self._tree = {}, None
@@ -122,11 +122,12 @@ class Host(Tier):
         for storage in self._sizes:
             storage.resize_(0)
         if self._arena.device.type == "cuda":
+            # cuBLAS keeps its workspaces allocated, and empty_cache frees only unused segments.
             getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
             torch.cuda.empty_cache()
 
     def _left(self, stayed: list[torch.UntypedStorage]) -> int:
-        """Bytes that the device has not got back; what could not be moved is logged, once."""
+        """Bytes still taken on the device; storages that could not be moved are logged once."""
         device = self._arena.device
         held = size = sum(storage.nbytes() for storage in stayed)
         blocks = len(stayed)
@@ -145,12 +146,12 @@ def _mapped(
     replace: Callable[[torch.Tensor], torch.Tensor],
     replaced: dict[int, torch.Tensor],
 ) -> Any:
-    """A tree with other tensors; one that is in it twice is one object again."""
+    """Return a tree with its tensors replaced; a tensor that occurs twice stays one object."""
     kind = type(value)
     if kind in (list, tuple, set, frozenset):
         return kind(_mapped(item, replace, replaced) for item in value)
     if kind in (dict, OrderedDict, Counter):
-        mapping = copy.copy(value)  # with its attributes: the state of a module has some
+        mapping = copy.copy(value)  # keeps attributes: a module's state_dict has _metadata
         for key, item in value.items():
             mapping[key] = _mapped(item, replace, replaced)
         return mapping
@@ -162,7 +163,7 @@ def _mapped(
 
 
 def _over(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    """A tensor in main memory that is to ``storage`` what ``like`` is to its own."""
+    """A tensor in main memory that views ``storage`` as ``like`` views its own."""
     tensor = torch.empty(0, dtype=like.dtype, device="cpu")
     tensor.set_(storage, like.storage_offset(), like.size(), like.stride())
     tensor = tensor.conj() if like.is_conj() else tensor

@@ -1,4 +1,4 @@
-"""A plain ``DataLoader`` that can be put back to any batch of an epoch without loading data."""
+"""The position of a plain ``DataLoader``, restored to any batch without loading data."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ from optuna_hermes.suspend._workers import Workers
 
 
 def is_stateful(loader: Any) -> bool:
-    """Whether a loader keeps its position by itself.
+    """True if a loader keeps its position by itself.
 
-    One that wraps another (Accelerate's) has the methods always, and a state only if that one has.
+    One that wraps another (Accelerate's) always has the methods, but a state only if the inner one
+    has.
     """
     base = getattr(loader, "base_dataloader", None)
     return callable(getattr(loader, "state_dict", None)) and (base is None or is_stateful(base))
 
 
 class Replay:
-    """Stands where a loader keeps its index sampler, and draws an epoch's indices once more.
+    """Replaces a loader's index sampler, and can draw an epoch's indices once more.
 
     It remembers the random state from which the epoch's indices were drawn. To come back to batch
     ``k`` it draws them again from there and drops the first ``k`` lists of indices: nothing is
-    read from the data set, and the random numbers of everybody else stay as they were. Worker
-    processes get the seed that they had, and the random numbers that they would have drawn next.
+    read from the data set, and all other random states stay as they were. Worker processes get the
+    seed that they had, and the random numbers that they would have drawn next.
 
     Args:
-        loader: a loader over a map-style data set; the wrapper hangs itself into it.
-        trained: says how many batches of this epoch are trained. The indices drawn are no measure
-            of it: worker processes fetch ahead.
+        loader: a loader over a map-style data set, whose sampler is replaced.
+        trained: returns the number of trained batches of this epoch. The indices drawn are no
+            measure of it: worker processes fetch ahead.
     """
 
     def __init__(self, loader: DataLoader[Any], trained: Callable[[], int]) -> None:
-        # A loader whose workers persist leads here: in a circle it would wait for them, 5 s each.
+        # Weak: in a reference cycle, a loader with persistent workers would wait 5 s for each.
         self._loader = weakref.ref(loader)
         self._trained = trained
         self._slot = "sampler" if loader.batch_sampler is None else "batch_sampler"
@@ -68,20 +69,20 @@ class Replay:
 
     @staticmethod
     def fits(loader: object) -> bool:
-        """Whether a loader's position is given by the indices it has drawn itself."""
+        """True if a loader's position is given by the indices that it has drawn itself."""
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return False
-        return not hasattr(loader, "base_dataloader")  # which would draw them in its place
+        return not hasattr(loader, "base_dataloader")  # the inner loader draws them
 
     def unwrap(self) -> None:
-        """Give the loader its own sampler back."""
+        """Restore the loader's own sampler."""
         if getattr(self._loader(), self._slot, None) is self:
             self._hang(self._sampler)
             self._pool.unhang()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is in its epoch."""
-        if self._resume is not None:  # the iterator that goes on from there was asked for nothing
+        """The loader's position in its epoch."""
+        if self._resume is not None:  # the iterator that resumes has drawn nothing yet
             return self._resume
         trained = self._trained() - self._before
         return {
@@ -97,7 +98,7 @@ class Replay:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there with the next iterator that is made.
+        """Resume from a position with the next iterator.
 
         Raises:
             CheckpointError: the size of its batches was elastic.
@@ -111,35 +112,35 @@ class Replay:
         self._pool.load_state(state)
 
     def own_state(self) -> dict[str, Any]:
-        """Generators and counters that belong to the loader, wherever it is."""
+        """Generators and counters of the loader, independent of its position."""
         return self._own.state()
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Put them back."""
+        """Restore what ``own_state`` returned."""
         self._own.load_state(state)
 
     def idle_state(self) -> dict[str, Any]:
-        """How the loader's next epoch will begin, for one that is in none."""
+        """State from which the next epoch begins, for a loader that is in no epoch."""
         return {"own": self._own.state(), **self._pool.state(None)}
 
     def load_idle_state(self, state: dict[str, Any]) -> None:
-        """Begin the next epoch so."""
+        """Restore what ``idle_state`` returned."""
         self._own.load_state(state["own"])
         self._pool.load_state(state)
 
     def warning(self) -> str | None:
-        """What to say if its workers draw random numbers that cannot be told, None if they can."""
+        """A warning if its workers draw random numbers that cannot be restored, else None."""
         loader = self._loader()
         return _warning(loader) if loader is not None and self._pool.lost else None
 
     def __iter__(self) -> Iterator[Any]:
-        if self._pool.asks_in_vain():  # worker processes are asked for a seed after this
+        if self._pool.asks_in_vain():  # torch draws the workers' seed after this first call
             if not self._pool.revives:
                 self._items()
             self._pool.before_seed()
             return iter(())
         self._pool.begin_pass()
-        # At once, not with the first index: workers may never ask for one.
+        # Here, not when the first index is drawn: workers may never ask for one.
         self._begin, self._drawn, self._ended = None, 0, False
         self._before = self._trained()
         self._ahead.clear()
@@ -154,14 +155,14 @@ class Replay:
     def _fresh(self) -> Iterator[Any]:
         """An epoch from its beginning."""
         self._opened = self._states()
-        return self._draw(self._items())  # some samplers draw when they are asked for an iterator
+        return self._draw(self._items())  # some samplers draw numbers in ``__iter__``
 
     def _draw(self, items: Iterator[Any]) -> Iterator[Any]:
         self._begin = self._states()
         yield from self._follow(self._batches(items))
 
     def _again(self) -> Iterator[Any]:
-        """An epoch from where it was."""
+        """An epoch from the position to resume."""
         resume, self._resume = self._resume, None
         assert resume is not None
         self._opened, self._begin = resume["opened"], resume["begin"]
@@ -182,7 +183,7 @@ class Replay:
         skip = self._drawn = resume["skip"]
         self._pool.rotate(resume.get("batches_before", skip))
         ahead = head[skip:] if resume["ahead"] is None else resume["ahead"]
-        if resume.get("ended"):  # one that is asked once more may draw once more
+        if resume.get("ended"):  # a sampler that is asked again at its end may draw again
             items = iter(())
         yield from self._follow(self._batches(itertools.chain(ahead, items)))
 
@@ -194,7 +195,7 @@ class Replay:
         self._ended = True
 
     def _items_ahead(self, trained: int) -> list[Any] | None:
-        """What was drawn and is not trained; None where it can only be drawn again."""
+        """Items drawn but not trained; None where they can only be drawn again."""
         count = self._drawn - trained
         if count <= 0 or count > len(self._ahead):
             return None
@@ -202,15 +203,15 @@ class Replay:
         return ahead if plain(ahead) else None
 
     def _items(self) -> Iterator[Any]:
-        """What is skipped, one by one: here lists of indices."""
+        """The items of an epoch, as they are counted to skip: here lists of indices."""
         return iter(self._sampler)
 
     def _batches(self, items: Iterator[Any]) -> Iterator[Any]:
-        """What the loader is given of them."""
+        """The batches that the loader is given for these items."""
         return items
 
     def _hang(self, sampler: Any) -> None:
-        # Past DataLoader.__setattr__, which forbids it since a running iterator would not notice.
+        # Not setattr: DataLoader forbids it, as a running iterator would not notice the change.
         object.__setattr__(self._loader(), self._slot, sampler)
 
     def _states(self) -> dict[str, Any]:
@@ -222,11 +223,11 @@ class Replay:
 
 
 class OwnStates:
-    """Generators, counters and orders that a loader, its samplers and its data set keep.
+    """Generators, counters and index lists that a loader, its samplers and its data set keep.
 
     Args:
-        loader: whose generator, and whose data set's, are among them.
-        sampler: the outermost one.
+        loader: its generator, and those of its data set, are included.
+        sampler: the outermost sampler.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
@@ -242,7 +243,7 @@ class OwnStates:
         ]
 
     def state(self) -> dict[str, Any]:
-        """How they stand now; of attributes, those that are not what the objective has made."""
+        """Their present state; of attributes, only those that differ from their first values."""
         now = [_order_attributes(each) for each in self._samplers]
         return {
             "generators": [generator_state(each) for each in self._generators()],
@@ -253,15 +254,15 @@ class OwnStates:
         }
 
     def idle_state(self) -> dict[str, Any]:
-        """How the loader's next epoch will begin."""
+        """State from which the loader's next epoch begins."""
         return {"own": self.state(), "seed": None, "workers": None}
 
     def load_idle_state(self, state: dict[str, Any]) -> None:
-        """Begin the next epoch so."""
+        """Restore what ``idle_state`` returned."""
         self.load_state(state["own"])
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Let them stand so."""
+        """Restore what ``state`` returned; attributes that it lacks get their first values."""
         for generator, saved in zip(self._generators(), state["generators"], strict=False):
             set_generator_state(generator, saved)
         parts = zip(self._samplers, self._first, state["attributes"], strict=False)
@@ -276,7 +277,7 @@ class OwnStates:
 
 
 def idle(loader: Any) -> Replay | OwnStates:
-    """What knows how the next epoch of a loader begins that is in none."""
+    """Make the keeper of the state from which the next epoch of an idle loader begins."""
     if isinstance(loader, DataLoader) and loader.num_workers and loader.persistent_workers:
         return Replay(loader, lambda: 0)
     outer = getattr(loader, "batch_sampler", None)
@@ -284,7 +285,7 @@ def idle(loader: Any) -> Replay | OwnStates:
 
 
 class _Pool:
-    """The worker processes of a loader: their seed, and the random numbers that they draw.
+    """The worker processes of a loader: their seed, and the states of their random generators.
 
     Torch asks a loader's sampler for an iterator, draws the seed, starts the processes, and asks
     the sampler once more; without processes it asks once.
@@ -295,7 +296,7 @@ class _Pool:
         self._own = own
         self._count = loader.num_workers
         self.most_ahead = 1 + self._count * (loader.prefetch_factor or 0)
-        """Batches that are drawn and not trained."""
+        """Most batches that are drawn and not trained."""
         self._workers: Workers | None = None
         self._iterator: Callable[[], Any] = lambda: None
         self._seed: torch.Tensor | None = None
@@ -308,16 +309,16 @@ class _Pool:
 
     @property
     def lost(self) -> bool:
-        """Whether a worker has drawn numbers that cannot be told."""
+        """True if the state of a worker's generators could not be read."""
         return self._workers is not None and self._workers.lost
 
     @property
     def revives(self) -> bool:
-        """Whether the next processes begin as others have ended."""
+        """True if the next processes continue from a restored state."""
         return self._revived is not None
 
     def hang(self, loader: DataLoader[Any]) -> None:
-        """Be there when processes are started."""
+        """Intercept the start of worker processes."""
         if self._count and type(loader)._get_iterator is DataLoader._get_iterator:
             vars(loader)["_get_iterator"] = self._start
 
@@ -329,8 +330,8 @@ class _Pool:
         """Seed and generators of the processes.
 
         Args:
-            trained: batches of this epoch; None for a loader that is in none, and whose processes
-                matter only if they persist.
+            trained: trained batches of this epoch; None for a loader that is in no epoch, whose
+                processes matter only if they persist.
         """
         loader, workers = self._loader(), self._workers
         idle = trained is None and not getattr(loader, "persistent_workers", False)
@@ -341,7 +342,7 @@ class _Pool:
         iterator = self._iterator()
         last = self._sent(iterator) if trained is None else trained - self._skipped
         if isinstance(getattr(loader, "dataset", None), IterableDataset):
-            return {"seed": self._seed, "workers": None}  # they may have ended before
+            return {"seed": self._seed, "workers": None}  # a worker may have ended early
         counts = self._counts(last)
         return {
             "seed": self._seed,
@@ -349,19 +350,20 @@ class _Pool:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Let the next processes go on from there."""
+        """Let the next processes continue from what ``state`` returned."""
         loader = self._loader()
         self._revived = state if state.get("seed") is not None and self._count else None
         if self._revived is not None and loader is not None:
-            loader._iterator = None  # other processes, of a look at the data before this
+            loader._iterator = None  # drop persistent workers started before, with another seed
 
-    # -- as torch goes on ----------------------------------------------------------------------
+    # -- called in torch's order ---------------------------------------------------------------
 
     def _start(self) -> Any:
         loader = self._loader()
         assert loader is not None
         revived = self._revived
         workers = Workers(loader, None if revived is None else revived["workers"])
+        # In two steps: __init__ already draws indices, for which ``rotate`` needs the iterator.
         iterator = _MultiProcessingDataLoaderIter.__new__(_MultiProcessingDataLoaderIter)
         self._workers, self._iterator = workers, weakref.ref(iterator)
         self._first = self._skipped = 0
@@ -373,12 +375,12 @@ class _Pool:
         return iterator
 
     def asks_in_vain(self) -> bool:
-        """Whether torch is about to draw a seed, and to ask for an iterator once more."""
+        """True if torch will draw a seed next, and then ask for an iterator once more."""
         in_vain, self._in_vain = self._in_vain, False
         return in_vain
 
     def before_seed(self) -> None:
-        """The seed is drawn next."""
+        """Remember the state from which the seed is drawn next, or set the restored one."""
         loader = self._loader()
         generator = getattr(loader, "generator", None)
         if self._revived is None:
@@ -391,9 +393,9 @@ class _Pool:
         self._revived = None
 
     def begin_pass(self) -> None:
-        """An epoch begins, or goes on."""
+        """Begin an epoch, or resume one."""
         kept, self._kept = self._kept, None
-        if kept is not None:  # others must not notice that the seed was drawn once more
+        if kept is not None:  # undo what drawing the seed again did to the global generators
             set_rng_state(kept[0])
             if kept[1] is not None:
                 self._loader().generator.set_state(kept[1])  # type: ignore[union-attr]
@@ -404,7 +406,7 @@ class _Pool:
             self._first = self._skipped = 0
 
     def rotate(self, skipped: int) -> None:
-        """Let the process fetch the next batch whose turn it is."""
+        """Begin with the worker that is next in turn after ``skipped`` batches."""
         self._skipped = skipped
         iterator = self._iterator()
         if self._count and iterator is not None and hasattr(iterator, "_worker_queue_idx_cycle"):
@@ -417,7 +419,7 @@ class _Pool:
         return 0 if iterator is None else int(iterator._send_idx)
 
     def _counts(self, last: int) -> list[int]:
-        """Batches that each process has fetched after so many of this pass."""
+        """Batches that each process has fetched after ``last`` batches of this pass."""
         before = enumerate(self._fetched)
         return [
             fetched + len(range((worker - self._first) % self._count, last, self._count))
@@ -426,7 +428,7 @@ class _Pool:
 
 
 def _order_attributes(sampler: Any) -> dict[str, Any]:
-    """Counters of a sampler, and lists and arrays of numbers."""
+    """Attributes of a sampler that hold plain values, or lists and arrays of numbers."""
     return {
         name: value
         for name, value in getattr(sampler, "__dict__", {}).items()
@@ -461,7 +463,7 @@ def _set_attribute(owner: Any, name: str, value: Any) -> None:
 
 
 def _warning(loader: Any) -> str:
-    """What random numbers in workers mean, and what to do."""
+    """The warning about random numbers in workers, with a way out."""
     data: Any = loader.dataset
     while hasattr(data, "dataset"):  # a subset of another one
         data = data.dataset
@@ -473,14 +475,14 @@ def _warning(loader: Any) -> str:
 
 
 class RandomWatch:
-    """Sees whether a loader's worker processes draw random numbers while they fetch batches.
+    """Detects random numbers drawn in a loader's worker processes while they fetch batches.
 
-    It stands where the loader keeps what makes a batch of samples, changes nothing of what is
-    drawn, and looks at the generators of torch, NumPy, Python and the data set itself after a
-    worker's first, second, fourth and so on batch. Workers that were there before it are not seen.
+    It wraps the loader's ``collate_fn`` and compares the states of the generators of torch, NumPy,
+    Python and the data set after a worker's first, second, fourth and so on batch; it draws
+    nothing. Workers that were started before it are not seen.
 
     Args:
-        loader: fetches in at least one worker process; the watch hangs itself into it.
+        loader: fetches in at least one worker process; its ``collate_fn`` is replaced.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -493,24 +495,24 @@ class RandomWatch:
 
     @staticmethod
     def fits(loader: object) -> bool:
-        """Whether it has worker processes."""
+        """True if a loader has worker processes."""
         return isinstance(loader, DataLoader) and loader.num_workers > 0
 
     def drew(self) -> bool:
-        """Whether one of them has drawn a random number."""
+        """True if a worker has drawn a random number."""
         return bool(self._drew.item())
 
     def warning(self) -> str:
-        """What that means, and what to do."""
+        """The warning to log, with a way out."""
         return _warning(self._loader)
 
     def unwrap(self) -> None:
-        """Give the loader its own functions back."""
+        """Restore the loader's own functions."""
         self._loader.collate_fn, self._loader.worker_init_fn = self._inner
 
 
 class _Watched:
-    """What the workers call; a worker has a copy of its own, with the flag in common."""
+    """A ``collate_fn`` for workers; each worker has a copy, and all share the flag."""
 
     def __init__(
         self,
@@ -532,14 +534,15 @@ class _Watched:
     def __call__(self, samples: Any) -> Any:
         batch = self._collate(samples)
         self._fetched += 1
-        look = self._fetched & (self._fetched - 1) == 0  # it costs 0.2 ms, and misses nothing
+        # At powers of two only, as it costs 0.2 ms: a generator that was drawn from stays changed.
+        look = self._fetched & (self._fetched - 1) == 0
         if look and self._begun is not None and _numbers() != self._begun:
             self._drew.fill_(True)
         return batch
 
 
 def _numbers() -> tuple[Any, ...]:
-    """In a worker, something that is another one as soon as a generator was asked."""
+    """In a worker, the comparable states of all generators that it may draw from."""
     numpy_state: Any = np.random.get_state()
     worker: Any = get_worker_info()
     own = [generator_state(each) for each in own_generators(worker.dataset)]

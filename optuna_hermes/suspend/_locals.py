@@ -1,7 +1,8 @@
-"""The local variables that a loop carries from one round to the next, as its bytecode tells.
+"""Live local variables of a user's loop, found by dataflow analysis of its bytecode.
 
-A variable is carried if a round may read it before it has set it. What a round sets first (a batch,
-a loss) is none, whatever it is; what never changes (a loader, a constant) is none either.
+A variable is carried from round to round if a round may read it before it sets it. A variable that
+a round sets first (a batch, a loss) is not carried. One that never changes (a loader, a constant)
+is not lost, either.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from optuna_hermes.suspend._fingerprint import fingerprint
 
 _NO_NEXT = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 _HIDDEN = (".", "_")
-"""Names of comprehensions' own, and those by which people say that they do not care."""
+"""First characters of comprehensions' own variables, and of those meant to be ignored."""
 
 _Key = tuple[CodeType, str]
 
@@ -27,9 +28,9 @@ _Key = tuple[CodeType, str]
 class Locals:
     """The variables of a loop over epochs, and of the loop over batches in it.
 
-    What an epoch sets before its batches is set again when a run comes back to the midst of it. So
-    a variable is lost that is carried from epoch to epoch and has changed since the first epoch of
-    this process, or from batch to batch and has changed since the first batch of this epoch.
+    A trial resumed within an epoch runs the code before its batches again. So a variable is lost if
+    it is carried from epoch to epoch and has changed since the first epoch of this process, or if
+    it is carried from batch to batch and has changed since the first batch of this epoch.
     """
 
     def __init__(self) -> None:
@@ -39,23 +40,23 @@ class Locals:
         self._lost: set[str] = set()
 
     def epoch(self, frame: FrameType | None, known: Collection[int]) -> None:
-        """An epoch begins, which the loop of ``frame`` waits for; see ``carried``."""
+        """Begin an epoch, which the loop of ``frame`` waits for; see ``carried``."""
         self._at_epoch = carried(frame, known, self._lost)
         if self._first_epoch is None:
             self._first_epoch = self._at_epoch
         self._lost |= _changed(self._first_epoch, self._at_epoch)
 
     def batches(self, frame: FrameType | None, known: Collection[int]) -> None:
-        """The first batch of an epoch comes next."""
+        """Begin the batches of an epoch."""
         self._at_batch = carried(frame, known, self._lost)
 
     def lost(self, frame: FrameType | None, known: Collection[int], batch: int) -> set[str]:
-        """The names of the variables that are not what they would be if the run came back here.
+        """Names of the variables that would have other values if the trial were resumed here.
 
         Args:
             frame: see ``carried``.
             known: see ``carried``.
-            batch: of this epoch, that comes next.
+            batch: number of the next batch in this epoch, from 0.
         """
         if batch:
             self._lost |= _changed(self._at_batch, carried(frame, known, self._lost))
@@ -69,8 +70,8 @@ def carried(
 
     Args:
         frame: that of a generator's caller, which waits for the next item.
-        known: what is saved elsewhere, by ``id``.
-        without: names that need not be looked at.
+        known: ids of objects that are saved elsewhere.
+        without: names to leave out.
     """
     found: dict[_Key, int] = {}
     for each in frames_of_user(frame):
@@ -79,7 +80,7 @@ def carried(
             value, ignored = values[name], name in without or name.startswith(_HIDDEN)
             if not ignored and id(value) not in known:
                 found[each.f_code, name] = fingerprint(value, known)
-        if type(values) is dict:  # a copy, which would keep alive what the loop lets go
+        if type(values) is dict:  # a copy before Python 3.13: it would keep the values alive
             values.clear()
     return found
 
@@ -89,7 +90,7 @@ def _changed(before: dict[_Key, int], now: dict[_Key, int]) -> set[str]:
 
 
 def frames_of_user(frame: FrameType | None) -> Iterator[FrameType]:
-    """From here to where the objective was called; libraries between them are left out."""
+    """The user's frames from here up to the objective, without those of libraries."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         package = name.partition(".")[0]
@@ -103,16 +104,17 @@ def frames_of_user(frame: FrameType | None) -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=256)
 def _live_after(code: CodeType, offset: int) -> frozenset[str]:
-    """The variables that may be read after an instruction before they are set.
+    """Variables that are live after an instruction: they may be read before they are set.
 
-    After the one that fetches a loop's next item that is: in the round that is to come.
+    After the instruction that fetches a loop's next item, these are the variables of the next
+    round.
     """
     flow = _Flow(code)
     return flow.live_before[flow.next_of(offset)]
 
 
 class _Flow:
-    """The instructions of a function, which follows which, and what is live before each."""
+    """Control flow of a function's instructions, and the variables that are live before each."""
 
     def __init__(self, code: CodeType) -> None:
         self._all = list(dis.get_instructions(code))
@@ -120,7 +122,7 @@ class _Flow:
         self.live_before = self._solve()
 
     def next_of(self, offset: int) -> int:
-        """The instruction after the one at an offset, or in whose cache the offset is."""
+        """Index of the instruction after the one at an offset, which may be in its inline cache."""
         return min(bisect.bisect(list(self._index), offset), len(self._all) - 1)
 
     def _solve(self) -> list[frozenset[str]]:
@@ -128,6 +130,7 @@ class _Flow:
         follows = [self._follows(number) for number in range(len(self._all))]
         uses = [list(_uses(each)) for each in self._all]
         changes = True
+        # Liveness flows backwards; loops need passes until nothing changes any more.
         while changes:
             changes = False
             for number in range(len(self._all) - 1, -1, -1):
@@ -145,7 +148,7 @@ class _Flow:
             found.append(self._index[each.argval])
         always = each.opname in _NO_NEXT or each.opname.startswith(("JUMP_BACK", "JUMP_FORWARD"))
         if not (always or each.opname == "JUMP_ABSOLUTE") and number + 1 < len(self._all):
-            # A loop over something is taken to have a round: what that sets first is not carried.
+            # Assume that a loop has a round: else what its rounds set first would seem carried.
             found.append(self._round_after(number) if each.opname == "GET_ITER" else number + 1)
         return found
 
@@ -157,7 +160,7 @@ class _Flow:
 
 
 def _uses(instruction: dis.Instruction) -> Iterator[tuple[bool, str]]:
-    """The variables that an instruction reads (True) or sets, in its order."""
+    """The variables that an instruction reads (True) or sets or deletes (False), in its order."""
     names: Any = instruction.argval
     kinds = re.findall(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF)", instruction.opname)
     if len(kinds) == 1 and isinstance(names, str):

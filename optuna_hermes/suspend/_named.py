@@ -1,8 +1,8 @@
-"""What a training loop names, to be brought back with it."""
+"""The objects that a user's loop passes to ``suspendable``, and their state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -23,11 +23,11 @@ _LEAVES = (*_NUMBERS, torch.Size, torch.dtype, torch.device)
 
 
 class Named:
-    """The objects that a loop changes, and values of its own.
+    """The named objects that a loop changes, and the values in ``run.kept``.
 
     Args:
-        owners: modules, optimizers and so on, by the names that messages give them.
-        classes: those that kept objects may be of.
+        owners: modules, optimizers and so on, by the names used in messages.
+        classes: the classes that kept objects may have.
 
     Raises:
         InvalidInputError: one of them has no ``state_dict`` or ``load_state_dict``.
@@ -39,20 +39,21 @@ class Named:
         self.kept: dict[str, Any] = {}
         self._classes = classes or Classes((), ())
         self._readable: set[str] = set()
+        self._given: dict[int, object] = {}
         self._owners = owners
         self._unsaved = _attributes(owners)
 
     def roots(self) -> list[object]:
-        """What leads to every tensor."""
+        """Objects that lead to every tensor."""
         return [*self._owners.values(), self.kept]
 
     @property
     def lost(self) -> list[str]:
-        """The names of attributes that have changed and cannot be stored."""
+        """Names of attributes that have changed and cannot be stored."""
         return self._unsaved.lost
 
     def begin(self) -> None:
-        """The first batch comes next: what changes from here on is to be stored."""
+        """Begin to watch attributes, before the first batch: changes from here on are stored."""
         self._unsaved.begin()
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class Named:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put all back; the tensors of ``state`` may become theirs.
+        """Restore all; the tensors of ``state`` may be taken over.
 
         Raises:
             SuspendError: the state is not of these objects.
@@ -86,6 +87,7 @@ class Named:
         kept = {name: self._read(name, *node) for name, node in state["kept"].items()}
         self.kept.clear()
         self.kept.update(kept)
+        self._given = {id(each): each for each in _leaves(kept)}
 
     def _written(self, name: str, value: Any) -> list[Any]:
         if _is_plain(value):
@@ -93,6 +95,7 @@ class Named:
         try:
             tree = write_value(f"run.kept[{name!r}]", value, whole=True)
             if name not in self._readable:
+                # Read back once, so that a value that cannot be restored fails while it is there.
                 self._readable.add(name)
                 read_value(frozen(tree), None, self._classes)
         except (SuspendError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -109,11 +112,11 @@ class Named:
             return read_value(value, present, self._classes)
         if was_on_device:
             value = moved(value, torch.accelerator.current_accelerator())
-        return _put_into(present, value)
+        return _put_into(present, value, self._given)
 
 
 def _is_plain(value: object) -> bool:
-    """True for scalars, arrays and tensors, in lists and dictionaries: a tree holds them so."""
+    """True for scalars, arrays and tensors, also in containers: a tree holds them as they are."""
     waiting, seen = [value], set()
     while waiting:
         each = waiting.pop()
@@ -127,7 +130,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _attributes(owners: Mapping[str, Any]) -> Unsaved:
-    """Those of modules that users have written, and that no ``state_dict`` has."""
+    """Attributes of the users' own modules that are in no ``state_dict``."""
     modules = {name: each for name, each in owners.items() if isinstance(each, nn.Module)}
     known = {
         id(part) for each in modules.values() for part in (*each.modules(), *each.parameters())
@@ -143,6 +146,17 @@ def _attributes(owners: Mapping[str, Any]) -> Unsaved:
         if not type(part).__module__.startswith(("torch.", "torchmetrics."))
     }
     return Unsaved(parts)
+
+
+def _fits(present: Any, value: Any) -> bool:
+    """True if ``value`` can be copied into ``present`` in place."""
+    if type(present) is not type(value) or present.shape != value.shape:
+        return False
+    same: bool = present.dtype == value.dtype
+    if isinstance(present, torch.Tensor):
+        graphs = present.requires_grad or value.requires_grad
+        return same and present.device == value.device and not graphs
+    return same
 
 
 def _check(name: str, owner: object) -> None:
@@ -164,13 +178,30 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"of {type(value).__name__}"
 
 
-def _put_into(present: Any, value: Any) -> Any:
-    """``value``, in the lists and dictionaries there are: the objective may hold them."""
+def _leaves(value: object) -> Iterator[object]:
+    """The arrays and tensors in lists and dictionaries."""
+    if isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    elif isinstance(value, np.ndarray | torch.Tensor):
+        yield value
+
+
+def _put_into(present: Any, value: Any, given: Mapping[int, object]) -> Any:
+    """Return ``value``, in the present lists and dictionaries: the objective may refer to them.
+
+    Arrays and tensors that an earlier call has returned are filled in place, too. Others are left
+    alone: they may be parts of a model.
+    """
+    if id(present) in given and _fits(present, value):
+        with torch.no_grad():
+            present[...] = value
+        return present
     if type(present) is list and type(value) is list:
         present[:] = value
         return present
     if type(present) is dict and type(value) is dict:
-        merged = {name: _put_into(present.get(name), item) for name, item in value.items()}
+        merged = {n: _put_into(present.get(n), each, given) for n, each in value.items()}
         present.clear()
         present.update(merged)
         return present

@@ -1,10 +1,9 @@
-"""Plain Python objects as trees of plain values: their attributes, and nothing that runs.
+"""Serialisation of plain Python objects to trees of plain values, without pickle.
 
-A checkpoint names classes, and they are only looked for where the object that is put back comes
-from: in modules of the packages of its own class and that one's bases, imported already. No
-constructor is called, save that of types which no Python code defines (of Cython), have no
-attributes, and say by ``__reduce__`` that plain arguments make them. Functions and classes stay
-what the objective has made them.
+A checkpoint names classes. They are only looked up in imported modules of the packages of the root
+object's class and its bases. No constructor is called, except that of extension types (Cython)
+without attributes whose ``__reduce__`` gives plain arguments. Functions and classes are not
+restored: they stay those that the objective has made.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _NUMBERS = "biufc"  # NumPy's kinds
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _GLOBAL: Any = np.random.mtrand._rand
 _OF_PYTHON = {"builtins", "abc", "typing"}
-_HEAP_TYPE = 1 << 9  # of ``__flags__``: a class that Python code has defined
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE in ``__flags__``: a class that Python code defines
 
 
 class Objects:
-    """An object that is changed, and all that it leads to.
+    """An object, and all that it leads to, with ``state_dict`` and ``load_state_dict``.
 
     Args:
-        name: as a message names it.
-        root: its attributes are replaced by ``load_state_dict``; it stays itself.
+        name: the object's name in messages.
+        root: its attributes are replaced by ``load_state_dict``; its identity stays.
     """
 
     def __init__(self, name: str, root: Any) -> None:
@@ -41,10 +40,10 @@ class Objects:
         self._packages = {_package(kind) for kind in type(root).__mro__} - _OF_PYTHON
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state, as a tree of arrays and plain values.
+        """The state as a tree of arrays and plain values.
 
         Raises:
-            CheckpointError: it leads to something that cannot be put back.
+            CheckpointError: it leads to something that cannot be restored.
         """
         writer = _Writer(self._packages)
         tree = {"object": writer.node(self.root, (self._name,))}
@@ -52,7 +51,7 @@ class Objects:
         return tree
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make it what it was.
+        """Restore the attributes.
 
         Raises:
             SuspendError: the state is not of such an object.
@@ -64,7 +63,7 @@ class _Writer:
     def __init__(self, packages: Collection[str]) -> None:
         self._packages = packages
         self._seen: dict[int, int] = {}
-        self._kept: list[Any] = []  # no number is used twice
+        self._kept: list[Any] = []  # keeps objects alive, so that no id is reused
         self._regions: dict[tuple[int, int, str], tuple[int, str]] = {}
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
@@ -128,10 +127,10 @@ class _Writer:
         return ["array", order, value]
 
     def refuse_overlaps(self) -> None:
-        """Arrays that are parts of each other would be apart when they come back.
+        """Refuse arrays that overlap in memory: they would be separate once restored.
 
         Raises:
-            CheckpointError: there are such.
+            CheckpointError: some arrays overlap.
         """
         before, last = 0, ""
         for (begin, end, _), (_, name) in sorted(self._regions.items()):
@@ -150,7 +149,7 @@ class _Reader:
         self._seen: list[Any] = []
 
     def node(self, node: list[Any], present: Any = None) -> Any:
-        """The value of a node; ``present`` is what is there now, and is kept where it can be."""
+        """Return the value of a node; ``present``, the value there now, is reused if possible."""
         kind, *rest = node
         if kind == "plain":
             return rest[0]
@@ -217,7 +216,7 @@ class _Reader:
 
 
 def _bounds(array: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """First byte of an array's memory, and the one after its last."""
+    """Addresses of the first byte of an array's memory, and of the byte after its last."""
     begin = end = array.__array_interface__["data"][0]
     for count, stride in zip(array.shape, array.strides, strict=True):
         begin += min(0, stride * (count - 1))
@@ -230,7 +229,7 @@ def _package(kind: type) -> str:
 
 
 def _generator(name: str, state: Any, present: Any) -> Any:
-    """A generator with this state; the one that is there, if it is of the same kind."""
+    """Return a generator with this state: ``present``, if it is of the same kind."""
     if name == "RandomState":
         own = isinstance(present, np.random.RandomState) and present is not _GLOBAL
         old = present if own else np.random.RandomState()

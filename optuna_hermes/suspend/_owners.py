@@ -1,4 +1,4 @@
-"""All that an object remembers: what its ``state_dict`` gives, and what that leaves out."""
+"""The whole state of modules and other owners: ``state_dict``, and the parts it leaves out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optuna_hermes.suspend._state import moved, plain
 
 
 def state_of(owner: Any) -> dict[str, Any]:
-    """A tree from which ``put_back`` makes an object what it is now.
+    """The state of an object, as a tree for ``put_back``.
 
     The ``state_dict`` of a module leaves out open gradients, buffers that are not persistent, the
     states of torchmetrics, and which parts are frozen or evaluating: here they are too.
@@ -31,7 +31,7 @@ def state_of(owner: Any) -> dict[str, Any]:
 
 
 def put_back(owner: Any, state: dict[str, Any]) -> None:
-    """Make an object what it was; the tensors of ``state`` may become its own."""
+    """Restore an object's state; the tensors of ``state`` may be taken over."""
     owner.load_state_dict(state["state"])
     if not isinstance(owner, nn.Module):
         return
@@ -49,7 +49,7 @@ def put_back(owner: Any, state: dict[str, Any]) -> None:
 
 
 def _metrics(module: nn.Module) -> list[tuple[str, Any]]:
-    torchmetrics = sys.modules.get("torchmetrics")  # whoever has a metric has imported it
+    torchmetrics = sys.modules.get("torchmetrics")  # imported if there is a metric
     if torchmetrics is None:
         return []
     kind = torchmetrics.Metric

@@ -1,4 +1,4 @@
-"""Where one run waits, and its ways from one tier to another."""
+"""The tier of one suspended trial, and its moves between tiers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Parking:
-    """Moves a run between the tiers; a tier that cannot take it is replaced by one that can.
+    """Moves a trial between the tiers; falls back to another tier if one cannot take it.
 
     Args:
-        folder: where its checkpoints go, None if it has no such place.
+        folder: of its checkpoints, None if it has none.
         known: the checkpoints that the ledger names, whose files must stay.
     """
 
@@ -36,14 +36,14 @@ class Parking:
         self._unwritable = False
 
     def stores(self, state: State) -> bool:
-        """Whether the run can be put on disk from where it is."""
+        """True if the trial can go to disk from its present tier."""
         return state.stores and self._folder is not None and not self._refused
 
     def put(self, state: State, tier: TierName) -> Held:
-        """Put a run into ``tier``, from its device or from the tier it is in.
+        """Put a trial into ``tier``, from its device or from its present tier.
 
-        ``self.tier`` says afterwards where it is: a run that host memory cannot take goes to disk,
-        and one that cannot be stored, or that the file system does not take, stays where it is.
+        ``self.tier`` is afterwards the tier it is in: a trial that host memory cannot take goes to
+        disk; one that cannot be stored, or whose checkpoint cannot be written, stays where it is.
 
         Raises:
             CheckpointError: it is on its device, should go to disk, and holds something that
@@ -53,6 +53,7 @@ class Parking:
             tier = "disk"
         if tier == "disk" and self.stores(state):
             self._store(state)
+        # The resident tier takes every trial, also one that host memory and disk have refused.
         if tier == "resident" or self.tier is None:
             if self.tier == "host":
                 self._host.resume()
@@ -60,17 +61,17 @@ class Parking:
         return self._held
 
     def back(self) -> None:
-        """Bring the run back onto its device.
+        """Bring the trial back onto its device.
 
         Raises:
-            SuspendError: the device has no room; the run is still in host memory.
+            SuspendError: the device has no room; the trial is still in host memory.
         """
         if self.tier == "host":
             self._host.resume()
         self.tier, self._refused = None, False
 
     def leave(self) -> None:
-        """The process will end: whoever still reads a tensor of the run finds memory there."""
+        """Leave the tier before the process ends; the trial's tensors may still be read safely."""
         if self.tier == "host":
             self._host.abandon()
         self.tier = None
@@ -87,6 +88,7 @@ class Parking:
 
     def _store(self, state: State) -> None:
         assert self._folder is not None
+        # In host memory the trial's own storages are empty, so that ``dump`` could not be stored.
         tree: dict[str, Any] = self._host.tree() if self.tier == "host" else state.dump()
         try:
             stored = write(
@@ -98,7 +100,7 @@ class Parking:
             if not self._unwritable:  # once for each time that the file system takes nothing
                 log.warning("%s waits where it is: %s", state.name.capitalize(), error)
             self._unwritable = isinstance(error, UnwritableError)
-            self._refused = not self._unwritable  # who asks again may find room
+            self._refused = not self._unwritable  # a later attempt may find room on the disk
             return
         self._unwritable = False
         self.leave()

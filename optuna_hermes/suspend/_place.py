@@ -1,4 +1,4 @@
-"""Where a training loop is in its loader."""
+"""The loader position of a training loop."""
 
 from __future__ import annotations
 
@@ -7,35 +7,40 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from torch.utils.data import DataLoader, IterableDataset
-
 from optuna_hermes.suspend._loader import RandomWatch, Replay, is_stateful
+from optuna_hermes.suspend._streams import Known, Stream, Streams, is_stream
 from optuna_hermes.suspend._wrapped import Wrapped, inner_of
 
 Batch = TypeVar("Batch")
 
 
 class Place:
-    """The position of a loop in an epoch of batches, whatever they come from."""
+    """The position of a loop in an epoch of batches, for every supported kind of loader.
 
-    def __init__(self) -> None:
+    Args:
+        known: returns the objects that are stored with the training, by ``id``.
+        run: the trial, as messages name it.
+    """
+
+    def __init__(self, known: Known, run: str) -> None:
+        self.streams = Streams(known)
+        """Attributes of iterable data sets."""
+        self._run = run
         self.batch = 0
-        """Batches of this epoch that are trained: the loop counts them."""
+        """Trained batches of this epoch; the loop counts them."""
         self.length: int | None = None
-        """Batches that this epoch has, None if that is unknown."""
+        """Batches in this epoch, None if unknown."""
         self.problem: str | None = None
-        """Why a run could not come back to its place in this epoch, None if it could."""
-        self.only_whole = False
-        """True if a run could come back to the beginning of this epoch only."""
+        """The reason why the position in this epoch cannot be restored, None if it can."""
         self._source: Any = None
-        # A loader may be made for each epoch, and its workers end with it.
-        self._replays: weakref.WeakKeyDictionary[Any, Replay | Wrapped]
+        # Weak keys: a loader may be made for each epoch, and its workers end with it.
+        self._replays: weakref.WeakKeyDictionary[Any, Replay | Wrapped | Stream]
         self._replays = weakref.WeakKeyDictionary()
         self._watches: weakref.WeakKeyDictionary[Any, RandomWatch] = weakref.WeakKeyDictionary()
 
     @property
     def warning(self) -> str | None:
-        """What a loader has done that cannot be brought back exactly, None if all can."""
+        """A warning about what cannot be restored exactly, None if all can."""
         drew = (watch.warning() for watch in self._watches.values() if watch.drew())
         lost = (replay.warning() for replay in self._replays.values())
         return next(filter(None, itertools.chain(drew, lost)), None)
@@ -48,35 +53,41 @@ class Place:
         Args:
             loader: has ``state_dict`` and ``load_state_dict``, or is a ``DataLoader``, or one that
                 Fabric or Accelerate has wrapped, or a sequence; with others there is a ``problem``.
-            state: what ``state_dict`` gave, if the epoch goes on from there.
+            state: what ``state_dict`` returned, if the epoch is resumed.
         """
+        if state is not None:
+            self.streams.load_state_dict(state["streams"])
         source = self._source = self._source_of(loader)
         self.length = _length(loader)
-        self.only_whole = is_stream(loader)
-        self.problem = None if self.only_whole else self._problem(loader)
+        self.problem = self._problem(loader)
         self.batch = 0 if state is None else state["batch"]
         if isinstance(source, Wrapped):
             source.begin(loader, None if state is None else state["loader"])
+        elif isinstance(source, Stream):
+            source.begin(None if state is None else state["loader"])
+            return _begun_late(loader)
         elif state is not None and source is not None:
             source.load_state_dict(state["loader"])
-        if self.only_whole:
-            return _begun_late(loader)
         self._watch(loader)
         iterator = iter(loader)
-        if source is None:
+        if source is None:  # a sequence, or a loader with a ``problem``: read and drop batches
             next(itertools.islice(iterator, self.batch, self.batch), None)
         elif source is loader:
             self.problem = self.problem or _why_not_saved(source)
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch is; for right before a batch is fetched."""
+        """The position; to be read right before a batch is fetched."""
         loader = None if self._source is None else self._source.state_dict()
-        return {"batch": self.batch, "loader": loader}
+        return {"batch": self.batch, "loader": loader, "streams": self.streams.state_dict()}
+
+    def stores_here(self) -> bool:
+        """True if the position before the next batch can be restored."""
+        return not isinstance(self._source, Stream) or self._source.stores_here()
 
     def leave(self) -> None:
-        """Give the loaders back what is their own, and let them go."""
-        hung: list[Replay | Wrapped | RandomWatch] = [
+        """Restore the loaders' own samplers and functions, and drop all references to them."""
+        hung: list[Replay | Wrapped | Stream | RandomWatch] = [
             *self._replays.values(),
             *self._watches.values(),
         ]
@@ -87,23 +98,30 @@ class Place:
         self._source = None
 
     def _source_of(self, loader: Any) -> Any:
-        """What knows where a loader is; None if the number of batches says it."""
+        """The object that keeps a loader's position; None if the number of batches suffices."""
         wrapped = inner_of(loader) is not None
         if is_stateful(loader) and not wrapped:
             return loader
-        if not wrapped and not Replay.fits(loader):
+        stream = is_stream(loader)
+        if not wrapped and not stream and not Replay.fits(loader):
             return None
         if loader not in self._replays:  # its workers, where they persist, hold the first one
-            kind = Wrapped if wrapped else Replay
-            self._replays[loader] = kind(loader, lambda: self.batch)
+            if stream:
+                made = Stream(loader, lambda: self.batch, self.streams, self._run)
+                self._replays[loader] = made
+            else:
+                kind = Wrapped if wrapped else Replay
+                self._replays[loader] = kind(loader, lambda: self.batch)
         return self._replays[loader]
 
     def _watch(self, loader: Any) -> None:
-        plain = isinstance(self._source, Replay | Wrapped)
+        plain = isinstance(self._source, Replay | Wrapped | Stream)
         if not plain and RandomWatch.fits(loader) and loader not in self._watches:
             self._watches[loader] = RandomWatch(loader)
 
     def _problem(self, loader: object) -> str | None:
+        if is_stream(loader):
+            return None
         if self.length is None:
             return "the length of its loader is unknown"
         if self._source is None and not hasattr(loader, "__getitem__"):
@@ -114,21 +132,13 @@ class Place:
         return None
 
 
-def is_stream(loader: Any) -> bool:
-    """True for a loader over an iterable data set, with no worker that outlives an epoch."""
-    if not isinstance(loader, DataLoader) or hasattr(loader, "base_dataloader"):
-        return False
-    ends = not (loader.num_workers and loader.persistent_workers)
-    return isinstance(loader.dataset, IterableDataset) and ends and not is_stateful(loader)
-
-
 def _begun_late(loader: Iterable[Batch]) -> Iterator[Batch]:
-    """Its batches; what an iterator draws as it is made it draws with the first one."""
+    """Its batches; the iterator, which may draw random numbers, is made with the first one."""
     yield from loader
 
 
 def _why_not_saved(loader: Any) -> str | None:
-    """Why a loader does not say where it is, None if it does; asked once it has an iterator."""
+    """The reason why ``state_dict()`` of a loader in an epoch fails, None if it works."""
     try:
         loader.state_dict()
     except Exception as error:

@@ -1,11 +1,11 @@
-"""One process of a run that trains in several (a rank).
+"""One process (a rank) of a trial that trains in several.
 
-All stop after the same batch, and no batch costs a message. Rank 0 sees that the run must yield
-and writes the number of the point where it stands into shared memory before it trains the next
-batch. A rank stops at its first clean point after that one. To synchronise the gradients of that
-batch a rank must wait for rank 0, so that it reads the number in time. Where nothing has
-synchronised them, ranks come to different points: those that wait then train on, and all try a
-later one.
+All ranks stop after the same batch, without a message for each batch. Rank 0 sees that the trial
+must yield, and writes the number of its present point into shared memory before it trains the next
+batch. Each rank stops at its first clean point after that one. To synchronise the gradients of that
+batch a rank must wait for rank 0, so that it reads the number in time. Where gradients are not
+synchronised, ranks come to different points: those that wait then train on, and all try a later
+one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from optuna_hermes.suspend._base import BatchSizes, StoredState
 from optuna_hermes.suspend._tree import frozen
 
 YIELD, STOP = 0, 1
-"""Of the shared numbers: whether the run must yield, and the point that rank 0 has written."""
+"""Indices of the shared numbers: 1 if the trial must yield, and the point rank 0 has written."""
 _ENDED_SECONDS = 0.25
-"""How often a rank that waits looks whether it is to end."""
+"""Interval at which a waiting rank checks if it is to end."""
 _TERMINATED = 128 + 15
 _PR_SET_PDEATHSIG = 1
 
@@ -38,7 +38,7 @@ Answer = Literal["go", "on", "prune", "dump", "leave"]
 
 
 class Arrival(NamedTuple):
-    """A rank is at a place where it waits for an answer, after so many points."""
+    """Message of a rank that waits for an answer, with the number of points it has passed."""
 
     kind: Kind
     point: int
@@ -48,14 +48,14 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Seats:
-    """What the ranks are started with, by fork or by pickle.
+    """Pipes and shared state that the ranks are started with, by fork or by pickle.
 
     Args:
         ours: the end of each rank's pipe.
         theirs: the other ends.
         signs: shared numbers, see ``YIELD``.
         parent: the process that started them.
-        leased: whether the run has a session.
+        leased: True if the trial has a session.
         checkpoint_dir: see ``Session``.
         devices: see ``Session``.
     """
@@ -69,7 +69,7 @@ class Seats:
     devices: tuple[str, ...] = ()
 
     def take(self, rank: int) -> Rank:
-        """Be this rank, in its own process, which ends with its parent."""
+        """Become this rank, in its own process, which ends with its parent."""
         _die_with(self.parent)
         for end in (*self.theirs, *self.ours[:rank], *self.ours[rank + 1 :]):
             end.close()
@@ -77,11 +77,11 @@ class Seats:
 
 
 class Rank:
-    """A rank's session (``suspend.Session``), and where its checkpoints go (see ``Saver``).
+    """A rank's ``Session``, and its ``Saver``: both are proxies for the parent process's.
 
     Args:
         rank: counted from 0.
-        seats: what it was started with.
+        seats: pipes and shared state that it was started with.
     """
 
     busy = behind = False
@@ -91,22 +91,22 @@ class Rank:
         self.count = len(seats.ours)
         self.leased = seats.leased
         self.leaves = False
-        """Whether all ranks were told to end."""
+        """True if all ranks were asked to end."""
         self.must_yield = False
         self.asked: TierName = "disk"
-        """Nobody waits in the midst of a validation: that could not be agreed on."""
+        """Always disk, so that no rank yields in a validation: they could not agree on a point."""
         self.batch_size: int | None = None
         self.devices = seats.devices
         self.checkpoint_dir = seats.checkpoint_dir
         self.checkpoints: tuple[StoredState, ...] = ()
-        """None: they are read by the process that starts the ranks."""
+        """Always empty: the process that starts the ranks reads checkpoints."""
         self._end = seats.ours[rank]
         self._signs = seats.signs
         self._point = 0
         self._end.send(("here", None))
 
     def pass_point(self) -> None:
-        """Say that the rank stands between two batches; to be called before all else there."""
+        """Count a point between two batches; to be called before anything else there."""
         self._point += 1
         if self.rank == 0 and self._signs[YIELD] and not self._signs[STOP]:
             self._signs[STOP] = self._point
@@ -121,10 +121,10 @@ class Rank:
         self._tell("stretches", {"sizes": sizes})
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
-        """Said with ``reported``."""
+        """Do nothing: see ``reported``."""
 
     def reported(self, unit: int, value: float) -> bool:
-        """Say the value after a unit, that of rank 0, and learn whether the trial is pruned."""
+        """Report the value after a unit (that of rank 0 counts); True if the trial is pruned."""
         return self._come("report", unit, value) == "prune"
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
@@ -132,17 +132,17 @@ class Rank:
         self._tell("beat", {"batches": batches, "memory_bytes": memory_bytes})
 
     def saved(self, state: StoredState) -> None:
-        """Said by the process that saves."""
+        """Do nothing: the process that saves reports it."""
 
     def begin(self, tree: Tree, *, units: int) -> None:
-        """Give this rank's part of a checkpoint away; see ``Saver``."""
+        """Send this rank's part of a checkpoint to the parent process; see ``Saver``."""
         self._come("save", units, packed(tree))
 
     def finish(self, *, wait: bool) -> None:
-        """Nothing is left to do here; see ``Saver``."""
+        """Do nothing: the parent process writes; see ``Saver``."""
 
     def park(self, state: Any) -> None:
-        """See ``Session``; returns too if the ranks have to come to another point.
+        """See ``Session``; also returns if the ranks have to go on to a later point.
 
         Raises:
             Suspended: this process must end.
@@ -154,14 +154,14 @@ class Rank:
         self.must_yield = False
 
     def ended(self, state: dict[str, Any], *, whole: bool) -> None:
-        """Say that this rank has ended, whether it has trained to the end, and what is known."""
+        """Report the end of this rank; ``whole`` is True if it has trained to the end."""
         self._end.send(("ended", (self.rank, state, whole)))
 
     def raised(self, error: Exception) -> None:
-        """Say why this rank ends."""
+        """Report the error that ends this rank."""
         try:
             self._end.send(("raised", error))
-        except Exception:  # it cannot be pickled, or nobody listens: torch says it in its own way
+        except Exception:  # not picklable, or the pipe is closed: torch reports the error itself
             return
 
     def _tell(self, kind: str, content: dict[str, Any]) -> None:
@@ -186,14 +186,14 @@ class Rank:
 
 
 def _die_with(parent: int) -> None:
-    # Torch asks for SIGINT, which those who leave Ctrl-C to others ignore.
+    # SIGKILL: torch asks for SIGINT, which worker processes may ignore.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(_TERMINATED)
 
 
 def packed(tree: Tree) -> bytes:
-    """A copy of a state, to be sent."""
+    """Serialise a copy of a state, to be sent."""
     import torch
 
     buffer = io.BytesIO()
@@ -202,9 +202,9 @@ def packed(tree: Tree) -> bytes:
 
 
 def unpacked(data: bytes) -> Tree:
-    """What ``packed`` was given, in main memory."""
+    """Deserialise the bytes of ``packed`` into main memory."""
     import torch
 
-    # Our own child sent it; what does not belong into a checkpoint is named when it is written.
+    # Safe, as our own child sent it; values that cannot be stored are refused when it is written.
     tree: Tree = torch.load(io.BytesIO(data), weights_only=False)
     return tree

@@ -1,8 +1,8 @@
-"""A run in several processes (ranks) stops as one: the process that starts them listens to them.
+"""The parent process of a trial's ranks: it makes them stop, save and report as one.
 
-It keeps what a run has once: its trial and its session. What only one may say is said by rank 0.
-Where all have to be at the same place, each says that it is there and waits for an answer, never
-inside a collective operation; what differs by rank is gathered in the same way.
+It owns what a trial has once: the Optuna trial and the session. Messages that count once come from
+rank 0. Where all ranks have to be at the same point, each sends its arrival and waits for an
+answer, never inside a collective operation; state that differs by rank is gathered in the same way.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from optuna_hermes.suspend._base import Session
 from optuna_hermes.suspend._rank import STOP, YIELD, Answer, Arrival, Seats, Tree, unpacked
 
 PATIENCE_SECONDS = 5.0
-"""How long a rank waits for the others to come to the same point."""
+"""Longest time for which ranks wait for the others to come to the same point."""
 _LOOK_SECONDS = 0.01
-"""How often the listener looks whether the run must yield."""
+"""Interval at which the listener checks if the trial must yield."""
 
 
 class Ranks:
-    """Listens to the ranks of a run, and speaks for them.
+    """Collects the messages of a trial's ranks, and talks to session and trial on their behalf.
 
     Args:
-        count: how many there are.
-        context: of ``multiprocessing``, as the ranks are started.
-        run: whose they are, as a message names it.
-        session: the run's, if it has one.
-        seated: called when all have begun, so that what only they need may go.
-        report: called with a unit and a value; says whether the trial is pruned.
+        count: number of ranks.
+        context: the ``multiprocessing`` context by which the ranks are started.
+        run: the trial, as messages name it.
+        session: the trial's, if it has one.
+        seated: called when all ranks have begun, to free what only they need.
+        report: called with a unit and a value; returns True if the trial is pruned.
         save: called with a checkpoint and its units, see ``Saver.begin``.
-        merge: makes one checkpoint out of those of all ranks.
+        merge: makes one checkpoint of those of all ranks.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Ranks:
         merge: Callable[[list[Tree]], Tree],
     ) -> None:
         self.error: BaseException | None = None
-        """What has ended the run before its time."""
+        """The error that ended the training early."""
         self.end: dict[str, Any] | None = None
-        """What rank 0 has said at its end."""
+        """The state that rank 0 sent at its end."""
         pipes = [context.Pipe() for _ in range(count)]
         self.seats = Seats(
             ours=tuple(child for _, child in pipes),
@@ -82,7 +82,7 @@ class Ranks:
         self._listener.start()
 
     def close(self) -> None:
-        """Hear what is still to be heard; the ranks have ended."""
+        """Process the remaining messages and stop listening; the ranks have ended."""
         self._closing = True
         self._listener.join()
         for end in (*self.seats.ours, *self.seats.theirs):
@@ -93,6 +93,7 @@ class Ranks:
     def _listen(self) -> None:
         while True:
             ready = wait(list(self._open), _LOOK_SECONDS)
+            # Not before the pipes are empty: ranks may have sent messages right before their end.
             if self._closing and not ready:
                 return
             try:
@@ -131,7 +132,8 @@ class Ranks:
         self._here += 1
         if self._here == self._count:
             self._seated()
-            for end in self.seats.ours:  # from here on the end of a rank ends its pipe
+            # Only the ranks hold these ends from here on: the death of a rank closes its pipe.
+            for end in self.seats.ours:
                 end.close()
 
     def _finish(self, rank: int, state: dict[str, Any], whole: bool) -> None:
@@ -153,7 +155,7 @@ class Ranks:
             self._move_on()
 
     def _together(self) -> None:
-        """All wait for an answer."""
+        """Answer all ranks, which wait at the same point, or move them on if they do not."""
         if len({(each.kind, each.point) for each in self._arrivals.values()}) > 1:
             self._move_on()
             return
@@ -166,11 +168,12 @@ class Ranks:
             self._save(self._joined(self._payloads()), units=first.units)
         else:
             self._leased.park(_Stop(self, first.units, stores=first.payload))
+            # Before the answers: a rank that goes on must not see the point of this stop.
             self.seats.signs[YIELD] = self.seats.signs[STOP] = 0
         self._tell(list(self._arrivals), answer)
 
     def _move_on(self) -> None:
-        """Those that wait to be parked, if any, come to a later point instead."""
+        """Let ranks that wait to be parked go on to a later point."""
         waiting = [rank for rank, each in self._arrivals.items() if each.kind == "park"]
         if waiting:
             self.seats.signs[STOP] = max(each.point for each in self._arrivals.values())
@@ -194,7 +197,7 @@ class Ranks:
     # -- one state -----------------------------------------------------------------------------
 
     def dump(self) -> Tree:
-        """The state of all ranks, which wait, as one tree.
+        """Gather the states of all ranks, which wait, into one tree.
 
         Raises:
             SuspendError: a rank has ended.
@@ -216,7 +219,7 @@ class Ranks:
         return self._joined(trees)
 
     def closing(self) -> bool:
-        """Whether the ranks have ended."""
+        """True if the ranks have ended."""
         return self._closing
 
     def _payloads(self) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""A run that waits on its device."""
+"""The tier on the device itself."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from optuna_hermes.suspend._storages import device_of, held_bytes
 
 
 class Resident(Tier):
-    """On the device: nothing is copied, and nothing is given back."""
+    """The resident tier: the trial keeps its device memory, nothing is copied."""
 
     name: TierName = "resident"
 
     def suspend(self, state: State) -> Held:
-        """See ``Tier``; every run can wait here."""
+        """See ``Tier``; every trial can wait here."""
         roots = list(state.roots())
         return Held(device_bytes=held_bytes(roots, device_of(roots)))
 

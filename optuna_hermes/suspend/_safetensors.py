@@ -1,8 +1,8 @@
-"""Reads a safetensors file once: the bytes that are hashed are the bytes that become tensors.
+"""Reads a safetensors file in one pass: the bytes that are hashed become the tensors.
 
-The library's own readers take a path, and read after whoever checks the file has read it, or they
-take bytes and copy them twice. Their tensors also lie in memory that torch cannot resize, so that
-a run that came back from disk could not go to host memory later.
+The library's own readers take a path, and would read the file again after its digest was checked,
+or they take bytes and copy them twice. Their tensors also lie in memory that torch cannot resize,
+so that a trial resumed from disk could not be suspended to host memory later.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
-    """What is in a file; nothing of it is known to be right until the digest is.
+    """The content of a file, to be trusted only once its digest has been compared.
 
     Args:
         sha256: hex digest of the file.
-        header: what the file says of each tensor; empty if it is no safetensors file.
+        header: description of each tensor; empty if it is no safetensors file.
         data: the bytes of each tensor.
     """
 
@@ -65,7 +65,7 @@ class Content:
         return cls(sha256=source.digest(), header=header, data=data)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors by name; any error if the file does not keep to the format."""
+        """The tensors by name; raises any error if the file breaks the format."""
         import torch
 
         found = {}
@@ -81,7 +81,7 @@ def digest(file: io.FileIO) -> str:
 
 
 class _Source:
-    """A file that is read from front to back, and the digest of all that was read."""
+    """A file that is read from front to back, and the running digest of its bytes."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
@@ -92,7 +92,7 @@ class _Source:
         import torch
 
         data = torch.empty(count, dtype=torch.uint8, device="cpu")
-        # Not data.numpy(): what has been an array once cannot be resized any more.
+        # Not data.numpy(): torch cannot resize a storage that was shared with an array.
         rest = memoryview((ctypes.c_char * count).from_address(data.data_ptr())).cast("B")
         while rest:
             got = self._file.readinto(rest[:_CHUNK_BYTES])
@@ -103,7 +103,7 @@ class _Source:
         return data
 
     def digest(self) -> str:
-        """Read on to the end: the SHA-256 of the file, in hex."""
+        """Read on to the end; return the SHA-256 of the whole file, in hex."""
         chunk = memoryview(bytearray(_CHUNK_BYTES))
         while count := self._file.readinto(chunk):
             self._hash.update(chunk[:count])
@@ -116,11 +116,12 @@ def _header(source: _Source, size: int) -> tuple[dict[str, Any], dict[str, int]]
     Both are empty if these bytes are no header of a file of this size.
     """
     length = int.from_bytes(source.take(min(8, size)).numpy().tobytes(), "little")
+    # Bounded by the file's size: a damaged length may be any number.
     text = source.take(max(0, min(length, size - 8))).numpy().tobytes()
     try:
         header = json.loads(text)
         return header, dict(_lengths(header, size - 8 - length))
-    except Exception:  # they may be anything, and the digest will tell why
+    except Exception:  # any bytes may be here; the comparison of digests reports the damage
         return {}, {}
 
 

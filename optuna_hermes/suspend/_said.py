@@ -1,4 +1,4 @@
-"""What people are told once, however many trials of a study have it to say."""
+"""Warnings that are logged once per study, not once per trial."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _MARK = "said-"
-"""What the names of the files begin with that mark it, beside the trials' folders."""
+"""Prefix of the marker files, which lie beside the trials' folders."""
 
 log = logging.getLogger(__name__)
 
 
 def say_lost(run: str, folder: Path | None, names: Iterable[str], way_out: str) -> None:
-    """Say which values no checkpoint holds.
+    """Log a warning that names values which no checkpoint holds.
 
     Args:
-        run: whose they are, as a message names it.
-        folder: of the run's checkpoints; those of the study's other runs are beside it.
+        run: the trial, as messages name it.
+        folder: of the trial's checkpoints; those of the study's other trials are beside it.
         names: of the values.
-        way_out: what to do.
+        way_out: advice that ends the message.
     """
     found = [name for name in sorted(names) if folder is None or _first(folder.parent, name)]
     if not found:
@@ -36,7 +36,7 @@ def say_lost(run: str, folder: Path | None, names: Iterable[str], way_out: str) 
 
 
 def forget_said(folder: Path) -> None:
-    """Let people be told again.
+    """Remove the markers, so that the warnings are logged again.
 
     Args:
         folder: with the folders of a study's trials.
@@ -50,9 +50,10 @@ def _first(folder: Path, name: str) -> bool:
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Exclusive creation: exactly one of the trials' processes succeeds, and logs.
         (folder / f"{_MARK}{digest}").open("x").close()
     except FileExistsError:
         return False
-    except OSError:  # better twice than not at all
+    except OSError:  # rather a second warning than none
         return True
     return True

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while the run goes on: a disk takes longer than a copy."""
+"""Checkpoints written on a thread while the trial goes on."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from optuna_hermes.suspend._disk import write
 from optuna_hermes.suspend._tree import frozen
 
 RETRY_SECONDS = 1.0
-"""How long a checkpoint waits, at least, before it is tried again whether it can be written."""
+"""Least delay before writing a checkpoint is tried again."""
 
 _SHARE = 10
-"""It waits this many times what trying takes: a disk has more to do than to be found full."""
+"""The delay is at least this many times the duration of an attempt, to spare a full disk."""
 
 log = logging.getLogger(__name__)
 
 
 class Saver:
-    """Writes one checkpoint after another on a thread, and tells the session of each.
+    """Writes one checkpoint after another on a thread, and reports each to the session.
 
-    Where one cannot be written (no room, no permission), the run goes on and its last state waits
-    in memory: until it can be, or until there is a later one.
+    While a checkpoint cannot be written (no room, no permission), the trial goes on and its last
+    state waits in memory: until it can be written, or until there is a later one.
 
     Args:
         session: has a folder for checkpoints.
-        run: whose they are, as a message names it.
+        run: the trial, as messages name it.
     """
 
     def __init__(self, session: Session, run: str) -> None:
         self.behind = False
-        """Whether the last state was given up before it could be written."""
+        """True if the last state was given up before it could be written."""
         self._session = session
         self._run = run
         self._saving: Future[None] | None = None
@@ -44,14 +44,14 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to ``finish``."""
+        """True if a checkpoint is being written, or its result was not yet seen by ``finish``."""
         return self._saving is not None
 
     def begin(self, tree: dict[str, Any], *, units: int) -> None:
-        """Copy a state and begin to write it; a checkpoint that is being written comes first.
+        """Copy a state and begin to write it, after finishing the checkpoint before.
 
         Raises:
-            CheckpointError: the one before holds what cannot be stored.
+            CheckpointError: the checkpoint before holds something that cannot be stored.
         """
         self.finish(wait=True)
         self.behind, self._give_up = False, threading.Event()
@@ -60,13 +60,13 @@ class Saver:
         thread.shutdown(wait=False)
 
     def finish(self, *, wait: bool) -> None:
-        """See whether the checkpoint is safe.
+        """Take the result of the checkpoint that is being written.
 
         Args:
-            wait: until it is, or until it has turned out that it cannot be written now.
+            wait: until it is safe, or until an attempt to write it has failed.
 
         Raises:
-            CheckpointError: it holds what cannot be stored.
+            CheckpointError: it holds something that cannot be stored.
         """
         saving = self._saving
         if wait:
@@ -94,7 +94,7 @@ class Saver:
                 return
 
     def _say(self, error: UnwritableError) -> None:
-        """Once for each time that the file system takes nothing."""
+        """Log a warning, once per period in which nothing can be written."""
         if not self._unwritable:
             self._unwritable = True
             log.warning("%s goes on without a new checkpoint. %s", self._run.capitalize(), error)

@@ -1,4 +1,4 @@
-"""One seed for every random number a trial draws."""
+"""Seeds of trials."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and, where it is loaded, torch."""
     random.seed(seed)
     np.random.seed(seed)
+    # Not imported here: that takes seconds, and the objective may not need it.
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(seed)

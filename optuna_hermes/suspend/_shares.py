@@ -1,4 +1,4 @@
-"""A plain ``DataLoader`` whose batches are shared by as many processes as a run has just now."""
+"""A plain ``DataLoader`` whose batches are divided among a varying number of processes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from optuna_hermes.suspend._seed import seed_everything, trial_seed
 from optuna_hermes.suspend._state import kept_rng, rng_state
 
 LEAST_SAMPLES = 2
-"""Of a process in a batch: modules with batch normalisation raise with one."""
+"""Least samples of a process in a batch: modules with batch normalisation raise with one."""
 
 
 class Shares(Replay):
     """A ``Replay`` that gives each process its part of every batch.
 
-    An epoch has the same batches, of the same samples in the same order, however many processes
-    there are: the order is drawn from a seed of the run and of the epoch, and kept by all.
+    An epoch has the same batches, of the same samples in the same order, with any number of
+    processes: every process draws the order from a seed of the trial and of the epoch.
 
     Args:
         loader: the same one in all processes, with the user's own sampler.
         trained: see ``Replay``.
-        epoch: says which epoch it is, counted from 0.
-        seed: of the run.
-        rank: which of the processes this one is, counted from 0.
-        count: how many there are.
+        epoch: returns the number of the epoch, counted from 0.
+        seed: of the trial.
+        rank: number of this process, counted from 0.
+        count: number of processes.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Shares(Replay):
         self._count = count
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See ``Replay``; worker processes are new, since there may be more of them or fewer."""
+        """See ``Replay``; worker processes begin anew, as their number may have changed."""
         super().load_state_dict({**state, "seed": None, "workers": None})
 
     def _fresh(self) -> Iterator[Any]:
@@ -57,6 +57,7 @@ class Shares(Replay):
         if self._resume is None or self._resume["begin"] is None:
             before = self._resume
             own = self._own.state() if before is None else before["own"]
+            # From trial and epoch only: so all processes draw the same order.
             with kept_rng():
                 seed_everything(trial_seed(self._seed, self._epoch()))
                 begin = {"rng": rng_state(), "own": own}
@@ -72,10 +73,10 @@ class Shares(Replay):
         yield from super()._again()
 
     def _items_ahead(self, trained: int) -> None:
-        """They are drawn again: what was drawn is the part of one process."""
+        """Return None: they are drawn again, as those that were drawn are one process's part."""
 
     def _items(self) -> Iterator[Any]:
-        # All at once: what a sampler draws later would be drawn from what differs by process.
+        # All at once: a sampler that draws later would draw from states that differ by process.
         yield from list(self._sampler)
 
     def _batches(self, items: Iterator[Any]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What a run's state is beyond its weights and its optimizer: the random numbers it will draw.
+"""Random states of a process, and the device of plain values.
 
 Torch is imported inside the functions: importing ``optuna_hermes.suspend`` must not cost seconds.
 Everything is encoded in what ``torch.load(weights_only=True)`` accepts: tensors, lists, numbers.
@@ -33,7 +33,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
-        # A run may come back on a host with fewer devices: its own is always the first.
+        # The trial may be resumed on a host with fewer devices: its own is always the first.
         for index in range(min(len(state["cuda"]), torch.cuda.device_count())):
             torch.cuda.set_rng_state(state["cuda"][index], index)
     _set_numpy_state(state["numpy"])
@@ -42,7 +42,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def kept_rng() -> Iterator[dict[str, Any]]:
-    """Give the random state, and put it back at the end whatever happened in between."""
+    """Yield the random state, and restore it at the end, also after an error."""
     state = rng_state()
     try:
         yield state
@@ -51,7 +51,7 @@ def kept_rng() -> Iterator[dict[str, Any]]:
 
 
 def captured_graphs() -> bool:
-    """Whether this process has captured CUDA graphs: they hold addresses, so nothing may move."""
+    """True if this process has captured CUDA graphs: they hold addresses, so nothing may move."""
     import torch
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -60,7 +60,7 @@ def captured_graphs() -> bool:
 
 
 def plain(value: object) -> bool:
-    """Whether ``torch.load(weights_only=True)`` gives a value back as it is."""
+    """True if ``torch.load(weights_only=True)`` returns a value unchanged."""
     import torch
 
     if type(value) in (list, tuple):
@@ -84,7 +84,7 @@ def moved(value: Any, device: Any) -> Any:
 
 
 def on_device(value: Any) -> bool:
-    """Whether a plain value holds a tensor that is not in main memory."""
+    """True if a plain value holds a tensor that is not in main memory."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -98,7 +98,7 @@ def _cuda_states() -> list[Any]:
     import torch
 
     initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.get_rng_state_all() if initialized else []  # else it would wake CUDA up
+    return torch.cuda.get_rng_state_all() if initialized else []  # else it would initialize CUDA
 
 
 def _numpy_state() -> dict[str, Any]:

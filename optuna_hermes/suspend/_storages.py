@@ -1,4 +1,4 @@
-"""Which memory belongs to a run: every storage that its objects lead to, each once."""
+"""The memory of a trial: every storage that its objects lead to, each once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from optuna_hermes.suspend._base import Tier
 
 _CLOSED = (
-    # Nothing is in there.
+    # These lead to nothing.
     *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
-    # These lead out of the run: into the program, to other threads, to data that is read again,
-    # and to where the run itself is kept while it waits.
+    # These lead out of the trial: into the program, to other threads, to data that is read again,
+    # and to the tier that holds the trial itself while it waits.
     *(type, types.ModuleType, types.FrameType, types.GeneratorType, types.CoroutineType),
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
     *(threading.Thread, DataLoader, Dataset, Sampler, Tier),
@@ -32,7 +32,7 @@ _CLOSED_NAMES = (
 
 
 def device_of(roots: Iterable[object]) -> torch.device:
-    """The device of a run: that of the first CUDA tensor found, else the CPU."""
+    """The device of a trial: that of the first CUDA tensor found, else the CPU."""
     cpu = torch.device("cpu")
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return cpu
@@ -41,13 +41,13 @@ def device_of(roots: Iterable[object]) -> torch.device:
 
 
 def storages(roots: Iterable[object], device: torch.device) -> list[torch.UntypedStorage]:
-    """Every storage on ``device`` that belongs to the run and has memory.
+    """Every storage on ``device`` that belongs to the trial and has memory.
 
     On a GPU these are, besides what ``roots`` lead to, those of all tensors that Python knows: the
-    current batch, and whatever else the user keeps. The process must serve one run only.
+    current batch, and any others that the user keeps. The process must serve one trial only.
     """
     found: dict[int, torch.UntypedStorage] = {}
-    with torch._C.DisableTorchFunctionSubclass():  # a subclass must not see that it is looked at
+    with torch._C.DisableTorchFunctionSubclass():  # run no code of tensor subclasses
         known = _known_to_python(device) if device.type == "cuda" else []
         for tensor in _tensors([*roots, *known]):
             storage = _storage(tensor)
@@ -57,14 +57,14 @@ def storages(roots: Iterable[object], device: torch.device) -> list[torch.Untype
 
 
 def movable(storage: torch.UntypedStorage) -> bool:
-    """Whether its memory is its own: not NumPy's, a file's, or shared with other processes."""
+    """True if a storage owns its memory: not NumPy's, a file's, or shared with other processes."""
     return storage.resizable() and (storage.is_cuda or not storage.is_shared())
 
 
 def forget(storages: Collection[torch.UntypedStorage], device: torch.device) -> None:
-    """Leave every tensor over ``storages``, which have no memory any more, without elements.
+    """Empty every tensor over ``storages``, which have no memory any more.
 
-    Whoever reads one of them before would crash the process.
+    Reading such a tensor would crash the process.
     """
     with torch._C.DisableTorchFunctionSubclass():
         for tensor in _tensors(_known_to_python(device)):
@@ -73,23 +73,23 @@ def forget(storages: Collection[torch.UntypedStorage], device: torch.device) -> 
 
 
 def held_bytes(roots: Iterable[object], device: torch.device) -> int:
-    """Bytes that the run holds on its device now; on a GPU with what its allocator caches."""
+    """Bytes that the trial holds on its device now; on a GPU, with the allocator's cache."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
     return sum(storage.nbytes() for storage in storages(roots, device))
 
 
 def peak_bytes(roots: Iterable[object], device: torch.device) -> int:
-    """The most bytes that the run has held on its device, as far as that is known."""
+    """The most bytes that the trial has held on its device, as far as that is known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return held_bytes(roots, device)
 
 
 class Gauge:
-    """The most device memory a run has held, as often as it is asked.
+    """Measures the most device memory that a trial has held.
 
-    On a CPU that is found out by a walk, so it looks at the first, second, fourth and so on time.
+    On a CPU this takes a walk over all objects, so only reads 1, 2, 4, 8 and so on measure it.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Gauge:
         self._bytes = 0
 
     def read(self, roots: Iterable[object]) -> int:
-        """Bytes, as far as is known."""
+        """Return the most bytes until now, as far as that is known."""
         self._times += 1
         if self._device.type == "cuda" or self._times & (self._times - 1) == 0:
             roots = list(roots)
@@ -110,10 +110,10 @@ class Gauge:
 def _tensors(roots: Iterable[object]) -> Iterator[torch.Tensor]:
     """Every tensor that ``roots`` lead to.
 
-    What an object leads to is asked of the garbage collector, not of the object: no code of the
-    user's runs, whatever its attributes do, and weak references are not followed.
+    The garbage collector, not the object, gives what an object refers to: so no code of the user
+    runs, and weak references are not followed.
     """
-    seen: dict[int, object] = {}  # the objects stay alive, so that no number is used twice
+    seen: dict[int, object] = {}  # keeps objects alive, so that no id is reused
     closed: dict[type, bool] = {}
     level = list(roots)
     while level:
@@ -127,7 +127,7 @@ def _tensors(roots: Iterable[object]) -> Iterator[torch.Tensor]:
                 fresh.append(each)
         level = gc.get_referents(*fresh)
         for each in fresh:
-            if issubclass(type(each), torch.Tensor):  # isinstance would ask the object
+            if issubclass(type(each), torch.Tensor):  # isinstance may run the object's code
                 yield each
                 level += _parts(each)
 
@@ -138,17 +138,17 @@ def _is_closed(kind: type) -> bool:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors that a tensor holds where the garbage collector does not look."""
+    """Tensors held by a tensor that the garbage collector does not see."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
-    # Others have no gradient, and warn when they are asked for it.
+    # Only these have a gradient; reading ``grad`` of others logs a warning.
     if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
         return [tensor.grad]
     return []
 
 
 def _known_to_python(device: torch.device) -> list[torch.Tensor]:
-    kinds = set(_with_subclasses(torch.Tensor))  # looked into half a million times
+    kinds = set(_with_subclasses(torch.Tensor))  # a set: the test below runs for every object
     return [each for each in gc.get_objects() if type(each) in kinds and each.device == device]
 
 
@@ -162,6 +162,6 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
         storage = tensor.untyped_storage()
         storage.data_ptr()
-    except RuntimeError:  # it is sparse or wraps others: it has no memory of its own
+    except RuntimeError:  # sparse tensors and wrappers of others have no memory of their own
         return None
     return storage

@@ -1,50 +1,348 @@
-"""Iterable data sets: what they remember from one epoch to the next."""
+"""The position in iterable data sets, and their attributes from one epoch to the next.
+
+The position of an iterable data set can neither be read nor set. A trial returns to a batch by
+passing over those before it: the epoch is opened once more, with the random state and attributes of
+its first opening, and the batches before are fetched and dropped. If the training drew random
+numbers between two fetches, the state under which each batch was fetched is stored and set again.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+import random
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from optuna_hermes.suspend._unsaved import Attributes
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from optuna_hermes.errors import CheckpointError
+from optuna_hermes.suspend._fingerprint import fingerprint
+from optuna_hermes.suspend._generators import generator_state, set_generator_state
+from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
+from optuna_hermes.suspend._tree import frozen
+from optuna_hermes.suspend._unsaved import Attributes, reachable
 
 log = logging.getLogger(__name__)
 
+PASS_SECONDS = 30.0
+"""Most time that fetching the batches to be passed over may have taken."""
+
+MOST_STATES = 1000
+"""Most random states of fetches that are kept, of 8 KB each."""
+
+PLACEHOLDER = object()
+"""Stands in for a batch that was fetched before the position was restored."""
+
+Known = Callable[[], Collection[int]]
+"""Returns the objects that the training holds beside its data sets, by ``id``."""
+
+
+def is_stream(loader: Any) -> bool:
+    """True for a loader over an iterable data set without persistent workers."""
+    if not isinstance(loader, DataLoader) or hasattr(loader, "base_dataloader"):
+        return False
+    if type(loader)._get_iterator is not DataLoader._get_iterator:
+        return False
+    ends = not (loader.num_workers and loader.persistent_workers)
+    return isinstance(loader.dataset, IterableDataset) and ends
+
 
 class Streams:
-    """The attributes of the iterable data sets that a loop goes through, at the start of an epoch.
+    """The attributes of the iterable data sets that a training goes through.
 
-    No position in such a data set is known. A run over it is stored between epochs, and comes back
-    to the beginning of one.
+    Args:
+        known: returns the objects that are stored with the training, by ``id``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Known) -> None:
+        self.known = known
         self._found: list[tuple[Any, Attributes]] = []
         self._saved: list[dict[str, Any]] = []
 
     @property
     def lost(self) -> list[str]:
-        """Attributes that have changed and cannot be stored."""
+        """Names of attributes that have changed and cannot be stored."""
         return sorted(name for _, attributes in self._found for name in attributes.lost)
 
-    def follow(self, loader: Any, known: Callable[[], Collection[int]], run: str) -> None:
-        """Its epoch begins; ``known`` gives what is stored elsewhere, by ``id``."""
-        data = loader.dataset
-        if any(each is data for each, _ in self._found):
-            return
-        if not self._found:
-            log.info("The run of %s is stored between epochs only: its data are a stream.", run)
-        attributes = Attributes(type(data).__name__, data, known=known())
-        if len(self._found) < len(self._saved):  # in the order in which they were found before
-            attributes.load_state_dict(self._saved[len(self._found)])
+    def of(self, data: Any, opened: dict[str, Any] | None = None) -> Attributes:
+        """The attributes of one data set.
+
+        Args:
+            data: the data set. If it is seen for the first time, its attributes are restored.
+            opened: its attributes when its epoch began, if that epoch is to begin once more.
+        """
+        for each, attributes in self._found:
+            if each is data:
+                return attributes
+        attributes = Attributes(type(data).__name__, data, known=self.known())
         attributes.begin()
+        if opened is not None:
+            attributes.load_state_dict(opened)
+        elif len(self._found) < len(self._saved):  # in the order in which they were found before
+            attributes.load_state_dict(self._saved[len(self._found)])
         self._found.append((data, attributes))
+        return attributes
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """What has changed since the objective has made them."""
+        """The attributes that have changed since the objective made the data sets."""
         found = [attributes.state_dict() for _, attributes in self._found]
         return [*found, *self._saved[len(found) :]]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """To be called before the first epoch of this process."""
+        """Set the attributes to restore when a data set is first seen; to be called before that."""
         self._saved = state
+
+
+class Stream:
+    """The position of a loader over an iterable data set.
+
+    Args:
+        loader: its ``_get_iterator`` is replaced.
+        trained: returns the number of trained batches of this epoch.
+        streams: attributes of its data set.
+        run: the trial, as messages name it.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], trained: Callable[[], int], streams: Streams, run: str
+    ) -> None:
+        self._loader = weakref.ref(loader)
+        self._trained = trained
+        self._streams = streams
+        self._run = run
+        self._opened: dict[str, Any] | None = None
+        self._resume: dict[str, Any] | None = None
+        self._waiting: _Batches | None = None
+        self._shared: list[int] = []
+        self._before = self._fetched = 0
+        self._seconds = 0.0
+        self._under: dict[int, _Numbers] = {}
+        self._after: _Numbers | None = None
+        self._whole = False
+        self._late = False
+        vars(loader)["_get_iterator"] = self._start
+        log.info(
+            "The run of %s comes back to its place in %s by passing over what it has trained.",
+            run,
+            type(loader.dataset).__name__,
+        )
+
+    def unwrap(self) -> None:
+        """Leave the loader as it was."""
+        loader = self._loader()
+        if loader is not None:
+            vars(loader).pop("_get_iterator", None)
+
+    def begin(self, state: dict[str, Any] | None) -> None:
+        """Prepare the next iterator: for a new epoch, or to resume one."""
+        self._opened, self._whole = None, False
+        if state is not None:
+            self.load_own_state(state["own"])
+            self._resume = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the epoch."""
+        if self._resume is not None:
+            return self._resume
+        own = self.own_state()
+        if self._opened is None:
+            return {"opened": None, "own": own}
+        skip = self._trained() - self._before
+        return {
+            "opened": self._opened,
+            "own": own,
+            "before": self._before,
+            "skip": skip,
+            "ahead": self._fetched - skip,
+            "under": [[number, each.tree()] for number, each in self._under.items()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a position; placeholders are given until ``go_on`` is called."""
+        self._resume, self._late = state, True
+
+    def own_state(self) -> dict[str, Any]:
+        """The state of the loader's generator."""
+        generator = getattr(self._loader(), "generator", None)
+        return {"generator": None if generator is None else generator_state(generator)}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Restore the loader's generator."""
+        generator = getattr(self._loader(), "generator", None)
+        if generator is not None and state["generator"] is not None:
+            set_generator_state(generator, state["generator"])
+
+    def warning(self) -> str | None:
+        """Return None: worker processes draw the same numbers once more."""
+        return None
+
+    def stores_here(self) -> bool:
+        """True if the trial can return to this batch; else only to the beginning of an epoch.
+
+        The batches passed over must be as they were: a data set that draws from what the training
+        changes (a replay buffer) gives others.
+        """
+        if self._resume is not None or self._opened is None or self._trained() == self._before:
+            return True
+        if not self._whole:
+            reason = self._why_whole()
+            self._whole = reason is not None
+            if self._whole:
+                log.info("The run of %s is stored between epochs only: %s.", self._run, reason)
+        return not self._whole
+
+    def _why_whole(self) -> str | None:
+        name = type(self._loader().dataset).__name__  # type: ignore[union-attr]
+        if self._seconds > PASS_SECONDS:
+            return f"it takes {self._seconds:.0f} s to pass over what it has fetched of {name}"
+        if len(self._under) > MOST_STATES:
+            return f"the training draws random numbers between batches, as {name} does"
+        if self._marks() != self._shared:
+            return f"the training changes what {name} gives"
+        return None
+
+    # -- called by Lightning and torch ---------------------------------------------------------
+
+    def go_on(self) -> Any:
+        """Pass over the trained batches now.
+
+        Returns:
+            The batch for which a placeholder was given; ``PLACEHOLDER`` if none was.
+        """
+        self._late = False
+        waiting, self._waiting = self._waiting, None
+        return PLACEHOLDER if waiting is None else next(waiting)
+
+    def is_late(self) -> bool:
+        """True while placeholders are given."""
+        return self._late
+
+    def waits(self, batches: _Batches) -> None:
+        """Remember the iterator that has given a placeholder."""
+        self._waiting = batches
+
+    def open(self) -> tuple[Any, list[Any]]:
+        """Open the loader's own iterator, with its batches that were fetched but not trained."""
+        resume, self._resume = self._resume, None
+        data = self._loader().dataset  # type: ignore[union-attr]  # it lives while it is iterated
+        if resume is None or resume["opened"] is None:
+            changed = self._streams.of(data).state_dict()
+            self._opened = {"rng": rng_state(), **self.own_state(), "data": frozen(changed)}
+            self._before = self._trained()
+            return self._made(), []
+        self._opened, self._before = resume["opened"], resume["before"]
+        own, skip = self.own_state(), resume["skip"]
+        with kept_rng():
+            set_rng_state(self._opened["rng"])
+            self.load_own_state(self._opened)
+            self._streams.of(data, frozen(self._opened["data"]))
+            iterator, ahead = self._made(), []
+            under = dict(resume["under"])
+            for number in range(skip + resume["ahead"]):
+                if number in under:
+                    set_rng_state(under[number])
+                try:
+                    batch = self.fetch(iterator)
+                except StopIteration:
+                    raise CheckpointError(
+                        f"The run of {self._run} has fetched {skip + resume['ahead']} batches of "
+                        f"{type(data).__name__}, which ends after {number} now: it must give the "
+                        "same again whenever its epoch is opened."
+                    ) from None
+                if number >= skip:
+                    ahead.append(batch)
+        self.load_own_state(own)
+        return iterator, ahead
+
+    def fetch(self, iterator: Any) -> Any:
+        """Fetch the next batch; remember the random state if it changed since the fetch before."""
+        in_process = not self._loader().num_workers  # type: ignore[union-attr]
+        before = _Numbers() if in_process else None
+        began = time.perf_counter()
+        batch = next(iterator)
+        self._seconds += time.perf_counter() - began
+        if before is not None:
+            after = _Numbers()
+            if before != self._after and before != after and len(self._under) <= MOST_STATES:
+                self._under[self._fetched] = before
+            self._after = after
+        self._fetched += 1
+        return batch
+
+    def _start(self) -> _Batches:
+        batches = _Batches(self)
+        if self._resume is None:
+            batches.open()
+        return batches
+
+    def _made(self) -> Any:
+        self._fetched, self._seconds, self._under = 0, 0.0, {}
+        self._shared, self._whole = self._marks(), False
+        loader = self._loader()
+        assert loader is not None
+        iterator = DataLoader._get_iterator(loader)
+        self._after = _Numbers()
+        return iterator
+
+    def _marks(self) -> list[int]:
+        """Fingerprints of the objects that the data set shares with the training."""
+        loader = self._loader()
+        assert loader is not None
+        known = self._streams.known()
+        held = reachable([loader.dataset], through_data=True)
+        return [fingerprint(each) for name, each in held.items() if name in known]
+
+
+class _Batches:
+    """Iterator that a loader returns in place of its own."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._iterator: Any = None
+        self._ahead: list[Any] = []
+
+    def open(self) -> None:
+        self._iterator, self._ahead = self._stream.open()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            if self._stream.is_late():
+                self._stream.waits(self)
+                return PLACEHOLDER
+            self.open()
+        return self._ahead.pop(0) if self._ahead else self._stream.fetch(self._iterator)
+
+
+class _Numbers:
+    """The states of the generators that a data set may draw from."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._numpy: Any = np.random.get_state()
+        self._python = random.getstate()
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Numbers)
+            and torch.equal(self._torch, other._torch)
+            and self._numpy[2:] == other._numpy[2:]
+            and np.array_equal(self._numpy[1], other._numpy[1])
+            and self._python == other._python
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def tree(self) -> dict[str, Any]:
+        """The states in the form of ``rng_state``, without those of devices."""
+        with kept_rng():
+            torch.set_rng_state(self._torch)
+            np.random.set_state(self._numpy)
+            random.setstate(self._python)
+            return {**rng_state(), "cuda": []}

@@ -1,7 +1,7 @@
-"""A state as named tensors and a JSON text, so that a checkpoint needs no pickle.
+"""Conversion of a state to named tensors and a JSON text, so that checkpoints need no pickle.
 
-What JSON knows is written as it is. Everything else is an object with one key that begins with a
-dollar: ``{"$tuple": [1, 2]}``. A dictionary that would look like one, or whose keys are not all
+JSON's own types are written as they are. Everything else is an object with one key that begins with
+a dollar: ``{"$tuple": [1, 2]}``. A dictionary that would look like one, or whose keys are not all
 text, is written as ``{"$dict": [[key, value], ...]}``. Torch is imported inside the functions:
 importing ``optuna_hermes.suspend`` must not cost seconds.
 """
@@ -34,14 +34,14 @@ def pack(tree: Any, run: str) -> tuple[dict[str, torch.Tensor], str]:
     Args:
         tree: None, numbers, text, bytes, lists, tuples, sets, dictionaries (also ``OrderedDict``
             and ``Counter``), tensors, arrays, and sizes, dtypes and devices of torch.
-        run: whose it is, as a message names it.
+        run: the trial, as messages name it.
 
     Returns:
         Contiguous tensors in main memory by name, of which no two share memory, and the text that
         ``unpack`` needs. The tensors are those of the tree where they can be.
 
     Raises:
-        CheckpointError: the tree holds something else, also objects of subclasses.
+        CheckpointError: the tree holds anything else, also objects of subclasses.
     """
     packer = _Packer(run)
     try:
@@ -59,17 +59,17 @@ def pack(tree: Any, run: str) -> tuple[dict[str, torch.Tensor], str]:
 def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> Any:
     """Put together what ``pack`` took apart.
 
-    Every value has its type and its bits again, save that parameters are plain tensors without
-    gradient. A tensor that was in the tree twice is one object again; lists and dictionaries that
-    were are two.
+    Every value has its type and its bits again, except that parameters become plain tensors without
+    gradient. A tensor that was in the tree twice is one object again; a list or dictionary that was
+    becomes two.
     """
     return json.loads(text, object_hook=_Unpacker(tensors).decode)
 
 
 def frozen(tree: Any) -> Any:
-    """Copy a tree into main memory, so that what happens to the original does not show.
+    """Copy a tree into main memory, so that later changes of the original do not affect it.
 
-    What ``pack`` refuses is left as it is, for ``pack`` to name it.
+    Values that ``pack`` refuses are left as they are, so that ``pack`` raises its error.
     """
     try:
         return _frozen(tree, {})
@@ -98,7 +98,7 @@ class _Packer:
             return self._dict(value, place)
         if kind in (tuple, set, frozenset):
             return {f"${kind.__name__}": self._items(value, place)}
-        if kind in _MAPPINGS:  # a module's state_dict has its _metadata as an attribute
+        if kind in _MAPPINGS:  # with attributes: a module's state_dict has _metadata
             parts = dict(value), vars(value)
             return {f"${kind.__name__}": [self._dict(part, place) for part in parts]}
         if kind is bytes:
@@ -144,7 +144,7 @@ class _Packer:
         }
 
     def _tensor(self, value: torch.Tensor) -> list[Any]:
-        """The name of a tensor, with its dtype and shape where safetensors cannot say them."""
+        """Name of a tensor, with its dtype and shape if safetensors does not know the dtype."""
         import torch
 
         if id(value) not in self._references:
@@ -157,6 +157,7 @@ class _Packer:
         return self._references[id(value)]
 
     def _add(self, tensor: torch.Tensor) -> str:
+        # safetensors refuses tensors that share memory: all but the first are copied.
         address = tensor.untyped_storage().data_ptr()
         name = str(len(self.tensors))
         self.tensors[name] = tensor.clone() if address in self._storages else tensor
@@ -190,7 +191,7 @@ class _Unpacker:
         }
 
     def decode(self, value: dict[str, Any]) -> Any:
-        """Called by the JSON reader with each object, inner ones first."""
+        """Decode one object; the JSON reader calls this for inner objects first."""
         tag = next(iter(value), "")
         if len(value) == 1 and tag.startswith("$"):
             return self._makers[tag](value[tag])
@@ -231,7 +232,7 @@ def _mapping(kind: Any, items: dict[Any, Any], attributes: dict[str, Any]) -> An
 
 
 def _storable(value: Any) -> bool:
-    """Whether it is a tensor that its values, dtype and shape describe."""
+    """True for a tensor that is fully described by its values, dtype and shape."""
     import torch
 
     return (

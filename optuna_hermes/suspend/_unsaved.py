@@ -1,6 +1,6 @@
-"""What changes while a run trains and is in no ``state_dict``: saved where it can be, or named.
+"""Attributes that change during training but are in no ``state_dict``: saved, or reported.
 
-Only what differs from the first batch is looked at: what the objective makes anew is no loss.
+Only attributes that changed since the first batch matter: the objective makes the others again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._fingerprint import fingerprint
+from optuna_hermes.suspend._fingerprint import DATA, fingerprint
 from optuna_hermes.suspend._values import Classes, read_value, write_value
 
 log = logging.getLogger(__name__)
@@ -21,13 +21,13 @@ _MOST_REACHED = 20_000
 
 
 class Attributes:
-    """The attributes of one object that change while it trains.
+    """The attributes of one object that change during training.
 
     Args:
-        name: as a message names the object.
+        name: the object's name in messages.
         owner: the object.
-        ignores: whether an attribute, by name and value, is nobody's business or saved elsewhere.
-        known: what is saved elsewhere, by ``id``.
+        ignores: called with an attribute's name and value; True to leave it out.
+        known: ids of objects that are saved elsewhere.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Attributes:
         known: Collection[int] = (),
     ) -> None:
         self.lost: set[str] = set()
-        """Those that have changed and cannot be saved."""
+        """Names of the attributes that have changed and cannot be saved."""
         self._name = name
         self._owner = owner
         self._ignores = ignores
@@ -47,17 +47,17 @@ class Attributes:
         self._changed: set[str] = set()
 
     def begin(self) -> None:
-        """The first batch of this process comes next."""
+        """Begin to watch, before the first batch of this process."""
         self._before = {name: fingerprint(each, self._known) for name, each in self._all().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Those that have changed, as trees."""
+        """The changed attributes, as trees."""
         state = {}
         for name, value in self._all().items():
             if name not in self._changed:
                 if self._before.get(name) == fingerprint(value, self._known):
                     continue
-                self._changed.add(name)  # and need not be looked at again
+                self._changed.add(name)  # saved from now on, without comparing fingerprints
             try:
                 state[name] = write_value(name, value, self._known)
             except (CheckpointError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -66,14 +66,14 @@ class Attributes:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put them back; to be called before ``begin``."""
+        """Restore changed attributes; to be called before ``begin``."""
         classes = Classes.of(self._owner)
         attributes = vars(self._owner)
         for name, node in state.items():
             self._changed.add(name)
             try:
                 attributes[name] = read_value(node, attributes.get(name), classes)
-            except Exception as error:  # whatever it is: the rest of the run is as it was
+            except Exception as error:  # one lost attribute must not stop the rest from resuming
                 log.debug("%s.%s: %s", self._name, name, error)
                 self.lost.add(f"{self._name}.{name}")
 
@@ -82,13 +82,22 @@ class Attributes:
         return {name: value for name, value in every if not self._ignores(name, value)}
 
 
-def reachable(roots: Iterable[object]) -> set[int]:
-    """The objects that others lead to by attributes, items and keys, by ``id``."""
+def reachable(roots: Iterable[object], *, through_data: bool = False) -> dict[int, object]:
+    """The objects that ``roots`` lead to by attributes and items, by ``id``.
+
+    Args:
+        roots: objects to begin with.
+        through_data: True to look into data sets and loaders that are no roots, too; no checkpoint
+            of a training holds these.
+    """
     found: dict[int, object] = {}
     waiting = list(roots)
+    own = {id(each) for each in waiting}
     while waiting and len(found) < _MOST_REACHED:
         each = waiting.pop()
         if id(each) in found or isinstance(each, _LEAVES):
+            continue
+        if isinstance(each, DATA) and not through_data and id(each) not in own:
             continue
         found[id(each)] = each
         if isinstance(each, dict):
@@ -96,14 +105,14 @@ def reachable(roots: Iterable[object]) -> set[int]:
         elif isinstance(each, list | tuple | set):
             waiting += each
         waiting += getattr(each, "__dict__", {}).values()
-    return set(found)
+    return found
 
 
 class Unsaved:
-    """Such attributes of several objects.
+    """The changing attributes of several objects.
 
     Args:
-        parts: by a key that is the same in the run's next process.
+        parts: by a key that is the same in the trial's next process.
     """
 
     def __init__(self, parts: dict[str, Attributes]) -> None:
@@ -111,21 +120,21 @@ class Unsaved:
 
     @property
     def lost(self) -> list[str]:
-        """The names of those that have changed and are in no checkpoint."""
+        """Names of attributes that have changed and are in no checkpoint."""
         return sorted(name for part in self._parts.values() for name in part.lost)
 
     def begin(self) -> None:
-        """The first batch of this process comes next."""
+        """Begin to watch, before the first batch of this process."""
         for part in self._parts.values():
             part.begin()
 
     def state_dict(self) -> dict[str, Any]:
-        """What has changed, as trees."""
+        """The changed attributes by part, as trees."""
         states = {key: part.state_dict() for key, part in self._parts.items()}
         return {key: state for key, state in states.items() if state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put it back; to be called before ``begin``."""
+        """Restore changed attributes of all parts; to be called before ``begin``."""
         for key, saved in state.items():
             if key in self._parts:
                 self._parts[key].load_state_dict(saved)

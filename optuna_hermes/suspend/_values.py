@@ -1,8 +1,8 @@
-"""Values of a user's own as trees of plain values: containers, tensors, and objects of any class.
+"""Serialisation of users' own values to trees: containers, tensors, objects of their classes.
 
-As with ``Objects``, nothing that is in a tree runs: an object that is there keeps its place and
-gets its attributes back, and another one is only made of a class of the owner's own packages,
-without its constructor.
+As with ``Objects``, no code from a tree runs: a present object keeps its identity and its
+attributes are restored; a missing one is only made of a class of the owner's packages, or one that
+its code can name, without its constructor.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from optuna_hermes.suspend._tree import _storable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
 _MOST_PARTS = 50_000
-"""More would take longer to write than a unit takes to train."""
+"""Most parts of a value: writing more would take longer than training a unit."""
 
 
 class _Plain:
-    """An object of a class that Python code defines, without slots."""
+    """Reference for the size of objects of classes that Python code defines without slots."""
 
 
 _PLAIN_SIZE = _Plain.__basicsize__
@@ -41,16 +41,16 @@ _PLAIN_SIZE = _Plain.__basicsize__
 def write_value(
     name: str, value: object, known: Collection[int] = (), *, whole: bool = False
 ) -> list[Any]:
-    """A value as a tree.
+    """Convert a value to a tree.
 
     Args:
-        name: as a message names it.
-        value: what to write.
-        known: what somebody else saves, by ``id``.
-        whole: whether all of it is written, of any size, and nothing is left to what is there.
+        name: the value's name in messages.
+        value: the value.
+        known: ids of objects that are saved elsewhere.
+        whole: True to write all of it, of any size, and to refuse parts that would stay as present.
 
     Raises:
-        CheckpointError: it leads to something that cannot be put back.
+        CheckpointError: it leads to something that cannot be restored.
     """
     try:
         writer = _ValueWriter(known, whole)
@@ -62,20 +62,20 @@ def write_value(
 
 
 def read_value(node: list[Any], present: object, classes: Classes) -> Any:
-    """The value of a tree; ``present`` is what is there now, and is kept where it can be.
+    """Convert a tree to its value; ``present``, the value there now, is reused if possible.
 
     Raises:
-        SuspendError: it needs a class that is not there.
+        SuspendError: it needs a class that cannot be found.
     """
     return _ValueReader(classes).node(node, present)
 
 
 class Classes:
-    """The classes that objects may be made of: those that a user's own code can name.
+    """The classes that objects may be made of: those that the user's own code can name.
 
     Args:
-        names: what it has names for.
-        packages: its own.
+        names: namespaces in which classes are looked up.
+        packages: names of the user's own packages.
     """
 
     def __init__(self, names: Iterable[Mapping[str, Any]], packages: Iterable[str]) -> None:
@@ -84,7 +84,7 @@ class Classes:
 
     @classmethod
     def of(cls, owner: object) -> Classes:
-        """Those that the code of an object's class can name."""
+        """The classes that the code of an object's class can name."""
         kinds = [kind for kind in type(owner).__mro__ if not outside_package(kind)]
         methods = (each for kind in kinds for each in vars(kind).values())
         names = [each.__globals__ for each in methods if hasattr(each, "__globals__")]
@@ -92,7 +92,7 @@ class Classes:
 
     @classmethod
     def of_frames(cls, frames: Iterable[FrameType]) -> Classes:
-        """Those that running functions can name, also as an attribute of a module."""
+        """The classes that running functions can name, also as attributes of modules."""
         names: list[Mapping[str, Any]] = []
         packages = set()
         for frame in frames:
@@ -103,7 +103,7 @@ class Classes:
         return cls(names, packages)
 
     def find(self, module: str, name: str) -> type | None:
-        """A class by its name, None if the owner does not know it."""
+        """Find a class by its module and name; None if the owner's code cannot name it."""
         for names in self._names:
             found = names.get(name)
             if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
@@ -112,7 +112,7 @@ class Classes:
 
 
 def outside_package(kind: type) -> bool:
-    """Whether a class is of a library that no user's value is an object of."""
+    """True for a class of Python or of a library whose objects are no user's values."""
     return _package(kind) in {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
 
 
@@ -195,7 +195,7 @@ class _ValueReader(_Reader):
             pairs = self._pairs(rest[0], there)
             return _filled(present, dict, pairs) if self._take(present) else pairs
         if kind in ("object", "stateful", "tensor", "drawing") and not self._take(present):
-            present = None  # each object is one
+            present = None  # two values must not become one object
         return super().node(node, present)
 
     def _without(self, kind: str, rest: list[Any], present: Any) -> Any:
@@ -270,7 +270,7 @@ def _is_a(value: object, module: str, name: str) -> bool:
 
 
 def _filled(present: Any, kind: Any, items: Any) -> Any:
-    """A container with these items; the one that is there, if it is of that kind."""
+    """Return a container with these items: ``present``, if it is of that kind."""
     if type(present) is not kind:
         return items
     present.clear()

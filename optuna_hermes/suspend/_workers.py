@@ -1,8 +1,8 @@
-"""The random numbers that a loader's worker processes draw, batch by batch.
+"""States of the random generators of a loader's worker processes, batch by batch.
 
-A worker says after each batch how its generators stand, in memory that it shares with the training.
-It fetches ahead of the training: so the newest of these states are kept, and the one that counts is
-that after the last batch which was trained.
+A worker writes the states of its generators after each batch to memory that it shares with the
+training process. As it fetches ahead, the newest of these states are kept in a ring; the one that
+counts is that after the last trained batch.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from optuna_hermes.suspend._generators import (
 )
 
 _SLOT_BYTES = 1 << 15
-"""Three times the generators of torch, NumPy and Python."""
+"""Room for three times the states of the generators of torch, NumPy and Python."""
 _TOO_LONG = -1
 _WAIT_SECONDS = 10.0
-"""Until a worker has fetched what it was told to; it need not be trained."""
+"""Most time to wait until a worker has fetched a batch that it was asked for."""
 
 
 class Workers:
-    """The generators of the worker processes of one iterator.
+    """The states of the generators of one iterator's worker processes.
 
     Args:
         loader: has worker processes.
-        states: what ``state`` gave for each of them, None for one that begins with its own seed.
+        states: what ``state`` returned for each, None for one that begins with its own seed.
     """
 
     def __init__(self, loader: DataLoader[Any], states: list[str | None] | None = None) -> None:
         count, ring = loader.num_workers, (loader.prefetch_factor or 2) + 2
         self.lost = False
-        """Whether a state that was asked for cannot be told."""
+        """True if a state that was asked for could not be read."""
         same = states is not None and len(states) == count
         self._begun: list[str | None] = list(states or ()) if same else [None] * count
         self._batches = torch.full((count, ring), -1, dtype=torch.int64)
@@ -54,7 +54,7 @@ class Workers:
 
     @contextlib.contextmanager
     def hung(self, loader: DataLoader[Any]) -> Iterator[None]:
-        """Processes that are started within say how their generators stand."""
+        """Let the processes that are started within write their states."""
         collate, init = loader.collate_fn, loader.worker_init_fn
         shared = self._batches, self._lengths, self._texts
         watched = _Watched(collate, init, shared, self._begun)
@@ -65,9 +65,9 @@ class Workers:
             loader.collate_fn, loader.worker_init_fn = collate, init
 
     def state(self, worker: int, batches: int) -> str | None:
-        """How the generators of a worker stand after so many of its batches.
+        """State of a worker's generators after this number of its batches.
 
-        None if they are as its seed has made them.
+        None if they still have the state that its seed gave them.
         """
         if batches == 0:
             return self._begun[worker]
@@ -85,7 +85,7 @@ class Workers:
 
 
 class _Watched:
-    """What the workers call; a worker has a copy of its own, with the shared memory."""
+    """A ``collate_fn`` for workers; each worker has a copy, and all have the shared memory."""
 
     def __init__(
         self,
@@ -116,12 +116,13 @@ class _Watched:
         slot, text = self._fetched % len(batches), _text()
         octets = text.encode()
         if text == self._first:
-            lengths[slot] = 0
+            lengths[slot] = 0  # nothing was drawn since the start
         elif len(octets) > _SLOT_BYTES:
             lengths[slot] = _TOO_LONG
         else:
             texts[slot, : len(octets)] = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
             lengths[slot] = len(octets)
+        # Last: the number of the batch marks the slot as complete for the reader.
         batches[slot] = self._fetched
         return batch
 
@@ -132,7 +133,7 @@ def _own() -> list[Any]:
 
 
 def _text() -> str:
-    """In a worker, how all its generators stand."""
+    """In a worker, the states of all its generators, as JSON."""
     numpy_state: Any = np.random.get_state()
     version, words, gauss = random.getstate()
     numbers = {

@@ -1,7 +1,7 @@
-"""Loaders that Fabric's ``setup_dataloaders`` and Accelerate's ``prepare`` wrap around a plain one.
+"""The loaders of Fabric's ``setup_dataloaders`` and Accelerate's ``prepare``.
 
-Both ask the plain one for an iterator only with an epoch's first batch. Accelerate's fetches each
-batch before the one before it is trained.
+Both wrap a plain loader, and ask it for an iterator only with an epoch's first batch. Accelerate's
+fetches each batch before the one before it is trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EPOCHS = {"_FabricDataLoader": "_num_iter_calls", "DataLoaderShard": "iteration
 
 
 def inner_of(loader: Any) -> Any:
-    """The plain loader inside of a wrapper, None if it is none, or keeps its position by itself."""
+    """The plain loader inside a wrapper; None if there is none, or it keeps its own position."""
     inner = getattr(loader, _INNER.get(type(loader).__name__, ""), None)
     return inner if Replay.fits(inner) and not is_stateful(inner) else None
 
@@ -35,7 +35,7 @@ class Wrapped:
 
     Args:
         loader: the wrapper.
-        trained: says how many batches of this epoch are trained.
+        trained: returns the number of trained batches of this epoch.
     """
 
     def __init__(self, loader: Any, trained: Callable[[], int]) -> None:
@@ -45,11 +45,11 @@ class Wrapped:
         self._epochs = 0
 
     def begin(self, loader: Any, state: dict[str, Any] | None) -> None:
-        """The wrapper is asked for an iterator next.
+        """Prepare for the wrapper's next iterator.
 
         Args:
-            loader: it.
-            state: what ``state_dict`` gave, if the epoch goes on from there.
+            loader: the wrapper.
+            state: what ``state_dict`` returned, if the epoch is resumed.
         """
         if state is not None:
             setattr(loader, self._name, state["epochs"])
@@ -60,7 +60,7 @@ class Wrapped:
         self._epochs = getattr(loader, self._name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is in its epoch, and in which of them."""
+        """The loader's position in its epoch, and the number of the epoch."""
         if self._trained() or self._replay.resumes:
             return {"epochs": self._epochs, "idle": None, "place": self._replay.state_dict()}
         return {"epochs": self._epochs, "idle": self._replay.idle_state(), "place": None}
@@ -70,14 +70,14 @@ class Wrapped:
         return self._replay.warning()
 
     def unwrap(self) -> None:
-        """Give the plain loader its own sampler back."""
+        """Restore the plain loader's own sampler."""
         self._replay.unwrap()
 
 
 class _LazyReplay(Replay):
-    """Fetches what was fetched ahead under the random state that it was fetched under.
+    """A ``Replay`` that fetches batches again under the random states of their first fetch.
 
-    Worker processes have random states of their own: with them there is nothing to do here.
+    Worker processes have random states of their own, so that loaders with workers need none of it.
     """
 
     def __init__(self, loader: DataLoader[Any], trained: Callable[[], int]) -> None:
@@ -89,7 +89,7 @@ class _LazyReplay(Replay):
 
     @property
     def resumes(self) -> bool:
-        """Whether the next iterator goes on in an epoch."""
+        """True if the next iterator resumes an epoch."""
         return self._resume is not None
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class _LazyReplay(Replay):
             yield batch
 
     def _drawn_from(self) -> dict[str, Any]:
-        """The random states that the data set may draw from."""
+        """The random states that the data set may draw from, as they are now."""
         return {"rng": rng_state(), "data": [generator_state(each) for each in self._of_data()]}
 
     def _draw_from(self, states: dict[str, Any]) -> None:

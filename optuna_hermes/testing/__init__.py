@@ -1,4 +1,4 @@
-"""What others test their own parts with: a suite for each contract, and stand-ins."""
+"""Test support for own implementations: a suite for each contract, and fakes."""
 
 from __future__ import annotations
 

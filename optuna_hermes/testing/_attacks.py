@@ -1,7 +1,7 @@
-"""``python -m optuna_hermes.testing._attacks``: a process that does a broker's socket no good.
+"""``python -m optuna_hermes.testing._attacks``: a process that attacks a broker's socket.
 
-It may be killed for what it says: whoever starts it starts another one then. Every second it
-prints one line of JSON: what it has done since the line before.
+The broker may kill it for its messages; the test then starts another one. Every second it
+prints one line of JSON: counts of its actions since the line before.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import msgspec
 from optuna_hermes.broker import _protocol as wire
 
 _MANY = 64
-"""Connections that are left open at once; the oldest goes first."""
+"""Most connections left open at once; the oldest is closed first."""
 
 _PATIENCE_SECONDS = 0.05
 
 
 def any_message(random: Random, folder: Path) -> wire.FromClient:
-    """A message that is well formed, and probably out of place."""
+    """A well-formed message that is probably invalid in the broker's state."""
     number, epoch = random.randrange(50), random.randrange(1, 60)
     key = f"attack-{random.randrange(6)}"
     url = random.choice([f"sqlite:///{folder / 'attack.db'}", "sqlite:////dev/null/l.db", ""])
@@ -98,7 +98,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
 
 
 def broken_frame(random: Random, folder: Path) -> bytes:
-    """Bytes that are no frame, or no message, or no end of one."""
+    """Bytes that are not a frame, not a message, or an incomplete one."""
     good = bytearray(wire.frame(any_message(random, folder)))
     flipped = good.copy()
     for _ in range(random.randint(1, 4)):
@@ -131,8 +131,8 @@ class Attacker:
 
     Args:
         path: the broker's socket.
-        folder: where its studies may have their ledger.
-        seed: of all that it draws.
+        folder: folder for the ledgers of its studies.
+        seed: seed of all its random choices.
     """
 
     def __init__(self, path: Path, folder: Path, seed: int) -> None:
@@ -143,7 +143,7 @@ class Attacker:
         self.did: Counter[str] = Counter()
 
     def attack(self) -> None:
-        """Do one thing."""
+        """Carry out one random attack."""
         attacks: list[Callable[[], None]] = [
             self._talk_rubbish,
             self._talk_out_of_place,
@@ -176,7 +176,7 @@ class Attacker:
         self.did["bytes"] += len(data)
 
     def _talk_rubbish(self) -> None:
-        """It is hung up on."""
+        """Send a broken frame, and count if the broker closes the connection."""
         sock = self._connect(hello=self._random.random() < 0.7)
         self._send(sock, broken_frame(self._random, self._folder))
         with contextlib.suppress(TimeoutError):
@@ -185,7 +185,7 @@ class Attacker:
             self.did["closed"] += 1
 
     def _talk_out_of_place(self) -> None:
-        """It says many things that are well formed."""
+        """Send many well-formed messages out of place."""
         sock = self._connect()
         for _ in range(self._random.randint(1, 20)):
             self._send(sock, wire.frame(any_message(self._random, self._folder)))
@@ -194,19 +194,19 @@ class Attacker:
         self._connect(hello=False)
 
     def _stop_in_the_middle(self) -> None:
-        """Half a frame, and silence."""
+        """Send part of a frame, and nothing more."""
         sock = self._connect(hello=self._random.random() < 0.5)
         good = wire.frame(any_message(self._random, self._folder))
         self._send(sock, good[: self._random.randrange(1, len(good))])
 
     def _hurry_away(self) -> None:
-        """It hangs up before it is answered."""
+        """Close the connection before the answer."""
         sock = self._connect()
         self._send(sock, wire.frame(any_message(self._random, self._folder)))
         sock.close()
 
     def _never_read(self) -> None:
-        """It asks, and asks, and takes no answer, until it is hung up on."""
+        """Send requests without reading answers, until the broker closes the connection."""
         sock = self._connect()
         question = wire.frame(wire.GetStatus()) * 1000
         end = time.monotonic() + 2.0

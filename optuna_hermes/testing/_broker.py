@@ -1,4 +1,4 @@
-"""A broker without a process: its state, a clock that is moved by hand, clients in lists."""
+"""A broker without a process: its state, a clock moved by tests, and lists of messages."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from optuna_hermes.model import Device
 
 
 class FakeBroker:
-    """Feeds events to a ``State`` and keeps what it answers.
+    """Feeds events to a ``State`` and keeps its commands.
 
     Args:
-        devices: what it owns; a number of CPU slots.
+        devices: its devices, or a number of CPU slots.
         host_budget_bytes: as for ``State``.
         grace_seconds: as for ``State``.
-        ledger: what it writes to and reads studies from; one of its own if None.
-        host: its host's name, and its own where the ledger is shared.
-        powers: whether devices can be powered down; a test says when that is done.
+        ledger: the ledger that it writes to and reads studies from; a new one if None.
+        host: its host's name, and its own name where the ledger is shared.
+        powers: whether devices can be powered down; the test reports when that is done.
 
     Example:
         >>> broker = FakeBroker(devices=1)
@@ -77,11 +77,11 @@ class FakeBroker:
         self.ledger = ledger or MemoryLedger()
         self.terms = Terms(host=host, instance=host)
         self.writes = True
-        """Whether what it decides reaches the ledger; False is what it decides as it dies."""
+        """Switch for writing to the ledger; False for the last decisions before it dies."""
         self.now = 0.0
         self.log: list[Command] = []
         self.races = 0
-        """How often another broker was faster."""
+        """Number of claim conflicts: another broker was faster."""
         self._connections = 0
 
     def apply(self, event: Event) -> list[Command]:
@@ -98,7 +98,7 @@ class FakeBroker:
         return commands
 
     def _write(self, records: Sequence[Write], races: list[Outrun]) -> None:
-        """As the writer does: together, or what is left if another broker was faster."""
+        """Write records as the writer does: together, or the rest after a claim conflict."""
         try:
             with self.ledger.batch():
                 for record in records:
@@ -111,14 +111,14 @@ class FakeBroker:
             self._write(rest, races)
 
     def refresh(self) -> None:
-        """It looks what other hosts have done, and says that it lives."""
+        """Read the changes of other hosts from the ledger, and send a heartbeat."""
         for key, study in list(self.state.book.studies.items()):
             if study.broker is not None:
                 known = watched(study)
                 self.apply(news_of(key, self.state.presence(), known, self.ledger))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, waking the state whenever it asked to be woken."""
+        """Advance the clock, with a tick at each wake-up that the state asks for."""
         end = self.now + seconds
         while True:
             due = self.state.next_wakeup(self.now)
@@ -129,12 +129,12 @@ class FakeBroker:
         self.now = end
 
     def poll(self, device: str, **fields: Any) -> list[Command]:
-        """A device is read again and looks different."""
+        """Poll a device with changed fields."""
         seen = replace(self.state.book.slots[device].device, **fields)
         return self.apply(DevicesPolled(devices=(seen,)))
 
     def connect(self, role: str, *, pid: int | None = None) -> int:
-        """A new connection, of a process whose id is its number unless another is given."""
+        """Open a connection, of a process whose id is its number unless another is given."""
         self._connections += 1
         connection = self._connections
         self.apply(Connected(connection=connection, pid=pid or connection, role=role))
@@ -148,7 +148,7 @@ class FakeBroker:
         max_alive: int = 4,
         **fields: Any,
     ) -> int:
-        """A driver that has opened a study; ``fields`` are of the message, or of its study."""
+        """Connect a driver and open a study; ``fields`` are of the message, or of its study."""
         connection = self.connect("driver")
         opens = set(wire.OpenStudy.__struct_fields__)
         opening = {name: value for name, value in fields.items() if name in opens}
@@ -159,24 +159,24 @@ class FakeBroker:
         return connection
 
     def plain(self, number: int, *, key: str = "s", pid: int | None = None, **spec: Any) -> int:
-        """A trial of a plain Optuna study that asks for its turn."""
+        """Connect and register a trial of a plain Optuna study."""
         connection = self.connect("run", pid=pid)
         self.register(connection, number, key=key, **spec)
         return connection
 
     def register(self, connection: int, number: int, *, key: str = "s", **spec: Any) -> None:
-        """A trial of a plain Optuna study asks for its turn on a connection it has."""
+        """Register a trial of a plain Optuna study on a given connection."""
         study = wire.StudySpec(key=key, name=key, ledger_url="memory:", **spec)
         self.read(connection, wire.Register(study=study, number=number, trial_id=number))
 
     def worker(self, *, key: str = "s", pid: int | None = None) -> int:
-        """A worker that waits for a run."""
+        """Connect a worker that waits for a trial."""
         connection = self.connect("worker", pid=pid)
         self.say(connection, wire.Ready(study=key))
         return connection
 
     def resume(self, pid: int, message: wire.Resume, *, role: str = "worker") -> int:
-        """A process that an earlier broker served comes back and says what it has."""
+        """Connect a process of an earlier broker, which sends its lease state."""
         connection = self.connect(role, pid=pid)
         self.read(connection, message)
         return connection
@@ -184,7 +184,7 @@ class FakeBroker:
     def read(
         self, connection: int, message: wire.OpenStudy | wire.Register | wire.Resume
     ) -> list[Command]:
-        """A client sends a message for which its study is read from the ledger."""
+        """Feed a client's message for which its study is read from the ledger."""
         key, ledger = message.study.key, self.ledger
         event = StudyRead(
             connection=connection,
@@ -194,10 +194,10 @@ class FakeBroker:
         return self.apply(event)
 
     def successor(self, *, known: Sequence[Holder] | None = None) -> FakeBroker:
-        """The broker that follows when this one is killed.
+        """The next broker after this one is killed.
 
         Args:
-            known: the processes that it finds; all that this one served if None.
+            known: the processes that it expects; all that this one served if None.
         """
         devices = [slot.device for slot in self.state.book.slots.values()]
         after = FakeBroker(devices=devices, ledger=self.ledger, host=self.state.book.host)
@@ -207,7 +207,7 @@ class FakeBroker:
         return after
 
     def end_of(self, pid: int) -> None:
-        """A process that is waited for has ended."""
+        """Feed the end of a process that the recovering broker expects."""
         awaited = self.state.book.awaited.items()
         for connection in [key for key, each in awaited if each.holder.pid == pid]:
             self.hang_up(connection)
@@ -218,20 +218,20 @@ class FakeBroker:
         return next(connection for connection, client in clients if client.pid == pid)
 
     def say(self, connection: int, message: wire.FromClient) -> list[Command]:
-        """A client sends a message."""
+        """Feed a message of a client."""
         return self.apply(Received(connection=connection, message=message))
 
     def hang_up(self, connection: int) -> list[Command]:
-        """A client is gone."""
+        """Feed the end of a client's connection."""
         return self.apply(Disconnected(connection=connection))
 
     def sent(self, connection: int) -> list[wire.FromBroker]:
-        """All that a client was sent."""
+        """All messages sent to a client."""
         sends = (c for c in self.log if isinstance(c, Send))
         return [c.message for c in sends if c.connection == connection]
 
     def last(self, connection: int, kind: str) -> Any:
-        """The last message of a kind that a client was sent, None if there was none."""
+        """The last message of a kind sent to a client, None if there was none."""
         of_kind = [m for m in self.sent(connection) if type(m).__name__ == kind]
         return of_kind[-1] if of_kind else None
 
@@ -240,11 +240,11 @@ class FakeBroker:
         return [c for c in self.log if isinstance(c, LeaseRecord)]
 
     def killed(self) -> list[int]:
-        """Process ids that were to be killed."""
+        """Process ids that it ordered to be killed."""
         return [c.pid for c in self.log if isinstance(c, Kill)]
 
     def check(self) -> None:
-        """What must hold after any events: raises AssertionError where it does not."""
+        """Check the invariants that hold after any events; raise AssertionError if one fails."""
         epochs = [c.epoch for c in self.log if isinstance(c, LeaseRecord)]
         assert epochs == sorted(set(epochs)), "epochs only grow"
         holders = [lease.number for lease in self.state.book.leases()]
@@ -256,7 +256,7 @@ class FakeBroker:
 
 
 def _is_grant(command: Command, epochs: Collection[int]) -> bool:
-    """Whether a command sends the grant of one of these leases."""
+    """True if a command sends the grant of one of these leases."""
     grant = command.message if isinstance(command, Send) else None
     return isinstance(grant, wire.Grant) and grant.epoch in epochs
 

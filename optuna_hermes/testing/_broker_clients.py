@@ -1,4 +1,4 @@
-"""Clients of a broker that is not there: processes that train, wait, move and die as ours do."""
+"""Simulated clients of a broker: processes that train, wait, move and die as real ones do."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ UNITS = 4
 """Units that a trial trains; three times as many if it can be trained on several devices."""
 
 Mixed = Literal["twice", "late"]
-"""How a message arrives that does not arrive once, and before the next one."""
+"""Faults of delivery: a message arrives twice, or after the next one."""
 
 
 @dataclass(kw_only=True)
 class Trial:
-    """What Optuna and the disk know of a trial.
+    """The state of a trial in Optuna and on disk.
 
     Args:
         study: the study's key.
         number: as in Optuna.
-        need: device memory.
+        need: device memory that it needs.
         stores: whether it can be suspended to disk.
         moves: whether it can be moved to host memory.
-        most_devices: how many devices it can be trained on at once.
+        most_devices: the most devices it can be trained on at once.
         units: units that its living process has trained.
-        files: units of each checkpoint file that is there, by their paths in order.
-        saves: how many there ever were.
-        safe: units of the newest checkpoint that the ledger is known to have.
-        kept: paths that were acknowledged, newest first.
+        files: units of each existing checkpoint file, by path in order of writing.
+        saves: number of checkpoints ever written.
+        safe: units of the newest checkpoint that is committed to the ledger.
+        kept: acknowledged paths, newest first.
         opened: the epoch of the lease under which it was created, or found again.
-        end: what Optuna was told, None while it is unfinished.
-        spoilt: somebody has lied about it: its checkpoints may be anything.
+        end: its final state in Optuna, None while it is unfinished.
+        spoilt: whether a process has lied about it, so that its checkpoints are not checked.
     """
 
     study: str
@@ -55,18 +55,18 @@ class Trial:
 
     @property
     def length(self) -> int:
-        """Units that it trains."""
+        """Number of units that it trains."""
         return UNITS if self.most_devices == 1 else 3 * UNITS
 
     def save(self) -> wire.SavedCheckpoint:
-        """Write a checkpoint of what is trained."""
+        """Write a checkpoint of its present units."""
         self.saves += 1
         path = f"/{self.study}/{self.number}/{self.saves}-{self.units}"
         self.files[path] = self.units
         return wire.SavedCheckpoint(path=path, units=self.units, size_bytes=1, sha256="0")
 
     def keep(self, path: str) -> None:
-        """A checkpoint is acknowledged: all before it but one may go."""
+        """Acknowledge a checkpoint: delete all files before the one acknowledged before it."""
         self.kept = [path, *self.kept[:1]]
         files = list(self.files)
         oldest = min(files.index(each) for each in self.kept if each in files)
@@ -88,7 +88,7 @@ class Optuna:
     trials: list[Trial] = field(default_factory=list)
 
     def create(self) -> Trial:
-        """A new trial, of some kind."""
+        """Create a trial with random properties."""
         trial = Trial(
             study=self.key,
             number=len(self.trials),
@@ -101,7 +101,7 @@ class Optuna:
         return trial
 
     def open(self, epoch: int, lost: Collection[int]) -> Trial:
-        """The trial that a holder of a lost lease has left, if one has, or else a new one."""
+        """An unfinished trial opened under one of the lost leases, otherwise a new one."""
         left = (trial for trial in self.trials if trial.opened in lost and trial.end is None)
         trial = next(left, None) or self.create()
         trial.opened = epoch
@@ -109,15 +109,16 @@ class Optuna:
 
     @property
     def finished(self) -> bool:
-        """Whether every trial has ended, and all that were wanted were created."""
+        """True if every trial has ended, and all ``wanted`` ones were created."""
         return len(self.trials) >= self.wanted and all(trial.end for trial in self.trials)
 
 
 @dataclass(kw_only=True)
 class Process:
-    """A process with a connection; its inbox is read when it gets round to it.
+    """A process with a connection, which reads its inbox when it acts.
 
-    ``honest`` is False once it has said what no client of ours says: nothing is asked of it then.
+    ``honest`` is False once it has sent a message that no real client sends, or was killed: it does
+    not act from then on, and is not checked.
     """
 
     connection: int
@@ -142,7 +143,7 @@ class Process:
     late: wire.FromClient | None = None
 
     def resume(self, spec: wire.StudySpec) -> wire.Resume:
-        """What it says to a new broker of what an earlier one gave it."""
+        """Its lease state, sent to a new broker after the death of an earlier one."""
         assert self.trial is not None
         stops = self.doing == "parked"
         return wire.Resume(
@@ -163,7 +164,7 @@ class Process:
         )
 
     def sizes(self) -> wire.BatchSizes | None:
-        """What it says of its batches and devices; nothing if neither can change."""
+        """Its batch sizes and devices; None if neither can change."""
         if self.trial is None or self.trial.most_devices == 1:
             return None
         seconds = {8: 1 / max(1, len(self.devices))}
@@ -172,14 +173,14 @@ class Process:
 
 
 class Behaviour:
-    """What an honest process does next.
+    """The next action of an honest process.
 
     Args:
-        process: which.
+        process: the process.
         optuna: the trials of its study.
-        say: sends a message to the broker.
-        free: bytes that are free on each device where it is, the least.
-        random: takes its decisions.
+        say: function that sends a message to the broker.
+        free: function that returns the fewest free bytes on any of its devices.
+        random: source of its choices.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class Behaviour:
         self._random = random
 
     def act(self) -> bool:
-        """Do one thing; False when it has ended."""
+        """Take one action; return False when the process has ended."""
         process = self._process
         self._hear()
         if process.doing == "leaves":
@@ -247,7 +248,7 @@ class Behaviour:
         assert len(grant.devices) <= trial.most_devices or trial.spoilt, "too many devices"
         if process.doing == "leaves":
             return
-        if trial.end is not None:  # whoever told Optuna died before it told the broker
+        if trial.end is not None:  # ended in Optuna by a process that died before it sent that
             process.doing = "leaves"
             self._say(wire.Ended(epoch=process.epoch, state=trial.end))
         elif process.doing == "parked" and process.tier == "host" and not self._fits():
@@ -269,7 +270,7 @@ class Behaviour:
             trial = optuna.trials[grant.number]
         process.trial = trial
         if new and self._random.random() < 0.1:
-            process.doing = "leaves"  # it dies before it has said which trial it has created
+            process.doing = "leaves"  # it dies before it has sent the trial that it has created
             return
         if process.role == "worker":
             begin = wire.Begin(epoch=process.epoch, number=trial.number, trial_id=trial.number)
@@ -286,7 +287,7 @@ class Behaviour:
 
     @property
     def _stores(self) -> bool:
-        """The trials of plain Optuna stay where they are."""
+        """True if it can go to disk; trials of plain Optuna cannot."""
         assert self._process.trial is not None
         return self._process.trial.stores and self._process.role == "worker"
 
@@ -313,7 +314,7 @@ class Behaviour:
         self._say(process.report)
         if trial.units >= trial.length:
             trial.end, process.doing = "done", "leaves"
-            if self._random.random() < 0.8:  # or it dies between telling Optuna and the broker
+            if self._random.random() < 0.8:  # or it dies once it has ended it in Optuna
                 self._say(wire.Ended(epoch=epoch, state="done"))
         elif process.asked is not None:
             self._put(process.asked)
@@ -322,7 +323,7 @@ class Behaviour:
             self._say(wire.Saved(epoch=epoch, checkpoint=process.saved[-1]))
 
     def _put(self, tier: TierName) -> None:
-        """Go to a tier, or, where that cannot be, to another."""
+        """Suspend to a tier, or to another where that is not possible."""
         process, trial = self._process, self._process.trial
         assert trial is not None
         assert tier != "host" or len(process.devices) == 1, "ranks stay, or go to disk"

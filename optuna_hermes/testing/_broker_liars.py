@@ -1,4 +1,4 @@
-"""What a broker may be told by those who do not behave: any message, at any time."""
+"""Faulty clients: any message, at any time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENDS: tuple[wire.Ending, ...] = ("done", "failed")
 
 
 def own_epochs(world: World, process: Process) -> set[int]:
-    """The epochs about which the broker listens to a process."""
+    """The epochs for which the broker accepts messages of a process."""
     book = world.state.book
     own = {lease.epoch for lease in book.leases() if lease.connection == process.connection}
     parked = (run for run in book.runs() if run.connection == process.connection)
@@ -22,7 +22,7 @@ def own_epochs(world: World, process: Process) -> set[int]:
 
 
 def lie(world: World, process: Process, random: Random) -> None:
-    """Let a process say anything; it is silent afterwards, and its trials are spoilt."""
+    """Let a process send any message; it does not act afterwards, and its trials are spoilt."""
     process.honest = False
     own = own_epochs(world, process)
     _spoil(world, process)
@@ -36,11 +36,11 @@ def lie(world: World, process: Process, random: Random) -> None:
     for run in world.state.book.runs():
         trial = _trial(world, run.study, run.number)
         if not run.live and trial.end is None:
-            trial.end = "failed" if run.state == "failed" else "done"  # Optuna was told as well
+            trial.end = "failed" if run.state == "failed" else "done"  # in Optuna too
 
 
 def about_study(world: World, key: str, random: Random) -> wire.FromClient:
-    """A message about a study, or about nothing."""
+    """A random message about a study, or about none."""
     spec = world.specs.get(key, next(iter(world.specs.values())))
     number = random.randrange(len(world.studies[spec.key].trials) + 2)
     opening = world.driver(spec.key)
@@ -62,7 +62,7 @@ def about_study(world: World, key: str, random: Random) -> wire.FromClient:
 
 
 def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
-    """A message about a lease."""
+    """A random message about a lease."""
     run = next((run for run in world.state.book.runs() if run.epoch == epoch), None)
     studies = [world.studies[run.study]] if run else list(world.studies.values())
     number = random.randrange(len(random.choice(studies).trials) + 2)
@@ -102,14 +102,14 @@ def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
 
 
 def _spoil(world: World, process: Process) -> None:
-    """What a liar has had, nobody can count on."""
+    """Mark the trials that a lying process has had as spoilt."""
     for run in world.state.book.runs():
         if run.connection == process.connection:
             _trial(world, run.study, run.number).spoilt = True
 
 
 def _trial(world: World, key: str, number: int) -> Trial:
-    """A trial that Optuna knows, from now on if it did not."""
+    """A trial by its number, created if it does not exist yet."""
     study = world.studies[key]
     while len(study.trials) <= number:
         study.create()

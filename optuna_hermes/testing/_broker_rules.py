@@ -1,4 +1,4 @@
-"""What holds for a broker after every event, whatever its clients do."""
+"""Invariants of a broker after every event, for any behaviour of its clients."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _check_run(world: World, run: Run, leases: list[Lease]) -> None:
 
 
 def _check_devices(world: World) -> None:
-    """Those who behave never meet on a device."""
+    """Check that no two honest processes train on one device, or one trial."""
     here = (*world.processes.values(), *world.away_ones)
     there = [p for p in here if p.honest and p.doing == "trains"]
     _once((id_ for p in there for id_ in p.devices), "a device has one holder")
@@ -121,7 +121,7 @@ def _check_devices(world: World) -> None:
 
 
 def _check_promises(world: World) -> None:
-    """Nobody is sent to host memory where there is no room for him."""
+    """Check that no trial is sent to host memory beyond the budget."""
     book = world.state.book
     sent = [command.message for command in world.answer if isinstance(command, Send)]
     if any(isinstance(m, wire.Evict | wire.Yield) and m.tier == "host" for m in sent):
@@ -139,7 +139,7 @@ def _check_grants(world: World) -> None:
 
 
 def _check_grant(world: World, slot: Slot, lease: Lease) -> None:
-    """No grant of a device that cannot hold the run, unless nobody is left who could go."""
+    """Check that a granted device can hold the trial, unless no other trial could leave it."""
     book = world.state.book
     assert slot.device.healthy, "a grant of a broken device"
     assert slot.device.free, "a grant of a device that someone else has"
@@ -158,7 +158,7 @@ def _check_grant(world: World, slot: Slot, lease: Lease) -> None:
 
 
 def _near(slot: Slot, run: Run, other: Run) -> bool:
-    """The memory of a CPU slot is a matter between the runs of one study."""
+    """True if two trials compete for memory: on a GPU always, on a CPU slot within a study."""
     return slot.device.kind == "gpu" or run.study == other.study
 
 
@@ -168,7 +168,7 @@ def _uses(world: World, connection: int) -> int:
 
 
 def _promised(world: World) -> int:
-    """Host memory that runs have, or were promised."""
+    """Host memory that trials use or have reserved."""
     return sum(run.host_claim_bytes for run in world.state.book.runs())
 
 

@@ -1,4 +1,4 @@
-"""A host that is not there: a broker's state, its ledgers, and processes that come and go."""
+"""A simulated host: a broker's state, its ledgers, and processes that come and go."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _away as away
 from optuna_hermes.broker._core import _losses as losses
+from optuna_hermes.broker._core import _outage as away
 from optuna_hermes.broker._core._events import (
     Command,
     Connected,
@@ -51,21 +51,21 @@ GRACE_SECONDS = 5.0
 
 
 class World:
-    """Everything around a broker's ``State``, and what it may rely on.
+    """Everything around a broker's ``State``, with the guarantees that a real server gives it.
 
     Records are committed in order, and messages sent by the broker's own outbox. A database that
-    is ``lagging`` or ``away`` commits when it ``catch_up``s, or is back.
+    is ``lagging`` commits at ``catch_up``, one that is ``away`` when the outage ends.
 
     Args:
         gpus: whether its devices are GPUs, whose memory counts.
-        devices: how many.
-        told: what the GPUs say of their memory: ``all``, ``total`` or ``nothing``.
-        budget: host memory for what runs move off their devices.
-        ledgers: databases for the studies, 1 or 2.
-        policies: of each study.
-        wanted: trials of each study.
+        devices: number of devices.
+        told: memory figures that GPUs report: ``all``, ``total`` or ``nothing``.
+        budget: host memory for suspended trials.
+        ledgers: number of databases for the studies, 1 or 2.
+        policies: the policy of each study.
+        wanted: number of trials of each study.
         stretches: whether trials can be trained on several devices.
-        random: takes the decisions that nobody takes.
+        random: source of all choices that neither broker nor test makes.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class World:
     # -- the broker ----------------------------------------------------------------------------
 
     def feed(self, event: Event) -> list[Command]:
-        """Let the broker take an event in, and carry out what it says."""
+        """Feed an event to the broker, and carry out its commands."""
         if _changes_memory(event):
             self._carry_out(self.state.handle(self._polled(), self.now))
         commands = self.state.handle(event, self.now)
@@ -142,9 +142,9 @@ class World:
         return commands
 
     def catch_up(self) -> None:
-        """Commit what waits, where the database is there, and send what waited for that."""
+        """Commit waiting records to the databases that answer, and release their messages."""
         if self._committing:
-            return  # what a refusal leads to is written after what was there before it
+            return  # records that follow from a refusal are written after those queued before
         self._committing = True
         while ready := [each for each in self._waiting if each[0] not in self.away]:
             self._waiting.remove(ready[0])
@@ -152,7 +152,7 @@ class World:
         self._committing = False
 
     def lose_ledger(self, key: str) -> None:
-        """The database of a study, and of those beside it, is away."""
+        """Begin an outage of a study's database, which other studies may share."""
         ledger = self.ledgers[key]
         self.away.add(ledger)
         beside, held = self._beside(ledger), self._outbox.held
@@ -162,7 +162,7 @@ class World:
         self.feed(LedgerAway(studies=beside, reason="cut", held=held, unasked=unasked))
 
     def find_ledgers(self) -> None:
-        """Every database is back."""
+        """End all outages."""
         back, self.away = self.away, set()
         self.catch_up()
         for ledger in back:
@@ -172,15 +172,15 @@ class World:
         return tuple(key for key, its in self.ledgers.items() if its is ledger)
 
     def _unasked(self, keys: tuple[str, ...], *, draining: bool) -> tuple[int, ...]:
-        """Leases of these studies whose holders have still to hear that they are to leave."""
+        """Leases of these studies whose yields are not sent yet."""
         return away.unasked(self.state.book, self._outbox.unasked, keys, draining=draining)
 
     def drop_broker(self, wall_step: float, share: float) -> None:
-        """The broker dies, and with it all that was not committed, or not sent.
+        """Kill the broker, with all records not committed and messages not sent, and start another.
 
         Args:
             wall_step: seconds by which the wall clock is moved before the next one starts.
-            share: of its clients those that live on, to come back one after another.
+            share: share of its clients that live on, to reconnect one after another.
         """
         served = holders(self.state.book)
         clients = list(self.processes.values())
@@ -206,7 +206,7 @@ class World:
             process.late = None
 
     def come_back(self) -> None:
-        """The next of those that an earlier broker served says what it has."""
+        """Reconnect the next client of an earlier broker, which sends its lease state."""
         if not self.away_ones:
             return
         process = self.away_ones.pop(0)
@@ -229,7 +229,7 @@ class World:
         self.feed(self._polled())
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, waking the broker whenever it asked to be woken."""
+        """Advance the clock, with a tick at each wake-up that the broker asks for."""
         end = self.now + seconds
         while (due := self.state.next_wakeup(self.now)) is not None and due <= end:
             self.now = max(self.now, due)
@@ -239,7 +239,7 @@ class World:
         self.now = end
 
     def jump(self, seconds: float) -> None:
-        """Time has passed while everything slept."""
+        """Advance the clock at once, as after a suspension of the machine."""
         self.now += seconds
         self.feed(Tick())
 
@@ -265,7 +265,7 @@ class World:
             self.catch_up()
 
     def _commit(self, ledger: MemoryLedger, writes: list[Write], asked: set[Asked]) -> None:
-        """Leases that are refused never were; the rest has happened."""
+        """Commit records; refused leases are dropped, the rest is written."""
         refused: list[int] = []
         if self.refusals and _leases(writes):
             self.refusals -= 1
@@ -292,7 +292,7 @@ class World:
             self.done.add((item.study, item.number))
 
     def committed(self, epoch: int) -> bool:
-        """Whether a lease is in a ledger."""
+        """True if a lease is in a ledger."""
         return any(
             lease.epoch == epoch
             for ledger in self.ledgers.values()
@@ -309,7 +309,7 @@ class World:
     # -- processes -----------------------------------------------------------------------------
 
     def connect(self, role: str, study: str) -> Process:
-        """A process that has said hello."""
+        """Connect a process."""
         self._last_connection += 1
         pid = 1000 + self._last_connection
         process = Process(connection=self._last_connection, pid=pid, role=role, study=study)
@@ -318,7 +318,7 @@ class World:
         return process
 
     def say(self, process: Process, message: wire.FromClient) -> list[Command]:
-        """A process sends a message, unless it has died meanwhile."""
+        """Deliver a message of a process, unless it has died meanwhile."""
         if process.connection not in self.processes:
             return []
         if isinstance(message, wire.OpenStudy | wire.Register | wire.Resume):
@@ -329,7 +329,7 @@ class World:
         return self.feed(Received(connection=process.connection, message=message))
 
     def _tell(self, process: Process, message: wire.FromClient) -> None:
-        """A process says something about its lease; it arrives as its ``mixed`` has it."""
+        """Deliver a message of a process about its lease, twice or late if ``mixed`` says so."""
         mixed, process.mixed = process.mixed, None
         if mixed == "late" and process.late is None:
             process.late = message
@@ -340,7 +340,7 @@ class World:
                 self.say(process, each)
 
     def straighten(self, process: Process) -> None:
-        """What it has said arrives, and from now on all arrives in order."""
+        """Deliver a late message of a process, and all later ones in order."""
         process.mixed = None
         if process.late is not None:
             late, process.late = process.late, None
@@ -349,7 +349,7 @@ class World:
     def read(
         self, process: Process, message: wire.OpenStudy | wire.Register | wire.Resume
     ) -> StudyRead:
-        """What the broker is told of a study when all that it wrote is in the ledger."""
+        """The event of a message with its study read from the ledger, after all writes."""
         self.catch_up()
         key = message.study.key
         ledger = self.ledgers[key]
@@ -360,14 +360,14 @@ class World:
         )
 
     def hang_up(self, process: Process) -> None:
-        """A process is gone."""
+        """End a process and its connection."""
         if self.processes.pop(process.connection, None) is not None:
             self._end_lost(process)
             self._outbox.forget(process.connection)
             self.feed(Disconnected(connection=process.connection))
 
     def driver(self, key: str) -> wire.OpenStudy:
-        """What a driver of a study says."""
+        """The message by which a driver opens a study."""
         trials = self.studies[key].trials
         known = {run.number for run in self.ledgers[key].load_runs(key)}
         return wire.OpenStudy(
@@ -379,7 +379,7 @@ class World:
         )
 
     def look_again(self) -> None:
-        """A driver that hears of the end adopts trials whose workers died before they told."""
+        """Let drivers of finished studies adopt trials whose workers died before they sent them."""
         for key, study in self.state.book.studies.items():
             message = self.driver(key)
             done = study.driver is not None and finished(study, self.state.book)
@@ -388,19 +388,19 @@ class World:
                 self.say(self.processes[study.driver or 0], again)
 
     def open_study(self, key: str) -> Process:
-        """A driver comes and takes charge of a study."""
+        """Connect a driver, which opens a study."""
         process = self.connect("driver", key)
         self.say(process, self.driver(key))
         return process
 
     def start_worker(self, key: str) -> Process:
-        """A worker comes and waits."""
+        """Connect a worker, which waits for a trial."""
         process = self.connect("worker", key)
         self.say(process, wire.Ready(study=key))
         return process
 
     def give_up(self) -> None:
-        """Every driver tells Optuna of trials that lost too many processes."""
+        """Let every driver end trials in Optuna that lost too many processes."""
         for key, study in list(self.state.book.studies.items()):
             for loss in list(losses.shown(study)):
                 if loss["given_up"] and study.driver in self.processes:
@@ -412,14 +412,14 @@ class World:
                     self.say(self.processes[study.driver], message)
 
     def staff(self) -> None:
-        """Every driver has one worker more, if it may."""
+        """Start one more worker for every driver that may have one."""
         self.give_up()
         for key, study in list(self.state.book.studies.items()):
             if study.driver is not None and len(study.workers) < self.max_alive:
                 self.start_worker(key)
 
     def start_plain(self, key: str) -> Process:
-        """A trial of plain Optuna comes and waits."""
+        """Connect and register a new trial of plain Optuna."""
         process = self.connect("run", key)
         process.trial = trial = self.studies[key].create()
         register = wire.Register(study=self.specs[key], number=trial.number, trial_id=trial.number)
@@ -427,10 +427,10 @@ class World:
         return process
 
     def want(self, message: Wanted) -> wire.FromBroker | None:
-        """Somebody who watches says what is wanted, and leaves.
+        """Send a user's command on a viewer's connection, and close it.
 
         Returns:
-            The answer; None if the database of the study is away, or the broker does not know it.
+            The answer of the broker.
         """
         viewer = self.connect("viewer", message.study)
         self.say(viewer, message)
@@ -439,9 +439,9 @@ class World:
         return answer
 
     def close_trial(self, key: str, number: int, times: int) -> None:
-        """Somebody wants a trial to be complete as it is, and asks so many times whether it is.
+        """Finish a trial as it is, by a viewer that asks up to ``times`` times if it is finished.
 
-        It is once nobody has it; who leaves before that leaves it held.
+        It is finished once no process has it; a viewer that leaves before leaves it on hold.
         """
         viewer = self.connect("viewer", key)
         for _ in range(times):
@@ -449,20 +449,20 @@ class World:
             answer = viewer.unread[-1]
             if isinstance(answer, wire.Agreed) and not answer.waits:
                 trial = self.studies[key].trials[number]
-                trial.end = trial.end or "done"  # its process may have told Optuna, and died
+                trial.end = trial.end or "done"  # its process may have ended it in Optuna, and died
                 self.say(viewer, wire.Finished(study=key, numbers=(number,)))
                 break
             self.bury()
         self.hang_up(viewer)
 
     def want_nothing(self) -> None:
-        """Whoever has held a trial, or preferred one, lets go."""
+        """Remove all overrides of trials."""
         for key, study in list(self.state.book.studies.items()):
             for number in study.wishes:
                 self.want(wire.Wishes(study=key, numbers=(number,)))
 
     def act(self, process: Process) -> None:
-        """A process does one thing, if it is still there."""
+        """Let a process take one action, if it is still there."""
         if process.connection not in self.processes or not process.honest:
             return
         optuna = self.studies[process.study]
@@ -473,7 +473,7 @@ class World:
             self.hang_up(process)
 
     def bury(self) -> None:
-        """The ends of those that were killed are seen."""
+        """Feed the ends of killed processes to the broker."""
         dying, self._dying = self._dying, []
         for connection in dying:
             if connection in self.processes:
@@ -482,14 +482,14 @@ class World:
                 self._end_lost(self.lost[connection])
 
     def _end_lost(self, process: Process) -> None:
-        """A process that has not come back ends, and all that waits for it hears that."""
+        """End a process that has not reconnected, and feed that to the broker."""
         self.away_ones = [each for each in self.away_ones if each is not process]
         for connection in [key for key, each in self.lost.items() if each is process]:
             del self.lost[connection]
             self.feed(Disconnected(connection=connection))
 
     def is_dying(self, connection: int) -> bool:
-        """Whether a process was killed, and its end is still to be seen."""
+        """True if a process was killed, and the broker has not seen its end yet."""
         return connection in self._dying
 
     def _kill(self, command: Kill) -> None:
@@ -497,13 +497,13 @@ class World:
         if process is None:
             return
         assert process.role == "worker", "a process of the user's is never killed"
-        process.honest = False  # it says nothing more
+        process.honest = False  # it sends nothing more
         self._dying.append(command.connection)
 
     # -- devices -------------------------------------------------------------------------------
 
     def free(self, device: str) -> int:
-        """What is free of a device; the memory of a CPU slot has no end here."""
+        """Free memory of a device; that of a CPU slot is not limited here."""
         if not device.startswith("GPU"):
             return 1000 * SIZE
         there = (*self.processes.values(), *self.away_ones)
@@ -511,7 +511,7 @@ class World:
         return SIZE - self.strangers[device] - sum(here)
 
     def change(self, device: str, **fields: Any) -> None:
-        """A device looks different from now on."""
+        """Change fields of a device, as polls show it from now on."""
         self.devices[device] = replace(self.devices[device], **fields)
 
     def _polled(self) -> DevicesPolled:
@@ -536,7 +536,7 @@ def _paths(writes: Sequence[Write]) -> list[str]:
 
 
 def _changes_memory(event: Event) -> bool:
-    """As the server does: before these the devices are read."""
+    """True for events before which the server polls the devices."""
     if isinstance(event, Received):
         return isinstance(event.message, wire.Parked | wire.Ended | wire.Released)
     return isinstance(event, Disconnected | Tick)

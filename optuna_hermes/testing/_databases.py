@@ -28,11 +28,11 @@ _STOP_SECONDS = 30.0
 
 @final
 class DatabaseServer:
-    """A server that runs.
+    """A running database server.
 
     Args:
-        url: of a database that is always there.
-        pid: of its process.
+        url: URL of a database that always exists.
+        pid: id of its process.
     """
 
     def __init__(self, url: sqlalchemy.URL, pid: int) -> None:
@@ -42,14 +42,14 @@ class DatabaseServer:
         self._empty: list[str] = []
 
     def execute(self, sql: str) -> list[Any]:
-        """Run a statement as the server's master, outside of a transaction."""
+        """Execute a statement as the server's administrator, outside of a transaction."""
         with self._engine.connect() as connection:
             done = connection.exec_driver_sql(sql)
             return list(done.scalars()) if done.returns_rows else []
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """The URL of a database that is empty; whoever is still connected at the end is not."""
+        """The URL of an empty database; connections still open at the end are terminated."""
         if not self._empty:
             self._empty.append(f"hermes_{uuid4().hex}")
             self.execute(f"CREATE DATABASE {self._empty[0]}")
@@ -61,11 +61,11 @@ class DatabaseServer:
             self._empty.append(name)
 
     def close(self) -> None:
-        """Give back connections."""
+        """Close the connections."""
         self._engine.dispose()
 
     def _clear(self, name: str) -> None:
-        # To make a database of PostgreSQL costs more than most tests.
+        # Creating a database of PostgreSQL takes longer than most tests: its schema is replaced.
         if self.url.get_backend_name() == "postgresql":
             self.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -151,7 +151,7 @@ def mariadb_server() -> Iterator[DatabaseServer]:
 
 
 def _unprivileged(folder: str) -> str:
-    """Whose process the server shall be: never root's, for which the folder changes hands."""
+    """The user of the server's process, never root; the folder is given to that user."""
     if os.geteuid() != 0:
         return getpass.getuser()
     shutil.chown(folder, "mysql")  # Debian's package makes this user
@@ -175,7 +175,7 @@ def _make_mariadb(options: tuple[str, ...]) -> None:
 
 
 def _wait_until_up(socket: Path, process: subprocess.Popen[bytes], log: Path) -> None:
-    """MariaDB makes its socket when it is ready to serve it."""
+    """Wait for the server's socket, which MariaDB creates when it is ready."""
     deadline = time.monotonic() + _START_SECONDS
     while not socket.exists():
         assert process.poll() is None, log.read_text()

@@ -1,4 +1,4 @@
-"""Devices that do what a test says."""
+"""Fake devices, controlled by tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optuna_hermes.model import Device
 
 
 class FakeDevices:
-    """A ``DeviceSource`` without devices: a test says what a poll finds.
+    """A ``DeviceSource`` without devices: a test sets the result of polls.
 
     Example:
         >>> from optuna_hermes.model import Device
@@ -21,8 +21,8 @@ class FakeDevices:
         False
 
     Args:
-        devices: what polls find until ``change`` is called.
-        memory: bytes by process and device, for ``memory_of``; what is missing is unknown.
+        devices: the devices that polls return until ``change`` is called.
+        memory: bytes by process and device, for ``memory_of``; missing ones are unknown.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class FakeDevices:
         self._devices[device] = replace(self._devices[device], **fields)
 
     def report(self, device: str, code: int) -> None:
-        """The driver reports an XID; that the device is broken is said by ``change``."""
+        """Add an XID reported by the driver; ``change`` marks the device as broken."""
         self._reports.append(Xid(device=device, code=code))
 
     def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
@@ -53,14 +53,14 @@ class FakeDevices:
         return tuple(self._devices.values())
 
     def heard(self) -> tuple[Xid, ...]:
-        """What the test has reported since the last time."""
+        """The XIDs reported since the last call."""
         heard, self._reports = self._reports, []
         return tuple(heard)
 
     def memory_of(self, pid: int, device: str) -> int | None:
-        """What the test says, None for what it does not say."""
+        """The process's memory as set by the test, None if it is not set."""
         return self.memory.get((pid, device))
 
     def close(self) -> None:
-        """Remember that nobody polls any more."""
+        """Record that the source was closed."""
         self.closed = True

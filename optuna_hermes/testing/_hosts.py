@@ -1,4 +1,4 @@
-"""Hosts that share a study: a broker each, with workers that do what they are told. No process."""
+"""Simulated hosts that share a study: a broker each, with workers, without processes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from optuna_hermes.testing._broker import FakeBroker
 
 KEY = "s"
 UNITS = 4
-"""After so many units a run has ended."""
+"""Number of units of each trial."""
 
 WORKERS = 3
 
 
 @dataclass(kw_only=True)
 class Optuna:
-    """What Optuna's tables would say: by which opening each trial was made, and which ended."""
+    """Stand-in for Optuna's tables: the epoch that opened each trial, and the ended trials."""
 
     opened: list[str] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
 
     def open(self, grant: wire.Grant) -> int:
-        """A new trial, or the one that somebody who died may have left."""
+        """Create a trial, or take over one that was opened under a lost lease."""
         for lost in map(str, grant.lost):
             if lost in self.opened:
                 number = self.opened.index(lost)
@@ -38,7 +38,7 @@ class Optuna:
 
 @dataclass(kw_only=True)
 class Worker:
-    """A process: it waits, or has a run, which trains or is parked in its memory."""
+    """A process that waits, or has a trial, which trains or is parked in its memory."""
 
     number: int | None = None
     epoch: int = 0
@@ -50,11 +50,11 @@ class Host:
     """A broker, a driver and some workers.
 
     Args:
-        name: the host's, and its broker's.
-        ledger: which all hosts share.
-        optuna: likewise.
-        n_trials: how many trials there shall be.
-        devices: how many it has.
+        name: name of the host and its broker.
+        ledger: the ledger that all hosts share.
+        optuna: Optuna's tables, which all hosts share.
+        n_trials: number of trials of the study.
+        devices: number of its devices.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Host:
         self.lives = False
 
     def start(self, now: float) -> None:
-        """A broker of this host's name, a driver and its workers begin."""
+        """Start a broker of this host's name, a driver and its workers."""
         self.broker = FakeBroker(devices=self._devices, ledger=self._ledger, host=self.name)
         self.broker.now = now
         self.broker.terms.limits[KEY] = self._n_trials
@@ -92,22 +92,22 @@ class Host:
         self._hire()
 
     def die(self) -> None:
-        """All of its processes are gone."""
+        """End all of its processes without notice."""
         self.lives = False
         self.workers = {}
 
     def pass_time(self, now: float) -> None:
-        """Its clock, which it shares with the others, goes on."""
+        """Advance its clock to ``now``, the same for all hosts."""
         self.broker.advance(now - self.broker.now)
         self._listen()
 
     def refresh(self) -> None:
-        """It looks what the others have done."""
+        """Read the changes of other hosts from the ledger."""
         self.broker.refresh()
         self._listen()
 
     def train(self) -> list[tuple[int, int]]:
-        """Each of its runs that has a device trains a unit: the trials with these units."""
+        """Train a unit of each trial that has a device; return the trials with these units."""
         trained = []
         for connection, worker in list(self.workers.items()):
             if worker.trains and worker.number is not None and connection in self.workers:
@@ -117,7 +117,7 @@ class Host:
         return trained
 
     def holders(self) -> Counter[int]:
-        """Trials by how many of its processes have them in memory."""
+        """The number of its processes that have each trial in memory."""
         numbers = (worker.number for worker in self.workers.values())
         return Counter(number for number in numbers if number is not None)
 
@@ -137,7 +137,7 @@ class Host:
         self._hire()
 
     def _listen(self) -> None:
-        """Do what the broker has said."""
+        """Carry out the broker's new commands."""
         while self._read < len(self.broker.log):
             command = self.broker.log[self._read]
             self._read += 1
@@ -156,7 +156,7 @@ class Host:
     def _leave_device(
         self, connection: int, worker: Worker, message: wire.Yield | wire.Evict
     ) -> None:
-        if worker.trains == isinstance(message, wire.Yield):  # else they have crossed
+        if worker.trains == isinstance(message, wire.Yield):  # otherwise the message is out of date
             self._park(connection, worker, message.tier)
 
     def _begin(self, connection: int, worker: Worker, grant: wire.Grant) -> None:

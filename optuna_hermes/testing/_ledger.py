@@ -1,4 +1,4 @@
-"""The suite that every ledger passes."""
+"""Contract tests for ledgers."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ class LedgerContract(SharingContract):
         assert ledger.load_runs(OTHER) == [run(0, study=OTHER)]
 
     def test_a_wish_outlives_the_rows_that_replace_its_run(self, ledger: Ledger) -> None:
-        """What people want of a run stays until they want something else, whoever saves the run."""
+        """A user's override of a run stays until it is changed, whichever broker saves the run."""
         ledger.save_run(run(0))
         ledger.save_run(run(1))
         ledger.save_wish(STUDY, 0, "boosted")
         ledger.save_wish(STUDY, 0, "held")
         ledger.save_wish(STUDY, 1, "boosted")
-        ledger.save_wish(STUDY, 7, "held")  # of nobody
+        ledger.save_wish(STUDY, 7, "held")  # of an unknown run
         ledger.save_run(run(0, state="running", owner="a"))
         assert ledger.load_wishes(STUDY) == {0: "held", 1: "boosted"}
         assert ledger.load_wishes(OTHER) == {}
@@ -151,7 +151,7 @@ class LedgerContract(SharingContract):
         assert math.isnan(ledger.last_values(STUDY)[0])
 
     def test_reports_are_read_on_from_where_they_were_read_to(self, ledger: Ledger) -> None:
-        """Every report comes as it went in, in its turn; those read before need not come again."""
+        """Reports are returned as written, in order; ``after`` leaves out those read before."""
         records = [report(2, 0.5, at=9.0), report(1, math.inf), report(1, 0.7, number=3, at=1.0)]
         ledger.add_report(report(7, 0.1, study=OTHER))
         for record in records:
@@ -168,7 +168,7 @@ class LedgerContract(SharingContract):
         assert ledger.load_reports(STUDY) == []
 
     def test_values_that_are_no_numbers_come_back(self, ledger: Ledger) -> None:
-        """A loss that is NaN or infinite is kept as it is."""
+        """A value that is NaN or infinite is kept as it is."""
         for unit, value in enumerate((math.nan, math.inf, -math.inf, 5e-324, 0.1), start=1):
             ledger.add_report(report(unit, value))
         values = ledger.load_curves(STUDY)[0].values
@@ -205,7 +205,7 @@ class LedgerContract(SharingContract):
         assert ledger.load_leases() == []
 
     def test_a_lease_learns_its_trial(self, ledger: Ledger) -> None:
-        """The lease of a new trial gets its number; the others, and unknown epochs, do not care."""
+        """The lease of a new trial gets its number; others stay, unknown epochs do nothing."""
         ledger.commit_lease(lease(1, number=None))
         ledger.commit_lease(lease(2, number=None))
         ledger.name_lease(1, 7)
@@ -222,7 +222,7 @@ class LedgerContract(SharingContract):
         assert ledger.load_leases() == [lease(1, ended=4.0), lease(2)]
 
     def test_leases_since_an_epoch(self, ledger: Ledger) -> None:
-        """Who knows the older ones reads only that one and later ones."""
+        """With ``since`` only leases of that epoch and later ones are loaded."""
         for epoch in (1, 4, 9):
             ledger.commit_lease(lease(epoch))
         ledger.end_lease(4, 2.0)
@@ -230,7 +230,7 @@ class LedgerContract(SharingContract):
         assert [each.epoch for each in ledger.load_leases(STUDY, since=4, live=True)] == [9]
 
     def test_checkpoints_come_oldest_first(self, ledger: Ledger) -> None:
-        """Order is that of saving, whatever the clocks said, and a run sees only its own."""
+        """Checkpoints are in the order of saving, for any clocks, and a run has only its own."""
         first = checkpoint(f"/{UNICODE}/1", at=9.0)
         second = checkpoint("/2", number=1)
         third = checkpoint("/3", at=1.0)
@@ -274,7 +274,7 @@ class LedgerContract(SharingContract):
         assert ledger.load_events(STUDY)[0].detail == {"list": [1]}
 
     def test_what_is_not_json_is_refused(self, ledger: Ledger) -> None:
-        """A memory or a detail that JSON cannot say raises at once and leaves no trace."""
+        """A memory or a detail that is not JSON raises at once and is not written."""
         ledger.save_memory(STUDY, "before")
         with pytest.raises(TypeError):
             ledger.save_memory(STUDY, {"a": object()})
@@ -284,7 +284,7 @@ class LedgerContract(SharingContract):
         assert ledger.load_events(STUDY) == []
 
     def test_events_come_oldest_first(self, ledger: Ledger) -> None:
-        """The story keeps the order it was written in; a run's part leaves out the others'."""
+        """Events keep the order of writing; those of one run can be loaded alone."""
         first = event("admitted", at=9.0, detail={UNICODE: {"deep": [1.5, None]}})
         second = event("opened", number=None)
         third = event("admitted", number=1)
@@ -296,7 +296,7 @@ class LedgerContract(SharingContract):
         assert ledger.load_events(STUDY, 0) == [first, fourth]
 
     def test_a_batch_is_written_together(self, ledger: Ledger) -> None:
-        """After the block everything is there, and the next single write works as before."""
+        """After the block all writes are visible, and single writes work as before."""
         with ledger.batch():
             ledger.commit_lease(lease(1))
             ledger.save_run(run(0))
@@ -322,7 +322,7 @@ class LedgerContract(SharingContract):
         assert ledger.load_runs(STUDY) == [run(1)]
 
     def test_threads_race_for_each_epoch_and_one_wins(self, ledger: Ledger) -> None:
-        """Of several threads that commit one epoch, one succeeds and the others are told."""
+        """Of several threads that commit one epoch, one succeeds and the others get an error."""
         threads, rounds = 4, 5
         start = Barrier(threads)
 
@@ -346,7 +346,7 @@ class LedgerContract(SharingContract):
         ]
 
     def test_threads_add_one_run_at_once(self, ledger: Ledger) -> None:
-        """Of several threads that save a run nobody has saved before, all succeed: it has a row."""
+        """Several threads that save the same new run all succeed, and it has one row."""
         threads, rounds = 4, 10
         start = Barrier(threads)
 
@@ -384,7 +384,7 @@ class LedgerContract(SharingContract):
     def test_any_operations_have_the_answers_of_the_memory_ledger(
         self, ledger: Ledger, done: list[Operation]
     ) -> None:
-        """Whatever is done in whatever order, this ledger and its plainest twin agree."""
+        """After any operations in any order this ledger agrees with the in-memory one."""
         study = f"property {next(_STUDIES)}"
         base, twin = ledger.last_epoch(), MemoryLedger()
         for operation in done:
@@ -397,7 +397,7 @@ class LedgerContract(SharingContract):
     @_PROPERTY
     @given(offsets=st.lists(st.integers(-3, 3), max_size=10))
     def test_epochs_only_grow(self, ledger: Ledger, offsets: list[int]) -> None:
-        """Whatever epochs are tried, those that are held ascend, and the last is the highest."""
+        """For any attempted epochs, those in the ledger ascend, and the last is the highest."""
         study = f"property {next(_STUDIES)}"
         expected = []
         for offset in offsets:
@@ -414,7 +414,7 @@ class LedgerContract(SharingContract):
     def test_a_reopened_ledger_has_everything(
         self, ledger: Ledger, reopen: Callable[[], Ledger]
     ) -> None:
-        """What was written is there after a close, in another handle."""
+        """All records are there after a close, in another handle."""
         ledger.save_run(run(0, state="stored"))
         ledger.add_report(report(1, math.nan))
         ledger.commit_lease(lease(4))
@@ -444,7 +444,7 @@ class LedgerContract(SharingContract):
     def test_two_handles_cannot_hold_one_epoch(
         self, ledger: Ledger, reopen: Callable[[], Ledger]
     ) -> None:
-        """A broker that lost the race is told so by the ledger, not by its own memory."""
+        """A broker that lost the race gets the error from the ledger, not from its own memory."""
         other = reopen()
         epoch = ledger.last_epoch() + 1
         assert other.last_epoch() + 1 == epoch
@@ -456,7 +456,7 @@ class LedgerContract(SharingContract):
     def test_closing_one_handle_leaves_the_other(
         self, ledger: Ledger, reopen: Callable[[], Ledger]
     ) -> None:
-        """A close gives back the connections of that handle alone."""
+        """A close ends the connections of that handle alone."""
         reopen().close()
         ledger.save_run(run(0))
         assert ledger.load_runs(STUDY) == [run(0)]

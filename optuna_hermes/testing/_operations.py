@@ -1,7 +1,7 @@
-"""Whatever can be done to a ledger, for Hypothesis, and what is to be seen of it afterwards.
+"""All operations on a ledger, for Hypothesis, and the content to compare afterwards.
 
 A ledger serves many examples, so each has a study, hosts and brokers of its own, and epochs that
-begin where the example before it ended.
+continue from the last epoch of the example before.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from optuna_hermes.ledger import (
 Operation = tuple[str, tuple[Any, ...]]
 
 _REFUSALS = (NotOwnerError, StaleEpochError, StudyFullError)
-_EVERY_BROKER, _NO_BROKER = 0.0, 1e9  # that are gone after so many seconds of silence
+_EVERY_BROKER, _NO_BROKER = 0.0, 1e9  # count as gone, by the age of the heartbeat in seconds
 
 
 def content(ledger: Ledger, study: str) -> str:
-    """All that a ledger says of a study; as text, because NaN does not equal itself."""
+    """All records of a study in a ledger; as text, because NaN does not equal itself."""
     return repr(
         (
             ledger.load_runs(study),
@@ -51,7 +51,7 @@ def content(ledger: Ledger, study: str) -> str:
 
 
 def leases(ledger: Ledger, study: str, base: int) -> list[LeaseRecord]:
-    """Leases with epochs that begin with the example; what the ledger's own clock said is 0."""
+    """Leases with epochs relative to ``base``; ends by the ledger's own clock become 0."""
     return [
         replace(
             held,
@@ -63,7 +63,7 @@ def leases(ledger: Ledger, study: str, base: int) -> list[LeaseRecord]:
 
 
 def apply(ledger: Ledger, study: str, base: int, operation: Operation) -> str:
-    """Carry out one operation; the text is its answer, or the error that refused it."""
+    """Carry out one operation; return its answer as text, or the name of the error."""
     verb, arguments = operation
     try:
         return repr(_carry_out(ledger, study, base, verb, *arguments))

@@ -1,4 +1,4 @@
-"""The suite that every policy passes."""
+"""Contract tests for policies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from optuna_hermes.model import (
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator import Cluster, FixedList, Recording
 
-# A contract is inherited: Hypothesis sees one test run by several classes, which is meant.
+# A contract is inherited: Hypothesis would refuse one test that several classes run.
 _inherited = settings(
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
     deadline=None,
@@ -59,7 +59,7 @@ def _curve(values: Sequence[float]) -> Curve:
 curves = _lists.map(_curve)
 """Curves of any values, constant ones and NaN, infinite and equal values among them."""
 
-# Built once, for building a strategy costs more than drawing from it.
+# Built once, since building a strategy takes longer than drawing from it.
 _flags = st.booleans()
 _small = st.integers(0, 5)
 _ids = st.lists(st.sampled_from(["cpu:0", "cpu:1", "cpu:2"]), min_size=1, max_size=2, unique=True)
@@ -99,13 +99,13 @@ _endless = st.lists(
 )
 
 LONG = 600
-"""Units of a training that does not end while a test looks."""
+"""Number of units of a training that does not end within a test."""
 
 MANY = 10_000
-"""Runs of the largest study that a policy must cope with."""
+"""Number of runs of the largest study that a policy must support."""
 
 PATIENCE_SECONDS = 5.0
-"""What a decision over so many may take: far more than it should, for machines differ."""
+"""Time limit of a decision over ``MANY`` runs, far above the usual, since machines differ."""
 
 
 @st.composite
@@ -141,7 +141,7 @@ def _device(draw: st.DrawFn, index: int) -> Device:
 
 
 def _run(draw: st.DrawFn, number: int, busy: list[str]) -> RunView:
-    """A run on one of the ``busy`` devices, which is taken off the list, or one that waits."""
+    """A run on one of the ``busy`` devices, which is removed from the list, or one that waits."""
     if not (draw(_flags) and busy):
         return _waiting(draw, number)
     curve = draw(curves)
@@ -186,7 +186,7 @@ _snapshots = snapshots()
 
 
 class PolicyContract:
-    """What holds for every policy: subclass it in your tests and set ``policy``.
+    """The contract of every policy: subclass it in your tests and set ``policy``.
 
     Example:
         >>> from optuna_hermes.policies import Fifo
@@ -198,8 +198,8 @@ class PolicyContract:
         work_conserving: whether a device stays empty only if nothing fits on it; False for
             policies that hold devices back on purpose.
         prunes: whether it may prune; only rivals in the simulator may, the broker refuses it.
-        starves_nobody: whether every run goes on again and again however bad it is, also among
-            runs that do not end.
+        starves_nobody: whether every run gets devices again and again, however bad it is, also
+            among runs that do not end.
     """
 
     policy: Policy
@@ -210,7 +210,7 @@ class PolicyContract:
     @_inherited
     @given(snapshot=_snapshots)
     def test_only_free_devices_are_given_and_none_twice(self, snapshot: Snapshot) -> None:
-        """A free device goes to one run at most; an unknown, taken or broken one to nobody."""
+        """A free device goes to one run at most; an unknown, taken or broken one to none."""
         given_out = [id_ for each in self._assigned(snapshot) for id_ in each.devices]
         assert len(given_out) == len(set(given_out))
         assert _free(snapshot).issuperset(given_out)
@@ -316,7 +316,7 @@ class PolicyContract:
     @_inherited
     @given(curve=curves)
     def test_one_run_gets_the_one_device(self, curve: Curve) -> None:
-        """A run that is alone gets the device, whatever its curve looks like."""
+        """A single run gets the device, with any curve."""
         run = RunView(number=7, state="parked", curve=curve, waiting_since=0.0)
         snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), runs=(run,))
         assert not self.work_conserving or [a.run for a in self._assigned(snapshot)] == [7]
@@ -342,7 +342,7 @@ class PolicyContract:
     @_inherited
     @given(trainings=_trainings, n_devices=st.integers(1, 3))
     def test_every_trial_ends(self, trainings: Sequence[Recording], n_devices: int) -> None:
-        """In a simulation every trial is trained to its end, or pruned, whatever its values."""
+        """In a simulation every trial is trained to its end, or pruned, with any values."""
         trace = Cluster(self.policy, FixedList(trainings), n_devices=n_devices).run()
         over = {*trace.finished, *trace.pruned}
         assert not self.work_conserving or over == set(range(len(trainings)))
@@ -350,7 +350,7 @@ class PolicyContract:
     @settings(_inherited, max_examples=8)
     @given(trainings=_endless)
     def test_nobody_starves(self, trainings: Sequence[Recording]) -> None:
-        """Late in a simulation every run still goes on now and then, where that is promised."""
+        """Late in a simulation every run still gets slices, for policies that promise it."""
         if not self.starves_nobody:
             return
         trace = Cluster(self.policy, FixedList(trainings)).run(until=LONG)
@@ -358,7 +358,7 @@ class PolicyContract:
         assert late == set(range(len(trainings)))
 
     def test_ten_thousand_runs_are_decided_in_time(self) -> None:
-        """A decision over a very large study comes, about one device and about several."""
+        """A decision over a very large study, on one device or several, keeps the time limit."""
         for free in (1, 3):
             began = time.process_time()
             decision = self.policy.decide(_large(free))

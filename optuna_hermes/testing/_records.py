@@ -1,4 +1,4 @@
-"""Records for tests of ledgers, with what a test does not care about filled in."""
+"""Records for tests of ledgers, with defaults for fields that a test does not set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNICODE = "größe 学習 🌱 'quoted' \"%s\" \\"
 
 
 def run(number: int = 0, **fields: Any) -> RunRecord:
-    """A run, with what the test does not care about filled in."""
+    """A run, with defaults for fields that the test does not set."""
     defaults: dict[str, Any] = {"study": STUDY, "trial_id": number, "state": "pending"}
     return RunRecord(**{**defaults, **fields}, number=number)
 
@@ -43,7 +43,7 @@ def checkpoint(path: str, *, number: int = 0, **fields: Any) -> CheckpointRecord
 
 
 def event(kind: str, *, number: int | None = 0, **fields: Any) -> EventRecord:
-    """A line of the story."""
+    """An event."""
     return EventRecord(**{"study": STUDY, "at": 3.5, **fields}, number=number, kind=kind)
 
 

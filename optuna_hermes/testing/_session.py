@@ -1,4 +1,4 @@
-"""A session whose grants and revocations are written down beforehand."""
+"""Fake sessions whose grants and revocations are scripted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class FakeSession:
     """A ``suspend.Session`` that revokes its lease after given numbers of batches.
 
     Args:
-        yields: by number of batches since this session began, where the run shall wait.
+        yields: tier to wait in, by the number of batches since this session began.
         checkpoint_dir: see ``Session``.
         checkpoints: see ``Session``.
-        while_parked: called when the run waits in this process, as if others trained meanwhile.
-        evicts: the tiers that a run goes to from the first one, after ``while_parked``.
+        while_parked: called when the run waits in this process, to stand for other trainings.
+        evicts: further tiers that the run is moved to, after ``while_parked``.
         devices: see ``Session``.
-        batch_sizes: by number of batches since this session began, which size the next ones shall
-            have; where the run yields too it learns of it when it goes on.
+        batch_sizes: size of the next batches, by the number of batches since this session began;
+            where the run yields too it gets the size when it resumes.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FakeSession:
         self._parking: Parking | None = None
 
     def tick(self) -> None:
-        """Say that a batch is trained: the test's own loop calls it."""
+        """Count a trained batch; the test's own loop calls it."""
         self._batches += 1
         asked = self.script.pop(self._batches, None)
         self._next_size = self.sizes.pop(self._batches, self._next_size)
@@ -77,7 +77,7 @@ class FakeSession:
         yields: Mapping[int, TierName] | None = None,
         batch_sizes: Mapping[int, int] | None = None,
     ) -> FakeSession:
-        """The session of the next process of this run, which finds what this one has stored."""
+        """The session of the next process of this run, which finds this one's checkpoints."""
         return FakeSession(
             yields,
             checkpoint_dir=self.checkpoint_dir,
@@ -112,7 +112,7 @@ class FakeSession:
         """See ``suspend.Session``.
 
         Raises:
-            Suspended: the script says so.
+            Suspended: the run went to disk.
         """
         self.must_yield = False
         self._put(state, self.asked)
@@ -137,7 +137,7 @@ class FakeSession:
 
 
 class RankedSession(FakeSession):
-    """A ``FakeSession`` whose batches rank 0 counts, in shared memory."""
+    """A ``FakeSession`` for several ranks: rank 0 counts its batches in shared memory."""
 
     def __init__(self, yields: Mapping[int, TierName] | None = None, **options: Any) -> None:
         self._must = False
@@ -148,7 +148,7 @@ class RankedSession(FakeSession):
 
     @property
     def must_yield(self) -> bool:
-        self._noticed.value = self._scripted - len(self.script)  # what was said the last time
+        self._noticed.value = self._scripted - len(self.script)  # the yields up to the last call
         while self._batches < self._trained.value:
             self.tick()
         return self._must
@@ -158,11 +158,11 @@ class RankedSession(FakeSession):
         self._must = value
 
     def trained(self, *, wait: bool = True) -> None:
-        """A batch is trained.
+        """Count a trained batch.
 
         Args:
-            wait: until the process that started the ranks has noticed that it was the last one of
-                this lease; of no use in that process itself.
+            wait: whether to wait, after the last batch of a lease, until the process that started
+                the ranks has noticed it; that process itself must not wait.
         """
         self._trained.value += 1
         due = sum(after <= self._trained.value for after in self.script)

@@ -1,4 +1,4 @@
-"""The part of the ledger's suite that is about several brokers of one study."""
+"""Contract tests for ledgers that several brokers share."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from optuna_hermes.testing._records import (
 )
 
 _EVER = 1e9
-"""Nobody is gone who was heard of at all."""
+"""A limit under which every broker with a heartbeat counts as alive."""
 
 _AT_ONCE = 0.0
-"""Everybody is gone."""
+"""A limit under which every broker counts as gone."""
 
 
 def claim(
@@ -52,7 +52,7 @@ class SharingContract:
     # -- hosts ---------------------------------------------------------------------------------
 
     def test_a_host_comes_back_as_it_was_last_heard_of(self, ledger: Ledger) -> None:
-        """A broker has one row, with all it said of itself; two of one host are two."""
+        """A broker has one row, with all fields of its last beat; two of one host have two."""
         ledger.beat(host("a2", name=UNICODE, devices=("GPU-1", "GPU-2"), load=0.1 + 0.2))
         ledger.beat(host("b1", name="b", load=1.0))
         ledger.beat(host("a1", name=UNICODE, devices=()))
@@ -64,7 +64,7 @@ class SharingContract:
         ]
 
     def test_a_silent_host_grows_old_and_a_beat_makes_it_young(self, ledger: Ledger) -> None:
-        """Ages are seconds since the last beat, whatever age the broker says it has."""
+        """Ages are seconds since the last beat; the age in the record is ignored."""
         begun = time.monotonic()
         ledger.beat(host("a1", age_seconds=500.0))
         ledger.beat(host("b1"))
@@ -80,7 +80,7 @@ class SharingContract:
         assert old.age_seconds - young.age_seconds >= 0.25
 
     def test_a_host_that_lives_is_not_forgotten(self, ledger: Ledger) -> None:
-        """Nobody can end the leases of a broker that was just heard of."""
+        """A broker with a recent heartbeat cannot be forgotten, and keeps its leases."""
         ledger.beat(host("a1"))
         ledger.commit_lease(lease(1, owner="a1"))
         assert not ledger.forget_host("a1", dead_after_seconds=_EVER)
@@ -88,7 +88,7 @@ class SharingContract:
         assert [known.instance for known in ledger.load_hosts()] == ["a1"]
 
     def test_a_host_that_is_gone_is_forgotten_with_its_leases(self, ledger: Ledger) -> None:
-        """Its live leases end, those of others and its ended ones stay, and again is no error."""
+        """Its live leases end, those of others and ended ones stay; twice is no error."""
         for instance in ("a1", "b1"):
             ledger.beat(host(instance))
         ledger.commit_lease(lease(1, owner="a1", ended=7.0))
@@ -107,7 +107,7 @@ class SharingContract:
     # -- owners --------------------------------------------------------------------------------
 
     def test_a_run_is_written_by_its_owner_alone(self, ledger: Ledger) -> None:
-        """Another broker's run, or nobody's, is refused with words that say what to do."""
+        """Writing another broker's run, or one without owner, raises with advice."""
         mine = run(0, state="running", owner="a1")
         ledger.save_run(mine, by="a1")
         for by in (None, "b1"):
@@ -122,7 +122,7 @@ class SharingContract:
         assert ledger.load_runs(STUDY) == [done, run(1)]
 
     def test_a_run_that_was_given_back_is_nobodys(self, ledger: Ledger) -> None:
-        """Saving it without an owner gives it back; its last owner has to claim it like others."""
+        """Saving a run without owner gives it back; its last owner has to claim it like others."""
         ledger.save_run(run(0, state="running", owner="a1"), by="a1")
         back = run(0, state="stored", tier="disk")
         ledger.save_run(back, by="a1")
@@ -131,7 +131,7 @@ class SharingContract:
         assert ledger.load_runs(STUDY) == [back]
 
     def test_a_lease_is_its_owners_too(self, ledger: Ledger) -> None:
-        """Only the owner of a run gets a lease of it; a run that is not there yet is anybody's."""
+        """Only the owner of a run gets a lease of it; a run without a row is open to all."""
         ledger.save_run(run(0, owner="a1"), by="a1")
         ledger.save_run(run(1))
         for stranger in (lease(1, owner="b1"), lease(1), lease(1, number=1, owner="a1")):
@@ -144,7 +144,7 @@ class SharingContract:
         assert ledger.load_leases() == rightful
 
     def test_a_batch_with_a_run_of_another_writes_nothing(self, ledger: Ledger) -> None:
-        """A broker that lost one run to another learns it before anything of the batch is kept."""
+        """If another broker has claimed one run of a batch, nothing of the batch is written."""
         ledger.save_run(run(0, state="running", owner="b1"))
 
         def write() -> None:
@@ -165,7 +165,7 @@ class SharingContract:
     def test_a_run_that_waits_and_is_nobodys_can_be_claimed(
         self, ledger: Ledger, state: RunState
     ) -> None:
-        """The first broker that claims it has it, from whatever host it was, and keeps the rest."""
+        """The first broker that claims it owns it, on any host; its other fields stay."""
         for instance in ("a1", "b1"):
             ledger.beat(host(instance, name=instance[0]))
         waiting = run(0, state=state, tier="disk", host="a", units=7, slices=2, updated=1.5)
@@ -178,7 +178,7 @@ class SharingContract:
         assert ledger.load_runs(STUDY) == [taken]
 
     def test_what_is_not_there_or_over_cannot_be_claimed(self, ledger: Ledger) -> None:
-        """A run that nobody saved, one that ended, and one of another study are not won."""
+        """Claims of an unknown run, an ended one, and one of another study fail."""
         runs = [run(0, state="done"), run(1, state="failed", owner="a1")]
         for record in runs:
             ledger.save_run(record, by=record.owner)
@@ -189,7 +189,7 @@ class SharingContract:
 
     @pytest.mark.parametrize("state", ["pending", "running", "parked", "stored"])
     def test_a_run_is_its_owners_until_he_is_gone(self, ledger: Ledger, state: RunState) -> None:
-        """Claims fail while its owner is heard of, and succeed when he was silent for too long."""
+        """Claims fail while its owner's heartbeat is recent, and succeed when it is too old."""
         ledger.beat(host("a1", name="a"))
         held = run(0, state=state, owner="a1", host="a", tier="host")
         ledger.save_run(held, by="a1")
@@ -201,7 +201,7 @@ class SharingContract:
             ledger.save_run(replace(held, state="stored"), by="a1")
 
     def test_a_run_that_was_taken_from_its_holder_is_stored(self, ledger: Ledger) -> None:
-        """It goes on at its checkpoint, and what leases it had have ended; others' stay."""
+        """It goes on at its checkpoint, and its leases have ended; those of others stay."""
         ledger.save_run(run(0, state="running", owner="a1", host="a"), by="a1")
         ledger.save_checkpoint(checkpoint("/a"))
         ledger.commit_lease(lease(1, owner="a1"))
@@ -213,7 +213,7 @@ class SharingContract:
         assert [held.ended is None for held in ledger.load_leases()] == [False, True, True]
 
     def test_an_owner_that_was_forgotten_is_gone(self, ledger: Ledger) -> None:
-        """Whoever leaves in order leaves its runs to the others at once."""
+        """A broker that shuts down in order leaves its runs to the others at once."""
         ledger.beat(host("a1", name="a"))
         ledger.save_run(run(0, state="stored", owner="a1"), by="a1")
         assert claim(ledger, "b1") is None
@@ -231,7 +231,7 @@ class SharingContract:
     def test_what_has_no_owner_and_a_process_is_its_hosts(
         self, ledger: Ledger, state: RunState
     ) -> None:
-        """A broker on its own leaves no owner: its runs are claimed by its host, or after it."""
+        """A run of a broker on its own has no owner: its host, or others after it, may claim it."""
         ledger.beat(host("a1", name="a"))
         for number, name in enumerate(("a", "b", "c", None)):
             ledger.save_run(run(number, state=state, host=name))
@@ -240,7 +240,7 @@ class SharingContract:
         assert claim(ledger, "b1", dead_after_seconds=_AT_ONCE) is not None
 
     def test_threads_claim_runs_and_each_has_one_winner(self, ledger: Ledger) -> None:
-        """Of several brokers that claim each run at the same time one wins; the row says who."""
+        """Of several brokers that claim a run at the same time one wins, and is the row's owner."""
         threads, runs = 4, 10
         for number in range(runs):
             ledger.save_run(run(number, state="stored"))
@@ -266,7 +266,7 @@ class SharingContract:
         ]
 
     def test_an_owner_that_writes_while_it_is_claimed_is_told(self, ledger: Ledger) -> None:
-        """Nothing that the old owner writes comes after the claim: it is in it, or refused."""
+        """Writes of the old owner come before the claim and are in it, or are refused."""
         rounds = 10
         start = Barrier(2)
 
@@ -282,7 +282,7 @@ class SharingContract:
         def take(number: int) -> Any:
             start.wait(timeout=60)
             deadline = time.monotonic() + 60
-            # The ledger may say no as long as somebody is just writing the row.
+            # A claim may fail while another transaction is writing the row.
             while (taken := claim(ledger, "b1", number)) is None:
                 assert time.monotonic() < deadline
             return taken
@@ -298,7 +298,7 @@ class SharingContract:
     # -- a bound on new trials -----------------------------------------------------------------
 
     def test_new_trials_are_bounded_over_all_hosts(self, ledger: Ledger) -> None:
-        """Runs and live leases that will become some count; others, and further studies, do not."""
+        """Runs and live leases of new trials count towards the limit; other studies do not."""
         ledger.save_run(run(0, state="done"))
         ledger.commit_lease(lease(1, number=0), limit=1)
         ledger.commit_lease(lease(2, number=None, ended=2.0), limit=2)
@@ -316,7 +316,7 @@ class SharingContract:
         ledger.commit_lease(lease(6, number=None))
 
     def test_a_host_that_is_gone_gives_its_new_trials_back(self, ledger: Ledger) -> None:
-        """A lease whose broker died before there was a trial counts until it is forgotten."""
+        """A lease whose broker died before its trial was created counts until it is forgotten."""
         ledger.beat(host("a1"))
         ledger.commit_lease(lease(1, number=None, owner="a1"), limit=1)
         with pytest.raises(StudyFullError):
@@ -350,7 +350,7 @@ class SharingContract:
     # -- clearing away -------------------------------------------------------------------------
 
     def test_a_forgotten_study_leaves_nothing_but_its_epochs(self, ledger: Ledger) -> None:
-        """All rows of that study go, those of others stay, and no epoch is given again."""
+        """All rows of that study are removed, those of others stay, and no epoch is reused."""
         for study in (STUDY, OTHER):
             epoch = ledger.last_epoch() + 1
             ledger.save_run(run(0, study=study))
@@ -373,7 +373,7 @@ class SharingContract:
 
     @pytest.mark.parametrize("kind", ["run", "report", "lease", "checkpoint", "memory", "event"])
     def test_whatever_is_left_of_a_study_names_it(self, ledger: Ledger, kind: str) -> None:
-        """A study is found by any row, so that what a deleted one left can be cleared away."""
+        """A study is listed by any row, so that rows of a deleted study can be removed."""
         leave = {
             "run": lambda: ledger.save_run(run(0)),
             "report": lambda: ledger.add_report(report(1, 0.5)),
@@ -388,7 +388,7 @@ class SharingContract:
         assert ledger.load_studies() == []
 
     def test_old_events_are_trimmed(self, ledger: Ledger) -> None:
-        """Lines from before a time go, and are counted; other studies keep theirs."""
+        """Events from before a time are removed and counted; other studies keep theirs."""
         for at in (1.0, 5.0, 3.0):
             ledger.add_event(event(f"at {at}", at=at))
         ledger.add_event(event("at 1.0", at=1.0, study=OTHER))

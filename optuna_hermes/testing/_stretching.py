@@ -1,4 +1,4 @@
-"""A policy for tests that gives runs now more devices and now fewer."""
+"""A policy for tests that changes the numbers of devices at random."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from optuna_hermes.policies._base import free_devices, opened, unopened
 
 
 class Stretching(Policy):
-    """Gives the free devices out by chance, which is the same for the same snapshot.
+    """Assigns the free devices at random, with the same draws for the same snapshot.
 
     Slices end with whole seconds, so that several devices are free at once.
     """
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Some of the runs that wait get some of the devices that they may have."""
+        """Assign to waiting trials random numbers of devices within their limits."""
         units = sum(run.curve.units for run in snapshot.runs)
         random = Random(f"{snapshot.seed} {snapshot.now} {units}")
         free = [device.id for device in free_devices(snapshot)]

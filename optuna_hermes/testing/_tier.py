@@ -1,4 +1,4 @@
-"""The suite that every tier passes."""
+"""Contract tests for tiers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEED = 3
 
 
 class Net(nn.Module):
-    """Statistics, random numbers, and a weight that two layers share."""
+    """A network with batch statistics, dropout, and a weight that two layers share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 class Mean:
-    """A metric that keeps a tensor in a plain attribute, as people do."""
+    """A metric that keeps a tensor in a plain attribute, as user code often does."""
 
     def __init__(self) -> None:
         self.total = torch.zeros(())
@@ -56,7 +56,7 @@ class Training:
     """A small training for a tier to suspend (``suspend.State``).
 
     Args:
-        seed: of its weights and of all that it draws.
+        seed: seed of its weights and of its random numbers.
     """
 
     name = "trial 7"
@@ -95,7 +95,7 @@ class Training:
         }
 
     def load(self, tree: dict[str, Any]) -> None:
-        """Become the training that gave ``tree``."""
+        """Restore the state in ``tree``."""
         self.net.load_state_dict(tree["net"])
         self.optimizer.load_state_dict(tree["optimizer"])
         self.scheduler.load_state_dict(tree["scheduler"])
@@ -115,7 +115,7 @@ class Training:
         torch.autograd.backward(self._loss() / 2)
 
     def finish_step(self) -> None:
-        """Add those of the other half, and step."""
+        """Accumulate gradients of the other half, and step."""
         loss = self._loss() + 0.01 * self.mean.total / max(1, self.mean.count)
         torch.autograd.backward(loss / 2)
         self.optimizer.step()
@@ -124,19 +124,19 @@ class Training:
         self.losses.append(loss.item())
 
     def tensors(self) -> list[torch.Tensor]:
-        """All that it has in memory."""
+        """All tensors that it has in memory."""
         parameters = list(self.net.parameters())
         gradients = [p.grad for p in parameters if p.grad is not None]
         slots = [value for slot in self.optimizer.state.values() for value in slot.values()]
         return [*parameters, *gradients, *self.net.buffers(), *slots, self.mean.total]
 
     def held_bytes(self) -> int:
-        """What it has in memory now."""
+        """Bytes of memory of its tensors now."""
         storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in self.tensors()}
         return sum(storage.nbytes() for storage in storages.values())
 
     def values(self) -> list[Any]:
-        """All that a suspension must not change."""
+        """All values that a suspension must not change."""
         return [self.losses, *(tensor.tolist() for tensor in self.tensors())]
 
     def _loss(self) -> torch.Tensor:
@@ -146,7 +146,7 @@ class Training:
 
 @functools.cache
 def uninterrupted() -> list[Any]:
-    """What a training is in the end that nothing came in between of."""
+    """The final values of a training without suspensions."""
     _seed_others(SEED)
     training = Training()
     training.train(STEPS)
@@ -188,8 +188,8 @@ class TierContract:
         ...         return Host()
 
     Args:
-        needs: what a ``State`` must allow to be taken, None if every run is.
-        in_place: whether a run comes back in its own process, with its own tensors.
+        needs: the permission of a ``State`` that the tier needs, None if it takes every run.
+        in_place: whether a run resumes in its own process, with its own tensors.
     """
 
     needs: Literal["moves", "stores"] | None = None
@@ -216,7 +216,7 @@ class TierContract:
     def test_a_suspended_run_ends_as_if_it_never_was(
         self, tier: Tier, training: Training, steps: list[int]
     ) -> None:
-        """Losses, weights and all else are those of an uninterrupted run, bit for bit."""
+        """Losses, weights and other state equal those of an uninterrupted run, bit for bit."""
         for step in steps:
             training.train(step)
             training = cycle(tier, training)
@@ -224,7 +224,7 @@ class TierContract:
         assert training.values() == uninterrupted()
 
     def test_a_run_comes_back_as_the_contract_says(self, tier: Tier, training: Training) -> None:
-        """Either with its own tensors, or as a tree for others."""
+        """A run resumes with its own tensors, or as a tree for another process."""
         tier.suspend(training)
         assert (tier.resume() is None) == self.in_place
 
@@ -252,7 +252,7 @@ class TierContract:
         assert training.values() == uninterrupted()
 
     def test_a_validation_may_be_interrupted(self, tier: Tier, training: Training) -> None:
-        """A run may wait in inference mode: it validates and trains on."""
+        """A run can be suspended in inference mode, and then validates and trains on."""
         self._only_in_place()
         training.net.eval()
         with torch.inference_mode():
@@ -265,7 +265,7 @@ class TierContract:
         assert training.values() == uninterrupted()
 
     def test_it_says_what_a_run_takes(self, tier: Tier, training: Training) -> None:
-        """Device memory is what the tensors still have, and the rest is somewhere."""
+        """The reported device bytes are those of its tensors, and no byte is missing."""
         before = training.held_bytes()
         held = tier.suspend(training)
         if held.stored is None:
@@ -280,7 +280,7 @@ class TierContract:
             assert held.stored.sha256 == hashlib.sha256(content).hexdigest()
 
     def test_what_it_cannot_take_is_refused(self, tier: Tier, training: Training) -> None:
-        """The error names the run, which goes on as if it had not been asked."""
+        """The error names the run, which goes on unchanged."""
         if self.needs is None:
             pytest.skip("It takes every run.")
         setattr(training, self.needs, False)
@@ -293,7 +293,7 @@ class TierContract:
         assert training.values() == uninterrupted()
 
     def test_it_needs_nothing_else(self, tier: Tier, training: Training) -> None:
-        """What a run does not allow is not done."""
+        """A tier uses no permission but the one that it needs."""
         training.moves = self.needs == "moves"
         training.stores = self.needs == "stores"
         training = cycle(tier, training)
@@ -301,7 +301,7 @@ class TierContract:
         assert training.values() == uninterrupted()
 
     def test_fifty_cycles_leave_nothing(self, tier: Tier, training: Training) -> None:
-        """Neither tensors nor threads nor host memory become more."""
+        """After fifty cycles tensors, threads and host memory are as before."""
         training = cycle(tier, training)
         first = self._takes(tier.suspend(training))
         tier.resume()

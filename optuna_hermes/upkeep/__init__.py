@@ -1,4 +1,4 @@
-"""What people do to a study: closing, holding and preferring trials, and clearing away."""
+"""Maintenance of a study: overrides of trials, finishing them, and garbage collection."""
 
 from __future__ import annotations
 

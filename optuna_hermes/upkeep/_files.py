@@ -1,4 +1,4 @@
-"""Clearing away files that nobody needs any more."""
+"""Garbage collection of checkpoint files."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optuna_hermes import _optuna as private
-from optuna_hermes.broker._client._unkept import NAME as UNKEPT
+from optuna_hermes import _optuna
+from optuna_hermes.broker._client._journal import NAME as UNCONFIRMED
 from optuna_hermes.ledger import Ledger
 
 LOG_NAME = "output.log"
-"""What a trial printed: kept, since it is no checkpoint."""
+"""The output of a trial: kept, since it is no checkpoint."""
 
 UNWRITTEN = "unwritten.json"
 """Values of an unfinished trial that its next process reports."""
 
 ORPHAN_SECONDS = 3600.0
-"""From this age on a file that the ledger does not name belongs to nobody."""
+"""Age in seconds from which on a file that the ledger does not name is garbage."""
 
 _TRIAL_FOLDER = re.compile(r"trial-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Litter:
-    """What nobody needs any more.
+    """Garbage among a study's checkpoints.
 
     Args:
         files: each with its size in bytes.
-        rows: paths in the ledger to be forgotten.
-        elsewhere: folders that were not looked in though the ledger names checkpoints there, as
+        rows: paths of checkpoints to be dropped from the ledger.
+        elsewhere: folders that were not searched though the ledger names checkpoints there, as
             they were given to ``optimize``.
     """
 
@@ -41,12 +41,12 @@ class Litter:
 
     @property
     def size_bytes(self) -> int:
-        """What removing the files frees."""
+        """The size of all files."""
         return sum(self.files.values())
 
 
 def find_litter(
-    study: private.Study,
+    study: _optuna.Study,
     ledger: Ledger,
     folders: Collection[Path],
     held: Collection[int],
@@ -58,21 +58,22 @@ def find_litter(
         study: the study.
         ledger: its ledger.
         folders: folders that are this study's alone, with a folder for each trial.
-        held: trials that a live process answers for: theirs stay.
-        now: seconds since 1970. A trial may just be writing, on this host or on another, what the
-            ledger does not name yet: such a file must be an hour old unless its trial is finished.
+        held: trials of live processes: their files stay.
+        now: seconds since 1970. A trial, on this host or on another, may be writing a file that
+            the ledger does not name yet: such a file must be ``ORPHAN_SECONDS`` old unless its
+            trial is finished.
     """
     found = [file for folder in folders for file in _files(folder)]
-    # Only now: a folder of a trial is made after the trial, so each one found has its trial here.
+    # Read after the files: a trial's folder is made after the trial, so each folder has one here.
     trials = study.get_trials(deepcopy=False)
     over = {trial.number for trial in trials if trial.state.is_finished()}
-    rows = ledger.load_checkpoints(private.study_key(study))
-    # A ledger may name any file: what lies elsewhere is not removed, and not forgotten either.
+    rows = ledger.load_checkpoints(_optuna.study_key(study))
+    # The ledger may name any path: files outside of the folders are neither removed nor forgotten.
     here = [row for row in rows if _is_below(folders, Path(row.path))]
     stale = [row for row in here if row.number in over]
     elsewhere = {str(_root(Path(row.path))) for row in rows if row not in here}
     needed = {Path(row.path) for row in rows if row.number not in over}
-    told_nobody = {file.path.parent for file in found if file.path.name == UNKEPT}
+    told_nobody = {file.path.parent for file in found if file.path.name == UNCONFIRMED}
     litter = [
         file
         for file in found
@@ -95,23 +96,23 @@ def find_litter(
 
 
 def _root(path: Path) -> Path:
-    """What ``optimize`` was given as ``checkpoint_dir``: in it is a folder for each study."""
+    """The ``checkpoint_dir`` of ``optimize`` above a checkpoint: it has a folder for each study."""
     return path.parent.parent.parent
 
 
 def _is_below(folders: Collection[Path], path: Path) -> bool:
-    """Whether a checkpoint is gone, or lies in a trial's folder in one of these."""
+    """True if a checkpoint is gone, or lies in a trial's folder in one of these."""
     place = path.parent.parent.resolve()
     return not path.exists() or any(place == folder.resolve() for folder in folders)
 
 
 def with_files_of(litter: Litter, folders: Iterable[Path], keys: Collection[str]) -> Litter:
-    """The litter, and every checkpoint of studies that are no more.
+    """The litter, with every checkpoint of deleted studies.
 
     Args:
-        litter: what else there is.
-        folders: in which studies have their folders, named by their keys.
-        keys: of studies; one that leads elsewhere has no folder.
+        litter: garbage of the study itself.
+        folders: folders that contain one folder for each study, named by its key.
+        keys: of the deleted studies; a key whose folder is a link to elsewhere is left out.
     """
     found = [folder / key for folder in folders for key in keys]
     own = [each for each in found if each.resolve() == each.parent.resolve() / each.name]
@@ -120,7 +121,7 @@ def with_files_of(litter: Litter, folders: Iterable[Path], keys: Collection[str]
     return replace(litter, files={**litter.files, **files})
 
 
-def remove(study: private.Study, ledger: Ledger, litter: Litter) -> None:
+def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
     """Remove files, then their rows, then folders that are empty.
 
     Args:
@@ -130,7 +131,7 @@ def remove(study: private.Study, ledger: Ledger, litter: Litter) -> None:
     """
     for path in litter.files:
         path.unlink(missing_ok=True)
-    key = private.study_key(study)
+    key = _optuna.study_key(study)
     for row in litter.rows:
         ledger.drop_checkpoint(key, row)
     for folder in {path.parent for path in litter.files}:
@@ -140,7 +141,7 @@ def remove(study: private.Study, ledger: Ledger, litter: Litter) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A file in the folder of a trial; the log of what the trial printed is not one of them."""
+    """A file in the folder of a trial, except for the log of its output."""
 
     path: Path
     number: int

@@ -1,4 +1,4 @@
-"""Closing suspended trials at the value they reported last."""
+"""Finishing of suspended trials at their last reported value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.ledger import EventRecord, Ledger
 
 _CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
@@ -17,10 +17,10 @@ _CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """What can be done with suspended trials.
+    """A plan to finish suspended trials.
 
     Args:
-        values: each trial that can be told COMPLETE, with its last reported value.
+        values: each trial that can be set to COMPLETE, with its last reported value.
         refused: each one that cannot, with the reason.
     """
 
@@ -29,18 +29,18 @@ class Finish:
 
 
 def plan_finish(
-    study: private.Study, numbers: Sequence[int] | None, held: Collection[int]
+    study: _optuna.Study, numbers: Sequence[int] | None, held: Collection[int]
 ) -> Finish:
-    """Decide which suspended trials can be told COMPLETE; changes nothing.
+    """Decide which suspended trials can be set to COMPLETE; changes nothing.
 
     Args:
         study: the study.
         numbers: the trials to finish, None for every suspended one.
-        held: trials that a live process answers for.
+        held: trials of live processes, which are refused.
     """
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     if numbers is None:
-        numbers = [number for number, trial in trials.items() if private.ours(trial)]
+        numbers = [number for number, trial in trials.items() if _optuna.ours(trial)]
     values, refused = {}, {}
     for number in numbers:
         reason = _refusal(trials.get(number), held)
@@ -55,7 +55,7 @@ def plan_finish(
 def _refusal(trial: Any, held: Collection[int]) -> str | None:
     if trial is None:
         return "no such trial, see `optuna-hermes trials`"
-    if not private.ours(trial):
+    if not _optuna.ours(trial):
         return f"not suspended but {trial.state.name}, so leave it out"
     if trial.number in held:
         return "held by a live process: stop its `optimize` first"
@@ -67,8 +67,8 @@ def _refusal(trial: Any, held: Collection[int]) -> str | None:
     return None
 
 
-def finish(study: private.Study, ledger: Ledger, values: Mapping[int, float]) -> None:
-    """Tell trials COMPLETE at these values, in Optuna and in the ledger.
+def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) -> None:
+    """Set trials to COMPLETE at these values, in Optuna and in the ledger.
 
     Args:
         study: the study.
@@ -76,13 +76,13 @@ def finish(study: private.Study, ledger: Ledger, values: Mapping[int, float]) ->
         values: as ``plan_finish`` found them.
 
     Raises:
-        StorageError: one was finished by someone else meanwhile; those before it are done.
+        StorageError: another process has finished one; those before it are done.
     """
-    key = private.study_key(study)
+    key = _optuna.study_key(study)
     runs = {run.number: run for run in ledger.load_runs(key)}
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     for number, value in values.items():
-        private.complete_trial(study, trials[number], value)
+        _optuna.complete_trial(study, trials[number], value)
         now = time.time()
         if number in runs:
             run = runs[number]

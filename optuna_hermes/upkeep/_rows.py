@@ -1,32 +1,32 @@
-"""Clearing away rows of the ledger that nobody needs any more."""
+"""Garbage collection of the ledger's rows."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.ledger import EventRecord, Ledger
 
 DEAD_SECONDS = 3600.0
-"""A broker that was silent for so long is forgotten; its runs could be claimed long before."""
+"""Silence after which a broker's row is removed; its trials could be claimed long before."""
 
 STORY_SECONDS = 30 * 86400.0
-"""Events are kept for so long, and those since the first of any unfinished trial in any case."""
+"""Age up to which events are kept; those since the first of an unfinished trial always are."""
 
 _GRANTED_SECONDS = 60.0
-"""A lease that is younger may have been granted since the broker was asked what it serves."""
+"""Age from which on a lease can be garbage: a younger one may be newer than the broker's status."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What nobody needs any more, in the ledger.
+    """Garbage in the ledger.
 
     Args:
-        leases: epochs of leases that are out though nobody can hold them.
+        leases: epochs of leases that have not ended though no process can hold them.
         hosts: brokers that are gone.
-        studies: keys of studies that Optuna has no more.
-        events: how many are older than ``story_begins``, all of finished trials.
+        studies: keys of studies that Optuna has deleted.
+        events: number of events before ``story_begins``, all of finished trials.
         story_begins: seconds since 1970.
     """
 
@@ -38,18 +38,18 @@ class Rows:
 
 
 def find_rows(
-    study: private.Study, ledger: Ledger, *, host: str | None, serving: Collection[str], now: float
+    study: _optuna.Study, ledger: Ledger, *, host: str | None, serving: Collection[str], now: float
 ) -> Rows:
-    """Find what is left over in the ledger of a study; changes nothing.
+    """Find the garbage in the ledger of a study; changes nothing.
 
     Args:
         study: the study.
         ledger: its ledger.
-        host: this host's name, None if trials may live on it whose broker has just died.
+        host: this host's name; None if trials may still live on it whose broker has died.
         serving: keys of the studies that this host's broker serves.
         now: seconds since 1970.
     """
-    key = private.study_key(study)
+    key = _optuna.study_key(study)
     dead = [each.instance for each in ledger.load_hosts() if each.age_seconds > DEAD_SECONDS]
     events = ledger.load_events(key)
     begins = _story_begins(study, events, now)
@@ -62,8 +62,8 @@ def find_rows(
     )
 
 
-def remove_rows(study: private.Study, ledger: Ledger, rows: Rows, now: float) -> None:
-    """Clear them away.
+def remove_rows(study: _optuna.Study, ledger: Ledger, rows: Rows, now: float) -> None:
+    """Remove garbage from the ledger.
 
     Args:
         study: the study.
@@ -78,11 +78,11 @@ def remove_rows(study: private.Study, ledger: Ledger, rows: Rows, now: float) ->
     for key in rows.studies:
         ledger.forget_study(key)
     if rows.events:
-        ledger.trim_events(private.study_key(study), rows.story_begins)
+        ledger.trim_events(_optuna.study_key(study), rows.story_begins)
 
 
 def _orphans(ledger: Ledger, key: str, host: str | None, now: float) -> tuple[int, ...]:
-    """Leases of a host that does not serve the study; those of other brokers end with them."""
+    """Leases of this host, which does not serve the study; leases with an owner end with that."""
     return tuple(
         lease.epoch
         for lease in ledger.load_leases(key, live=True)
@@ -90,17 +90,17 @@ def _orphans(ledger: Ledger, key: str, host: str | None, now: float) -> tuple[in
     )
 
 
-def _deleted(study: private.Study, ledger: Ledger, serving: Collection[str]) -> tuple[str, ...]:
-    """Studies that Optuna does not know any more, where it could know all that the ledger knows."""
-    if not private.shares_its_ledger(study):
+def _deleted(study: _optuna.Study, ledger: Ledger, serving: Collection[str]) -> tuple[str, ...]:
+    """Keys of deleted studies; only where one Optuna storage has all studies of the ledger."""
+    if not _optuna.shares_its_ledger(study):
         return ()
-    # In this order: a study that is made in between is in both.
+    # In this order: a study created in between is in ``there``, and so is not taken for deleted.
     known = ledger.load_studies()
-    there = {*private.study_keys(study), *serving}
+    there = {*_optuna.study_keys(study), *serving}
     return tuple(key for key in known if key not in there)
 
 
-def _story_begins(study: private.Study, events: Collection[EventRecord], now: float) -> float:
-    over = {n for n, state in private.trial_states(study).items() if state.is_finished()}
+def _story_begins(study: _optuna.Study, events: Collection[EventRecord], now: float) -> float:
+    over = {n for n, state in _optuna.trial_states(study).items() if state.is_finished()}
     unfinished = (e.at for e in events if e.number is not None and e.number not in over)
     return min([now - STORY_SECONDS, *unfinished])

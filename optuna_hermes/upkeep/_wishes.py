@@ -1,4 +1,4 @@
-"""What people want of single trials: said to the broker that serves them, or else written down."""
+"""Overrides of single trials: sent to the broker that serves them, else written to the ledger."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect
 from optuna_hermes.broker._imports import anywhere, folders
 from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, Wishes
@@ -16,25 +16,25 @@ from optuna_hermes.model import LIVE_STATES, Wish
 from optuna_hermes.upkeep._finish import plan_finish
 
 STOP_SECONDS = 60.0
-"""How long a trial that is to be finished may take to leave its device."""
+"""Seconds for a trial that is to be finished to leave its device."""
 
 _LOOK_SECONDS = 0.05
 
 
-def want(study: private.Study, ledger: Ledger, wishes: Wishes) -> bool:
-    """Hold trials, prefer them, or let go of them.
+def want(study: _optuna.Study, ledger: Ledger, wishes: Wishes) -> bool:
+    """Hold, boost or release trials.
 
     Args:
         study: the study.
         ledger: its ledger.
-        wishes: of which trials what is wanted.
+        wishes: the override and its trials.
 
     Returns:
-        Whether a broker of this user serves the study, so that it is done. Otherwise it is
-        written down, and counts for whoever serves the study next.
+        True if a broker of this user serves the study and has applied it. Otherwise it is in the
+        ledger, for the next broker that serves the study.
 
     Raises:
-        InvalidInputError: one of the trials is not there, or has ended; nothing is changed.
+        InvalidInputError: one of the trials does not exist, or has ended; nothing is changed.
     """
     if _said(wishes):
         return True
@@ -43,7 +43,7 @@ def want(study: private.Study, ledger: Ledger, wishes: Wishes) -> bool:
 
 
 def change_policy(key: str, policy: str) -> None:
-    """Let another policy decide about a study that runs.
+    """Change the policy of a study that runs.
 
     Args:
         key: the study's key.
@@ -61,8 +61,8 @@ def change_policy(key: str, policy: str) -> None:
         )
 
 
-def finish_live(study: private.Study, numbers: Sequence[int]) -> dict[int, float] | None:
-    """Close trials that a broker of this user serves, also while they train.
+def finish_live(study: _optuna.Study, numbers: Sequence[int]) -> dict[int, float] | None:
+    """Finish trials that a broker of this user serves, also while they train.
 
     Args:
         study: the study.
@@ -75,7 +75,7 @@ def finish_live(study: private.Study, numbers: Sequence[int]) -> dict[int, float
         InvalidInputError: one cannot be finished; nothing is changed.
         BrokerError: one does not stop.
     """
-    key = private.study_key(study)
+    key = _optuna.study_key(study)
     wanted = Finish(study=key, numbers=tuple(numbers))
     with _broker_of(key) as broker:
         if broker is None:
@@ -91,15 +91,16 @@ def finish_live(study: private.Study, numbers: Sequence[int]) -> dict[int, float
         return _complete(study, broker, numbers)
 
 
-def _complete(study: private.Study, broker: Connection, numbers: Sequence[int]) -> dict[int, float]:
-    """Tell Optuna, then the broker, of trials that nobody trains any more."""
-    key = private.study_key(study)
+def _complete(study: _optuna.Study, broker: Connection, numbers: Sequence[int]) -> dict[int, float]:
+    """Finish suspended trials in Optuna, then at the broker."""
+    key = _optuna.study_key(study)
     plan = plan_finish(study, numbers, ())
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     for number in numbers:
         if number in plan.values:
-            private.complete_trial(study, trials[number], plan.values[number])
-        elif not trials[number].state.is_finished():  # its process had told Optuna, and not more
+            _optuna.complete_trial(study, trials[number], plan.values[number])
+        # One that has finished by itself only has to be reported to the broker.
+        elif not trials[number].state.is_finished():
             raise InvalidInputError(f"Trial {number} is held: {plan.refused[number]}.")
         broker.want(Finished(study=key, numbers=(number,)))
     return dict(plan.values)
@@ -129,10 +130,10 @@ def _broker_of(key: str) -> Iterator[Connection | None]:
         yield connection if any(entry["key"] == key for entry in entries) else None
 
 
-def _write(study: private.Study, ledger: Ledger, numbers: Sequence[int], wish: Wish | None) -> None:
-    key = private.study_key(study)
+def _write(study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], wish: Wish | None) -> None:
+    key = _optuna.study_key(study)
     live = {run.number for run in ledger.load_runs(key) if run.state in LIVE_STATES}
-    ended = {n for n, state in private.trial_states(study).items() if state.is_finished()}
+    ended = {n for n, state in _optuna.trial_states(study).items() if state.is_finished()}
     gone = [number for number in numbers if number not in live - ended]
     if gone:
         raise InvalidInputError(

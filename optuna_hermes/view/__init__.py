@@ -1,4 +1,4 @@
-"""What people see: progress, status, the final summary, charts. Knows neither Optuna nor torch."""
+"""Output for people: progress, status, summary, charts; imports neither Optuna nor torch."""
 
 from __future__ import annotations
 

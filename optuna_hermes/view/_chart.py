@@ -1,4 +1,4 @@
-"""Curves as text: braille dots for the many, a mark of its own for the one that stands out."""
+"""Charts of curves as text: braille dots, and a mark of its own for the best curve."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def chart(
         width: of the whole text, in characters.
         height: of the whole text, in lines.
         best: the curve that is drawn over the others with ``BEST_MARK``.
-        x_label: what x is.
-        y_label: what y is.
+        x_label: name of x.
+        y_label: name of y.
         log: draw the logarithm of y; ignored where a y is not above zero.
 
     Raises:
-        ValueError: it would be too small to read.
+        ValueError: ``width`` or ``height`` is too small to read.
 
     Example:
         >>> print(chart({"a": [(1, 1), (20, 0)]}, width=20, height=6, x_label="epoch"))
@@ -121,7 +121,7 @@ def _bounds(values: Iterable[float]) -> Point:
 
 
 def _placer(xs: Point, ys: Point, *, size: Pixel, log: bool) -> Callable[[Point], Pixel]:
-    """The function that says where a point lies on paper of ``size`` dots."""
+    """The function that maps a point to its dot on paper of ``size`` dots."""
     scale = math.log if log else float
     low, high = scale(ys[0]), scale(ys[1])
 
@@ -134,7 +134,7 @@ def _placer(xs: Point, ys: Point, *, size: Pixel, log: bool) -> Callable[[Point]
 
 
 def _share(value: float, low: float, high: float) -> float:
-    # Halves, since a difference of diverged values may be infinite.
+    # Halved first, since the difference of diverged values may overflow to infinity.
     span = high / 2 - low / 2
     return (value / 2 - low / 2) / span if span > 0 else 0.5
 

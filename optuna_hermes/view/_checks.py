@@ -14,10 +14,10 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def checks_view(checks: Sequence[tuple[str, str, str, str]]) -> RenderableType:
-    """A line for each check.
+    """A table with a line for each check.
 
     Args:
-        checks: state (ok, warn or fail), name, what was found, and a hint.
+        checks: state (ok, warn or fail), name, finding, and a hint (empty for none).
     """
     from rich.table import Table
     from rich.text import Text

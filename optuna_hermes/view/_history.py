@@ -1,4 +1,4 @@
-"""What a study has done, read out of its ledger: curves, leases as bars, the best so far."""
+"""The history of a study, read from its ledger: curves, leases as bars, the best so far."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Point(NamedTuple):
     Args:
         unit: units trained until then, counted from 1.
         value: as the user reported it; NaN and infinite ones too.
-        device_seconds: device time that the trial had had.
+        device_seconds: device time of the trial until then.
         at: wall clock seconds (Unix time).
     """
 
@@ -34,14 +34,14 @@ class Point(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A device in the hands of a trial.
+    """The lease of one device to a trial.
 
     Args:
         device: ``host/id``.
         trial: its number, None for a new trial that has none yet.
         begin: wall clock seconds (Unix time).
         end: None while it lasts.
-        epoch: of the lease, which may be of several devices.
+        epoch: of the lease, which may have several devices and so several bars.
     """
 
     device: str
@@ -55,10 +55,10 @@ class Best(NamedTuple):
     """A value that was better than all before it.
 
     Args:
-        device_seconds: device time that all trials together had had.
+        device_seconds: device time of all trials until then.
         value: as the user reported it.
         at: wall clock seconds (Unix time).
-        trial: whose it was.
+        trial: number of its trial.
     """
 
     device_seconds: float
@@ -69,14 +69,14 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialHistory:
-    """What one trial has done.
+    """The history of one trial.
 
     Args:
-        number: the trial's.
+        number: of the trial.
         state: as in ``model.RunState``, as far as it can be known now.
         run: its row of the ledger, whose own ``state`` may be older.
         points: each unit once, as it was last reported, in ascending order.
-        wish: what people want of it, see ``model.Wish``; nothing once it is over.
+        wish: its override, see ``model.Wish``; None once it is over.
     """
 
     number: int
@@ -88,13 +88,13 @@ class TrialHistory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """What a study has done.
+    """The history of a study.
 
     Args:
         key: the study's key.
-        maximize: whether higher values are better.
-        trials: by number; those that never had a device are not there.
-        bars: by epoch.
+        maximize: true if higher values are better.
+        trials: in order of number, without those that never had a device.
+        bars: in order of epoch.
         position: of the last report that was read.
     """
 
@@ -106,12 +106,12 @@ class History:
 
     @property
     def device_seconds(self) -> float:
-        """Device time of all trials, that of leases which are not over left out."""
+        """Device time of all trials, without leases that have not ended."""
         return math.fsum(trial.run.device_seconds for trial in self.trials)
 
     @property
     def watt_hours(self) -> float | None:
-        """Energy of all trials, None if nobody could tell that of any."""
+        """Energy of all trials, as far as known; None if no trial's is known."""
         known = [trial.run.watt_hours for trial in self.trials]
         found = [each for each in known if each is not None]
         return math.fsum(found) if found else None
@@ -124,14 +124,14 @@ def read_history(
     broker: Mapping[str, Any] | None = None,
     before: History | None = None,
 ) -> History:
-    """Read what a study has done.
+    """Read the history of a study.
 
     Args:
         ledger: of the study.
-        facts: what Optuna knows of it.
-        broker: what this host's broker tells, None if there is none.
-        before: what was read before. Only what is new is read then, and a trial, or its points,
-            that did not change is the same object as before.
+        facts: the study in Optuna's tables.
+        broker: status of this host's broker, None if there is none.
+        before: the result of an earlier call. Only newer records are read then, and a trial, or
+            its points, that did not change is the same object as before.
     """
     key = str(facts.key)
     if before is None or before.key != key:
@@ -141,7 +141,7 @@ def read_history(
     new: dict[int, list[Point]] = defaultdict(list)
     for _, report in reports:
         new[report.number].append(_point(report, facts.sign))
-    runs = ledger.load_runs(key)  # after the reports: each of them has its run
+    runs = ledger.load_runs(key)  # after the reports, so that each of them finds its run
     states = _states(ledger, facts, runs, broker)
     wishes = {n: w for n, w in ledger.load_wishes(key).items() if states.get(n) in LIVE_STATES}
     return History(
@@ -165,7 +165,7 @@ def read_history(
 def best_so_far(history: History) -> tuple[Best, ...]:
     """The values that were better than all before them, in the order of their time.
 
-    Device time is counted at each report: what a trial had had by its last one.
+    The device time of a trial is counted up to its last report before the value.
     """
     reports = ((point, trial.number) for trial in history.trials for point in trial.points)
     return tuple(_improvements(sorted(reports, key=lambda each: each[0].at), history.maximize))
@@ -208,7 +208,7 @@ def _merged(before: tuple[Point, ...], new: tuple[Point, ...]) -> tuple[Point, .
 
 
 def _bars(ledger: Ledger, key: str, before: tuple[Bar, ...]) -> tuple[Bar, ...]:
-    """What is over does not change: all is read from the first lease on that was not."""
+    """Bars of all leases, read from the first one that had not ended: ended ones do not change."""
     live = (bar.epoch for bar in before if bar.end is None)
     since = min(live, default=before[-1].epoch + 1 if before else 0)
     kept = tuple(bar for bar in before if bar.epoch < since)
@@ -229,7 +229,7 @@ def _states(
     key = str(facts.key)
     served, alive = serves(broker, key), {host.instance for host in live_hosts(ledger)}
     held = {run.number: holds(run, served=served, alive=alive) for run in runs}
-    # Who has a process is as the ledger says: where all have, nobody needs to know of checkpoints.
+    # The ledger's state of a run with a process holds: checkpoints decide only for the others.
     doubtful = any(run.state in ("running", "parked") and not held[run.number] for run in runs)
     stored = {each.number for each in ledger.load_checkpoints(key)} if doubtful else set()
     return {

@@ -1,4 +1,4 @@
-"""What ``simulate --jobs`` shows: a table of policies."""
+"""The table of policies that ``simulate --jobs`` shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown in a notebook: one output of the cell, which is replaced and never grows long."""
+"""Progress in a notebook: one output of the cell, which is replaced in place."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ DRAW_SECONDS = 0.5
 """Least time between two drawings: each goes through the kernel's socket into the browser."""
 
 MOST_NOTES = 5
-"""How many of the last notes are shown."""
+"""Number of the last notes that are shown."""
 
 Draw = Callable[[dict[str, str]], Callable[[dict[str, str]], None]]
-"""Shows texts by their types, and gives what replaces them."""
+"""Shows texts by their MIME types, and returns the function that replaces them."""
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")  # whoever runs in a kernel has it
+    """True if this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 class Cell:
-    """Devices, the study and the last notes, below the cell that waits for them.
+    """Devices, the study and the last notes, as the output of the running cell.
 
     Args:
-        total: how many trials the study shall have, None if nobody knows.
+        total: number of trials that the study shall have, None if unknown.
         draw: shows them; None for the kernel's display.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Cell:
         self._last: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
-        """Draw anew, if it is time."""
+        """Draw anew, at most every ``DRAW_SECONDS``."""
         self._last = document, study
         now = self._clock()
         if now >= self._next:
@@ -64,12 +64,12 @@ class Cell:
             self._show(device_lines(document))
 
     def note(self, text: str) -> None:
-        """Show it below, at once."""
+        """Add a line below, and draw at once."""
         self._notes.append(text)
         self._show([] if self._last is None else device_lines(self._last[0]))
 
     def close(self) -> None:
-        """Leave what the study has come to."""
+        """Draw the last state of the study, without devices."""
         if self._last is not None or self._notes:
             self._show([])
 
@@ -108,14 +108,15 @@ class Cell:
 
 
 def shown(view: RenderableType, width: int = 110) -> dict[str, str]:
-    """What would be printed on a terminal, by the types that a notebook asks for.
+    """The output of a terminal, by the MIME types that a notebook asks for.
 
     Args:
-        view: as rich prints it.
+        view: anything that rich prints.
         width: characters in a line.
     """
     from rich.console import Console
 
+    # Without force_jupyter=False rich would display the view in the cell itself.
     console = Console(record=True, file=io.StringIO(), width=width, force_jupyter=False)
     console.print(view)
     code = '<pre style="overflow-x:auto;line-height:normal;font-family:monospace">{code}</pre>'

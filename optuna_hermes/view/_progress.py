@@ -1,4 +1,4 @@
-"""What is shown while a study runs: a live screen on a terminal, plain lines elsewhere.
+"""Progress while a study runs: a live screen on a terminal, plain lines elsewhere.
 
 Everything goes to standard error: standard output belongs to results. Notebooks: ``_notebook``.
 """
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 LEGEND = "live: not finished; of these parked: suspended in memory, stored: suspended on disk."
-"""What the words of ``study_line`` mean, shown once before the first one."""
+"""Explanation of the words of ``study_line``, shown once before the first one."""
 
 LINE_SECONDS = 5.0
 """Least time between two plain lines."""
 
 
 class Progress(Protocol):
-    """Someone who is told how a study goes."""
+    """Display of a study's progress."""
 
     def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
-        """Show the state of things.
+        """Show the current state.
 
         Args:
             document: a broker's status.
@@ -35,10 +35,10 @@ class Progress(Protocol):
         """
 
     def note(self, text: str) -> None:
-        """Show a line for people."""
+        """Show a line of text."""
 
     def close(self) -> None:
-        """Show nothing any more."""
+        """End the display."""
 
 
 def make_progress(show: bool, *, total: int | None) -> Progress:
@@ -46,7 +46,7 @@ def make_progress(show: bool, *, total: int | None) -> Progress:
 
     Args:
         show: False for silence.
-        total: how many trials the study shall have, None if nobody knows.
+        total: number of trials that the study shall have, None if unknown.
     """
     return Unfailing(_progress(total)) if show else Silence()
 
@@ -60,23 +60,23 @@ def _progress(total: int | None) -> Progress:
 
 
 class Silence:
-    """Shows nothing."""
+    """Progress that shows nothing."""
 
     def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Unfailing:
-    """Shows what can be shown: a study goes on when its terminal or what reads its output is gone.
+    """Progress that goes silent on an ``OSError``: a study outlives its terminal or pipe.
 
     Args:
-        shown: shows it.
+        shown: the progress that may fail.
     """
 
     def __init__(self, shown: Progress) -> None:
@@ -102,11 +102,11 @@ class Unfailing:
 
 
 class Lines:
-    """A plain line when something has changed, not more often than every few seconds.
+    """A plain line when something has changed, at most every ``LINE_SECONDS``.
 
     Args:
         total: as for ``make_progress``.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
     """
 
     def __init__(self, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -127,15 +127,15 @@ class Lines:
         self.note(study_line(study, self._total))
 
     def note(self, text: str) -> None:
-        """Print it."""
+        """Print a line."""
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class Screen:
-    """A line for each device and one for the study, always the newest.
+    """A live screen: a line for each device and one for the study.
 
     Args:
         total: as for ``make_progress``.
@@ -155,7 +155,7 @@ class Screen:
             from rich.live import Live
 
             self.note(LEGEND)
-            # Transient: the final table takes its place.
+            # Transient: the final table takes its place. Standard output belongs to results.
             self._live = Live(
                 view,
                 console=self._console,
@@ -167,11 +167,11 @@ class Screen:
         self._live.update(view, refresh=True)
 
     def note(self, text: str) -> None:
-        """Print it above the lines."""
+        """Print a line above the screen."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the lines off the screen."""
+        """Remove the screen's lines from the terminal."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -182,7 +182,7 @@ def study_line(study: dict[str, Any], total: int | None) -> str:
 
     Args:
         study: its entry in a broker's status.
-        total: how many trials it shall have, None if nobody knows.
+        total: number of trials that it shall have, None if unknown.
     """
     counts = study["counts"]
     done = counts["done"] + counts["failed"]
@@ -203,7 +203,7 @@ def study_line(study: dict[str, Any], total: int | None) -> str:
 
 
 def device_lines(document: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Device, what it does, and for how long, of every device of a broker."""
+    """Name, activity and its duration, for every device of a broker."""
     lines = []
     for device in document["devices"]:
         holder = device["holder"]
@@ -218,7 +218,7 @@ def device_lines(document: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def live_view(document: dict[str, Any], study: dict[str, Any], total: int | None) -> RenderableType:
-    """What ``Screen`` draws."""
+    """The content of ``Screen``."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""What ``simulate`` shows: how far it is, and a table of policies."""
+"""Output of ``simulate``: a progress bar, and tables of policies."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _COMPARED = {"best": "best_seconds", "top 3": "top3_seconds", "near": "near_seco
 
 @contextlib.contextmanager
 def counting(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error if that is a terminal: call what this gives after each step.
+    """A bar on standard error if that is a terminal; call the given function after each step.
 
     Args:
-        total: how many steps there are.
+        total: number of steps.
     """
     if not sys.stderr.isatty():
         yield lambda: None

@@ -1,4 +1,4 @@
-"""What state a run is in: what the ledger says may be older than the end of a process."""
+"""The current state of a trial: its ledger's state may be from before the end of a process."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 def serves(broker: Mapping[str, Any] | None, key: str) -> bool:
-    """Whether this host's broker serves a study."""
+    """True if this host's broker serves a study."""
     return broker is not None and any(entry["key"] == key for entry in broker["studies"])
 
 
 def holds(run: RunRecord, *, served: bool, alive: Container[str]) -> bool:
-    """Whether a process may have a run, as the ledger says.
+    """True if a process may have a trial, by its row of the ledger.
 
     Args:
-        run: the run.
-        served: whether this host's broker serves its study.
-        alive: the brokers that other hosts would hear of.
+        run: its row.
+        served: true if this host's broker serves its study.
+        alive: the brokers of all hosts whose heartbeat in the ledger is recent.
     """
     if run.host in (None, socket.gethostname()):
         return served
@@ -29,13 +29,13 @@ def holds(run: RunRecord, *, served: bool, alive: Container[str]) -> bool:
 
 
 def state_of(run: RunRecord, end: str | None, *, held: bool, stored: bool) -> str:
-    """The state of a run; what the ledger says may be older than the end of a process.
+    """The state of a trial: its end in Optuna, else the ledger's state if that can still be true.
 
     Args:
-        run: the run.
-        end: how its trial has ended as Optuna knows it, None if it has not.
+        run: its row of the ledger.
+        end: its end in Optuna, None if it has not ended.
         held: see ``holds``.
-        stored: whether it has a checkpoint.
+        stored: true if it has a checkpoint.
     """
     if end is not None:
         return end

@@ -1,4 +1,4 @@
-"""Tables of what a broker serves and of what a study's ledger holds."""
+"""Tables of ``status``: a broker's devices and studies, and a study's ledger."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.view import _words as words
-from optuna_hermes.view._top._picture import Picture
-from optuna_hermes.view._top._read import picture_of
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
+    from optuna_hermes.view._top._picture import Picture
+
 NAMED = 100
-"""More trials than these are counted, not listed."""
+"""Most trials that are listed by number; more are only counted."""
 
 _STATES = ("running", "parked", "stored", "pending", "done", "failed")
 
@@ -23,10 +23,12 @@ def status_view(document: dict[str, Any]) -> RenderableType:
     """The document of ``optuna-hermes status`` as tables.
 
     Args:
-        document: ``broker`` (what the broker tells, or None) and ``study`` (what the ledger
-            holds, or None).
+        document: ``broker`` (the broker's status, or None) and ``study`` (the ledger's content,
+            or None).
     """
     from rich.console import Group
+
+    from optuna_hermes.view._top._read import picture_of
 
     document = words.all_printable(document)
     broker, study = document["broker"], document["study"]
@@ -49,7 +51,7 @@ def status_view(document: dict[str, Any]) -> RenderableType:
 
 
 def _host(host: dict[str, Any]) -> str:
-    """A host that works on the study, or on others of the same database."""
+    """A line for a host that trains this study, or others of the same database."""
     busy = round(host["load"] * host["devices"])
     return f"Host {host['host']}: {busy} of {words.plural(host['devices'], 'device')} busy"
 
@@ -61,7 +63,7 @@ def _titled(title: str, table: Table) -> list[RenderableType]:
 
 
 def trials_by_state(runs: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """States with the numbers of their trials, in the order of a trial's life.
+    """States with the numbers of their trials, in the order of a trial's life cycle.
 
     Example:
         >>> trials_by_state([{"trial": 2, "state": "parked"}, {"trial": 1, "state": "parked"}])
@@ -139,7 +141,7 @@ def _served(entry: dict[str, Any]) -> Table:
 
 
 def _states(counts: Mapping[str, int], runs: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """As ``trials_by_state``; where there are too many trials to name, how many they are."""
+    """As ``trials_by_state``, with a count in place of more than ``NAMED`` numbers."""
     rows = []
     for state in _STATES:
         found, count = [r["trial"] for r in runs if r["state"] == state], counts.get(state, 0)

@@ -1,4 +1,4 @@
-"""What ``optimize`` leaves on the screen."""
+"""The final summary of ``optimize``."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _states(trials: list[dict[str, Any]]) -> str:
 
 
 def suspensions(trials: list[dict[str, Any]]) -> str:
-    """How many trials were suspended, how often, and what became of them.
+    """The number of suspended trials, of their suspensions, and their outcome, in words.
 
     Example:
         >>> suspensions([{"state": "COMPLETE", "suspensions": 2}])

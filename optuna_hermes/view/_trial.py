@@ -1,4 +1,4 @@
-"""The story of one trial, for people."""
+"""The view of one trial: its figures and its event log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NEWEST = 40
-"""So many events are shown; all of them are in the document."""
+"""Most events that are shown; the document has all."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BARS_WIDTH = 50
@@ -27,7 +27,7 @@ _TIERS = {
 
 
 def trial_view(document: Mapping[str, Any]) -> RenderableType:
-    """The document of ``optuna-hermes status TRIAL``: what the trial is, then what happened."""
+    """The document of ``optuna-hermes status TRIAL`` as tables: its figures, then its events."""
     from rich.console import Group
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""How figures are written for people, pure."""
+"""Formats of figures and texts for people; pure functions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def printable(text: str) -> str:
-    """A text whose control characters are spelled: a terminal obeys those of a study's name.
+    """A text with its control characters escaped, so that a study's name cannot steer a terminal.
 
-    New lines and tabs stay; marks that turn the direction of writing are spelled too.
+    New lines and tabs stay; marks that change the direction of writing are escaped too.
 
     Example:
         >>> printable("a\\x1b[2Jb")
@@ -43,7 +43,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, in the unit they are read best in.
+    """Seconds, in a readable unit.
 
     Example:
         >>> duration(0.42), duration(75), duration(7384)
@@ -59,7 +59,7 @@ def duration(seconds: float) -> str:
 
 
 def size(n_bytes: float) -> str:
-    """Bytes, in the unit they are read best in.
+    """Bytes, in a readable unit.
 
     Example:
         >>> size(12), size(2_500_000), size(3 * 1024**4)
@@ -75,7 +75,7 @@ def size(n_bytes: float) -> str:
 
 
 def energy(watt_hours: float) -> str:
-    """Watt-hours, in the unit they are read best in.
+    """Watt-hours, in a readable unit.
 
     Example:
         >>> energy(0.42), energy(75), energy(7384)
@@ -90,7 +90,7 @@ _POWER = {"going": "being powered down", "off": "powered down", "coming": "being
 
 
 def idle(device: Mapping[str, Any]) -> str:
-    """The state of a device that nobody has, of the document of a broker of any version.
+    """The state of a device without a holder; ``device`` may lack keys of newer brokers.
 
     Example:
         >>> idle({"healthy": True}), idle({"healthy": True, "power": "off"})
@@ -111,7 +111,7 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in order, neighbours put together.
+    """Numbers in order, with three or more successive ones as a range.
 
     Example:
         >>> ranges([5, 1, 2, 3, 9, 8])

@@ -1,4 +1,4 @@
-"""How soon good values were there, and would have been under other policies."""
+"""Best value over device time, of a study and of its replay under other policies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def best_info_of(
     study: optuna.Study, against: Sequence[str], n_devices: int | None
 ) -> drawn.BestInfo:
-    """What ``plot_best_over_device_time`` draws, whoever draws it."""
+    """The data of ``plot_best_over_device_time``, for every backend."""
     _check(against)
     told = tell(study, to_replay=bool(against))
     history = _without_failed(told.history)
@@ -34,8 +34,8 @@ def _replayed(
     Args:
         told: with a curve set.
         policy: its name.
-        n_devices: how many devices there are.
-        maximize: whether the values are to be turned back.
+        n_devices: number of devices.
+        maximize: true if the study maximises; a replay's values are negated then.
     """
     from optuna_hermes.replay import Rules, replay
 
@@ -53,17 +53,17 @@ def _replayed(
 
 
 def _without_failed(history: History) -> History:
-    """What can be compared with a replay, which leaves out trials that failed."""
+    """The history without failed trials, which a replay leaves out too."""
     kept = tuple(trial for trial in history.trials if trial.state != "failed")
     return replace(history, trials=kept)
 
 
 def _check(names: Sequence[str]) -> None:
-    """Refuse names of policies that there are none of.
+    """Refuse unknown names of policies.
 
     Raises:
-        TypeError: the names are one text.
-        UnknownPolicyError: nobody has this name.
+        TypeError: ``names`` is a string and not a list.
+        UnknownPolicyError: no policy has this name.
     """
     from optuna_hermes.replay import check_policy
 

@@ -1,4 +1,4 @@
-"""The plots where people look already: in optuna-dashboard."""
+"""The plots as artifacts of optuna-dashboard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def save_to_dashboard(
         against: see ``plot_best_over_device_time``.
 
     Returns:
-        The ids that the dashboard knows them by.
+        The plots' ids in the dashboard.
 
     Raises:
         InvalidInputError: plotly or optuna-dashboard is not installed.

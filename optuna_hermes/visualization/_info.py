@@ -1,4 +1,4 @@
-"""What is to be drawn, whoever draws it, pure."""
+"""The data of the plots, for every backend; pure functions."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ COLOURS = (
     "#6A3D9A",
     "#BCBD22",
 )
-"""Of trials, in turn. Their number is prime: rounds of trials do not fall into step with it."""
+"""Colours of trials, by number modulo their count: a prime, so that rounds do not repeat them."""
 
 BEST_COLOUR = "#111111"
 
 
 class Look(NamedTuple):
-    """How the curves of trials in some states look."""
+    """The style of curves of trials in some states."""
 
     label: str
     colour: str
@@ -54,7 +54,7 @@ _GROUPS = {"parked": "suspended", "stored": "suspended", "pending": "suspended"}
 
 
 class Box(NamedTuple):
-    """A trial on a device; times are seconds of Unix time."""
+    """A bar of the schedule: a trial on a device, with times in seconds of Unix time."""
 
     device: str
     label: str
@@ -74,9 +74,9 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CurvesInfo:
-    """Curves by group of states, those to be drawn first first, and the best one.
+    """Curves by group of states, in the order of drawing, and the best one.
 
-    ``counts`` says that x is whole numbers.
+    ``counts`` is true if x has whole numbers.
     """
 
     groups: tuple[tuple[Look, tuple[Line, ...]], ...]
@@ -94,11 +94,11 @@ class BestInfo:
 
 
 def schedule_info(history: History, now: float) -> tuple[Box, ...]:
-    """Who had which device when.
+    """The bars of the schedule, by device and begin.
 
     Args:
         history: of a study.
-        now: until when those train who train now.
+        now: end of the bars of trials that are running.
     """
     trials = {trial.number: trial for trial in history.trials}
     names = device_names(bar.device for bar in history.bars)
@@ -109,7 +109,7 @@ def schedule_info(history: History, now: float) -> tuple[Box, ...]:
 
 
 def device_names(devices: Iterable[str]) -> dict[str, str]:
-    """What to call devices: without their host where there is one, and with short UUIDs.
+    """Labels of devices: without the host if all have the same, and with short UUIDs.
 
     Example:
         >>> device_names(["a/cpu:0", "a/GPU-5c1ae4b2-9f0e-4f0c"])
@@ -124,11 +124,11 @@ def device_names(devices: Iterable[str]) -> dict[str, str]:
 
 
 def curves_info(history: History, axis: Axis) -> CurvesInfo:
-    """What trials reported, by what has become of them.
+    """The curves of trials, grouped by state.
 
     Args:
         history: of a study.
-        axis: what x is.
+        axis: unit of x.
 
     Raises:
         ValueError: there is no such axis.
@@ -154,11 +154,11 @@ def curves_info(history: History, axis: Axis) -> CurvesInfo:
 def best_info(
     history: History, against: Sequence[tuple[str, Sequence[tuple[float, float]]]]
 ) -> BestInfo:
-    """How soon good values were there.
+    """The best value so far over device time, of a study and of other policies.
 
     Args:
         history: of a study.
-        against: names of others, with device time and value of each that was the best so far.
+        against: names of policies, with device time and value of each improvement.
     """
     own = [(best.device_seconds, best.value) for best in best_so_far(history)]
     lines = [("this study", own), *against] if own else []
@@ -172,7 +172,9 @@ def best_info(
 
 
 def _end(bar: Bar, trials: dict[int, TrialHistory], now: float) -> float:
-    """A lease that never ended, of a trial that does not train, is shown as far as is known."""
+    """The end of a bar; a lease that never ended, of a trial that is not running, ends at its
+    last report.
+    """
     if bar.end is not None:
         return bar.end
     trial = None if bar.trial is None else trials.get(bar.trial)
@@ -194,7 +196,7 @@ def _box(bar: Bar, device: str, end: float) -> Box:
 
 
 def _natural(device: str) -> list[tuple[int, str]]:
-    """Digits as numbers, so that ``cpu:10`` comes after ``cpu:9``."""
+    """A sort key with digits as numbers, so that ``cpu:10`` comes after ``cpu:9``."""
     parts = "".join(each if each.isdigit() else f" {each} " for each in device).split()
     return [(int(each), "") if each.isdigit() else (-1, each) for each in parts]
 
@@ -231,7 +233,7 @@ def _steps(name: str, steps: Sequence[tuple[float, float]], end: float, scale: f
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
-    """In which unit times up to this are read best."""
+    """A readable unit for times up to this: its length in seconds, and its symbol."""
     if seconds < 300:
         return 1.0, "s"
     return (60.0, "min") if seconds < 4 * 3600 else (3600.0, "h")

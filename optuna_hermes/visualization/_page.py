@@ -20,7 +20,7 @@ def check_path(path: Path) -> None:
     """Refuse a file that ``save_page`` could not write.
 
     Raises:
-        InvalidInputError: its name has another ending, or its folder is not there.
+        InvalidInputError: its name has another ending, or its folder does not exist.
     """
     if path.suffix not in (".html", *PICTURES):
         raise InvalidInputError(
@@ -35,7 +35,7 @@ def save_page(study: optuna.Study, path: Path, against: Sequence[str]) -> None:
 
     Args:
         study: a study that was run with this package.
-        path: see ``check_path``; the ending says which of both it is.
+        path: see ``check_path``; its ending selects page or picture.
         against: see ``plot_best_over_device_time``.
 
     Raises:
@@ -60,6 +60,7 @@ def _page(study: optuna.Study, against: Sequence[str]) -> str:
         by_plotly.plot_curves(study),
         by_plotly.plot_schedule(study),
     ]
+    # plotly.js, which has megabytes, goes with the first figure only.
     parts = [
         figure.to_html(full_html=False, include_plotlyjs=index == 0, default_height="32em")
         for index, figure in enumerate(figures)

@@ -1,4 +1,4 @@
-"""The plots, by plotly."""
+"""The plots, drawn by plotly."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 LABELLED = 300
-"""With more bars there is no room for the numbers of their trials."""
+"""Most bars that are labelled with the numbers of their trials."""
 
 
 def plot_schedule(study: optuna.Study) -> go.Figure:
-    """Plot which trial had which device when.
+    """Plot the leases of each device over time.
 
     Args:
         study: a study that was run with this package.
@@ -69,14 +69,14 @@ def plot_curves(
     axis: drawn.Axis = "unit",
     target_name: str = "Intermediate Value",
 ) -> go.Figure:
-    """Plot what all trials have reported, coloured by what has become of them.
+    """Plot the reported values of all trials, coloured by their state.
 
-    Suspended trials are dimmed, and the one whose last value is the best stands out.
+    Suspended trials are dimmed, and the one whose last value is the best is highlighted.
 
     Args:
         study: a study that was run with this package.
-        axis: ``"unit"`` (what a trial reports after: an epoch, say) or ``"device_seconds"``, the
-            device time that the trial had had.
+        axis: ``"unit"`` (the interval of reports, for example an epoch) or ``"device_seconds"``,
+            the device time of the trial until then.
         target_name: the name on the axis of the values.
 
     Returns:
@@ -116,10 +116,10 @@ def plot_best_over_device_time(
     n_devices: int | None = None,
     target_name: str = "Best Intermediate Value",
 ) -> go.Figure:
-    """Plot the best value so far against the device time that all trials have had together.
+    """Plot the best value so far against the device time of all trials together.
 
-    Beside it is what other policies would have made of the same trials: a simulator replays what
-    the ledger has recorded, each trial as far as it was trained, in the order of their numbers.
+    Other policies are drawn beside it: a simulator replays the values in the ledger under them,
+    each trial as far as it was trained, in the order of their numbers.
 
     Args:
         study: a study that was run with this package.
@@ -173,7 +173,7 @@ def _layout(title: str, x_label: str, y_label: str) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str:
-    """Local time to the millisecond, which a reader's clock shows; plotly knows no zones."""
+    """Local time to the millisecond, without a zone, since plotly has none."""
     return datetime.fromtimestamp(seconds, timezone.utc).astimezone().strftime(_ISO)[:-3]
 
 
@@ -181,12 +181,12 @@ _ISO = "%Y-%m-%d %H:%M:%S.%f"
 
 
 def _mode(lines: Iterable[drawn.Line]) -> str:
-    """A line of one point would not be seen."""
+    """The mode of drawing; markers if a line has one point, which would be invisible."""
     return "lines+markers" if any(len(line.xs) == 1 for line in lines) else "lines"
 
 
 def _joined(lines: Sequence[drawn.Line]) -> dict[str, Any]:
-    """Many curves as one, with gaps: a figure of hundreds stays small."""
+    """Many curves as one trace with gaps, so that a figure of hundreds stays small."""
     joined: dict[str, list[Any]] = {"x": [], "y": [], "customdata": []}
     for line in lines:
         gap = [None] if joined["x"] else []

@@ -1,4 +1,4 @@
-"""From a study to what its ledger tells, and to what other policies would have made of it."""
+"""Input of the plots: a study's history, and its curves for the simulator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import optuna
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.broker import broker_status
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view import History, read_history
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from optuna_hermes.simulator import CurveSet
 
 _logger = optuna.logging.get_logger("optuna.hermes")
-"""Below Optuna's own, so that its verbosity and its handlers count here too."""
+"""A child of Optuna's logger, so that its verbosity and its handlers apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What is known of a study.
+    """The data of a study to plot.
 
     Args:
         name: the study's name.
-        history: what its ledger tells; nothing if it has none.
-        now: when that was read, in seconds of Unix time.
-        curve_set: its trials for the simulator, None where there are none, or nobody asked.
+        history: from its ledger; empty if it has none.
+        now: time of reading, in seconds of Unix time.
+        curve_set: its trials for the simulator, None if there are none, or without ``to_replay``.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Told:
 
 
 def tell(study: optuna.Study, *, to_replay: bool = False) -> Told:
-    """Read the ledger of a study; one that there is nothing of is told with a warning.
+    """Read the ledger of a study; log a warning if it has nothing to plot.
 
     Args:
         study: the study.
-        to_replay: read its trials for the simulator too.
+        to_replay: true to read its trials for the simulator too.
 
     Raises:
-        TypeError: it is no study.
+        TypeError: ``study`` is no ``optuna.Study``.
     """
     if not isinstance(study, optuna.Study):
         raise TypeError(
@@ -62,7 +62,7 @@ def tell(study: optuna.Study, *, to_replay: bool = False) -> Told:
                 "with HermesSampler and HermesPruner."
             )
             return Told(name=name, history=History(key=""), now=time.time())
-        history = read_history(ledger, private.facts(study), broker=broker_status())
+        history = read_history(ledger, _optuna.facts(study), broker=broker_status())
         if not any(trial.points for trial in history.trials):
             _logger.warning(f"No trial of study {name!r} has reported a value yet.")
             to_replay = False
@@ -74,10 +74,10 @@ def tell(study: optuna.Study, *, to_replay: bool = False) -> Told:
 def _ledger_of(study: optuna.Study) -> Iterator[Ledger | None]:
     from optuna_hermes.ledger import open_ledger
 
-    if private.known_key(study) is None:
+    if _optuna.known_key(study) is None:
         yield None
         return
-    with contextlib.closing(open_ledger(private.ledger_url(study))) as ledger:
+    with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
         yield ledger
 
 

@@ -1,16 +1,14 @@
-"""The process that calls ``optimize``: it keeps workers alive until the study is done."""
+"""The driver, the process that calls ``optimize``: keeps workers alive until the study is done."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -20,15 +18,13 @@ import optuna
 from msgspec import structs
 from optuna.trial import FrozenTrial
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, StudySpec, connect_or_start
 from optuna_hermes.broker._imports import anywhere
-from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.broker._protocol import Counted, Drain, OpenStudy
 from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
-    InvalidInputError,
     StorageError,
     StudyTakenError,
 )
@@ -38,7 +34,6 @@ from optuna_hermes.suspend._said import forget_said
 from optuna_hermes.view import Progress, plural
 from optuna_hermes.workers._losses import Losses
 from optuna_hermes.workers._news import NOTED_SECONDS, DeviceNews
-from optuna_hermes.workers._objective import Objective, pack
 from optuna_hermes.workers._opening import descriptions, most_alive, opening
 from optuna_hermes.workers._result import (
     OptimizeResult,
@@ -47,28 +42,27 @@ from optuna_hermes.workers._result import (
     one_line,
     trial_results,
 )
+from optuna_hermes.workers._settings import Settings
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
-from optuna_hermes.workers._staff import NotInTimeError, Staff
 from optuna_hermes.workers._taken import TAKEN, wait_for_driver
 from optuna_hermes.workers._words import NOTHING_LEFT, STOP, Starts
 from optuna_hermes.workers._worker import Job
+from optuna_hermes.workers._worker_pool import WorkerPool
 
 PARK_SECONDS = 10.0
-"""How long Ctrl-C waits for every live trial to be suspended, before it ends their processes."""
+"""Seconds for all live trials to be suspended after Ctrl-C; then their processes are killed."""
 
 LEAVE_SECONDS = 5.0
-"""How long a worker may take to end, and the broker to hear of it."""
+"""Seconds for a worker to end and for the broker to notice that."""
 
 READY_PER_DEVICE = 2
 """Workers kept ready for each device: one takes it, another is there before the next is forked."""
 
 MAX_BROKERS = 10
-"""How many brokers in a row may end at once before something is believed to be wrong with them."""
+"""Brokers in a row that may end within ``STEADY_SECONDS`` before the call gives up."""
 
 STEADY_SECONDS = 1.0
-"""A broker that lives for so long has not ended at once."""
-
-MOST_HANG_SECONDS = 1e7
+"""Lifetime after which a broker's end no longer counts towards ``MAX_BROKERS``."""
 
 _AWAY = (
     "The database does not answer, so every trial was suspended to disk: bring it back, then run "
@@ -82,13 +76,13 @@ _HELD = (
 
 _SUSPENDING = "Suspending every live trial; press Ctrl-C again to end at once."
 _SAME_SECONDS = 0.3
-"""One Ctrl-C may come twice: from the terminal, and from a program around this one."""
+"""Two SIGINT within this time are one Ctrl-C, sent by the terminal and by a parent program."""
 
 MOST_FAILED_STARTS = 3
-"""How many workers in a row may end before their trial begins, until the study is stopped."""
+"""Workers in a row that may end before their trial begins; then the study is stopped."""
 
 _FAILED_START_SECONDS = 1.0
-"""How long it takes until another one is forked: what was in its way may be over by then."""
+"""Pause before another one is forked: the cause of the failed start may be over by then."""
 
 POLL_SECONDS = 0.2
 _NEWS_SECONDS = 0.02
@@ -96,73 +90,13 @@ _NEWS_SECONDS = 0.02
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost one of its slashes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What ``optimize`` may be told.
-
-    Args:
-        n_trials: how many trials the study shall have in the end; those it has count, so that
-            the same call carries on after a crash. None for no bound.
-        timeout: seconds after which every trial is suspended, from the call on.
-        device_seconds: device time of this call after which every trial is suspended.
-        devices: as ``--devices``.
-        policy: as ``--policy``.
-        slice_seconds: least length of a slice.
-        seed: every random number of sampler and trials follows from it; None draws one, once.
-        checkpoint_dir: where suspended trials go; None for beside the database.
-        hang_seconds: a process that trains, and says and does nothing for so long, is ended; None
-            for 300 s.
-        power: the commands that power devices down and up, None if there are none.
-    """
-
-    n_trials: int | None = None
-    timeout: float | None = None
-    device_seconds: float | None = None
-    devices: str = "auto"
-    policy: str = "hermes"
-    slice_seconds: float = 1.0
-    seed: int | None = None
-    checkpoint_dir: str | Path | None = None
-    hang_seconds: float | None = None
-    power: PowerCommands | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that no clock reaches, or that every clock is beyond, and no folders.
-
-        Raises:
-            InvalidInputError: with its name and its value.
-        """
-        if self.checkpoint_dir is not None and _ADDRESS.match(str(self.checkpoint_dir)):
-            raise InvalidInputError(
-                f"checkpoint_dir must be a folder of this host but got {str(self.checkpoint_dir)!r}"
-                ": mount that store, and give the folder."
-            )
-        for name in ("timeout", "device_seconds", "slice_seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value < math.inf:
-                raise InvalidInputError(
-                    f"{name} must be a finite number of seconds, 0 or more, but got {value}: "
-                    "leave it out for no bound."
-                )
-        if self.n_trials is not None and self.n_trials < 0:
-            raise InvalidInputError(f"n_trials must be 0 or more but got {self.n_trials}.")
-        if self.hang_seconds is not None and not 1 <= self.hang_seconds <= MOST_HANG_SECONDS:
-            raise InvalidInputError(
-                f"hang_seconds must be from 1 to {MOST_HANG_SECONDS:.0f} but got "
-                f"{self.hang_seconds}: give seconds, 300 if in doubt."
-            )
-
-
 class Driver:
-    """One call of ``optimize``. See ``Settings``; ``progress`` is shown what happens."""
+    """One call of ``optimize`` with a started worker pool; events go to ``progress``."""
 
     def __init__(
         self,
         study: optuna.Study,
-        objective: Objective | str,
+        pool: WorkerPool,
         settings: Settings,
         progress: Progress,
         callbacks: Sequence[Callback] = (),
@@ -171,14 +105,14 @@ class Driver:
         self._settings = settings
         self._progress = progress
         self._callbacks = callbacks
-        self._objective = pack(objective)
+        self._pool = pool
         self._interrupted = False
         self._interrupted_at = -math.inf
         self._said_so = False
         self._problem: str | None = None
         self._called_back: set[int] = set()
         self._last_done = 0
-        self._began = 0.0
+        self._began = pool.began
         self._import_seconds = 0.0
         self._stopped = self._over = False
         self._last: dict[str, Any] = {}
@@ -197,39 +131,21 @@ class Driver:
             InvalidInputError: with nothing changed.
             BrokerError: the broker cannot be started or kept alive.
         """
-        begin = self._began = time.monotonic()
-        _refuse_unshared(self._study)
-        private.patiently(private.claim_ledger, self._study)
-        timeout = self._settings.timeout
-        until = math.inf if timeout is None else begin + timeout
-        with private.patient(self._study):
-            try:
-                with Staff(self._objective, self._settings.devices, until) as staff:
-                    self._import_seconds = time.monotonic() - begin
-                    return self._with_workers(staff, begin)
-            except NotInTimeError:
-                return self._without_workers(begin)
+        _optuna.patiently(_optuna.claim_ledger, self._study)
+        with _optuna.patient(self._study):
+            return self._with_ledger()
 
-    def _without_workers(self, begin: float) -> OptimizeResult:
-        elapsed = time.monotonic() - begin
-        self._progress.note(
-            f"The time is over after {elapsed:.1f} s, in which the objective was not even imported."
-        )
-        self._stopped = True
-        ledger = private.patiently(open_ledger, private.ledger_url(self._study))
-        with contextlib.closing(ledger):
-            return self._result(ledger, elapsed)
-
-    def _with_workers(self, staff: Staff, begin: float) -> OptimizeResult:
+    def _with_ledger(self) -> OptimizeResult:
         self._take_as_called_back()
         name = self._study.study_name
-        ledger = private.patiently(open_ledger, private.ledger_url(self._study))
+        ledger = _optuna.patiently(open_ledger, _optuna.ledger_url(self._study))
         try:
-            with _signals(self._interrupt), private.optimize_loop(self._study):
-                self._serve(staff, ledger)
-            return self._result(ledger, time.monotonic() - begin)
+            if self._is_imported():
+                with _signals(self._interrupt), _optuna.optimize_loop(self._study):
+                    self._serve(self._pool, ledger)
+            return self._result(ledger, time.monotonic() - self._began)
         except KeyError as error:  # of Optuna's storage, for whatever it cannot find
-            if not private.is_deleted(self._study):
+            if not _optuna.is_deleted(self._study):
                 raise
             raise StorageError(
                 f"Study {name} was deleted while it ran: make it anew to go on."
@@ -237,12 +153,30 @@ class Driver:
         finally:
             ledger.close()
 
+    def _is_imported(self) -> bool:
+        """Wait until the objective is imported; False if the time is over before."""
+        timeout = self._settings.timeout
+        until = math.inf if timeout is None else self._began + timeout
+        try:
+            in_time = self._pool.wait_until_ready(until)
+        except KeyboardInterrupt:
+            self._progress.note("Interrupted while the objective was imported: nothing has begun.")
+            raise
+        self._import_seconds = time.monotonic() - self._began
+        if not in_time:
+            self._stopped = True
+            self._progress.note(
+                f"The time is over after {self._import_seconds:.1f} s, in which the objective was "
+                "not even imported."
+            )
+        return in_time
+
     # -- the call ------------------------------------------------------------------------------
 
-    def _serve(self, staff: Staff, ledger: Ledger) -> None:
+    def _serve(self, pool: WorkerPool, ledger: Ledger) -> None:
         settings = self._settings
-        seed = private.study_seed(self._study, settings.seed)
-        spec = private.study_spec(
+        seed = _optuna.study_seed(self._study, settings.seed)
+        spec = _optuna.study_spec(
             self._study,
             policy=settings.policy,
             slice_seconds=settings.slice_seconds,
@@ -251,8 +185,8 @@ class Driver:
         )
         chosen = settings.checkpoint_dir
         folder = None if chosen is None else Path(chosen).expanduser()
-        root = private.checkpoint_root(self._study, folder)
-        study = private.for_workers(self._study)
+        root = _optuna.checkpoint_root(self._study, folder)
+        study = _optuna.for_workers(self._study)
         forget_said(root)
         problem = why_unwritable(root)
         if problem is not None:
@@ -264,8 +198,8 @@ class Driver:
             checkpoint_root=root,
             unwritable=problem is not None,
         )
-        staff.employ(job)
-        self._losses = Losses(self._study, root, staff.status_of, self._progress.note)
+        pool.configure(job)
+        self._losses = Losses(self._study, root, pool.status_of, self._progress.note)
         hasty = 0
         while True:
             begin = math.inf
@@ -273,7 +207,7 @@ class Driver:
                 connecting = connect_or_start("driver", settings.devices, settings.power)
                 with contextlib.closing(connecting) as connection:
                     begin = time.monotonic()
-                    self._attend(connection, staff, spec, ledger)
+                    self._attend(connection, pool, spec, ledger)
                 return
             except StudyTakenError as error:
                 if error.pid == os.getpid():
@@ -300,7 +234,7 @@ class Driver:
         self._take_as_called_back()
 
     def _is_over(self) -> bool:
-        """Whether the time is over, or somebody wants the call to end."""
+        """True if the time is over, or the user or a callback has asked to stop."""
         timeout, elapsed = self._settings.timeout, time.monotonic() - self._began
         late = timeout is not None and elapsed >= timeout
         if late and not self._over:
@@ -309,17 +243,17 @@ class Driver:
                 f"The time is over: {elapsed:.1f} s, {self._import_seconds:.1f} s of it until the "
                 "objective was imported. Suspending every live trial."
             )
-        return self._interrupted or late or private.asked_to_stop(self._study)
+        return self._interrupted or late or _optuna.asked_to_stop(self._study)
 
     def _take_as_called_back(self) -> None:
-        """Leave the callbacks for trials that have finished to those who trained them."""
+        """Call no callbacks for trials that are finished already: other calls trained them."""
         finished = (t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished())
         self._called_back = {trial.number for trial in finished}
 
     def _attend(
-        self, connection: Connection, staff: Staff, spec: StudySpec, ledger: Ledger
+        self, connection: Connection, pool: WorkerPool, spec: StudySpec, ledger: Ledger
     ) -> None:
-        staff.starts.forget()  # the broker's end may have been theirs
+        pool.starts.forget()  # the broker's end may have been theirs
         self._devices = connection.welcome.device_ids
         max_alive = most_alive(self._devices)
         for described in descriptions(self._study, spec.key):
@@ -327,7 +261,7 @@ class Driver:
         counted = _counted(self._last) if self._last else None
 
         def open_(counted: Counted | None) -> OpenStudy:
-            return private.patiently(
+            return _optuna.patiently(
                 opening,
                 self._study,
                 self._in_force(spec),
@@ -339,10 +273,10 @@ class Driver:
             )
 
         connection.send(open_(counted))
-        self._watch(connection, staff, spec.key, max_alive, partial(open_, Counted()))
+        self._watch(connection, pool, spec.key, max_alive, partial(open_, Counted()))
 
     def _in_force(self, spec: StudySpec) -> StudySpec:
-        """The policy may have been changed while the study ran."""
+        """The spec with the policy now in force: it may have been changed while the study ran."""
         mine = self._last
         if not mine:
             return spec
@@ -352,24 +286,25 @@ class Driver:
     def _watch(
         self,
         connection: Connection,
-        staff: Staff,
+        pool: WorkerPool,
         key: str,
         max_alive: int,
         anew: Callable[[], OpenStudy],
     ) -> None:
-        """Keep workers there until the study is finished, or suspended, or is late for it.
+        """Keep the pool at size until the study is finished or suspended, or takes too long to be.
 
-        A trial whose worker died before it told of it comes to light at the end: then the study
-        is opened ``anew``.
+        A trial whose worker died before the broker knew of the trial is found at the end: the
+        study is then opened ``anew``.
         """
-        drained_at = math.inf
+        drained_at, pause = math.inf, 0.0
         while True:
             mine = self._look(connection, key)
             self._call_back(mine)
             for each in self._losses.look(key, mine["lost"]):
                 connection.send(each)
             self._say_first_failure(mine["failures"])
-            staff.wait(POLL_SECONDS)
+            pool.wait(pause)
+            pause = POLL_SECONDS
             now = time.monotonic()
             if mine["draining"]:
                 drained_at = min(drained_at, now)
@@ -381,21 +316,21 @@ class Driver:
                 break
             if mine["draining"]:
                 continue
-            self._look_at_starts(staff.starts, now)
-            if STOP in staff.said or self._should_stop(mine):
+            self._look_at_starts(pool.starts, now)
+            if STOP in pool.said or self._should_stop(mine):
                 connection.send(Drain(study=key))
                 continue
-            if NOTHING_LEFT in staff.said and _may_open(mine):
+            if NOTHING_LEFT in pool.said and _may_open(mine):
                 connection.send(structs.replace(anew(), unstarted=0, adopted={}, ended={}))
             if now >= self._start_again_at:
-                staff.keep(min(max_alive, self._wanted(mine)))
+                pool.scale_to(min(max_alive, self._wanted(mine)))
         self._problem = mine["problem"] or self._problem
         self._stopped = mine["draining"]
         if self._stopped:
-            self._dismiss(connection, staff, key, at_once=late)
+            self._dismiss(connection, pool, key, at_once=late)
 
     def _look(self, connection: Connection, key: str) -> dict[str, Any]:
-        """What the broker says of the study; shown as progress."""
+        """Ask the broker for the study's status, and show it as progress."""
         document = connection.ask_status(runs=False)
         self._last = mine = _entry(document, key)
         self._progress.update(document, mine)
@@ -405,18 +340,18 @@ class Driver:
         return mine
 
     def _say_first_failure(self, failures: dict[str, Any]) -> None:
-        """Say once why a trial has failed: it may be the same for all."""
+        """Note the reason of the first failure, once: it may be the same for all trials."""
         if failures["first"] is not None and not self._failed_said:
             self._failed_said = True
             if failures["first"] in self._losses.failed:
-                return  # which has been said
+                return  # noted by Losses already
             self._progress.note(
                 f"Trial {failures['first']} has failed: {one_line(failures['error'])}. Its "
                 "output.log has the rest; others go on."
             )
 
     def _look_at_starts(self, starts: Starts, now: float) -> None:
-        """Wait after a worker that has ended before its trial began; after some, stop the study."""
+        """Pause after a worker that ended before its trial began; stop the study after several."""
         failed, before = starts.failed_in_a_row, self._failed_starts
         self._failed_starts = failed
         if failed > before:
@@ -434,7 +369,7 @@ class Driver:
             )
 
     def _say_if_away(self, seconds: float | None, reason: str = "") -> None:
-        """Say once that the database is away, and once that it is back."""
+        """Note the beginning of a database outage once, and its end once."""
         if seconds is not None and seconds > NOTED_SECONDS and not self._away:
             self._away = True
             full = f"{FULL} " if is_full(reason) else ""
@@ -447,33 +382,35 @@ class Driver:
             self._progress.note("The database is back.")
 
     def _dismiss(
-        self, connection: Connection, staff: Staff, key: str, *, at_once: bool = False
+        self, connection: Connection, pool: WorkerPool, key: str, *, at_once: bool = False
     ) -> None:
-        """End every worker, and wait until the broker has put down where that leaves its run.
+        """End every worker, and wait until the broker has recorded the state of its trial.
 
-        Those whose run is on disk end by themselves, once they have noted that for dashboards.
+        Workers whose trial is on disk end by themselves, once they have noted it for dashboards.
         """
-        with contextlib.suppress(BrokerError):  # what is in the ledger says enough
+        with contextlib.suppress(BrokerError):  # the ledger has the states without it
             if not at_once:
-                self._wait_for_workers(
-                    connection, staff, key, lambda mine: mine["counts"]["parked"]
-                )
-            staff.clear()
-            self._wait_for_workers(connection, staff, key, lambda mine: 0)
-        staff.clear()
+                self._wait_for_workers(connection, pool, key, lambda mine: mine["counts"]["parked"])
+            pool.kill_all()
+            self._wait_for_workers(connection, pool, key, lambda mine: 0)
+        pool.kill_all()  # skipped above if the broker failed first
 
     def _wait_for_workers(
-        self, connection: Connection, staff: Staff, key: str, left: Callable[[dict[str, Any]], int]
+        self,
+        connection: Connection,
+        pool: WorkerPool,
+        key: str,
+        left: Callable[[dict[str, Any]], int],
     ) -> None:
-        """Wait until the broker knows of no more workers than are ``left``, or for long enough."""
+        """Wait until the broker counts at most ``left`` workers, or for ``LEAVE_SECONDS``."""
         end = time.monotonic() + LEAVE_SECONDS
         mine = self._look(connection, key)
         while mine["workers"]["alive"] > left(mine) and time.monotonic() < end:
-            staff.wait(_NEWS_SECONDS)
+            pool.wait(_NEWS_SECONDS)
             mine = self._look(connection, key)
 
     def _wanted(self, mine: dict[str, Any]) -> int:
-        """Workers that are at work, and some that are ready before a device waits for them."""
+        """The number of workers to keep: those at work, and a reserve for the next leases."""
         busy = int(mine["workers"]["alive"] - mine["workers"]["idle"])
         counts, reserve = mine["counts"], READY_PER_DEVICE * len(self._devices)
         if mine["unstarted"] is not None:
@@ -498,10 +435,10 @@ class Driver:
         return spent or self._is_over()
 
     def _interrupt(self, number: int) -> None:
-        """Suspend every trial; Ctrl-C once more ends at once.
+        """Ask for every trial to be suspended; a second Ctrl-C ends the call at once.
 
-        Other signals come twice by themselves: ``timeout`` sends SIGTERM to its child and to the
-        group, a shell and the terminal that is closed both send SIGHUP.
+        Only SIGINT can do so, since other signals come twice by themselves: ``timeout`` sends
+        SIGTERM to its child and to the group, a shell and a closed terminal both send SIGHUP.
         """
         now = time.monotonic()
         again = now - self._interrupted_at > _SAME_SECONDS
@@ -527,9 +464,9 @@ class Driver:
         return asked if last == anywhere(asked) else last
 
     def _result(self, ledger: Ledger, elapsed: float) -> OptimizeResult:
-        if self._last.get("away_seconds") is not None:  # nothing can be read: what is known is this
+        if self._last.get("away_seconds") is not None:  # an outage: no trial can be read
             raise StorageError(self._problem or _AWAY)
-        trials = private.patiently(trial_results, self._study, ledger)
+        trials = _optuna.patiently(trial_results, self._study, ledger)
         used = float(self._last.get("spent_seconds", 0.0))
         overhead = float(self._last.get("overhead_seconds", 0.0))
         failures = self._last.get("failures", {})
@@ -552,7 +489,7 @@ class Driver:
 
 
 def _counted(mine: dict[str, Any]) -> Counted:
-    """What the broker that is gone has counted, without leases that were still out."""
+    """The counters of the previous broker, without the time of leases that had not ended."""
     return Counted(
         switches=mine["switches"],
         overhead_seconds=mine["overhead_seconds"],
@@ -564,14 +501,6 @@ def _may_open(mine: dict[str, Any]) -> bool:
     return mine["unstarted"] is None or mine["unstarted"] > 0
 
 
-def _refuse_unshared(study: optuna.Study) -> None:
-    if not private.shared(study):
-        raise StorageError(
-            "optimize() trains in processes of their own and needs a storage that they can reach "
-            "but this study is in memory: use create_study(storage='sqlite:///study.db')."
-        )
-
-
 def _entry(document: dict[str, Any], key: str) -> dict[str, Any]:
     for study in document["studies"]:
         if study["key"] == key:
@@ -581,12 +510,13 @@ def _entry(document: dict[str, Any], key: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _signals(interrupt: Callable[[int], None]) -> Iterator[None]:
-    """Signals call ``interrupt`` instead of tearing down what is in flight.
+    """Call ``interrupt`` on signals, which would otherwise end the process at any point.
 
-    SIGINT and SIGTERM always do: a shell lets what it starts in the background ignore SIGINT, where
-    it would otherwise be killed, but to suspend loses nothing. Others do where nobody has a use for
-    them: SIGHUP is ignored under ``nohup``, and a script may have handlers of its own.
+    SIGINT and SIGTERM are always handled: a shell makes its background jobs ignore SIGINT, lest
+    they be killed, but to suspend loses nothing. Other signals are handled only where they have
+    their default action: ``nohup`` ignores SIGHUP, and a script may have handlers of its own.
     """
+    # Python sets signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Sorts the errors of a trial: its own, its device's, or those that end the whole study."""
+"""Classification of a trial's errors: its own, its device's, or fatal to the whole study."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory"  # CUDA's context and allocators, NCCL, HIP, XLA
     r"|allocate memory"  # the allocator of host memory; ENOMEM
     r"|_ALLOC_FAILED"  # cuBLAS, cuDNN, cuFFT, cuSOLVER, cuSPARSE
-    # What the first call of these libraries says if there is no room for their handles.
+    # Raised by the first call of these libraries if their handles do not fit.
     r"|(CUBLAS|CUDNN|CUSOLVER)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)",
     re.IGNORECASE,
 )
@@ -29,13 +29,13 @@ _OF_DEVICE = ("uncorrectable ECC error", "uncorrectable NVLink error", "GPU is l
 
 
 def is_of_device(error: BaseException, devices: str) -> bool:
-    """Whether the device has failed and not the objective.
+    """True if the device has failed, and not the objective.
 
-    CUDA says much the same when a kernel is wrong and when a GPU is gone, so the driver is asked.
+    CUDA reports much the same for a wrong kernel and for a lost GPU, so the GPU driver is asked.
 
     Args:
-        error: what the objective raised.
-        devices: the GPUs it was given, as in ``CUDA_VISIBLE_DEVICES``.
+        error: the objective's exception.
+        devices: the GPUs of its lease, as in ``CUDA_VISIBLE_DEVICES``.
     """
     if not (devices and isinstance(error, RuntimeError) and "CUDA error" in str(error)):
         return False
@@ -52,9 +52,9 @@ def is_of_device(error: BaseException, devices: str) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory did not suffice; known by name and words, for torch may not be there.
+    """True if memory did not suffice; by type name and text, since torch may not be installed.
 
-    Some of the words have other reasons too: a trial is tried once more for them, no oftener.
+    Some of these texts have other causes too: they cost a trial one more attempt at most.
     """
     return any(
         any(kind.__name__ in _OUT_OF_MEMORY_TYPES for kind in type(each).__mro__)
@@ -71,12 +71,12 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_misuse(error: BaseException, *, anything_reported: bool) -> bool:
-    """Whether an error of this package, raised in an objective, is that of its trial alone.
+    """True if an error of this package, raised in an objective, fails its trial alone.
 
     Args:
-        error: what the objective raised.
-        anything_reported: whether any trial of the study has reported a value. Where none has, a
-            metric that is not logged is misspelt in all of them, and costs no trial.
+        error: the objective's exception.
+        anything_reported: true if any trial of the study has reported a value. If none has, a
+            metric that is not logged is misspelt in all of them, and fails no trial.
     """
     if isinstance(error, MonitorError):
         return anything_reported

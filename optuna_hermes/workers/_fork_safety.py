@@ -1,7 +1,7 @@
-"""Whether this process, which has imported a user's files, can be forked.
+"""Checks that a process can be forked after it has imported a user's files.
 
-A fork has one thread. If others ran in its parent, what they have begun is never done, and
-whoever waits for them waits without end.
+A fork has one thread. Work that other threads of the parent had begun is never finished in it, and
+waiting for that work never returns.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from enum import Enum
 
 PROBE_SECONDS = 20.0
-"""How long the forked process may take to look at CUDA; the driver may be slow at first."""
+"""Seconds for the forked process to check CUDA; the GPU driver may be slow at first."""
 
 _PAUSE_SOFT = 1
 _CUDA_NOT_INITIALISED = 3
 _NOT_MISSED = ("TMonitor",)
-"""Classes of threads that only look after something: this is tqdm's."""
+"""Classes of threads that forks can do without: monitors, here that of tqdm."""
 _ENDING_SECONDS = 0.5
-"""How long threads that are about to end are waited for."""
+"""Seconds to wait for threads that are about to end."""
 
 
 class Unsafe(Enum):
@@ -35,10 +35,10 @@ class Unsafe(Enum):
 
 
 def why_not_fork() -> Unsafe | None:
-    """Why workers must be fresh processes; None if they can be forked from this one.
+    """The reason why workers must be fresh processes; None if this process can be forked.
 
     Call it in the main thread, once all is imported. Idle threads of OpenMP, which operations of
-    torch leave behind, are ended; they are started again when they are needed.
+    torch leave behind, are ended; OpenMP starts them again when it needs them.
     """
     _end_openmp_threads()
     if not _probe():
@@ -59,10 +59,10 @@ def _end_openmp_threads() -> None:
 
 
 def _probe() -> bool:
-    """Fork once, and tell whether CUDA can be used in the fork.
+    """Fork once; True if CUDA can be used in the fork.
 
-    That it forks has an effect too: OpenBLAS ends its threads before, and starts them when it
-    needs them.
+    The fork has a side effect that is wanted: OpenBLAS ends its threads before a fork, and starts
+    them again when it needs them.
     """
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -90,12 +90,12 @@ def _cuda_works() -> bool:
 
 
 def _has_other_threads() -> bool:
-    """Whether there are threads beside the main one that forks would miss."""
+    """True if there are threads beside the main one that a fork would lack."""
     python = [each for each in threading.enumerate() if each is not threading.main_thread()]
     if any(type(each).__name__ not in _NOT_MISSED for each in python):
         return True
     torch = sys.modules.get("torch")
-    # Torch has a pool of its own for set_num_threads(), and forgets it in forks.
+    # Torch has a pool of its own for set_num_threads(), and drops it in forks.
     pool = 0 if torch is None else torch.get_num_threads() - 1
     return len(os.listdir("/proc/self/task")) - len(python) > 1 + pool
 

@@ -1,4 +1,4 @@
-"""A worker that is a process of its own: the objective is imported anew."""
+"""Entry point of a worker that is not forked but started afresh: it imports the objective anew."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from optuna_hermes.errors import HermesError
 from optuna_hermes.workers._fork_safety import Unsafe
-from optuna_hermes.workers._nursery import NOT_LOADED, end_with, prepare_imports, serve
+from optuna_hermes.workers._fork_server import NOT_LOADED, end_with, prepare_imports, serve
 from optuna_hermes.workers._objective import Objective, unpack
 from optuna_hermes.workers._signals import leave_to_driver
 
 
 def main() -> int:
-    """Read what the fork server has written, and be a worker."""
-    order, words_end, nursery = map(int, sys.argv[1:])
-    os.set_inheritable(words_end, False)  # of programs that the objective starts
-    end_with(nursery)
+    """Read the fork server's order, load the objective, and work."""
+    order, words_end, server = map(int, sys.argv[1:])
+    os.set_inheritable(words_end, False)  # not for programs that the objective starts
+    end_with(server)
     leave_to_driver()
-    # A handle that is duplicated shares its position, and others read the same file.
+    # A duplicated handle shares its position, and other workers read the same file.
     with open(f"/proc/self/fd/{order}", "rb") as file:
         packed, path, arguments, job, unsafe = pickle.loads(file.read())
     os.close(order)
     prepare_imports(packed, path, arguments)
     try:
-        # CUDA keeps to the devices that are visible when it is first asked.
+        # CUDA fixes its devices when it is first used: load the objective once they are leased.
         objective = _unpack_late(packed) if unsafe is Unsafe.CUDA else unpack(packed)
     except HermesError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

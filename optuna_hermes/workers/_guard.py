@@ -1,4 +1,4 @@
-"""Refusal of ``optimize`` in the processes that it starts: each would start others without end."""
+"""Refusal of ``optimize`` in processes that it started: they would start others without end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INSIDE_VARIABLE = "OPTUNA_HERMES_INSIDE"
 
 
 def refuse_inside() -> None:
-    """Refuse to go on where ``optimize`` is at work already.
+    """Raise in a process that ``optimize`` has started.
 
     Raises:
         ObjectiveError: this is the fork server, a worker or a process of one.

@@ -1,7 +1,7 @@
-"""Imports of a process that runs the user's files beside libraries.
+"""Import rules of a process that runs the user's files beside libraries.
 
-Python looks for every module in the folder of a script first. A file ``queue.py`` there, which
-is meant for a package or is a script itself, would be what torch gets when it imports ``queue``.
+Python searches the folder of a script first, for every module. A user's ``queue.py`` there would
+replace the standard library's ``queue`` when torch imports it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _FOLDERS = (
 )
 _OURS = str(Path(__file__).parents[1])
 _FOR_USERS = ("cloudpickle", "_objective.py")
-"""Files that import what the user named."""
+"""Files whose imports are named by the user."""
 
 
 class LibrariesFirst(MetaPathFinder):
-    """Finds what libraries import among libraries, and what the user imports as Python does.
+    """Finder that resolves imports of libraries among libraries, and the user's as Python does.
 
     Args:
-        own: name of the objective's file: its own imports of that name mean something else.
+        own: name of the objective's file; an import of that name in it means a library.
     """
 
     def __init__(self, own: str | None = None) -> None:
@@ -45,21 +45,21 @@ class LibrariesFirst(MetaPathFinder):
 
 
 def is_library(name: str) -> bool:
-    """Whether an import of this name can mean a library, or a part of Python."""
+    """True if an import of this name can mean a library, or a part of Python."""
     return name in sys.stdlib_module_names or _find_in_libraries(name) is not None
 
 
 def _find_in_libraries(name: str) -> ModuleSpec | None:
     folders = [each for each in sys.path if each.startswith(_FOLDERS)]
     spec = PathFinder.find_spec(name, folders)
-    # A folder without modules is no reason to pass over the user's file.
+    # A folder without modules (a namespace package) must not hide the user's file.
     return spec if spec is not None and spec.loader is not None else None
 
 
 def _asked_by_library() -> bool:
-    """Whether the import in progress is a statement in a library's file.
+    """True if the import in progress is a statement in a library's file.
 
-    What a library imports by ``importlib.import_module`` was mostly named by its user.
+    Names that a library gives to ``importlib.import_module`` mostly come from its user.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_machinery(frame.f_code.co_filename):

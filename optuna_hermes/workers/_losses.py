@@ -1,4 +1,4 @@
-"""Trials that lose their processes: what is said of them, and how those end that are given up."""
+"""Trials that have lost their process: messages about them, and the failure of repeated ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.broker._protocol import Ending, GiveUp
 from optuna_hermes.workers._words import described
 
 STATUS_SECONDS = 2.0
-"""How long the exit status of a process is waited for."""
+"""Seconds to wait for the exit status of a process."""
 
 _LAST_LINES = 5
 _LAST_BYTES = 16384
@@ -25,12 +25,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Losses:
-    """Tells people of trials that lose their process, and Optuna of those that have failed so.
+    """Reports lost processes to the user, and to Optuna the trials that are given up for them.
 
     Args:
         study: their study.
-        folder: with one folder for each trial.
-        status_of: the exit status of a process of the study, None while nobody knows it.
+        folder: the folder that contains one folder for each trial.
+        status_of: gives the exit status of a process of the study, None while it is unknown.
         note: shows a line.
     """
 
@@ -50,20 +50,20 @@ class Losses:
         self.failed: set[int] = set()
 
     def look(self, key: str, lost: list[dict[str, Any]]) -> list[GiveUp]:
-        """See what a broker tells of trials without a process.
+        """Report new losses in the broker's status.
 
         Args:
             key: the study's key.
-            lost: as the broker's status has it.
+            lost: the status's entries of trials without a process.
 
         Returns:
-            What the broker is to hear: trials that Optuna knows to have failed.
+            Messages to the broker: trials that have ended in Optuna by now.
         """
         heard = (each for each in lost if self._is_heard(each))
         return [self._give_up(key, each) for each in heard if self._say(each)]
 
     def _is_heard(self, loss: Mapping[str, Any]) -> bool:
-        """Whether all is known of the end of a process that will be known."""
+        """True if the exit status is known, or was waited for long enough."""
         if loss["pid"] is None or self._status_of(loss["pid"]) is not None:
             return True
         now = time.monotonic()
@@ -71,7 +71,7 @@ class Losses:
         return now - since > STATUS_SECONDS
 
     def _say(self, loss: Mapping[str, Any]) -> bool:
-        """Say that a process was lost, once; whether its trial is given up."""
+        """Note the loss of a process, once; True if its trial is given up."""
         this = loss["trial"], loss["losses"]
         if loss["given_up"] or this in self._said:
             return bool(loss["given_up"])
@@ -83,37 +83,37 @@ class Losses:
         return False
 
     def _give_up(self, key: str, loss: Mapping[str, Any]) -> GiveUp:
-        """Tell Optuna that a trial has failed, unless its last process has told how it ended."""
+        """Set a trial to FAIL in Optuna, unless its last process has set its end."""
         number, id_ = loss["trial"], loss["trial_id"]
         reason = (
             f"its process ended {loss['losses']} times without a new unit, the last time by "
             f"{self._how(loss)}"
         )
-        end = private.end_of(self._study, id_)
+        end = _optuna.end_of(self._study, id_)
         if end is None:
-            private.set_attributes(self._study, id_, {private.STATE_ATTRIBUTE: "failed"})
-            end = private.fail_trial(self._study, number)
+            _optuna.set_attributes(self._study, id_, {_optuna.STATE_ATTRIBUTE: "failed"})
+            end = _optuna.fail_trial(self._study, number)
             self.failed.add(number)
             self._note(_last_words(number, reason, self._folder / f"trial-{number:05d}"))
         state: Ending = "failed" if end == TrialState.FAIL else "done"
         return GiveUp(study=key, number=number, reason=reason, state=state)
 
     def _how(self, loss: Mapping[str, Any]) -> str:
-        """How the last of its processes has ended."""
+        """The cause of the end of the trial's last process, in words."""
         if loss["hung"]:
             return "SIGKILL, since it hung: see --hang-seconds"
         return described(None if loss["pid"] is None else self._status_of(loss["pid"]))
 
 
 def _last_words(number: int, reason: str, folder: Path) -> str:
-    """That a trial has failed, and what it has printed last."""
+    """The message that a trial has failed, with the last lines of its output."""
     words, log = f"Trial {number} has failed: {reason}.", folder / "output.log"
     lines = _last_lines(log)
     return "\n  ".join([f"{words} The end of {log}:", *lines]) if lines else words
 
 
 def _last_lines(log: Path) -> list[str]:
-    """The last lines that a trial has printed, as a terminal may have them."""
+    """The last lines of a trial's output, without control characters."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LAST_BYTES))
@@ -123,6 +123,6 @@ def _last_lines(log: Path) -> list[str]:
     lines = [_CONTROL.sub(" ", line).strip()[:200] for line in text.splitlines()]
     lines = [line for line in lines if line]
     crashes = [place for place, line in enumerate(lines) if line.startswith(_CRASH)]
-    if crashes:  # what comes first is the place of the crash
+    if crashes:  # the first lines of a crash's traceback name its place
         return lines[crashes[-1] :][:_LAST_LINES]
     return lines[-_LAST_LINES:]

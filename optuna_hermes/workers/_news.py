@@ -1,4 +1,4 @@
-"""What a user is told of devices while a study runs."""
+"""Messages about devices while a study runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 NOTED_SECONDS = 3.0
-"""What is over sooner is not worth a line on the screen."""
+"""Shortest duration of a problem that is shown."""
 
 
 class DeviceNews:
-    """Says once why nobody may have a device, and once that all is well again.
+    """Notes once why a device cannot be leased, and once that it can again.
 
     Args:
         note: shows a line.
@@ -22,7 +22,7 @@ class DeviceNews:
         self._seen: dict[str, tuple[str, float]] = {}
 
     def look(self, devices: Iterable[Mapping[str, Any]], now: float) -> None:
-        """See what has changed.
+        """Note changes in the devices' problems.
 
         Args:
             devices: as the broker's status has them.

@@ -1,4 +1,4 @@
-"""How an objective gets from its author into a worker process."""
+"""Transfer of an objective from the caller's process into a worker's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Objective = Callable[..., Any]
 
 
 def pack(objective: Objective | str) -> bytes | str:
-    """What is sent to the nursery: a ``FILE.py:NAME`` as it is, a function by value.
+    """An objective in the form that the fork server receives: a function is pickled by value.
+
+    A ``FILE.py:NAME`` stays as it is.
 
     Raises:
         ObjectiveError: there is no such file, or the function holds something that cannot be sent
@@ -39,15 +41,15 @@ def pack(objective: Objective | str) -> bytes | str:
 
 
 def file_of(objective: bytes | str) -> Path | None:
-    """The file of a ``FILE.py:NAME``, None for other objectives."""
+    """The file of a ``FILE.py:NAME``; None for other objectives."""
     place = objective.rpartition(":")[0] if isinstance(objective, str) else ""
     return Path(place) if place.endswith(".py") else None
 
 
 def arguments(objective: bytes | str) -> list[str]:
-    """The ``sys.argv`` that the import of an objective finds in another process.
+    """The ``sys.argv`` for the import of an objective in another process.
 
-    A file that is not this process's script has no arguments; it may well parse them.
+    This process's arguments are for its own script: another file, which may parse them, gets none.
     """
     file = file_of(objective)
     script = getattr(sys.modules["__main__"], "__file__", None)
@@ -86,7 +88,7 @@ def _load_value(packed: bytes) -> Objective:
 
 
 def _split(target: str) -> tuple[str, str]:
-    """The two sides of ``FILE.py:NAME``; that the file is there can be said before any import."""
+    """The two sides of ``FILE.py:NAME``; a missing file is reported here, before any import."""
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise ObjectiveError(f"An objective is FILE.py:NAME or module:NAME but got {target!r}.")

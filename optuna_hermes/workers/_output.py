@@ -1,4 +1,4 @@
-"""What an objective prints goes to a file of its trial; what cannot be written is no failure."""
+"""Redirection of an objective's output to a file of its trial; write errors never fail a trial."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 
 
 def write_output_to(path: Path) -> bool:
-    """Send what this process prints to a file: many trials share one screen.
+    """Redirect this process's output to a file, since many trials share one terminal.
 
-    Where the file cannot be made all goes where it went before, and this is False; where a line
-    cannot be written it is left out, for a trial must not fail by what it says. That a checkpoint
-    cannot be written is said where it went before: the file may be on the same disk.
+    Returns False, and changes nothing, if the file cannot be created. A line that cannot be written
+    is left out. Warnings of ``optuna_hermes.suspend`` (a checkpoint cannot be written) still go to
+    the former standard error: the file may be on the same full disk.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():  # it would lead out of the trial's folder
+        if path.is_symlink():  # it could lead out of the trial's folder
             path.unlink()
         handle = os.open(path, _FLAGS, 0o644)
     except OSError:
@@ -44,10 +44,10 @@ def _keep_warnings(screen: int) -> None:
 
 
 class _Patient(io.FileIO):
-    """A file that leaves out what it cannot take."""
+    """A file that drops data which cannot be written."""
 
     def write(self, data: object) -> int:
-        """Take all of it, or nothing."""
+        """Write ``data``, or drop it on an error; the return value claims success in both cases."""
         try:
             return super().write(data)  # type: ignore[arg-type]
         except OSError:

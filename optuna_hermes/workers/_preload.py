@@ -1,7 +1,7 @@
-"""What the fork server imports for all workers: libraries that the objective's code names.
+"""Imports by the fork server for all workers: the libraries that the objective's code names.
 
-An import inside of a function would else be paid again by each worker, and a library that nobody
-names by all of them.
+Without it each worker would repeat an import inside a function. Libraries that the code does not
+name are not imported, since they would cost time for nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LIBRARIES = {
     "optuna_hermes.suspendable": ("optuna_hermes.pytorch",),
     "optuna_hermes.pytorch": ("optuna_hermes.pytorch",),
 }
-"""Libraries whose import takes long, and starts neither threads nor devices; with what of this
-package goes with them."""
+"""Libraries whose import takes long, and starts neither threads nor devices; with the modules to
+import for them."""
 
 
 def preload(objective: Any) -> None:
     """Import the libraries that an objective, or other code of its module, will import.
 
-    One that is broken is left to whoever needs it.
+    Errors of an import are left to the worker that needs it.
     """
     named = {*imported_late(objective), *(name for name in _LIBRARIES if name in sys.modules)}
     wanted = dict.fromkeys(each for name in named for each in _LIBRARIES.get(name, ()))

@@ -1,4 +1,4 @@
-"""What a call of ``optimize`` leaves behind, as values and as the JSON document of the CLI."""
+"""The result of a call of ``optimize``, as values and as the JSON document of the CLI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.ledger._base import RunRecord
 from optuna_hermes.view import plural, shown, summary_view
@@ -22,7 +22,7 @@ class TrialResult:
     A trial of a plain ``study.optimize`` beside this call may be PARKED or RUNNING.
 
     ``units`` counts the units trained, those that were trained twice after a crash included.
-    ``watt_hours`` is what its devices took, None where nothing counts that.
+    ``watt_hours`` is the energy of its devices, None where it is not measured.
     """
 
     number: int
@@ -43,18 +43,18 @@ class OptimizeResult:
         study: the study's name.
         policy: the policy that decided.
         devices: the devices it decided about.
-        elapsed_seconds: how long this call took.
+        elapsed_seconds: duration of this call.
         device_seconds: device time of all trials, earlier calls included.
         switches: suspended trials brought back, in this call.
         overhead_fraction: share of this call's device time that switching took.
         best: number, value and parameters of the best finished trial, None if there is none.
         trials: every trial of the study.
-        stopped: whether it ended before the study had all its trials.
-        interrupted: whether Ctrl-C or SIGTERM ended the call.
+        stopped: true if it ended before the study had all its trials.
+        interrupted: true if Ctrl-C or SIGTERM ended the call.
         taken_by: the process that goes on with the study, for which this call waited until it had
             to end; None if there is none.
-        problem: why it ended early, None if it did not.
-        failure: why no trial has succeeded and none will, None if one has or may.
+        problem: the reason of an early end, None if there is none.
+        failure: the reason why no trial has succeeded or will; None if one has or may.
     """
 
     study: str
@@ -74,27 +74,29 @@ class OptimizeResult:
 
     @property
     def watt_hours(self) -> float | None:
-        """What devices took for all trials, as far as that is known; None if nothing of it is."""
+        """Energy of the devices for all trials whose energy is known; None if it is for none."""
         known = [trial.watt_hours for trial in self.trials if trial.watt_hours is not None]
         return sum(known) if known else None
 
     @property
     def outlook(self) -> str:
-        """What becomes of trials that are not finished; empty if all are."""
+        """A sentence on how to go on with unfinished trials; empty if all are finished."""
         if self.taken_by is not None:
             return f"Stopped waiting: process {self.taken_by} goes on with the study."
         if not self.unfinished:
             return ""
         suspended = f"Stopped with {plural(self.unfinished, 'trial')} suspended"
-        return f"{suspended}: the same call goes on with them."
+        # Optuna has drawn such a name; the script run again would draw another one.
+        drawn = f" on the study named {self.study!r}" if self.study.startswith("no-name-") else ""
+        return f"{suspended}: the same call{drawn} goes on with them."
 
     @property
     def unfinished(self) -> int:
-        """How many trials are suspended, for a later call to carry on."""
+        """The number of suspended trials, which a later call resumes."""
         return sum(1 for t in self.trials if t.state in ("PARKED", "STORED", "PENDING"))
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
-        """What a notebook shows where a cell ends with it."""
+        """The representations that a notebook shows."""
         return shown(summary_view(self.document()))
 
     def document(self) -> dict[str, Any]:
@@ -127,8 +129,8 @@ class OptimizeResult:
 
 
 def trial_results(study: optuna.Study, ledger: Ledger) -> tuple[TrialResult, ...]:
-    """Every trial of the study, with what the ledger knows of it."""
-    key = private.study_key(study)
+    """Every trial of the study, with its figures from the ledger."""
+    key = _optuna.study_key(study)
     runs = {run.number: run for run in ledger.load_runs(key)}
     stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
     trials = study.get_trials(deepcopy=False)
@@ -149,14 +151,14 @@ def _trial(trial: optuna.trial.FrozenTrial, run: RunRecord | None, stored: bool)
 
 
 def _state(trial: optuna.trial.FrozenTrial, run: RunRecord | None, stored: bool) -> str:
-    """Optuna's word for a finished trial, and for one that is unfinished what is left of it.
+    """Optuna's state of a finished trial; STORED, PENDING or the ledger's state of another one.
 
-    A worker may have ended before the ledger heard that it had opened a trial, or that it left
-    one. No worker is there any more: the next call finds a checkpoint, or begins again.
+    The ledger may lack the opening of a trial, or its suspension, if the worker ended first. No
+    worker is alive when this is called: a checkpoint makes the trial STORED, else it starts anew.
     """
     if trial.state != TrialState.RUNNING:
         return str(trial.state.name)
-    if private.ours(trial) and (run is None or run.state in ("running", "parked")):
+    if _optuna.ours(trial) and (run is None or run.state in ("running", "parked")):
         return "STORED" if stored else "PENDING"
     return "RUNNING" if run is None else run.state.upper()
 
@@ -169,11 +171,11 @@ def _value(trial: optuna.trial.FrozenTrial) -> float | None:
 
 
 def failure_of(trials: Sequence[TrialResult], failures: Mapping[str, Any]) -> str | None:
-    """Why no trial has succeeded and none will; None if one has, or may still.
+    """The reason why no trial has succeeded or will; None if one has, or may still.
 
     Args:
-        trials: all there are.
-        failures: what the broker told of those that failed in this call.
+        trials: all trials of the study.
+        failures: the broker's summary of those that failed in this call.
     """
     hopeless = bool(failures.get("hopeless"))
     failed = [trial.number for trial in trials if trial.state == "FAIL"]
@@ -191,7 +193,7 @@ def failure_of(trials: Sequence[TrialResult], failures: Mapping[str, Any]) -> st
 
 
 def one_line(error: str) -> str:
-    """The reason of a failure, short and without what a terminal would obey."""
+    """The reason of a failure, shortened and without control characters."""
     words = " ".join("".join(c if c.isprintable() else " " for c in error).split())
     return (words if len(words) <= 300 else f"{words[:300]}...").rstrip(".")
 
@@ -201,6 +203,6 @@ def best_of(study: optuna.Study) -> dict[str, Any] | None:
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if not complete:
         return None
-    sign = private.sign(study)
+    sign = _optuna.sign(study)
     best = min(complete, key=lambda trial: (sign * trial.values[0], trial.number))
     return {"number": best.number, "value": best.values[0], "params": dict(best.params)}

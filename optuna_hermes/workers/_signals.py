@@ -1,8 +1,8 @@
-"""Signals that reach every process of a job, and that only the driver acts on.
+"""Handling of signals that reach every process of a job: only the driver acts on them.
 
 ``timeout``, systemd, SLURM and a terminal that is closed send them to all processes at once. If
-one of these ended a worker, the batches since its last checkpoint would be lost: the driver
-suspends every trial instead.
+they ended a worker, the batches since its last checkpoint would be lost; the driver suspends every
+trial instead.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _TORCH_SIGNALS = "torch.utils.data._utils.signal_handling"
 
 _python_signal, _python_getsignal = signal.signal, signal.getsignal
 _handlers: dict[int, Any] = {}
-"""What the objective has set for these signals."""
+"""Handlers that the objective has set for these signals."""
 _seen: mmap.mmap | None = None
 """A byte for each signal that was sent to this process, shared with those it forks."""
 _pipe: tuple[int, int] = (-1, -1)
 
 
 def leave_to_driver() -> None:
-    """Ignore these signals in this process, now and after somebody sets a handler for one.
+    """Ignore these signals in this process, also after a library has set a handler for one.
 
-    Lightning sets some that end a training; they are remembered, and never called. It is done
-    by a handler, since programs that are started inherit what is ignored: nobody could
-    terminate them. Processes that are forked ignore what this process was sent too: those that
-    load data must outlive it. SIGTERM to them alone is how a pool is closed, and ends them.
+    Handlers that Lightning sets, which end a training, are remembered and never called. Signals
+    are ignored by a handler and not by SIG_IGN, which programs started from here would inherit:
+    they could not be terminated. Forked processes ignore a signal if this process was sent it too,
+    since data loaders must outlive it; a SIGTERM to them alone closes a pool, and ends them.
     """
     global _seen, _pipe
     if _seen is None:
@@ -47,7 +47,7 @@ def leave_to_driver() -> None:
     _seen, _pipe = mmap.mmap(-1, signal.NSIG), os.pipe()
     for end in _pipe:
         os.set_blocking(end, False)
-    # Written at once, also while a long operation keeps Python from calling handlers.
+    # The pipe is written at once, even while a long operation delays Python's handlers.
     signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
     for number in LEFT_TO_DRIVER:
         _python_signal(number, _ignore)
@@ -55,7 +55,7 @@ def leave_to_driver() -> None:
 
 
 def sent_to_all() -> bool:
-    """Whether this process was sent such a signal: so were those that it has started."""
+    """True if this process was sent such a signal, and so the processes that it has started."""
     return any(map(_was_sent, LEFT_TO_DRIVER))
 
 
@@ -75,14 +75,14 @@ def _begin_child() -> None:
 
 
 def _begin_loader(begin: Callable[[], None]) -> None:
-    """Set torch's handlers, all but that of SIGTERM, which ends a loader whoever has sent it."""
+    """Set torch's handlers, but replace SIGTERM's, which ends a loader on a signal to all too."""
     begin()
     _handlers[signal.SIGTERM] = lambda number, frame: os._exit(0)  # as torch's does
     _python_signal(signal.SIGTERM, _act_if_alone)
 
 
 def _act_if_alone(number: int, frame: FrameType | None) -> None:
-    """Do what the signal asks for, unless the process above was sent it as well."""
+    """Act on a signal, unless the parent process was sent it as well."""
     deadline = time.monotonic() + _BETWEEN_SECONDS
     while not _was_sent(number):
         if time.monotonic() > deadline:

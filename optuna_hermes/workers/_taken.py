@@ -1,4 +1,4 @@
-"""A study that another process of this host optimizes: waited for."""
+"""Waiting for a study that another process of this host optimizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optuna_hermes.broker import broker_status
 TAKEN = "Process {pid} optimizes this study on this host: waiting for it."
 
 REPLACE_SECONDS = 10.0
-"""How long a driver whose broker died may take to start another one, before others do so."""
+"""Seconds in which a driver whose broker died may start another one, before others do so."""
 
 _LOOK_SECONDS = 0.2
 
@@ -23,12 +23,12 @@ def wait_for_driver(key: str, pid: int, should_stop: Callable[[], bool]) -> int 
     """Wait until no other driver of this host optimizes a study.
 
     Args:
-        key: the study's.
-        pid: its driver, as the broker told.
-        should_stop: asked again and again.
+        key: the study's key.
+        pid: the process of its driver, by the broker's error.
+        should_stop: polled; True ends the wait.
 
     Returns:
-        The driver that is still there though the wait was stopped, None if there is none.
+        The process of the driver if ``should_stop`` ended the wait; None if the driver has left.
 
     Raises:
         BrokerConflictError: the broker's socket is not ours.

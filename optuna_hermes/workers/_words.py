@@ -1,6 +1,6 @@
-"""Words of workers to their driver: exit statuses do not do, since an objective may choose any.
+"""Messages of workers to their driver; not exit statuses, since an objective may choose any.
 
-They go through a pipe to the fork server, which passes them on before it tells of a worker's end.
+They go through a pipe to the fork server, which forwards them before it reports a worker's exit.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import signal
 from collections.abc import Callable
 
 WAITS, GRANTED, BEGAN, FAILED = "waits", "granted", "began", "failed"
-"""It waits for a lease; has one; has found its trial; has raised an error, which is told too."""
+"""It waits for a lease; has one; has found its trial; has raised an error, which goes along."""
 
 LEFT, STOP, NOTHING_LEFT = "left", "stop", "nothing left"
 """It ends by itself. Its objective has called ``study.stop()``; or the sampler has, with no more
 to propose."""
 
 LONGEST_REASON = 300
-"""Of its characters: a line of the pipe is written at once as long as it is below 4096 bytes."""
+"""Characters of a reason: a line below 4096 bytes (PIPE_BUF) is written to the pipe atomically."""
 
 Say = Callable[[str, str], None]
 
 
 def sayer(pipe: int) -> Say:
-    """``say(word, reason)`` of this process, by the pipe's end for writing."""
+    """The function ``say(word, reason)`` of this process; ``pipe`` is the end for writing."""
 
     def say(word: str, reason: str = "") -> None:
         words = {"worker": os.getpid(), "said": word, "reason": reason[:LONGEST_REASON]}
@@ -38,8 +38,8 @@ def sayer(pipe: int) -> Say:
 class Starts:
     """Counts workers that end before they have found their trial.
 
-    Those that end as they only wait are not counted: somebody has ended them. Of those that are
-    alive at the same time one is counted, since they share their surroundings.
+    Workers that end while they wait for a lease are not counted: they were killed. Of workers that
+    are alive at the same time only one is counted, since they share the cause.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class Starts:
         self._reasons: dict[int, str] = {}
 
     def forked(self, pid: int) -> None:
-        """A worker is there."""
+        """Record a new worker."""
         self._failed_before[pid] = self._failed
 
     def said(self, pid: int, word: str, reason: str) -> None:
-        """A worker has said a word."""
+        """Record a message of a worker."""
         if self._last.get(pid) == BEGAN:
             return
         self._last[pid] = word
@@ -64,7 +64,7 @@ class Starts:
             self.forget()
 
     def exited(self, pid: int, how: str) -> None:
-        """A worker has ended; ``how`` in words."""
+        """Record a worker's exit; ``how`` describes it in words."""
         last, reason = self._last.pop(pid, None), self._reasons.pop(pid, "")
         before = self._failed_before.pop(pid, None)
         if last in (None, GRANTED, FAILED) and before == self._failed:
@@ -73,7 +73,7 @@ class Starts:
             self.reason = reason or how
 
     def forget(self) -> None:
-        """Begin to count anew: a trial has begun, or the surroundings are others."""
+        """Reset the count: a trial has begun, or the broker is another one."""
         self.failed_in_a_row = 0
 
 
@@ -87,5 +87,5 @@ def described(status: int | None) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    # Nobody here has sent it.
+    # The driver kills workers only when a call ends: before that it is most likely the kernel.
     return f"{name}, as the kernel does when memory runs out" if -status == 9 else name

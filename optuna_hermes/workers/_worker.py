@@ -1,4 +1,4 @@
-"""One worker process: it waits for a lease, trains one run for as long as it may, and ends."""
+"""A worker process: waits for a lease, trains one trial over its leases, and ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import filelock
 import optuna
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.broker import RunSession, StudySpec, connect, connect_patiently, sessions
 from optuna_hermes.broker._devices._source import environment
 from optuna_hermes.broker._election import runtime_dir
@@ -37,21 +37,21 @@ from optuna_hermes.workers._words import BEGAN, GRANTED, LEFT, NOTHING_LEFT, STO
 
 NOTES_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
-"""How long a worker that leaves waits for its last values; its checkpoint folder keeps them."""
+"""Seconds in which a leaving worker writes its last values; else its checkpoint folder has them."""
 
 _TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What every worker of a study is given.
+    """The common input of all workers of a study.
 
     Args:
         study: the study, pickled.
-        spec: what a broker must know of it.
+        spec: the broker's description of it.
         seed: every trial's seed is derived from it.
         checkpoint_root: folder with one folder for each trial.
-        unwritable: people know that nothing can be written there.
+        unwritable: the user was warned already that nothing can be written there.
     """
 
     study: bytes
@@ -62,16 +62,16 @@ class Job:
 
 
 def work(job: Job, objective: Objective, say: Say) -> None:
-    """Serve one lease after another of one run; ``say`` how far it has come, and how it ends."""
-    study: optuna.Study = private.patiently(cloudpickle.loads, job.study)
-    private.rest(study)
-    with private.patient(study), private.optimize_loop(study):
+    """Train one trial over its leases; ``say`` sends its progress and its end to the driver."""
+    study: optuna.Study = _optuna.patiently(cloudpickle.loads, job.study)
+    _optuna.rest(study)
+    with _optuna.patient(study), _optuna.optimize_loop(study):
         _work(job, study, objective, say)
 
 
 def _work(job: Job, study: optuna.Study, objective: Objective, say: Say) -> None:
-    study.get_trials(deepcopy=False)  # what can be done before a device waits for it
-    private.disconnect(study)
+    study.get_trials(deepcopy=False)  # fills the cache before a device waits for it
+    _optuna.disconnect(study)
     ready = Ready(study=job.spec.key)
     connection = connect_patiently("worker")
     session = RunSession(connection, job.spec, ready, reconnect=partial(connect, "worker"))
@@ -90,7 +90,7 @@ def _work(job: Job, study: optuna.Study, objective: Objective, say: Say) -> None
 
 
 class _Engagement:
-    """A run in this process, from its grant to its end or its suspension."""
+    """The execution of a trial in this process, from its grant to its end or its suspension."""
 
     def __init__(self, job: Job, study: optuna.Study, session: RunSession, say: Say) -> None:
         self._job = job
@@ -101,34 +101,34 @@ class _Engagement:
 
     @property
     def end(self) -> str:
-        """See ``STOP``: who calls it after the objective has ended is the sampler."""
+        """``STOP`` if the objective has stopped the study, ``NOTHING_LEFT`` if the sampler has."""
         if self._stopped:
             return STOP
-        return NOTHING_LEFT if private.asked_to_stop(self._study) else LEFT
+        return NOTHING_LEFT if _optuna.asked_to_stop(self._study) else LEFT
 
     def serve(self, grant: Grant, objective: Objective) -> None:
         trial = self._trial(grant)
         self._say(BEGAN, "")
-        end = private.end_of(self._study, private.trial_id(trial))
-        if end is not None:  # whoever told Optuna died before it told the broker
+        end = _optuna.end_of(self._study, _optuna.trial_id(trial))
+        if end is not None:  # a process died after it had told Optuna, but not yet the broker
             self._session.end("failed" if end == TrialState.FAIL else "done")
             return
         folder = self._job.checkpoint_root / f"trial-{trial.number:05d}"
         if not write_output_to(folder / "output.log") and self._job.unwritable:
             logging.getLogger("optuna_hermes.suspend").setLevel(logging.ERROR)  # once is enough
         faulthandler.enable(file=2, all_threads=False)  # a crash leaves a traceback there
-        note = private.Note(self._study, private.trial_id(trial), self._session)
-        notes = _Notes(note, partial(private.disconnect, self._study))
+        note = _optuna.Note(self._study, _optuna.trial_id(trial), self._session)
+        notes = _Notes(note, partial(_optuna.disconnect, self._study))
         self._session.checkpoint_dir = folder
         self._session.find()
         self._session.noted = notes.put
-        private.reseed(self._study.sampler, self._job.seed, trial.number)
+        _optuna.reseed(self._study.sampler, self._job.seed, trial.number)
         seed_everything(trial_seed(self._job.seed, trial.number))
         try:
-            private.keep_reports(self._study, private.trial_id(trial), folder / "unwritten.json")
+            _optuna.keep_reports(self._study, _optuna.trial_id(trial), folder / "unwritten.json")
             self._train(trial, objective, notes)
-        except Suspended:  # the session has said so
-            private.flush_reports(self._study, LEAVE_SECONDS)
+        except Suspended:  # the session has reported it to the broker
+            _optuna.flush_reports(self._study, LEAVE_SECONDS)
         except HermesError as error:
             traceback.print_exc()
             self._session.release(f"Trial {trial.number}: {error}")
@@ -139,15 +139,15 @@ class _Engagement:
         if grant.number is None or grant.trial_id is None:
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
             with _opening(self._job.checkpoint_root):
-                trial = private.open_trial(
+                trial = _optuna.open_trial(
                     self._study,
                     name=str(grant.epoch),
                     lost=tuple(map(str, grant.lost)),
                 )
         else:
-            trial = private.reattach(self._study, grant.trial_id)
-        self._session.describe = partial(private.params_of, trial)
-        self._session.begin(trial.number, private.trial_id(trial))
+            trial = _optuna.reattach(self._study, grant.trial_id)
+        self._session.describe = partial(_optuna.params_of, trial)
+        self._session.begin(trial.number, _optuna.trial_id(trial))
         sessions.add(self._study.study_name, trial.number, self._session)
         return trial
 
@@ -158,7 +158,7 @@ class _Engagement:
             values = self._run(trial, objective)
         except optuna.TrialPruned:
             state = TrialState.PRUNED
-        except (Exception, SystemExit) as raised:  # the trial's own code: that is what FAIL means
+        except (Exception, SystemExit) as raised:  # errors of the trial's own code mean FAIL
             if self._is_not_the_trial_s(raised):
                 raise
             traceback.print_exc()
@@ -171,18 +171,19 @@ class _Engagement:
                 self._session.release(reason, outgrown=True)
                 return
             state, error = TrialState.FAIL, repr(raised)
+        # Before tell(): Optuna changes no attribute of a finished trial.
         notes.put("failed" if state == TrialState.FAIL else "done")
         notes.close()
-        told = private.tell(self._study, trial, values, state)
+        told = _optuna.tell(self._study, trial, values, state)
         failed = told.state == TrialState.FAIL
         if failed and error is None:
             error = f"the objective returned {values!r}"
         self._session.end("failed" if failed else "done", error)
 
     def _is_not_the_trial_s(self, raised: BaseException) -> bool:
-        """Whether the trial stays as it was: it is suspended, or all of its study cannot go on."""
+        """True if the error is not the trial's: its process must end, or the study cannot go on."""
         if isinstance(raised, SystemExit):
-            # What says that its process is told to end: Lightning's kind of it, or the session's.
+            # Raised where the process is to end: Lightning's subclass, or the session's status.
             return type(raised) is not SystemExit or raised.code == _TERMINATED
         if not isinstance(raised, HermesError):
             return False
@@ -194,12 +195,13 @@ class _Engagement:
         try:
             return objective(trial)
         finally:
-            self._stopped = private.asked_to_stop(self._study)
+            # Read now: later study.tell() calls the sampler, which may stop the study too.
+            self._stopped = _optuna.asked_to_stop(self._study)
 
 
 @contextlib.contextmanager
 def _opening(root: Path) -> Iterator[None]:
-    """Wait until no other process opens a trial of this study, on this host at least."""
+    """Lock the opening of trials of this study against other processes of this host."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(root / "open.lock")
@@ -214,20 +216,20 @@ def _opening(root: Path) -> Iterator[None]:
 
 
 def _die(words: str) -> NoReturn:
-    """End as if killed: the run is taken from its last checkpoint, and no trial has failed."""
+    """End as if killed: the trial goes on from its last checkpoint and does not fail."""
     print(words, flush=True)
     os._exit(1)
 
 
 class _Notes:
-    """Takes notes on a thread: what the dashboard shows must not cost the device time.
+    """Writes notes for the dashboard on a thread, so that they cost no device time.
 
     Args:
         note: writes one.
-        disconnect: called when the run is parked: a process that waits needs no connection.
+        disconnect: called when the trial is parked: a process that waits needs no connection.
     """
 
-    def __init__(self, note: private.Note, disconnect: Callable[[], None]) -> None:
+    def __init__(self, note: _optuna.Note, disconnect: Callable[[], None]) -> None:
         self._note = note
         self._disconnect = disconnect
         self._queue: queue.SimpleQueue[RunState | None] = queue.SimpleQueue()
@@ -235,11 +237,11 @@ class _Notes:
         self._thread.start()
 
     def put(self, state: RunState) -> None:
-        """Write this state soon."""
+        """Queue a state to be written."""
         self._queue.put(state)
 
     def close(self) -> None:
-        """Wait until all is written, or not for long: no more than a dashboard misses it."""
+        """Wait until all is written, at most ``NOTES_SECONDS``: only a dashboard would miss it."""
         self._queue.put(None)
         self._thread.join(NOTES_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Numbers, databases and names that nobody should give: one line, exit status 2, nothing obeyed."""
+"""Invalid numbers, databases and names give one line and exit status 2, and change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README and the examples say is run."""
+"""The commands and programs of the README and of the examples run."""
 
 from __future__ import annotations
 

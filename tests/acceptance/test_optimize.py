@@ -19,7 +19,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.ledger import LeaseRecord, Ledger, open_ledger
 
 TINY = Path(__file__).parent / "tiny.py"
@@ -29,10 +29,10 @@ N_TRIALS = 8
 DYING = """
 import os
 from pathlib import Path
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from tiny import only_reports as objective
 
-open_trial = private.open_trial
+open_trial = _optuna.open_trial
 
 def dies_once(*args, **options):
     trial = open_trial(*args, **options)
@@ -41,7 +41,7 @@ def dies_once(*args, **options):
         os._exit(9)
     return trial
 
-private.open_trial = dies_once
+_optuna.open_trial = dies_once
 """
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -61,7 +61,7 @@ def load(storage: str) -> optuna.Study:
 
 @contextlib.contextmanager
 def ledger_of(storage: str) -> Iterator[Ledger]:
-    ledger = open_ledger(private.ledger_url(load(storage)))
+    ledger = open_ledger(_optuna.ledger_url(load(storage)))
     yield ledger
     ledger.close()
 
@@ -331,7 +331,7 @@ def test_a_trial_that_outgrows_its_memory_is_tried_again_alone(
     assert states == ["COMPLETE", "COMPLETE", "FAIL"]
     assert (tmp_path / "attempts-2").read_text() == "xx"
     with ledger_of(storage_url) as ledger:
-        events = ledger.load_events(private.study_key(load(storage_url)))
+        events = ledger.load_events(_optuna.study_key(load(storage_url)))
     outgrown = [event for event in events if event.kind == "outgrew its memory"]
     assert [event.number for event in outgrown] == [1, 2]
     assert "Trial 1 outgrew its memory on cpu:0" in outgrown[0].detail["reason"]
@@ -374,9 +374,9 @@ def test_a_damaged_checkpoint_is_never_a_silent_restart(
     running.send(signal.SIGINT)
     running.wait(12)
     with ledger_of(storage_url) as ledger:
-        runs = ledger.load_runs(private.study_key(load(storage_url)))
+        runs = ledger.load_runs(_optuna.study_key(load(storage_url)))
         stored = [run.number for run in runs if run.state == "stored"]
-        saved = ledger.load_checkpoints(private.study_key(load(storage_url)))
+        saved = ledger.load_checkpoints(_optuna.study_key(load(storage_url)))
     for checkpoint in saved:
         if checkpoint.number in stored and Path(checkpoint.path).exists():
             os.truncate(checkpoint.path, 100)

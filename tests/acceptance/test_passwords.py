@@ -1,4 +1,4 @@
-"""The password of a study's database is seen by nobody but the database."""
+"""The password of a study's database is shown to the database only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def with_passwords(url: str) -> str:
 
 
 def processes(runtime_dir: Path) -> Iterator[psutil.Process]:
-    """Broker, nursery and workers, and whatever else was started for this study."""
+    """Broker, fork server and workers, and whatever else was started for this study."""
     for process in psutil.process_iter():
         try:
             if process.environ().get("OPTUNA_HERMES_RUNTIME_DIR") == str(runtime_dir):
@@ -88,7 +88,7 @@ def test_a_password_is_written_nowhere(
         if process.pid not in (running.process.pid, os.getpid()):
             told = [*process.cmdline(), *process.environ().values()]
             seen[f"process {process.cmdline()[1:4]} {process.pid}"] = "\n".join(told)
-    assert len(seen) >= 4, "broker, nursery and two workers"
+    assert len(seen) >= 4, "broker, fork server and two workers"
     (tmp_path / "go").touch()
     done = running.wait()
     seen["optimize"] = done.stdout + done.stderr

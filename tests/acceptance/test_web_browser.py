@@ -25,7 +25,7 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.ledger import (
     EventRecord,
     LeaseRecord,
@@ -114,7 +114,7 @@ def ended(storage_url: str) -> str:
         study.add_trial(
             create_trial(state=state, value=value, params={"lr": 0.1, NASTY: 0.2}, distributions=lr)
         )
-    key = private.study_key(study)
+    key = _optuna.study_key(study)
     ledger = open_ledger(storage_url)
     with ledger.batch():
         for number in range(len(states)):

@@ -1,4 +1,4 @@
-"""What Lightning and torch do around the processes of a run is what ``_lightning/_ddp.py`` expects.
+"""The parts of Lightning and torch on which ``_lightning/_ddp.py`` relies without a promise.
 
 If a test here fails after an upgrade, look at ``_lightning/_ddp.py`` before anything else.
 """
@@ -24,7 +24,7 @@ from lightning.pytorch.trainer.call import _interrupt
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from optuna_hermes import _lightning as private
+from optuna_hermes import _lightning
 from optuna_hermes.lightning import HermesCallback
 
 pytestmark = [
@@ -74,7 +74,9 @@ def trainer_of(strategy: str, *callbacks: Callback, devices: int = 2) -> Trainer
 
 @pytest.mark.parametrize("launcher", [_MultiProcessingLauncher, _SubprocessScriptLauncher])
 def test_launch_is_watched_once(launcher: type[Any]) -> None:
-    """``launch`` has the arguments that are handed on, and importing the callback wraps it."""
+    """``launch`` has the arguments that are handed on, and making a callback wraps it, once."""
+    HermesCallback(None, "loss")
+    HermesCallback(None, "loss")
     watched = inspect.getattr_static(launcher, "launch")
     wrapped, kind = watched.args
     assert list(inspect.signature(wrapped).parameters) == [
@@ -181,7 +183,7 @@ def test_ddp_says_whether_it_moves_gradients(
 
     class Asks(Callback):
         def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            notes.note("exact", private.why_not_exact(trainer) is None)
+            notes.note("exact", _lightning.why_not_exact(trainer) is None)
 
     trainer_of(strategy, Asks(), devices=devices).fit(BoringModel())
     assert notes.read() == [["exact", exact]] * devices

@@ -1,16 +1,18 @@
-"""What ``_optuna`` relies on in Optuna without a promise: it fails here when Optuna changes."""
+"""The parts of Optuna on which ``_optuna`` relies without a promise; fails when Optuna changes."""
 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
-from optuna_hermes import HermesSampler
-from optuna_hermes import _optuna as private
+from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes.errors import StorageError
 
 
@@ -27,11 +29,18 @@ def reported(study: optuna.Study, *values: float) -> optuna.Trial:
     return trial
 
 
+def constrain(trial: optuna.Trial, value: float) -> None:
+    if hasattr(trial, "set_constraint"):
+        trial.set_constraint("memory", value)
+    else:  # before Optuna 5 samplers alone set them
+        trial.storage.set_trial_system_attr(trial._trial_id, "constraints", (value,))
+
+
 def test_unfinished_trials_are_shown_complete_at_their_last_value(study: optuna.Study) -> None:
     """The base sampler never sees a trial that has reported as RUNNING."""
     reported(study, 0.9, 0.4)
     study.ask()
-    seen = private.StudyView(study).get_trials()
+    seen = _optuna.StudyView(study).get_trials()
     assert [trial.state for trial in seen] == [TrialState.COMPLETE, TrialState.RUNNING]
     assert seen[0].value == 0.4
     assert [trial.state for trial in study.trials] == [TrialState.RUNNING] * 2
@@ -41,11 +50,11 @@ def test_a_trial_whose_constraints_are_not_known_yet_is_shown_as_running() -> No
     """Samplers raise where one COMPLETE trial has constraints and another has none."""
     study = optuna.create_study()
     with_them = reported(study, 0.9)
-    with_them.set_constraint("memory", -1.0)
+    constrain(with_them, -1.0)
     study.tell(with_them, 0.9)
     reported(study, 0.4)
-    reported(study, 0.3).set_constraint("memory", 1.0)
-    seen = private.StudyView(study).get_trials()
+    constrain(reported(study, 0.3), 1.0)
+    seen = _optuna.StudyView(study).get_trials()
     assert [t.state.name for t in seen] == ["COMPLETE", "RUNNING", "COMPLETE"]
 
 
@@ -55,7 +64,9 @@ def test_a_trial_whose_constraints_are_not_known_yet_is_shown_as_running() -> No
 def test_brackets_of_hyperband_are_views_of_the_study(base: optuna.samplers.BaseSampler) -> None:
     """A bracket's view refuses attributes that every study has; a grid still ends the study."""
     study = optuna.create_study(
-        sampler=HermesSampler(base), pruner=optuna.pruners.HyperbandPruner(max_resource=9)
+        study_name="brackets",  # which bracket a trial goes to depends on it
+        sampler=HermesSampler(base),
+        pruner=optuna.pruners.HyperbandPruner(max_resource=9),
     )
 
     def objective(trial: optuna.Trial) -> float:
@@ -70,7 +81,7 @@ def test_brackets_of_hyperband_are_views_of_the_study(base: optuna.samplers.Base
     assert len(study.trials) == (3 if base else 15)
     trial = study.ask()
     bracket = optuna.pruners._filter_study(study, study._storage.get_trial(trial._trial_id))
-    assert len(private.StudyView(bracket).get_trials()) == len(bracket.get_trials())
+    assert len(_optuna.StudyView(bracket).get_trials()) == len(bracket.get_trials())
     assert len(bracket.get_trials()) < len(study.trials)
 
 
@@ -80,11 +91,11 @@ def test_a_grid_has_an_end() -> None:
     study = optuna.create_study(sampler=HermesSampler(grid))
     study.enqueue_trial({"x": 1.0, "k": 2})
     study.ask()
-    assert private.left_to_propose(study) == 4
+    assert _optuna.left_to_propose(study) == 4
     study.ask()
     study.tell(study.ask(), state=TrialState.FAIL)
-    assert private.left_to_propose(study) == 2
-    assert private.left_to_propose(optuna.create_study(sampler=HermesSampler())) is None
+    assert _optuna.left_to_propose(study) == 2
+    assert _optuna.left_to_propose(optuna.create_study(sampler=HermesSampler())) is None
 
 
 @pytest.mark.parametrize("url", [None, "sqlite"])
@@ -96,8 +107,8 @@ def test_states_of_trials_are_read_without_the_rest(url: str | None, storage_url
     study.tell(reported(study, 0.9), 0.9)
     study.tell(study.ask(), state=TrialState.FAIL)
     reported(study, 0.4)
-    assert private.trial_states(study) == {t.number: t.state for t in study.get_trials()}
-    assert list(private.trial_states(study).values())[1:] == [TrialState.FAIL, TrialState.RUNNING]
+    assert _optuna.trial_states(study) == {t.number: t.state for t in study.get_trials()}
+    assert list(_optuna.trial_states(study).values())[1:] == [TrialState.FAIL, TrialState.RUNNING]
 
 
 @pytest.mark.parametrize(("direction", "worst"), [("minimize", math.inf), ("maximize", -math.inf)])
@@ -105,24 +116,24 @@ def test_a_diverged_trial_is_shown_as_the_worst(direction: str, worst: float) ->
     """NaN is no value that a sampler could sort."""
     study = optuna.create_study(direction=direction)
     reported(study, 0.5, math.nan)
-    assert private.StudyView(study).get_trials()[0].value == worst
+    assert _optuna.StudyView(study).get_trials()[0].value == worst
 
 
 @pytest.mark.parametrize(
-    "base",
+    ("kind", "options"),
     [
-        optuna.samplers.TPESampler(n_startup_trials=2, seed=0),
-        optuna.samplers.GPSampler(n_startup_trials=2, seed=0),
-        optuna.samplers.RandomSampler(seed=0),
+        (optuna.samplers.TPESampler, {"n_startup_trials": 2}),
+        (optuna.samplers.GPSampler, {"n_startup_trials": 2}),
+        (optuna.samplers.RandomSampler, {}),
     ],
-    ids=lambda base: type(base).__name__,
+    ids=["TPE", "GP", "random"],
 )
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_samplers_propose_from_the_view(
-    base: optuna.samplers.BaseSampler, study: optuna.Study
+    kind: type[optuna.samplers.BaseSampler], options: dict[str, Any], study: optuna.Study
 ) -> None:
     """Base samplers accept the view in the place of a study."""
-    study.sampler = HermesSampler(base)
+    study.sampler = HermesSampler(kind(seed=0, **options))  # before Optuna 5 one of them warns
     for value in (0.9, 0.5, 0.4, 0.3):
         reported(study, value)
     assert 0 <= study.ask().suggest_float("x", 0, 1) <= 1
@@ -152,7 +163,7 @@ def test_reseeding_makes_proposals_repeatable(storage_url: str) -> None:
 
     def draw(seed: int, number: int) -> float:
         sampler = HermesSampler()
-        private.reseed(sampler, seed, number)
+        _optuna.reseed(sampler, seed, number)
         study = optuna.create_study(sampler=sampler)
         return study.ask().suggest_float("x", 0, 1)
 
@@ -163,18 +174,18 @@ def test_reseeding_makes_proposals_repeatable(storage_url: str) -> None:
 def test_a_trial_is_marked_from_its_first_moment(study: optuna.Study) -> None:
     """A trial that was opened and never registered can be told from a plain worker's."""
     study.ask()
-    mine = private.open_trial(study)
-    assert [private.ours(trial) for trial in study.get_trials()] == [False, True]
+    mine = _optuna.open_trial(study)
+    assert [_optuna.ours(trial) for trial in study.get_trials()] == [False, True]
     study.tell(mine, 1.0)
-    assert not private.ours(study.trials[1])
+    assert not _optuna.ours(study.trials[1])
 
 
 def test_queued_trials_are_opened_first(study: optuna.Study) -> None:
     """``enqueue_trial`` works as with ``study.ask``, and the trial is marked as well."""
     study.enqueue_trial({"x": 0.25})
-    trial = private.open_trial(study)
+    trial = _optuna.open_trial(study)
     assert trial.suggest_float("x", 0, 1) == 0.25
-    assert private.ours(study.trials[0])
+    assert _optuna.ours(study.trials[0])
 
 
 def test_a_trial_that_somebody_died_over_is_not_lost_once_it_is_taken(
@@ -190,9 +201,9 @@ def test_a_trial_that_somebody_died_over_is_not_lost_once_it_is_taken(
     with monkeypatch.context() as patch:
         patch.setattr(storage, "set_trial_state_values", die)
         with pytest.raises(KeyboardInterrupt):
-            private.open_trial(study, name="7")
-    assert private.open_trial(study, name="8").number == 0
-    assert private.open_trial(study, name="9", lost=["7"]).number == 1
+            _optuna.open_trial(study, name="7")
+    assert _optuna.open_trial(study, name="8").number == 0
+    assert _optuna.open_trial(study, name="9", lost=["7"]).number == 1
 
 
 @pytest.mark.parametrize("queued", [False, True])
@@ -200,20 +211,20 @@ def test_a_trial_of_somebody_who_died_is_found(study: optuna.Study, queued: bool
     """The one with that mark is taken, and only while it has no end and no other has it."""
     if queued:
         study.enqueue_trial({"x": 0.25})
-    private.open_trial(study, name="7")
-    assert private.open_trial(study, name="8", lost=["7"]).number == 0
-    assert private.open_trial(study, name="9", lost=["7"]).number == 1
+    _optuna.open_trial(study, name="7")
+    assert _optuna.open_trial(study, name="8", lost=["7"]).number == 0
+    assert _optuna.open_trial(study, name="9", lost=["7"]).number == 1
     study.tell(1, 0.5)
-    assert private.open_trial(study, name="10", lost=["9"]).number == 2
-    assert private.open_trial(study, name="11", lost=["12", "8"]).number == 0
-    assert all(private.ours(study.trials[number]) for number in (0, 2))
+    assert _optuna.open_trial(study, name="10", lost=["9"]).number == 2
+    assert _optuna.open_trial(study, name="11", lost=["12", "8"]).number == 0
+    assert all(_optuna.ours(study.trials[number]) for number in (0, 2))
 
 
 def test_another_process_gets_the_same_trial(storage_url: str, study: optuna.Study) -> None:
     """A trial that is taken up again has its parameters and its reported values."""
     first = reported(study, 0.5)
     again = optuna.load_study(study_name="s", storage=storage_url)
-    trial = private.reattach(again, private.trial_id(first))
+    trial = _optuna.reattach(again, _optuna.trial_id(first))
     assert trial.suggest_float("x", 0, 1) == first.params["x"]
     trial.suggest_float("y", 0, 1)
     trial.report(0.4, 2)
@@ -223,17 +234,17 @@ def test_another_process_gets_the_same_trial(storage_url: str, study: optuna.Stu
 
 def test_a_study_made_again_has_another_key(storage_url: str, study: optuna.Study) -> None:
     """The ledger of a deleted study is not taken for that of its namesake."""
-    key = private.study_key(study)
-    assert private.study_key(optuna.load_study(study_name="s", storage=storage_url)) == key
+    key = _optuna.study_key(study)
+    assert _optuna.study_key(optuna.load_study(study_name="s", storage=storage_url)) == key
     optuna.delete_study(study_name="s", storage=storage_url)
-    assert private.study_key(optuna.create_study(storage=storage_url, study_name="s")) != key
+    assert _optuna.study_key(optuna.create_study(storage=storage_url, study_name="s")) != key
 
 
 def test_the_seed_is_kept(study: optuna.Study) -> None:
     """Without a seed one is drawn once, so that a later call seeds its trials alike."""
-    assert private.study_seed(study, None) == private.study_seed(study, None)
-    assert private.study_seed(study, 7) == 7
-    assert private.study_seed(study, None) == 7
+    assert _optuna.study_seed(study, None) == _optuna.study_seed(study, None)
+    assert _optuna.study_seed(study, 7) == 7
+    assert _optuna.study_seed(study, None) == 7
 
 
 def test_where_ledger_and_checkpoints_are(
@@ -241,33 +252,56 @@ def test_where_ledger_and_checkpoints_are(
 ) -> None:
     """Beside an SQLite file, whatever the folder a process runs in; else in the user's own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert private.ledger_url(study) == f"sqlite:///{tmp_path / 'study.db'}"
-    assert private.checkpoint_root(study).parent == tmp_path / "study.db.hermes"
+    assert _optuna.ledger_url(study) == f"sqlite:///{tmp_path / 'study.db'}"
+    assert _optuna.checkpoint_root(study).parent == tmp_path / "study.db.hermes"
     monkeypatch.chdir(tmp_path)
     relative = optuna.create_study(storage="sqlite:///other.db")
-    assert private.ledger_url(relative) == f"sqlite:///{tmp_path / 'other.db'}"
+    assert _optuna.ledger_url(relative) == f"sqlite:///{tmp_path / 'other.db'}"
     journal = optuna.storages.JournalStorage(
         optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
     )
     for storage in (None, journal):
         away = optuna.create_study(storage=storage)
-        assert private.ledger_url(away).startswith(f"sqlite:///{tmp_path / 'state'}")
-        assert private.shared(away) == (storage is not None)
+        assert _optuna.ledger_url(away).startswith(f"sqlite:///{tmp_path / 'state'}")
+        assert _optuna.shared(away) == (storage is not None)
 
 
 def test_stop_works_inside_of_the_loop_only(study: optuna.Study) -> None:
     """``study.stop()`` may be called by callbacks, as in ``study.optimize``."""
     with pytest.raises(RuntimeError):
         study.stop()
-    with private.optimize_loop(study):
-        assert not private.asked_to_stop(study)
+    with _optuna.optimize_loop(study):
+        assert not _optuna.asked_to_stop(study)
         study.stop()
-        assert private.asked_to_stop(study)
+        assert _optuna.asked_to_stop(study)
 
 
 def test_storages_that_cannot_be_used_are_named_without_their_password() -> None:
     """One line says which storage, and hides what must not be seen."""
     with pytest.raises(StorageError, match="localhost") as raised:
-        private.create_study("postgresql://me:secret@localhost:1/x", "s")
+        _optuna.create_study("postgresql://me:secret@localhost:1/x", "s")
     assert "secret" not in str(raised.value)
-    assert private.hidden("sqlite:///a@b:c.db") == "sqlite:///a@b:c.db"
+    assert _optuna.hidden("sqlite:///a@b:c.db") == "sqlite:///a@b:c.db"
+
+
+LOADED = """
+import sys
+from pathlib import Path
+import cloudpickle
+study = cloudpickle.loads(Path(sys.argv[1]).read_bytes())
+trial = study.ask()
+study.tell(trial, trial.suggest_float("x", 0.0, 1.0))
+print(len(study.trials), "alembic" in sys.modules)
+"""
+
+
+def test_a_worker_does_not_look_for_tables_that_are_there(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    """A study for workers can do what a study can, and alembic is not imported for it."""
+    packed = tmp_path / "study"
+    packed.write_bytes(_optuna.for_workers(study))
+    script = [sys.executable, "-c", LOADED, str(packed)]
+    said = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    assert said.split() == ["1", "False"]
+    assert len(study.trials) == 1

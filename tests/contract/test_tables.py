@@ -1,4 +1,4 @@
-"""What ``_tables`` reads of a study is what Optuna says of it: it fails here if Optuna changes."""
+"""The facts that ``_tables`` reads of a study equal Optuna's; fails when Optuna changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes._tables import ends_of, read_facts
 from optuna_hermes.ledger import open_ledger
 
@@ -37,10 +37,10 @@ def test_the_facts_of_a_study_are_those_that_optuna_knows(url: str, direction: s
     make_study(storage, "other")
     study = make_study(storage, "s", direction)
     assert study.trials[0].number == 0
-    key = private.study_key(study)
+    key = _optuna.study_key(study)
     facts = read_facts(url, "s")
     assert facts is not None
-    assert (facts.key, facts.sign) == (key, private.sign(study))
+    assert (facts.key, facts.sign) == (key, _optuna.sign(study))
     assert facts.ends == {
         each.number: "failed" if each.state == TrialState.FAIL else "done"
         for each in study.trials
@@ -48,7 +48,7 @@ def test_the_facts_of_a_study_are_those_that_optuna_knows(url: str, direction: s
     }
     with closing(open_ledger(str(facts.ledger_url))) as ledger:
         ledger.save_memory(key, 1)
-    with closing(open_ledger(private.ledger_url(study))) as ledger:
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
         assert ledger.load_memory(key) == 1
     storage.remove_session()
     storage.engine.dispose()

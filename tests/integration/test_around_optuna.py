@@ -1,4 +1,4 @@
-"""What Optuna has around a study: samplers, ways to stop, constraints, several objectives."""
+"""Optuna's surroundings of a study: samplers, ways to stop, constraints, several objectives."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes import HermesPruner, HermesSampler, optimize
-from optuna_hermes import _optuna as private
+from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
 from optuna_hermes.ledger import MemoryLedger, open_ledger
 from optuna_hermes.workers._opening import opening
 from optuna_hermes.workers._words import LEFT, NOTHING_LEFT, STOP
@@ -93,7 +92,7 @@ def test_every_sampler_of_optuna_proposes() -> None:
 def test_a_grid_bounds_its_study(n_trials: int | None, unstarted: int) -> None:
     """Nobody is let open a trial for which no point is left."""
     study = make_study(samplers()["grid"])
-    spec = private.study_spec(study, policy="hermes", slice_seconds=1.0)
+    spec = _optuna.study_spec(study, policy="hermes", slice_seconds=1.0)
     found = opening(study, spec, MemoryLedger(), "a", n_trials=n_trials, max_alive=2)
     assert (found.unstarted, found.limit) == (unstarted, unstarted)
 
@@ -102,12 +101,12 @@ def test_a_grid_bounds_its_study(n_trials: int | None, unstarted: int) -> None:
 def test_a_grid_is_trained_once(storage_url: str) -> None:
     """No point twice, however many trials may be alive; nothing is left, and nothing unfinished."""
     study = make_study(optuna.samplers.GridSampler({"x": [-1.0, 1.0], "k": [0, 1]}), storage_url)
-    assert private.left_to_propose(study) == 4
+    assert _optuna.left_to_propose(study) == 4
     optimize(study, objective, n_trials=50, devices="cpu:2", show_progress=False)
     points = [(trial.params["x"], trial.params["k"]) for trial in study.trials]
     assert sorted(points) == [(-1.0, 0), (-1.0, 1), (1.0, 0), (1.0, 1)]
     assert {*states(study)} == {"COMPLETE"}
-    assert private.left_to_propose(study) == 0
+    assert _optuna.left_to_propose(study) == 0
 
 
 @pytest.mark.slow
@@ -150,7 +149,7 @@ def test_a_worker_says_who_has_called_stop() -> None:
     found = []
     for calls in (False, True):
         worker = _Engagement(job, study, None, lambda word, reason: None)  # type: ignore[arg-type]
-        with private.optimize_loop(study):
+        with _optuna.optimize_loop(study):
             worker._run(study.ask(), lambda trial: trial.study.stop() if calls else 0.0)  # noqa: B023
             found.append(worker.end)
             study.stop()
@@ -208,8 +207,8 @@ def test_trials_of_several_objectives_take_turns(storage_url: str) -> None:
     optimize(study, two_objectives, n_trials=3, devices="cpu:2", show_progress=False)
     assert {*states(study)} == {"COMPLETE"}
     assert all(trial.values == [trial.params["x"], 1 - trial.params["x"]] for trial in study.trials)
-    with closing(open_ledger(private.ledger_url(study))) as ledger:
-        curves = ledger.load_curves(private.study_key(study))
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        curves = ledger.load_curves(_optuna.study_key(study))
     assert {n: curve.values for n, curve in curves.items()} == {
         trial.number: (-trial.params["x"],) * 3 for trial in study.trials
     }
@@ -219,8 +218,8 @@ def test_a_trial_of_several_objectives_reports_to_nobody_but_the_broker() -> Non
     """Optuna refuses its intermediate values and never prunes it: neither is an error here."""
     study = optuna.create_study(directions=["minimize", "minimize"])
     trial = study.ask()
-    private.report(trial, 0.5, 1)
-    assert private.should_prune(trial) is False
+    _optuna.report(trial, 0.5, 1)
+    assert _optuna.should_prune(trial) is False
     single = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=0.1)).ask()
-    private.report(single, 0.5, 1)
-    assert private.should_prune(single) is True
+    _optuna.report(single, 0.5, 1)
+    assert _optuna.should_prune(single) is True

@@ -1,4 +1,4 @@
-"""Trials that are asked for and told without ``study.optimize``, and studies inside of trials."""
+"""Trials by ask and tell, without ``study.optimize``, and studies inside of trials."""
 
 from __future__ import annotations
 

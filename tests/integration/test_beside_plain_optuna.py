@@ -16,7 +16,7 @@ import pytest
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 
 # Who has trained which trial is told by a file beside this one, to which both append.
 OBJECTIVE = """
@@ -224,16 +224,16 @@ def test_a_trial_that_a_plain_worker_took_first_is_not_ours(
 ) -> None:
     """Whoever loses the race for an enqueued trial opens another and leaves no mark on that one."""
     study, rival = race
-    mine = private.open_trial(study)
+    mine = _optuna.open_trial(study)
     assert mine.number != rival.taken[0].number
-    assert [private.ours(trial) for trial in study.get_trials()] == [False, True]
+    assert [_optuna.ours(trial) for trial in study.get_trials()] == [False, True]
 
 
 def test_a_trial_that_was_taken_and_finished_is_no_error(race: tuple[optuna.Study, Race]) -> None:
     """The queue as it was read may be long over."""
     study, rival = race
     rival.finish = True
-    mine = private.open_trial(study)
+    mine = _optuna.open_trial(study)
     assert mine.number == 1
     assert study.trials[0].state == TrialState.COMPLETE
 
@@ -242,8 +242,8 @@ def test_a_trial_of_the_queue_is_ours_once_it_was_taken(storage_url: str) -> Non
     """It has a mark of its own, and is not ours any more when it is over."""
     study = optuna.create_study(study_name="s", storage=storage_url)
     study.enqueue_trial({"x": 0.5})
-    mine = private.open_trial(study)
+    mine = _optuna.open_trial(study)
     assert mine.number == 0
-    assert private.ours(study.trials[0])
+    assert _optuna.ours(study.trials[0])
     study.tell(mine, 1.0)
-    assert not private.ours(study.trials[0])
+    assert not _optuna.ours(study.trials[0])

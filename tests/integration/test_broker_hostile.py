@@ -1,4 +1,4 @@
-"""Clients that misuse the broker's socket: they are hung up on, and nobody else notices."""
+"""Clients that misuse the broker's socket are disconnected, and other clients notice nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from optuna_hermes.broker import OpenStudy, StudySpec, connect, connect_or_start
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._server import _doors
+from optuna_hermes.broker._server import _socket_server
 from optuna_hermes.broker._server._server import Server
 from optuna_hermes.errors import BrokerError
 from optuna_hermes.model import Device
@@ -72,7 +72,7 @@ def test_half_a_frame_is_not_waited_for(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: int
 ) -> None:
     """Whoever begins to say something, and does not end it, is hung up on after a while."""
-    monkeypatch.setattr(_doors, "FRAME_SECONDS", 0.2)
+    monkeypatch.setattr(_socket_server, "FRAME_SECONDS", 0.2)
 
     async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
         reader, writer = await connect()
@@ -91,7 +91,7 @@ def test_who_says_no_hello_is_not_waited_for(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that stays silent is closed, and so is one that says half a hello."""
-    monkeypatch.setattr(_doors, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(_socket_server, "HELLO_SECONDS", 0.2)
 
     async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
         for start in (b"", hello()[:-1]):
@@ -107,7 +107,7 @@ def test_connections_without_hello_are_not_piled_up(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One too many is closed at once; those who have said hello do not count."""
-    monkeypatch.setattr(_doors, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(_socket_server, "MAX_STRANGERS", 2)
 
     async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
         known = [await connect() for _ in range(2)]
@@ -130,7 +130,7 @@ def test_who_reads_nothing_is_hung_up_on(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a client does not read fills the broker's memory up to a limit only."""
-    monkeypatch.setattr(_doors, "MAX_UNREAD_BYTES", 1 << 16)
+    monkeypatch.setattr(_socket_server, "MAX_UNREAD_BYTES", 1 << 16)
 
     async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:
         _, writer = await connect()

@@ -19,7 +19,7 @@ import optuna
 import pytest
 from optuna.storages import RDBStorage
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.broker import connect
 from optuna_hermes.ledger import open_ledger
 
@@ -51,10 +51,10 @@ def objective(trial):
 
 BROKER = """
 import sys
-from optuna_hermes.broker._core import _away
+from optuna_hermes.broker._core import _outage
 from optuna_hermes.broker.__main__ import run_broker
 
-_away.AWAY_SECONDS = float(sys.argv[1])
+_outage.AWAY_SECONDS = float(sys.argv[1])
 run_broker("cpu:2", idle_seconds=None)
 """
 
@@ -103,8 +103,8 @@ class Scene:
         """Every trial is complete with every value, and no more units were trained twice."""
         with self.storage() as opened:
             study = optuna.load_study(storage=opened, study_name="s")
-            trials, key = study.trials, private.study_key(study)
-            ledger = open_ledger(private.ledger_url(study))
+            trials, key = study.trials, _optuna.study_key(study)
+            ledger = open_ledger(_optuna.ledger_url(study))
         assert [trial.state.name for trial in trials] == ["COMPLETE"] * N_TRIALS
         curves = ledger.load_curves(key)
         for trial in trials:

@@ -49,7 +49,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from optuna_hermes.errors import Suspended
+from optuna_hermes.errors import CheckpointError, Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.pytorch import Run
 from optuna_hermes.suspend import StoredState
@@ -713,31 +713,123 @@ class Stream(IterableDataset[Any]):
             yield x + 0.1 * torch.rand(()) + 0.1 * np.random.rand() + self.rng.normal(), y
 
 
-@pytest.mark.parametrize("crash", [2, BATCHES + 3, 2 * BATCHES + 2, 3 * BATCHES + 7])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_streams(workers: int, crash: int, tmp_path: Path) -> None:
-    """A run over an iterable data set is stored between its epochs, and comes back to the last."""
+class Sized(Stream):
+    """A stream that says how long it is."""
 
-    class Crash(FakeSession):
-        def tick(self) -> None:
-            super().tick()
-            self.left -= 1
-            if not self.left:
-                raise InterruptedError
+    def __len__(self) -> int:
+        return SAMPLES
 
-    make = functools.partial(
-        lambda: DataLoader(Stream(), SIZE, num_workers=workers, generator=torch.Generator())
-    )
-    train = functools.partial(loop, train=make, val=loader)
+
+def stream(kind: type[Stream], workers: int) -> Any:
+    return DataLoader(kind(), SIZE, num_workers=workers, generator=torch.Generator())
+
+
+STREAMS = {
+    "in-process": (Stream, 0),
+    "workers": (Stream, 2),
+    "sized": (Sized, 0),
+    "sized-workers": (Sized, 1),
+}
+IN_STREAMS = [(1, BATCHES, 3), (BATCHES + 3, 2), (BATCHES, 1, BATCHES - 1)]
+
+
+@pytest.mark.parametrize("stops", IN_STREAMS, ids=str)
+@pytest.mark.parametrize("case", STREAMS)
+def test_streams(case: str, stops: tuple[int, ...], tmp_path: Path) -> None:
+    """A run over an iterable data set comes back to any batch of it."""
+    make = functools.partial(stream, *STREAMS[case])
+    check(functools.partial(loop, train=make, val=loader), tmp_path, stops=stops)
+
+
+@pytest.mark.filterwarnings("ignore:.*IterableDataset:UserWarning")
+@pytest.mark.parametrize("stops", IN_STREAMS, ids=str)
+@pytest.mark.parametrize("case", STREAMS)
+def test_lightning_streams(case: str, stops: tuple[int, ...], tmp_path: Path) -> None:
+    """So it does in Lightning, which fetches a batch ahead where it knows of no length."""
+    make = functools.partial(stream, *STREAMS[case])
+    check(functools.partial(fit, train=make, val=loader), tmp_path, stops=stops)
+
+
+class Recent(IterableDataset[Any]):
+    """Draws from what has been put there as it is gone through."""
+
+    def __init__(self, recent: list[float]) -> None:
+        self.recent = recent
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(SAMPLES):
+            x = torch.full((4,), random.choice(self.recent)) + torch.rand(4)
+            yield x, x.sum()
+
+
+class Remembering(Net):
+    """Keeps losses, from which the data are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recent = [0.5]
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.recent.append(float(loss.detach()))
+        return loss
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Recent(self.recent), SIZE)
+
+    def val_dataloader(self) -> Any:
+        return loader()
+
+
+class Crash(Callback):
+    """Ends a process after some batches."""
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self._batches:
+            raise InterruptedError
+
+
+@pytest.mark.parametrize("crash", [2, BATCHES + 3, 3 * BATCHES + 2])
+def test_a_stream_that_the_training_feeds(crash: int, tmp_path: Path) -> None:
+    """A run over it is stored between its epochs, since what it gave cannot be had again."""
+    train = functools.partial(fit, net=Remembering, train=None, val=None)
     plain, trace = Trace(), Trace()
     train(None, plain)
-    session = Crash(checkpoint_dir=tmp_path)
-    session.left = crash
+    session = FakeSession(checkpoint_dir=tmp_path)
     with pytest.raises(InterruptedError):
-        train(session, trace)
-    assert session.checkpoints or crash < 3 * BATCHES
+        train(session, trace, callbacks=lambda: [Crash(crash)])
+    assert session.checkpoints or crash < 2 * BATCHES
     train(session.again(), trace)
     assert [key for key in plain.seen if trace.seen[key] != plain.seen[key]] == []
+
+
+class Shrinking(IterableDataset[Any]):
+    """Has fewer samples whenever it is made again."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+
+    def __iter__(self) -> Iterator[Any]:
+        points = Points()
+        return (points[index] for index in range(SAMPLES // self.made))
+
+
+def test_a_stream_that_gives_less_than_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that cannot be brought back to its batch says so, and does not end its epoch."""
+    monkeypatch.setattr(Shrinking, "made", 0)
+    train = functools.partial(loop, train=lambda: DataLoader(Shrinking(), SIZE), val=loader)
+    session = FakeSession({BATCHES - 1: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        train(session, Trace())
+    with pytest.raises(CheckpointError, match=r"6 batches of Shrinking, which ends after 4 now"):
+        train(session.again(), Trace())
 
 
 def by_fabric(make: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ import sqlalchemy
 from optuna.storages import RDBStorage
 from sqlalchemy import text
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.testing._records import checkpoint, event, lease, report, run
 
@@ -47,7 +47,7 @@ def make_study(url: str, name: str) -> str:
     with opened(url) as storage:
         study = optuna.create_study(study_name=name, storage=storage)
         study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
-        key = private.study_key(study)
+        key = _optuna.study_key(study)
     with closing(open_ledger(url)) as ledger:
         epoch = ledger.last_epoch() + 1
         ledger.save_run(run(0, study=key, state="stored"))
@@ -88,7 +88,7 @@ def keys_without_a_study(url: str) -> list[str]:
     with opened(url) as storage, closing(open_ledger(url)) as ledger:
         names = optuna.get_all_study_names(storage)
         studies = [optuna.load_study(study_name=name, storage=storage) for name in names]
-        known = {private.known_key(study) for study in studies}
+        known = {_optuna.known_key(study) for study in studies}
         return [key for key in ledger.load_studies() if key not in known]
 
 
@@ -144,7 +144,7 @@ def test_a_study_made_again_under_a_deleted_ones_name_begins_anew(url: str) -> N
     old = make_study(url, "study")
     with opened(url) as storage:
         optuna.delete_study(study_name="study", storage=storage)
-        new = private.study_key(optuna.create_study(study_name="study", storage=storage))
+        new = _optuna.study_key(optuna.create_study(study_name="study", storage=storage))
     assert new != old
     with closing(open_ledger(url)) as ledger:
         assert ledger.load_runs(new) == []

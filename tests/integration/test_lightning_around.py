@@ -1,4 +1,4 @@
-"""What surrounds a training does not notice either that it was suspended."""
+"""The surroundings of a training do not notice that it was suspended either."""
 
 from __future__ import annotations
 

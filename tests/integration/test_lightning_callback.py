@@ -1,4 +1,4 @@
-"""What HermesCallback reports, refuses, and leaves behind."""
+"""The reports, refusals and leftovers of ``HermesCallback``."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_first_batch_is_told_once_a_grant(tmp_path: Path) -> None:
     ("case", "options"),
     [
         ("no folder", {}),
-        ("unknown length", {"loader": DataLoader(Stream(), batch_size=1)}),
+        ("two streams", {"loader": {"a": DataLoader(Stream(), 1), "b": DataLoader(Stream(), 1)}}),
         ("one of two loaders", {"loader": {"a": data(), "b": Batches()}}),
         ("not a DataLoader", {"loader": Batches()}),
     ],
@@ -393,6 +393,28 @@ def test_own_ckpt_path(tmp_path: Path) -> None:
     assert own.global_step == 18
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_own_ckpt_path_is_kept(tmp_path: Path) -> None:
+    """ModelCheckpoint never deletes the file that the objective gives to fit, as without us."""
+    before = Trainer(max_epochs=1, logger=False, enable_progress_bar=False, accelerator="cpu",
+                     callbacks=[ModelCheckpoint(tmp_path, monitor="step", mode="max")])  # fmt: skip
+    before.fit(Line(), data(), data())
+    (mine,) = tmp_path.glob("*.ckpt")
+    session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path / "run")
+    for expects_end in (False, True):
+        saves = ModelCheckpoint(tmp_path, monitor="step", mode="max")
+        hermes = HermesCallback(ask(), "val_loss", _session=session)
+        own = trainer(hermes, session, callbacks=[saves], enable_checkpointing=True)
+        if expects_end:
+            own.fit(Line(), data(), data(), ckpt_path=mine)
+        else:
+            with pytest.raises(Suspended):
+                own.fit(Line(), data(), data(), ckpt_path=mine)
+        session = session.again()
+    assert mine.exists()
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+
+
 # -- what is left behind -----------------------------------------------------------------------
 
 
@@ -426,12 +448,23 @@ def test_users_checkpoints_need_no_hermes(tmp_path: Path) -> None:
     session = stored(tmp_path / "run", callbacks=[saves], enable_checkpointing=True, max_epochs=4)
     later = ModelCheckpoint(tmp_path / "models", every_n_train_steps=4, save_top_k=-1)
     fit(session, callbacks=[later], enable_checkpointing=True, max_epochs=4)
-    assert len(list((tmp_path / "models").iterdir())) == 6
-    for path in (tmp_path / "models").iterdir():
-        plain = Trainer(max_epochs=4, logger=False, enable_progress_bar=False,
-                        accelerator="cpu", enable_checkpointing=False)  # fmt: skip
-        plain.fit(Line(), data(), data(), ckpt_path=path)
-        assert plain.global_step == 24
+    alone = ModelCheckpoint(tmp_path / "alone", every_n_train_steps=4, save_top_k=-1)
+    trained_plainly(alone)
+    names = sorted(path.name for path in (tmp_path / "models").iterdir())
+    assert len(names) == 6
+    assert names == sorted(path.name for path in (tmp_path / "alone").iterdir())
+    for name in names:
+        steps = trained_plainly(ckpt_path=tmp_path / "models" / name)
+        # 24, save that Lightning before 2.5 trains a batch again.
+        assert steps == trained_plainly(ckpt_path=tmp_path / "alone" / name)
+
+
+def trained_plainly(*callbacks: Callback, ckpt_path: Path | None = None) -> int:
+    """The steps that a Trainer without a callback of ours has done in the end."""
+    plain = Trainer(max_epochs=4, logger=False, enable_progress_bar=False, accelerator="cpu",
+                    enable_checkpointing=bool(callbacks), callbacks=list(callbacks))  # fmt: skip
+    plain.fit(Line(), data(), data(), ckpt_path=ckpt_path)
+    return plain.global_step
 
 
 def test_progress_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,6 +94,8 @@ class Net(pl.LightningModule):
         self.mean_loss(loss)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         self.log("largest", loss, on_step=False, on_epoch=True, reduce_fx="max")
+        self.log("last", batch_idx, on_step=False, on_epoch=True, reduce_fx=max)
+        self.log("first", batch_idx, on_step=False, on_epoch=True, reduce_fx=min)
         self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
         self.log("mean_loss", self.mean_loss, on_step=False, on_epoch=True)
         return loss
@@ -346,7 +348,7 @@ def options_of(name: str) -> dict[str, Any]:
         "workers": {"loader_options": workers, "data": Quiet(BATCHES * 8)},
         "accumulated-later": {"callbacks": (GradientAccumulationScheduler({1: 4}),)},
         "every-batch": {"val_check_interval": 1, "limit_train_batches": 5, "max_epochs": 8},
-        "one-batch-epochs": {"limit_train_batches": 1, "max_epochs": 35},
+        "one-batch-epochs": {"limit_train_batches": 1, "max_epochs": 35, "patience": 35},
         "steps": {"max_steps": 50, "max_epochs": -1},
         "across-epochs": {"val_check_interval": 7, "check_val_every_n_epoch": None},
         "plateau": {"net": Plateau, "val_check_interval": 7, "check_val_every_n_epoch": None},

@@ -1,4 +1,4 @@
-"""How a call of ``optimize`` ends when its workers do not."""
+"""The end of a call of ``optimize`` whose workers do not end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
 from optuna_hermes.ledger import open_ledger
-from optuna_hermes.workers import OptimizeResult, _driver
+from optuna_hermes.workers import _driver
+from optuna_hermes.workers._optimize import OptimizeResult
 
 
 @pytest.fixture

@@ -14,10 +14,9 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes import HermesPruner, HermesSampler
-from optuna_hermes import _optuna as private
+from optuna_hermes import HermesPruner, HermesSampler, _optuna
 from optuna_hermes.broker import connect
-from optuna_hermes.broker._client import _line
+from optuna_hermes.broker._client import _reconnecting
 from optuna_hermes.errors import BrokerError, UnsupportedPrunerError
 from optuna_hermes.ledger import open_ledger
 
@@ -81,7 +80,7 @@ def test_never_more_objectives_train_than_there_are_devices(storage_url: str, po
     study.optimize(objective_with(gauge), n_trials=12, n_jobs=6)
     assert gauge.peak == 2
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 12
-    leases = open_ledger(private.ledger_url(study)).load_leases()
+    leases = open_ledger(_optuna.ledger_url(study)).load_leases()
     assert all(lease.ended is not None for lease in leases)
     assert policy == "fifo" or len(leases) > 12, "some trial was suspended and came back"
 
@@ -95,6 +94,16 @@ def test_a_study_in_memory_keeps_its_ledger_in_a_file(
     study.optimize(objective_with(Gauge(), units=2), n_trials=3)
     assert len(study.trials) == 3
     assert list((tmp_path / "optuna-hermes" / "ledgers").glob("*.db"))
+
+
+def test_a_trial_that_reports_nothing_has_only_its_own_attributes(storage_url: str) -> None:
+    """State and device time are noted of a trial that can be suspended, and of no other one."""
+    study = make_study(storage_url)
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    study.optimize(objective_with(Gauge(), units=1), n_trials=1)
+    silent, reports = study.trials
+    assert silent.user_attrs == {}
+    assert reports.user_attrs["hermes:state"] == "done"
 
 
 def test_maximised_values_are_turned_round(storage_url: str, wait_for: Callable[..., Any]) -> None:
@@ -113,8 +122,8 @@ def test_maximised_values_are_turned_round(storage_url: str, wait_for: Callable[
     watcher.close()
     study.tell(trial, 0.75)
     assert shown["runs"][0]["value"] == 0.75
-    ledger = open_ledger(private.ledger_url(study))
-    curves = wait_for(lambda: ledger.load_curves(private.study_key(study)))  # reports may wait
+    ledger = open_ledger(_optuna.ledger_url(study))
+    curves = wait_for(lambda: ledger.load_curves(_optuna.study_key(study)))  # reports may wait
     assert curves[0].values == (-0.75,)
 
 
@@ -166,7 +175,7 @@ def test_a_trial_that_ends_without_any_broker_keeps_no_device(
     storage_url: str, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process goes on and tells the next broker, which has waited for it, before it asks."""
-    monkeypatch.setattr(_line, "AWAY_SECONDS", 0.3)
+    monkeypatch.setattr(_reconnecting, "AWAY_SECONDS", 0.3)
     study = optuna.create_study(
         storage=storage_url,
         sampler=HermesSampler(devices="cpu:1"),
@@ -191,9 +200,9 @@ def test_a_trial_that_ends_without_any_broker_keeps_no_device(
     thread.join(60)
     assert not thread.is_alive(), "the second trial waits for a device that nobody uses"
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
-    ledger = open_ledger(private.ledger_url(study))
-    assert [(run.state, run.units) for run in ledger.load_runs(private.study_key(study))] == [
+    ledger = open_ledger(_optuna.ledger_url(study))
+    assert [(run.state, run.units) for run in ledger.load_runs(_optuna.study_key(study))] == [
         ("done", 1)
     ] * 2
-    assert ledger.load_leases(private.study_key(study), live=True) == []
+    assert ledger.load_leases(_optuna.study_key(study), live=True) == []
     ledger.close()

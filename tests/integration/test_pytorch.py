@@ -581,11 +581,11 @@ def test_one_loop_over_batches() -> None:
     """Neither would a second loop over batches, nor one outside of an epoch."""
     run = Run(new_trial(), {}, None)
     with pytest.raises(InvalidInputError, match="once in each epoch"):
-        next(run.batches([1]))
+        next(iter(run.batches([1])))
     for _ in run.epochs(1):
         list(run.batches([1]))
         with pytest.raises(InvalidInputError, match="once in each epoch"):
-            next(run.batches([1]))
+            next(iter(run.batches([1])))
 
 
 def test_no_report_outside_of_epochs() -> None:
@@ -593,6 +593,111 @@ def test_no_report_outside_of_epochs() -> None:
     run = Run(new_trial(), {}, None)
     with pytest.raises(InvalidInputError, match=r"must come in the loop over run\.epochs"):
         run.report(1.0)
+
+
+def by_others(loader: Any, model: nn.Module, epochs: int) -> list[float]:
+    """A function that has loops and optimizer, and asks its loader for more than batches."""
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    losses = []
+    for _ in range(epochs):
+        model.train()
+        for x, y in loader:
+            loss = nn.functional.cross_entropy(model(x), y) / len(loader) * len(loader.dataset)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("tier", ["resident", "host"])
+def test_loops_of_a_function(tier: TierName, tmp_path: Path) -> None:
+    """Between batches of the loader that it is given others may train, and nothing changes."""
+
+    def train(session: FakeSession | None) -> tuple[list[float], Run, optuna.Trial]:
+        scramble(1)
+        model, trial = network(), new_trial()
+        run = Run(trial, {"model": model}, session)
+        loader = run.loader(DataLoader(Points(), 8, shuffle=True), report=lambda: random.random())
+        if session is not None:
+            session.tick()
+        return by_others(loader, model, EPOCHS), run, trial
+
+    wanted, _, _ = train(None)
+    session = FakeSession({1: tier}, checkpoint_dir=tmp_path)
+    losses, run, trial = train(session)
+    assert losses == wanted
+    assert [unit for unit, *_ in session.reports] == [1, 2, 3, 4]
+    assert list(trial.study.trials[0].intermediate_values) == [1, 2, 3, 4]
+    assert session.parks == [tier]
+    assert session.trainings == [False, False]
+    assert run._unit == EPOCHS
+
+
+def test_loops_of_a_function_do_not_go_on_from_a_loop(tmp_path: Path) -> None:
+    """A checkpoint of a loop over epochs says nothing about a function that begins anew."""
+    session = stored(tmp_path)
+    run = Run(new_trial(), {"model": nn.Linear(1, 1)}, session)
+    with pytest.raises(CheckpointError, match=r"stored in a loop over run\.epochs"):
+        run.loader([1.0])
+
+
+def test_values_that_the_loop_reports_to_optuna(tmp_path: Path) -> None:
+    """``trial.report`` may stay: the broker hears of it, and a checkpoint follows."""
+    trial, session = new_trial("maximize"), FakeSession(checkpoint_dir=tmp_path)
+    trial.report(5.0, 77)
+    run = Run(trial, {"model": nn.Linear(1, 1)}, session)
+    trial.report(6.0, 78)  # before its loop
+    for epoch in run.epochs(3):
+        for _ in run.batches([1.0, 2.0]):
+            session.tick()
+        trial.report(value=10.0 - epoch, step=epoch)
+        assert not trial.should_prune()
+    assert session.reports == [(1, 1, -10.0), (2, 2, -9.0), (3, 3, -8.0)]
+    assert [each.units for each in session.states] == [1, 2]
+    assert trial.study.trials[0].intermediate_values == {77: 5.0, 78: 6.0, 0: 10.0, 1: 9.0, 2: 8.0}
+    assert run.value == 8.0
+
+
+def test_values_are_not_heard_twice(tmp_path: Path) -> None:
+    """A loop that calls ``run.report`` may tell Optuna something else besides."""
+    trial, session = new_trial(), FakeSession(checkpoint_dir=tmp_path)
+    run = Run(trial, {"model": nn.Linear(1, 1)}, session)
+    for epoch in run.epochs(2):
+        run.report(1.0)
+        trial.report(2.0, 100 + epoch)
+    assert [value for _, _, value in session.reports] == [1.0, 1.0]
+
+
+def test_epochs_may_begin_at_one(tmp_path: Path) -> None:
+    """A range is gone through from the epoch where the run is, by its own numbers."""
+    session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path)
+    seen = []
+
+    def train(session: FakeSession) -> None:
+        run = Run(new_trial(), {}, session)
+        for epoch in run.epochs(range(1, 8, 2)):
+            seen.append(epoch)
+            session.tick()
+            run.report(1.0)
+
+    with pytest.raises(Suspended):
+        train(session)
+    train(session.again())
+    assert seen == [1, 3, 5, 7]
+
+
+def test_batches_have_what_the_loader_has() -> None:
+    """A function that trains an epoch may ask for length, data set and batch size."""
+    loader = DataLoader(Points(), 8)
+    run = Run(new_trial(), {}, None)
+    for _ in run.epochs(1):
+        batches: Any = run.batches(loader)
+        assert (len(batches), batches.batch_size) == (len(loader), 8)
+        assert batches.dataset is loader.dataset
+        assert len(list(batches)) == len(loader)
+        with pytest.raises(AttributeError):
+            _ = batches.nothing
 
 
 def newton(session: FakeSession | None, trace: Trace) -> None:
@@ -671,6 +776,35 @@ def remembering(session: FakeSession | None, trace: Trace) -> None:
             if session is not None:
                 session.tick()
         run.report(walk.place)
+
+
+def test_kept_arrays_that_the_loop_holds(tmp_path: Path) -> None:
+    """What was got from ``run.kept`` before the loop is what is stored, in each process."""
+
+    def train(session: FakeSession) -> dict[str, Any]:
+        model = nn.Linear(1, 1)
+        run = Run(new_trial(), {"model": model}, session)
+        losses = run.kept.setdefault("losses", np.zeros(6))
+        seen = run.kept.setdefault("parts", {"seen": torch.zeros(6)})["seen"]
+        run.kept["weights"] = model.state_dict()
+        for epoch in run.epochs(6):
+            nn.init.constant_(model.weight, epoch)
+            losses[epoch] = epoch
+            seen[epoch] += 1
+            session.tick()
+            run.report(1.0)
+        assert run.kept["losses"] is losses
+        assert model.weight.item() == 5
+        return run.kept
+
+    session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path)
+    for yields in ({2: "disk"}, {}):
+        with pytest.raises(Suspended):
+            train(session)
+        session = session.again(yields)
+    kept = train(session)
+    assert kept["losses"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert kept["parts"]["seen"].tolist() == [1] * 6
 
 
 def test_kept_containers_and_objects(tmp_path: Path) -> None:

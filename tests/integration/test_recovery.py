@@ -28,8 +28,8 @@ UNITS = 10
 BROKER = """
 import sys
 from optuna_hermes.broker._core import _recovery
-from optuna_hermes.broker._core import _silence
-_silence.GRACE_SECONDS = _silence.LEAST_GRACE_SECONDS = float(sys.argv[1])
+from optuna_hermes.broker._core import _watchdog
+_watchdog.GRACE_SECONDS = _watchdog.LEAST_GRACE_SECONDS = float(sys.argv[1])
 _recovery.RECOVERY_SECONDS = 1.0
 from optuna_hermes.broker.__main__ import main
 sys.argv = ["broker", "--devices", "cpu:1"]

@@ -1,4 +1,4 @@
-"""Processes and hosts that start at the same moment on a database that nobody has used yet."""
+"""Processes and hosts that start at the same moment on a new database."""
 
 from __future__ import annotations
 

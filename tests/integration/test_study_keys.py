@@ -13,7 +13,7 @@ import pytest
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes._optuna import _studies
 
 N_PROCESSES = 2
@@ -33,9 +33,9 @@ def meet(place: str, barrier: Any, answers: Any) -> None:
         return uuid.uuid4()
 
     _studies.uuid = types.SimpleNamespace(uuid4=draw_together)  # type: ignore[assignment]
-    key = private.study_key(study)
+    key = _optuna.study_key(study)
     barrier.wait(DEADLINE_SECONDS)
-    answers.put((key, private.study_seed(study, None), private.study_key(study)))
+    answers.put((key, _optuna.study_seed(study, None), _optuna.study_key(study)))
 
 
 @pytest.fixture(params=["SQLite", "PostgreSQL", "journal"])

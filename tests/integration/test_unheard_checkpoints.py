@@ -1,4 +1,4 @@
-"""What is stored while no broker listens is not trained again, even if its worker dies too."""
+"""A checkpoint stored without a broker is not trained again, even if its worker dies too."""
 
 from __future__ import annotations
 

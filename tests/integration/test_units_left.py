@@ -1,4 +1,4 @@
-"""What a run says of the units that it still has, with each of its reports."""
+"""The number of units left that a trial sends with each of its reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user's objects remember comes back with a run, or is named: no wrong values in silence."""
+"""State of a user's objects is restored with a trial, or named: no wrong values in silence."""
 
 from __future__ import annotations
 

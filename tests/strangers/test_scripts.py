@@ -22,8 +22,6 @@ import pytest
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 FOLDER = Path(__file__).parent
 NAMES = sorted(file.stem for file in (FOLDER / "scripts").glob("*.py"))
-IN_MEMORY = {"iterable", "replay_module"}
-"""Scripts that wait in memory only, since their data are streams in Lightning: they begin anew."""
 
 
 def bits(storage: str) -> dict[str, list[bytes]]:
@@ -95,4 +93,4 @@ def test_each_script_goes_on_as_if_it_had_not_been_interrupted(
     assert {name for name in NAMES if got[name] != wanted[name]} == set()
     total = {name: len(values) - 1 for name, values in wanted.items()}
     assert {name for name in NAMES if interrupted[name][1] > total[name] - 2} == set()
-    assert {name for name in NAMES if interrupted[name][0] != "STORED"} == IN_MEMORY
+    assert {name for name in NAMES if interrupted[name][0] != "STORED"} == set()

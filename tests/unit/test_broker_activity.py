@@ -1,4 +1,4 @@
-"""What processes are seen to do."""
+"""The activity of processes, as the broker measures it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""The database of a study is away: who trains goes on, and nobody else begins."""
+"""Outage of a study's database: trials on devices go on, and no other one begins."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._away import AWAY_SECONDS, to_answer
 from optuna_hermes.broker._core._events import (
     EndLease,
     LedgerAway,
@@ -14,6 +13,7 @@ from optuna_hermes.broker._core._events import (
     Withdraw,
     WritesFailed,
 )
+from optuna_hermes.broker._core._outage import AWAY_SECONDS, to_answer
 from optuna_hermes.testing import FakeBroker
 
 SLICE = 1.0

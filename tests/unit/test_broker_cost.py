@@ -1,4 +1,4 @@
-"""What a message costs does not grow with the crowd."""
+"""The cost of a message does not grow with the number of trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker shows to policies, and what it does not take from them."""
+"""The snapshots that a broker gives to policies, and the decisions that it refuses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 import optuna
 import pytest
 
-from optuna_hermes import HermesSampler
-from optuna_hermes import _optuna as private
+from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _admission
-from optuna_hermes.broker._core._counsel import Counsel
 from optuna_hermes.broker._core._events import StudyRead
+from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.ledger._base import RunRecord
 from optuna_hermes.model import Decision, RunView, Snapshot, Unstarted
 from optuna_hermes.policies import Fifo, Policy
@@ -223,29 +222,29 @@ def test_a_sampler_that_does_not_learn_has_a_fixed_list(
     wrapped = HermesSampler(optuna.samplers.PartialFixedSampler({}, sampler()))
     for each in (sampler(), HermesSampler(sampler()), wrapped):
         study = optuna.create_study(sampler=each)
-        assert private.fixed_list(study, 5) is fixed
-        assert private.fixed_list(study, None) is False
+        assert _optuna.fixed_list(study, 5) is fixed
+        assert _optuna.fixed_list(study, None) is False
 
 
 def test_enqueued_trials_are_a_fixed_list_if_they_are_all() -> None:
     """One more than were enqueued, and the sampler proposes it."""
     study = waiting(optuna.create_study(sampler=HermesSampler()), 3)
-    assert private.fixed_list(study, 3)
-    assert not private.fixed_list(study, 4)
+    assert _optuna.fixed_list(study, 3)
+    assert not _optuna.fixed_list(study, 4)
 
 
 def test_parameters_are_plain_json() -> None:
     """Whatever a choice is, it can be sent: what JSON does not know goes as its text."""
     params = {"lr": 0.1, "n": 3, "bias": True, "none": None, "act": "relu"}
     more = {"huge": 2**70, "single": np.float32(0.5), "shape": (1, 2)}
-    plain = private.params_of(optuna.trial.FixedTrial(params | more))
+    plain = _optuna.params_of(optuna.trial.FixedTrial(params | more))
     assert plain == {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna's own, of choices that it cannot store
         trial = optuna.trial.FixedTrial(params | more)
         for name, value in (params | more).items():
             trial.suggest_categorical(name, [value])
-    plain = private.params_of(trial)
+    plain = _optuna.params_of(trial)
     assert plain == params | {"huge": float(2**70), "single": "0.5", "shape": "(1, 2)"}
     wire.frame(wire.Training(epoch=1, stores=True, params=plain))
 
@@ -254,7 +253,7 @@ def test_a_run_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker) -
     """A policy is shown the same view until something in it changes, and then a new one."""
     begin(broker, broker.worker(), 0)
     run = broker.state.book.studies["s"].runs[0]
-    counsel = Counsel(broker.state.book)
+    counsel = PolicyRunner(broker.state.book)
     study = broker.state.book.studies["s"]
     (view,) = counsel._snapshot(study, [], 9.0).runs
     (again,) = counsel._snapshot(study, [], 10.0).runs

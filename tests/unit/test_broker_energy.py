@@ -1,4 +1,4 @@
-"""What runs take of their devices' energy: counted, estimated, or not known."""
+"""The energy of trials on their devices: counted, estimated, or unknown."""
 
 from __future__ import annotations
 

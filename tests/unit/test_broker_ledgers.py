@@ -1,4 +1,4 @@
-"""What a broker writes together, and what it tells of databases that come and go."""
+"""A broker's writes in one transaction, and its messages about outages of databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker logs, for people and for programs, and how much of it is kept."""
+"""A broker's log, for people and for programs, and its size limit."""
 
 from __future__ import annotations
 

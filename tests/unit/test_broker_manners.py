@@ -1,4 +1,4 @@
-"""What a broker does not let its clients say, do or undo."""
+"""Messages, actions and reversals that a broker refuses to its clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which message may leave when, for each client in order."""
+"""The outbox: conditions and order in which messages leave for each client."""
 
 from __future__ import annotations
 

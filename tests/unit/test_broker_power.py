@@ -1,4 +1,4 @@
-"""Devices are powered down with nothing on them, and given to nobody before they are up again."""
+"""Devices are powered down only when free, and leased only once they are up again."""
 
 from __future__ import annotations
 

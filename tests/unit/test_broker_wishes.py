@@ -1,4 +1,4 @@
-"""What people want of single trials, and how the broker's state heeds it."""
+"""Overrides of single trials, as the broker's state applies them."""
 
 from __future__ import annotations
 

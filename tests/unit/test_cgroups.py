@@ -1,4 +1,4 @@
-"""What control groups leave to a process, as the kernel writes it into files."""
+"""Limits of control groups for a process, as the kernel writes them into files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from optuna_hermes import _cgroups
-from optuna_hermes.workers import _opening, _staff
+from optuna_hermes.workers import _opening, _worker_pool
 
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1_MEMORY = "35 31 0:32 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
@@ -142,6 +142,6 @@ def test_live_processes_and_threads_follow_the_limits(monkeypatch: pytest.Monkey
     """
     monkeypatch.setattr(_opening, "available_bytes", lambda: 2_000_000_000)
     assert _opening.most_alive(["cpu:0", "cpu:1"]) == 4
-    monkeypatch.setattr(_staff, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(_worker_pool, "usable_cpus", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert _staff._environment("cpu:2")["OMP_NUM_THREADS"] == "2"
+    assert _worker_pool._environment("cpu:2")["OMP_NUM_THREADS"] == "2"

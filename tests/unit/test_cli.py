@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import socket
@@ -14,15 +15,16 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes import __version__, workers
-from optuna_hermes import _optuna as private
+from optuna_hermes import __version__, _optuna
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.cli import _optuna_verbs, run
 from optuna_hermes.cli._app import VERBS
 from optuna_hermes.cli._output import show_json
 from optuna_hermes.errors import BrokerError, InvalidInputError, ObjectiveError
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.workers import OptimizeResult, Settings, TrialResult
+from optuna_hermes.workers import _optimize, _worker_pool
+from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
+from optuna_hermes.workers._settings import Settings
 
 STORED = TrialResult(
     number=0,
@@ -83,13 +85,14 @@ def runs_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def install(**result: Any) -> list[Any]:
         called: list[Any] = []
 
-        def stand_in(study: Any, objective: Any, settings: Settings, progress: Any) -> Any:
+        def stand_in(study: Any, pool: Any, settings: Settings, progress: Any) -> Any:
             called.append(settings)
             if "raises" in result:
                 raise result["raises"]
             return OptimizeResult(**{**RESULT, **result})
 
-        monkeypatch.setattr(workers, "run_study", stand_in)
+        monkeypatch.setattr(_optimize, "run_study", stand_in)
+        monkeypatch.setattr(_worker_pool, "start", lambda *words: contextlib.nullcontext())
         return called
 
     return install
@@ -140,7 +143,7 @@ def test_facts_can_be_had_as_json() -> None:
 
 def test_optunas_verbs_are_those_of_optuna() -> None:
     """The list that spares an import is Optuna's own."""
-    assert private.optuna_verbs() == _optuna_verbs.KNOWN
+    assert _optuna.optuna_verbs() == _optuna_verbs.KNOWN
 
 
 @pytest.mark.parametrize(
@@ -213,27 +216,36 @@ def test_bad_input_is_one_line_and_status_2(
     assert list(here.iterdir()) == []
 
 
-def test_a_storage_in_a_missing_folder(refuse: Callable[..., str], here: Path) -> None:
+def test_a_storage_in_a_missing_folder(
+    refuse: Callable[..., str], here: Path, runs_with: Callable[..., list[Any]]
+) -> None:
     """A database that cannot be made is bad input, and its folder is not made either."""
+    runs_with()
     line = refuse(*OPTIMIZE[:3], "sqlite:///no/where.db", *OPTIMIZE[4:])
     assert "sqlite:///no/where.db cannot be reached" in line
     assert list(here.iterdir()) == []
 
 
-def test_passwords_are_not_shown(refuse: Callable[..., str]) -> None:
+def test_passwords_are_not_shown(
+    refuse: Callable[..., str], runs_with: Callable[..., list[Any]]
+) -> None:
     """A server that is not there is named without the password."""
+    runs_with()
     line = refuse(*OPTIMIZE[:3], "postgresql://me:sesame@localhost:1/db", *OPTIMIZE[4:])
     assert "me:***@localhost" in line
     assert "sesame" not in line
 
 
-def test_an_unknown_study_among_others(refuse: Callable[..., str]) -> None:
+def test_an_unknown_study_among_others(
+    refuse: Callable[..., str], runs_with: Callable[..., list[Any]]
+) -> None:
     """A storage with other studies gets no new one by a typing error; what is there is named."""
+    runs_with()
     optuna.create_study(storage="sqlite:///s.db", study_name="faces")
     line = refuse(*OPTIMIZE)
     assert "(there: 'faces')" in line
     assert "`optuna-hermes create-study --storage sqlite:///s.db --study-name digits`" in line
-    assert private.study_names("sqlite:///s.db") == ["faces"]
+    assert _optuna.study_names("sqlite:///s.db") == ["faces"]
 
 
 @pytest.mark.parametrize("verb", ["finish", "gc", "status"])
@@ -242,7 +254,7 @@ def test_a_study_that_was_never_run_here(verb: str, refuse: Callable[..., str]) 
     study = optuna.create_study(storage="sqlite:///s.db", study_name="digits")
     line = refuse(verb, *OPTIMIZE[2:], *(["--all"] if verb == "finish" else []))
     assert "has no ledger" in line
-    assert private.known_key(study) is None
+    assert _optuna.known_key(study) is None
 
 
 def test_a_file_made_for_a_refused_run_is_gone_again(
@@ -262,7 +274,7 @@ def test_the_study_of_a_refused_run_is_taken_back(
     runs_with(raises=ObjectiveError("No."))
     assert run(OPTIMIZE) == 2
     assert (here / "s.db").exists()
-    assert private.study_names("sqlite:///s.db") == []
+    assert _optuna.study_names("sqlite:///s.db") == []
 
 
 def test_a_study_that_was_there_survives_a_refused_run(
@@ -272,7 +284,7 @@ def test_a_study_that_was_there_survives_a_refused_run(
     optuna.create_study(storage="sqlite:///s.db", study_name="digits")
     runs_with(raises=ObjectiveError("No."))
     assert run(OPTIMIZE) == 2
-    assert private.study_names("sqlite:///s.db") == ["digits"]
+    assert _optuna.study_names("sqlite:///s.db") == ["digits"]
 
 
 def test_the_quickstart_names_what_is_not_installed(
@@ -423,12 +435,12 @@ def suspended(here: Path) -> optuna.Study:
     from optuna_hermes.ledger import RunRecord, open_ledger
 
     study = optuna.create_study(storage="sqlite:///s.db", study_name="digits")
-    key = private.study_key(study)
+    key = _optuna.study_key(study)
     study.tell(study.ask(), 3.0)
-    trial = private.open_trial(study)
+    trial = _optuna.open_trial(study)
     trial.report(2.0, 1)
-    run_ = RunRecord(study=key, number=1, trial_id=private.trial_id(trial), state="running")
-    ledger = open_ledger(private.ledger_url(study))
+    run_ = RunRecord(study=key, number=1, trial_id=_optuna.trial_id(trial), state="running")
+    ledger = open_ledger(_optuna.ledger_url(study))
     ledger.save_run(run_)
     ledger.close()
     return study
@@ -449,8 +461,8 @@ def test_status_of_a_study_that_maximises(here: Path, capsys: pytest.CaptureFixt
     from optuna_hermes.ledger import ReportRecord, RunRecord, open_ledger
 
     study = optuna.create_study(storage="sqlite:///s.db", study_name="digits", direction="maximize")
-    key = private.study_key(study)
-    ledger = open_ledger(private.ledger_url(study))
+    key = _optuna.study_key(study)
+    ledger = open_ledger(_optuna.ledger_url(study))
     for number, value in enumerate((0.5, 0.9, float("nan"))):
         ledger.save_run(RunRecord(study=key, number=number, trial_id=number, state="stored"))
         ledger.add_report(
@@ -485,7 +497,7 @@ def test_finish_all_says_what_it_left(
 ) -> None:
     """``--all`` finishes what has reported and names the rest."""
     for _ in range(2):
-        private.open_trial(suspended)
+        _optuna.open_trial(suspended)
     assert run(["finish", *OPTIMIZE[2:], "--all"]) == 0
     out, err = capsys.readouterr()
     assert out == "Finished 1 trial: 1.\n"
@@ -494,7 +506,7 @@ def test_finish_all_says_what_it_left(
 
 def test_gc_says_what_it_freed(suspended: optuna.Study, capsys: pytest.CaptureFixture[str]) -> None:
     """A dry run removes nothing; the same without it removes what was announced."""
-    path = private.checkpoint_root(suspended) / "trial-00000" / "1.ckpt"
+    path = _optuna.checkpoint_root(suspended) / "trial-00000" / "1.ckpt"
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(2048))
     assert run(["gc", *OPTIMIZE[2:], "--dry-run"]) == 0
@@ -510,14 +522,14 @@ def test_gc_names_the_folders_it_did_not_look_in(
     """Checkpoints that were given another folder are kept, and how to reach them is said."""
     from optuna_hermes.ledger import CheckpointRecord, open_ledger
 
-    root = private.checkpoint_root(suspended, tmp_path / "fast")
+    root = _optuna.checkpoint_root(suspended, tmp_path / "fast")
     path = root / "trial-00000" / "1.ckpt"
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(2048))
-    ledger = open_ledger(private.ledger_url(suspended))
+    ledger = open_ledger(_optuna.ledger_url(suspended))
     ledger.save_checkpoint(
         CheckpointRecord(
-            study=private.study_key(suspended),
+            study=_optuna.study_key(suspended),
             number=0,
             path=str(path),
             units=1,
@@ -538,7 +550,7 @@ def test_gc_names_the_folders_it_did_not_look_in(
     out, err = capsys.readouterr()
     assert out == "Removed 1 file, 2.0 KiB.\n"
     assert err == ""
-    assert ledger.load_checkpoints(private.study_key(suspended)) == []
+    assert ledger.load_checkpoints(_optuna.study_key(suspended)) == []
     ledger.close()
 
 
@@ -556,8 +568,8 @@ def test_gc_clears_the_ledger_too(
     from optuna_hermes.broker import _holders as holders
     from optuna_hermes.ledger import LeaseRecord, open_ledger
 
-    key, host = private.study_key(suspended), socket.gethostname()
-    ledger = open_ledger(private.ledger_url(suspended))
+    key, host = _optuna.study_key(suspended), socket.gethostname()
+    ledger = open_ledger(_optuna.ledger_url(suspended))
     ledger.commit_lease(
         LeaseRecord(study=key, epoch=1, number=1, devices=("d",), host=host, started=0.0)
     )

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.cli import run
 from optuna_hermes.ledger import (
     CheckpointRecord,
@@ -29,12 +29,12 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[optuna.St
     monkeypatch.chdir(tmp_path)
     verbosity = optuna.logging.get_verbosity()
     study = optuna.create_study(storage=STUDY[1], study_name="digits", direction="maximize")
-    trial = private.open_trial(study)
+    trial = _optuna.open_trial(study)
     trial.suggest_float("lr", 0.5, 0.5)
     study.ask()
-    key, number = private.study_key(study), trial.number
-    ledger = open_ledger(private.ledger_url(study))
-    trial_id = private.trial_id(trial)
+    key, number = _optuna.study_key(study), trial.number
+    ledger = open_ledger(_optuna.ledger_url(study))
+    trial_id = _optuna.trial_id(trial)
     ledger.save_run(
         RunRecord(study=key, number=0, trial_id=trial_id, state="parked", host="elsewhere", units=2)
     )

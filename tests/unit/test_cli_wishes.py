@@ -1,4 +1,4 @@
-"""``hold``, ``boost``, ``release`` and ``policy`` of a study that nobody serves."""
+"""``hold``, ``boost``, ``release`` and ``policy`` of a study that no broker serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.cli import run
 from optuna_hermes.ledger import Ledger, RunRecord, open_ledger
 
@@ -23,14 +23,14 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     verbosity = optuna.logging.get_verbosity()
     study = optuna.create_study(storage=STUDY[1], study_name="digits")
     for _ in range(2):
-        private.open_trial(study)
+        _optuna.open_trial(study)
     study.tell(1, 0.5)
     study.ask()
-    ledger = open_ledger(private.ledger_url(study))
+    ledger = open_ledger(_optuna.ledger_url(study))
     for number in range(2):
         ledger.save_run(
             RunRecord(
-                study=private.study_key(study), number=number, trial_id=number + 1, state="stored"
+                study=_optuna.study_key(study), number=number, trial_id=number + 1, state="stored"
             )
         )
     yield ledger

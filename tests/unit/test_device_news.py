@@ -1,4 +1,4 @@
-"""What a user is told of devices while a study runs."""
+"""Messages about devices while a study runs."""
 
 from __future__ import annotations
 

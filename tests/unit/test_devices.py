@@ -1,4 +1,4 @@
-"""What device specifications mean, as far as no driver is needed."""
+"""The meaning of device specifications, as far as no driver is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever writes to the ledger or to a checkpoint folder runs no code, nor leaves the folder."""
+"""Write access to ledger or checkpoint folder runs no code, and reaches no other folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``doctor`` finds, and what it says is to be done."""
+"""The findings of ``doctor``, and its hints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.cli import run
 from optuna_hermes.cli._checks._around import folder_checks, kind_of, slurm_checks
 from optuna_hermes.cli._checks._host import shared_memory
@@ -79,8 +79,8 @@ def test_a_storage_that_is_not_there_fails(here: Path, capsys: pytest.CaptureFix
 def test_a_checkpoint_that_is_gone_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A stored trial whose file is missing is named, with what can be done; one that has it not."""
     study = optuna.create_study(storage=STORAGE[1], study_name="digits")
-    key = private.study_key(study)
-    ledger = open_ledger(private.ledger_url(study))
+    key = _optuna.study_key(study)
+    ledger = open_ledger(_optuna.ledger_url(study))
     for number in (0, 1):
         path = here / f"{number}.ckpt"
         ledger.save_run(RunRecord(study=key, number=number, trial_id=number, state="stored"))

@@ -1,7 +1,8 @@
-"""What ``optimize`` says while its database is away, and where it has to end without it."""
+"""Messages of ``optimize`` during an outage, and its end without the database."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -9,8 +10,9 @@ import pytest
 
 from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger import MemoryLedger
-from optuna_hermes.workers._driver import Driver, Settings
+from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._news import NOTED_SECONDS
+from optuna_hermes.workers._settings import Settings
 
 
 class Notes(list[str]):
@@ -28,7 +30,8 @@ def notes() -> Notes:
 @pytest.fixture
 def driver(notes: Notes) -> Driver:
     screen: Any = notes
-    return Driver(optuna.create_study(), lambda trial: 0.0, Settings(), screen)
+    pool: Any = SimpleNamespace(began=0.0)
+    return Driver(optuna.create_study(), pool, Settings(), screen)
 
 
 def test_it_is_said_once_and_taken_back_once(driver: Driver, notes: Notes) -> None:

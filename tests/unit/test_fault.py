@@ -1,4 +1,4 @@
-"""Whose fault an error is that an objective raises."""
+"""Classification of errors that an objective raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to a run is found, goes to host memory as it is, and comes back as it was."""
+"""The state of a trial is found, moved to host memory, and restored unchanged."""
 
 from __future__ import annotations
 

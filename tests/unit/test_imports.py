@@ -1,4 +1,4 @@
-"""What importing the package needs, loads and costs."""
+"""Requirements, loaded modules and cost of importing the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can run code that lies in data is called in few places, each with its reason here."""
+"""Calls that can run code in data are few, each with its reason here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALLOWED = {
     ("suspend/_ranks.py", "recv"): f"what a rank says: {OWN_PIPE}",
     ("workers/_fresh.py", "pickle.loads"): f"study and objective: {OWN_PIPE}",
     ("workers/_preload.py", "__import__"): "libraries whose names stand there",
-    ("workers/_nursery.py", "pickle.loads"): f"study and objective: {OWN_PIPE}",
+    ("workers/_fork_server.py", "pickle.loads"): f"study and objective: {OWN_PIPE}",
     ("workers/_worker.py", "cloudpickle.loads"): f"the study: {OWN_PIPE}",
     ("workers/_objective.py", "cloudpickle.loads"): f"the objective: {OWN_PIPE}",
     ("workers/_objective.py", "exec_module"): "FILE.py:NAME: the file that the user has named",

@@ -1,4 +1,4 @@
-"""What evolves is what its score says, within limits, and repeatable."""
+"""The evolution of ``ones``: guided by its score, within limits, and repeatable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial prints goes to its file, and never makes it fail."""
+"""The output of a trial goes to its file, and never makes the trial fail."""
 
 from __future__ import annotations
 

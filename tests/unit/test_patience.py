@@ -1,4 +1,4 @@
-"""What a worker does with Optuna's storage while the database is away."""
+"""A worker's use of Optuna's storage during an outage."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 import sqlalchemy.exc
 from optuna.trial import TrialState
 
-from optuna_hermes import HermesPruner
-from optuna_hermes import _optuna as private
+from optuna_hermes import HermesPruner, _optuna
 from optuna_hermes._optuna import _patience, _patient, _reports
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes.errors import LedgerAwayError, StorageError
@@ -78,16 +77,16 @@ def flaky() -> Flaky:
 def study(flaky: Flaky) -> Iterator[optuna.Study]:
     made = optuna.create_study(storage=flaky.inner, pruner=HermesPruner())
     made._storage = flaky  # type: ignore[assignment]
-    with private.patient(made):
+    with _optuna.patient(made):
         yield made
         flaky.open.set()
-        private.flush_reports(made, DEADLINE)
+        _optuna.flush_reports(made, DEADLINE)
 
 
 def test_what_does_not_mend_is_raised_at_once() -> None:
     """A mistake is no reason to wait."""
     with pytest.raises(ZeroDivisionError):
-        private.patiently(lambda: 1 / 0)
+        _optuna.patiently(lambda: 1 / 0)
 
 
 def test_a_database_that_stays_away_is_an_error_that_says_what_to_do() -> None:
@@ -97,7 +96,7 @@ def test_a_database_that_stays_away_is_an_error_that_says_what_to_do() -> None:
         raise lost()
 
     with pytest.raises(StorageError, match=r"does not answer: .*Bring it back, then run the same"):
-        private.patiently(call, seconds=0.0)
+        _optuna.patiently(call, seconds=0.0)
 
 
 def test_our_own_ledger_counts_too() -> None:
@@ -109,12 +108,12 @@ def test_our_own_ledger_counts_too() -> None:
             raise failures.pop()
         return "there"
 
-    assert private.patiently(call) == "there"
+    assert _optuna.patiently(call) == "there"
 
 
 def test_calls_are_repeated_until_they_succeed(flaky: Flaky, study: optuna.Study) -> None:
     """Suggestions, attributes and reading wait for the database."""
-    trial = private.open_trial(study)
+    trial = _optuna.open_trial(study)
     flaky.before = {name: [lost(), lost()] for name in ("set_trial_param", "get_all_trials")}
     trial.suggest_float("x", 0, 1)
     assert len(study.get_trials()) == 1
@@ -125,7 +124,7 @@ def test_calls_are_repeated_until_they_succeed(flaky: Flaky, study: optuna.Study
 def test_no_second_trial_is_made(flaky: Flaky, study: optuna.Study, moment: str) -> None:
     """Whether or not the broken call had made one, there is one."""
     setattr(flaky, moment, {"create_new_trial": [lost()]})
-    trial = private.open_trial(study)
+    trial = _optuna.open_trial(study)
     assert [each.number for each in study.trials] == [trial.number]
 
 
@@ -135,27 +134,27 @@ def test_an_enqueued_trial_is_taken_once(flaky: Flaky, study: optuna.Study, mome
     study.enqueue_trial({"x": 0.1})
     study.enqueue_trial({"x": 0.2})
     setattr(flaky, moment, {"set_trial_state_values": [lost()]})
-    assert private.open_trial(study).number == 0
+    assert _optuna.open_trial(study).number == 0
     assert [each.state for each in study.trials] == [TrialState.RUNNING, TrialState.WAITING]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_trial_is_told_once(flaky: Flaky, study: optuna.Study, moment: str) -> None:
     """Whether or not the broken call had told it, it is told, after its values."""
-    trial = private.open_trial(study)
+    trial = _optuna.open_trial(study)
     trial.report(0.5, 1)
     setattr(flaky, moment, {"set_trial_state_values": [lost()]})
-    told = private.tell(study, trial, 0.5, None)
+    told = _optuna.tell(study, trial, 0.5, None)
     assert (told.state, told.value) == (TrialState.COMPLETE, 0.5)
     assert study.trials[0].intermediate_values == {1: 0.5}
 
 
 def test_a_mistake_in_telling_is_raised(study: optuna.Study) -> None:
     """Telling a trial twice is refused as Optuna refuses it."""
-    trial = private.open_trial(study)
-    private.tell(study, trial, 0.5, None)
+    trial = _optuna.open_trial(study)
+    _optuna.tell(study, trial, 0.5, None)
     with pytest.raises(ValueError, match="Cannot tell"):
-        private.tell(study, trial, 0.5, None)
+        _optuna.tell(study, trial, 0.5, None)
 
 
 def test_training_goes_on_while_values_wait(
@@ -163,20 +162,20 @@ def test_training_goes_on_while_values_wait(
 ) -> None:
     """A report returns although the database hangs, nobody is pruned, and all comes in order."""
     monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
-    trial = private.open_trial(study)
+    trial = _optuna.open_trial(study)
     kept = tmp_path / "unwritten.json"
-    private.keep_reports(study, private.trial_id(trial), kept)
+    _optuna.keep_reports(study, _optuna.trial_id(trial), kept)
     flaky.open.clear()
     for unit in (1, 2, 3):
         trial.report(1 / unit, unit)
         assert not trial.should_prune()
-    assert private.is_late(study)
+    assert _optuna.is_late(study)
     assert _reports._read(kept) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
-    assert not private.flush_reports(study, 0.01)
+    assert not _optuna.flush_reports(study, 0.01)
     flaky.open.set()
-    assert private.flush_reports(study, DEADLINE)
+    assert _optuna.flush_reports(study, DEADLINE)
     assert study.trials[0].intermediate_values == {1: 1.0, 2: 0.5, 3: 1 / 3}
-    assert not private.is_late(study)
+    assert not _optuna.is_late(study)
     assert not kept.exists()
 
 
@@ -191,12 +190,12 @@ def test_a_wrapped_pruner_is_not_asked_what_it_cannot_know(
 
     study.pruner = HermesPruner(Always())
     monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
-    trial = private.open_trial(study)
+    trial = _optuna.open_trial(study)
     flaky.open.clear()
     trial.report(1.0, 1)
     assert not trial.should_prune()
     flaky.open.set()
-    assert private.flush_reports(study, DEADLINE)
+    assert _optuna.flush_reports(study, DEADLINE)
     assert trial.should_prune()
 
 
@@ -225,7 +224,7 @@ def test_a_file_that_cannot_be_read_is_left_alone(
 
 def test_an_error_that_does_not_mend_reaches_whoever_reports(study: optuna.Study) -> None:
     """A trial that somebody has finished meanwhile takes no more values."""
-    trial = private.open_trial(study)
+    trial = _optuna.open_trial(study)
     study._storage.inner.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # type: ignore[attr-defined]
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
         trial.report(1.0, 1)
@@ -237,9 +236,9 @@ def test_notes_for_dashboards_are_dropped(flaky: Flaky, study: optuna.Study) -> 
     class Session:
         device_seconds = 1.0
 
-    trial = private.open_trial(study)
+    trial = _optuna.open_trial(study)
     flaky.before = {"set_trial_user_attr": [lost()]}
-    note: Callable[[Any], None] = private.Note(study, private.trial_id(trial), Session())  # type: ignore[arg-type]
+    note: Callable[[Any], None] = _optuna.Note(study, _optuna.trial_id(trial), Session())  # type: ignore[arg-type]
     note("parked")
     assert study.trials[0].user_attrs == {}
     note("running")
@@ -250,6 +249,6 @@ def test_the_study_is_as_it_was_afterwards(flaky: Flaky) -> None:
     """A driver's study is its user's."""
     made = optuna.create_study(storage=flaky.inner)
     inner = made._storage
-    with private.patient(made):
+    with _optuna.patient(made):
         assert made._storage is not inner
     assert made._storage is inner

@@ -1,4 +1,4 @@
-"""What each policy but Hermes goes by, on small studies worked out by hand."""
+"""The rule of each policy but Hermes, on small studies worked out by hand."""
 
 from __future__ import annotations
 

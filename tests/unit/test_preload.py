@@ -1,4 +1,4 @@
-"""What the fork server finds in an objective's code to import for all workers."""
+"""Imports in an objective's code that the fork server makes for all workers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.ledger import Ledger, ReportRecord, open_ledger
 from optuna_hermes.replay import (
@@ -180,8 +180,8 @@ class House:
 
     def __init__(self, url: str, direction: str) -> None:
         self.study = optuna.create_study(storage=url, study_name="mine", direction=direction)
-        self.sign = private.sign(self.study)
-        self.ledger: Ledger = open_ledger(private.ledger_url(self.study))
+        self.sign = _optuna.sign(self.study)
+        self.ledger: Ledger = open_ledger(_optuna.ledger_url(self.study))
 
     def train(self, *values: float, state: TrialState | None, seconds: float = 2.0) -> int:
         """A trial as the broker keeps it; None for a state leaves it unfinished."""
@@ -189,7 +189,7 @@ class House:
         for unit, value in enumerate(values, 1):
             self.ledger.add_report(
                 ReportRecord(
-                    study=private.study_key(self.study),
+                    study=_optuna.study_key(self.study),
                     number=trial.number,
                     unit=unit,
                     step=unit,

@@ -1,4 +1,4 @@
-"""Who leaves a device's memory, in which order, and how long one waits for an answer."""
+"""Eviction from a device's memory: its order, and the time-out of an answer."""
 
 from __future__ import annotations
 

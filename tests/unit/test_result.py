@@ -1,11 +1,11 @@
-"""What a call of ``optimize`` says of trials whose worker ended before it could say so itself."""
+"""The result of ``optimize`` for trials whose worker ended without a message."""
 
 from __future__ import annotations
 
 import optuna
 import pytest
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.ledger import CheckpointRecord, MemoryLedger, RunRecord
 from optuna_hermes.model import RunState
 from optuna_hermes.workers._result import trial_results
@@ -15,13 +15,13 @@ from optuna_hermes.workers._result import trial_results
 def study() -> optuna.Study:
     """A study with one trial that is RUNNING and was opened by a worker."""
     study = optuna.create_study()
-    private.open_trial(study)
+    _optuna.open_trial(study)
     return study
 
 
 def ledger_with(study: optuna.Study, state: RunState, *, stored: bool) -> MemoryLedger:
     ledger = MemoryLedger()
-    key = private.study_key(study)
+    key = _optuna.study_key(study)
     ledger.save_run(
         RunRecord(
             study=key,

@@ -1,8 +1,10 @@
-"""A run's session, with brokers that are lists of messages: what the next one is told."""
+"""A trial's session with brokers that are lists of messages, and its messages to the next one."""
 
 from __future__ import annotations
 
+import math
 import queue
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ import pytest
 
 from optuna_hermes.broker import RunSession
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._client import _line, _session, _unkept
+from optuna_hermes.broker._client import _journal, _reconnecting, _session
 from optuna_hermes.errors import BrokerError
 from optuna_hermes.suspend import BatchSizes, StoredState
 
@@ -289,7 +291,7 @@ def test_without_any_broker_a_run_stops_in_the_end(
     brokers: Brokers, connect: Any, wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It trains on for a while; then it parks, and one that cannot be stored says why it ends."""
-    monkeypatch.setattr(_line, "AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(_reconnecting, "AWAY_SECONDS", 0.1)
     session = connect()
     training(brokers, session)
     brokers.ready.clear()
@@ -321,7 +323,7 @@ def test_a_process_leaves_when_the_end_of_its_run_is_known(
 # -- what an earlier process has left ----------------------------------------------------------
 
 
-def left_behind(folder: Path, *units: int) -> None:
+def left_behind(folder: Path, *units: int, value: float = 0.5) -> None:
     """What a process leaves that stored its run while nobody could write that down."""
     said = wire.Resume(
         study=SPEC,
@@ -329,14 +331,15 @@ def left_behind(folder: Path, *units: int) -> None:
         device="cpu:0",
         number=3,
         reports=tuple(
-            wire.Report(epoch=7, unit=unit, step=unit, value=0.5, age_seconds=1.0) for unit in units
+            wire.Report(epoch=7, unit=unit, step=unit, value=value, age_seconds=1.0)
+            for unit in units
         ),
         checkpoints=tuple(
             wire.SavedCheckpoint(path=f"/c/{unit}", units=unit, size_bytes=1, sha256="0")
             for unit in units
         ),
     )
-    _unkept.keep(folder, said)
+    _journal.keep(folder, said)
 
 
 def went_on(brokers: Brokers, session: RunSession, folder: Path, units: int) -> None:
@@ -377,7 +380,7 @@ def test_what_is_stored_is_left_behind_until_the_ledger_has_it(
     went_on(brokers, session, tmp_path, units=1)
     for units in (2, 3):
         session.saved(stored(units))
-    left = _unkept.find(tmp_path)
+    left = _journal.find(tmp_path)
     assert left is not None
     assert [each.path for each in left.newest_first] == ["/c/3", "/c/2"]
     brokers.last.say(wire.Kept(path="/c/2"))
@@ -397,17 +400,27 @@ def test_what_the_ledger_knows_is_not_told_again(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_no_number_costs_no_checkpoint(value: float, tmp_path: Path) -> None:
+    """A trial that has diverged goes on from its newest checkpoint like others."""
+    left_behind(tmp_path, 1, 2, value=value)
+    journal = _journal.find(tmp_path)
+    assert journal is not None
+    assert [each.units for each in journal.newest_first] == [2, 1]
+    assert all(struct.pack("d", each.value) == struct.pack("d", value) for each in journal.reports)
+
+
 def test_what_cannot_be_kept_or_read_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A full disk, and a file that is damaged: the run goes on with what the ledger knows."""
     left_behind(tmp_path / "missing", 1)
-    file = tmp_path / _unkept.NAME
-    file.write_text('{"at": "noon"}')
-    assert _unkept.find(tmp_path) is None
+    file = tmp_path / _journal.NAME
+    file.write_bytes(msgspec.msgpack.encode({"at": "noon"}))
+    assert _journal.find(tmp_path) is None
     assert len(caplog.messages) == 2
     assert caplog.messages[0].startswith(
-        f"{tmp_path}/missing/unkept.json cannot be written, so make room there: [Errno 2]"
+        f"{tmp_path}/missing/unconfirmed.msgpack cannot be written, so make room there: [Errno 2]"
     )
     assert caplog.messages[1].startswith(
         f"{file} cannot be read, so units may be trained again: Expected `float`, got `str`"

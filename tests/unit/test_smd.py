@@ -1,4 +1,4 @@
-"""What is packed fits, is worth the most, and promises no more than there is."""
+"""The knapsack of ``smd``: feasible, of the highest value, and within devices and memory."""
 
 from __future__ import annotations
 

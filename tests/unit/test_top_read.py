@@ -1,4 +1,4 @@
-"""What ``top`` makes of a broker's document, and of the past."""
+"""Pictures of ``top`` from a broker's status, and past leases."""
 
 from __future__ import annotations
 
@@ -89,9 +89,10 @@ def test_power_is_what_a_counter_counts_between_two_changes() -> None:
 
 
 def test_the_past_shows_who_had_most_of_each_part() -> None:
-    """What the ledger knows and what was seen are one line; an idle part is nobody's."""
+    """What the ledger knows of this host and what was seen are one line; it has idle parts."""
     past = Past(100.0)
-    past.read([Bar("h/cpu:0", 5, 0.0, 20.0, 1), Bar("h/cpu:0", 6, 20.0, 34.0, 2)], now=60.0)
+    mine = [Bar("h/cpu:0", 5, 0.0, 20.0, 1), Bar("h/cpu:0", 6, 20.0, 34.0, 2)]
+    past.read([*mine, Bar("other/cpu:0", 9, 0.0, 60.0, 8)], "h", now=60.0)
     holder = DeviceLine(id="cpu:0", state="running", trial=None, epoch=3, since_seconds=10.0)
     picture = Picture(at=100.0, devices=(holder,))
     past.see(picture)

@@ -14,8 +14,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna as private
-from optuna_hermes import upkeep
+from optuna_hermes import _optuna, upkeep
 from optuna_hermes.ledger import (
     CheckpointRecord,
     HostRecord,
@@ -33,20 +32,20 @@ class House:
 
     def __init__(self, url: str) -> None:
         self.study = optuna.create_study(storage=url, study_name="study")
-        self.key = private.study_key(self.study)
-        self.ledger: Ledger = open_ledger(private.ledger_url(self.study))
-        self.root = private.checkpoint_root(self.study)
+        self.key = _optuna.study_key(self.study)
+        self.ledger: Ledger = open_ledger(_optuna.ledger_url(self.study))
+        self.root = _optuna.checkpoint_root(self.study)
 
     def suspended(self, *values: float) -> int:
         """A trial that was opened by us, has reported, and was stored."""
-        trial = private.open_trial(self.study)
+        trial = _optuna.open_trial(self.study)
         for step, value in enumerate(values, 1):
             trial.report(value, step)
         self.ledger.save_run(
             RunRecord(
                 study=self.key,
                 number=trial.number,
-                trial_id=private.trial_id(trial),
+                trial_id=_optuna.trial_id(trial),
                 state="stored",
                 tier="disk",
                 device_seconds=3.5,
@@ -235,7 +234,7 @@ def test_gc_removes_orphans_that_are_old(house: House) -> None:
     assert young.exists()
 
 
-@pytest.mark.parametrize("name", ["unwritten.json", "unkept.json"])
+@pytest.mark.parametrize("name", ["unwritten.json", "unconfirmed.msgpack"])
 def test_gc_keeps_what_a_suspended_trial_could_tell_nobody(house: House, name: str) -> None:
     """A database that was away for long: values, and checkpoints that the ledger does not know."""
     told, over = house.suspended(1.0), house.finished()

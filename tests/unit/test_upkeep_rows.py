@@ -1,4 +1,4 @@
-"""What ``gc`` clears away in the ledger, and what it never touches."""
+"""Rows that ``gc`` removes from the ledger, and rows that it keeps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from optuna_hermes import _optuna as private
-from optuna_hermes import upkeep
+from optuna_hermes import _optuna, upkeep
 from optuna_hermes.ledger import EventRecord, LeaseRecord, RunRecord, open_ledger
 from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.upkeep._rows import DEAD_SECONDS, STORY_SECONDS
@@ -23,12 +22,12 @@ class House:
 
     def __init__(self, url: str) -> None:
         self.study = optuna.create_study(storage=url, study_name="study")
-        self.key = private.study_key(self.study)
-        self.ledger = open_ledger(private.ledger_url(self.study))
+        self.key = _optuna.study_key(self.study)
+        self.ledger = open_ledger(_optuna.ledger_url(self.study))
 
     def trial(self, *, finished: bool) -> int:
         """A trial with its run; what Optuna says of its end counts, not the ledger."""
-        trial = private.open_trial(self.study)
+        trial = _optuna.open_trial(self.study)
         self.ledger.save_run(
             RunRecord(study=self.key, number=trial.number, trial_id=0, state="stored")
         )
@@ -135,7 +134,7 @@ def test_a_broker_that_has_just_come_back_stays(house: House) -> None:
 def test_a_study_that_optuna_has_no_more_is_forgotten(house: House) -> None:
     """A deleted study goes; this one, others in the storage and served ones stay."""
     kept = optuna.create_study(storage=house.study._storage, study_name="kept")
-    for key in ("deleted", "served", private.study_key(kept), house.key):
+    for key in ("deleted", "served", _optuna.study_key(kept), house.key):
         house.ledger.save_run(RunRecord(study=key, number=0, trial_id=0, state="stored"))
     rows = house.rows(serving=["served"])
     assert rows.studies == ("deleted",)

@@ -1,4 +1,4 @@
-"""What people see, as far as it is text: charts, lines, tables."""
+"""Output for people as text: charts, lines, tables."""
 
 from __future__ import annotations
 

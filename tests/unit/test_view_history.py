@@ -1,4 +1,4 @@
-"""What a study has done, read out of a ledger."""
+"""The history of a study, read from a ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``CUDA_VISIBLE_DEVICES`` shows of a host's GPUs."""
+"""The GPUs of a host that ``CUDA_VISIBLE_DEVICES`` shows."""
 
 from __future__ import annotations
 

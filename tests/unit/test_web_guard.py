@@ -1,4 +1,4 @@
-"""Who may see the web page, and who may say something through it."""
+"""Access to the web page, and to the commands behind it."""
 
 from __future__ import annotations
 

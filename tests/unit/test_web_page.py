@@ -1,4 +1,4 @@
-"""What the web page draws, and what is sent of it when something changes."""
+"""The content of the web page, and the changes that are sent of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker says to people and to its clients when something is wrong, and what to do then."""
+"""A broker's messages about problems, to people and to its clients."""
 
 from __future__ import annotations
 

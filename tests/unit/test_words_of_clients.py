@@ -1,7 +1,8 @@
-"""What whoever runs a study reads when something is wrong, and what to do then."""
+"""Messages to a study's user about problems, and their remedies."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -13,8 +14,7 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes import _optuna as private
-from optuna_hermes import optimize, workers
+from optuna_hermes import _optuna, optimize
 from optuna_hermes._optuna import _patient, _reports
 from optuna_hermes.cli import run
 from optuna_hermes.errors import (
@@ -29,9 +29,11 @@ from optuna_hermes.ledger import RunRecord, open_ledger
 from optuna_hermes.suspend import read, write
 from optuna_hermes.suspend._disk import Disk
 from optuna_hermes.testing._tier import Training
-from optuna_hermes.workers import OptimizeResult, TrialResult, _driver, _nursery, _worker
-from optuna_hermes.workers._driver import Driver, Settings, _entry, _signals
-from optuna_hermes.workers._staff import Staff
+from optuna_hermes.workers import _driver, _fork_server, _optimize, _worker
+from optuna_hermes.workers._driver import Driver, _entry, _signals
+from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
+from optuna_hermes.workers._settings import Settings
+from optuna_hermes.workers._worker_pool import WorkerPool
 
 
 class Notes(list[str]):
@@ -51,7 +53,8 @@ def notes() -> Notes:
 
 def driver(notes: Notes) -> Driver:
     screen: Any = notes
-    return Driver(optuna.create_study(), lambda trial: 0.0, Settings(), screen)
+    pool: Any = types.SimpleNamespace(began=0.0)
+    return Driver(optuna.create_study(), pool, Settings(), screen)
 
 
 # -- optimize ----------------------------------------------------------------------------------
@@ -63,17 +66,23 @@ def test_a_study_in_memory_cannot_be_reached() -> None:
         optimize(optuna.create_study(), lambda trial: 0.0, 1, show_progress=False)
     assert str(error.value) == (
         "optimize() trains in processes of their own and needs a storage that they can reach but "
-        "this study is in memory: use create_study(storage='sqlite:///study.db')."
+        "this study is in memory: use create_study(storage='sqlite:///study.db', "
+        "study_name='mine', load_if_exists=True)."
     )
 
 
-def test_an_early_end_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, notes: Notes) -> None:
-    """Suspended trials are counted, and the same call goes on with them."""
+@pytest.mark.parametrize(
+    ("name", "where"), [("s", ""), ("no-name-1f", " on the study named 'no-name-1f'")]
+)
+def test_an_early_end_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, notes: Notes, name: str, where: str
+) -> None:
+    """Suspended trials are counted, and the same call goes on; Optuna may have drawn the name."""
     trial = TrialResult(
         number=0, state="STORED", value=None, slices=1, suspensions=1, device_seconds=1.0, units=1
     )
     result = OptimizeResult(
-        study="s",
+        study=name,
         policy="hermes",
         devices=("cpu:0",),
         elapsed_seconds=1.0,
@@ -83,10 +92,12 @@ def test_an_early_end_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, notes: 
         best=None,
         trials=(trial, trial),
     )
-    monkeypatch.setattr(workers, "run_study", lambda *words: result)
-    monkeypatch.setattr(workers, "make_progress", lambda *words, total: notes)
+    monkeypatch.setattr(_optimize, "run_study", lambda *words: result)
+    monkeypatch.setattr(_optimize, "start", lambda *words: contextlib.nullcontext())
+    monkeypatch.setattr(_optimize, "make_progress", lambda *words, total: notes)
+    monkeypatch.setattr(_optimize, "_refuse_unshared", lambda study: None)
     optimize(optuna.create_study(), lambda trial: 0.0, 2)
-    assert notes == ["Stopped with 2 trials suspended: the same call goes on with them."]
+    assert notes == [f"Stopped with 2 trials suspended: the same call{where} goes on with them."]
 
 
 def test_ctrl_c_says_what_a_second_one_does(notes: Notes) -> None:
@@ -105,6 +116,20 @@ def test_ctrl_c_says_what_a_second_one_does(notes: Notes) -> None:
             signal.raise_signal(signal.SIGINT)
 
 
+def test_ctrl_c_while_the_objective_is_imported(notes: Notes) -> None:
+    """Nothing was begun, which is said: there is nothing to go on with."""
+
+    def wait(until: float) -> bool:
+        raise KeyboardInterrupt
+
+    pool: Any = types.SimpleNamespace(began=0.0, wait_until_ready=wait)
+    screen: Any = notes
+    running = Driver(optuna.create_study(), pool, Settings(), screen)
+    with pytest.raises(KeyboardInterrupt):
+        running._is_imported()
+    assert notes == ["Interrupted while the objective was imported: nothing has begun."]
+
+
 def test_brokers_that_end_at_once(
     notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -116,9 +141,9 @@ def test_brokers_that_end_at_once(
     monkeypatch.setattr(_driver, "connect_or_start", gone)
     running = driver(notes)
     running._study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
-    staff: Any = types.SimpleNamespace(employ=lambda job: None, status_of=lambda pid: None)
+    pool: Any = types.SimpleNamespace(configure=lambda job: None, status_of=lambda pid: None)
     with pytest.raises(BrokerError) as error:
-        running._serve(staff, None)  # type: ignore[arg-type]
+        running._serve(pool, None)  # type: ignore[arg-type]
     assert str(error.value) == (
         "It is gone. That was the 10th time in a row, so no other one is started."
     )
@@ -134,12 +159,12 @@ def test_a_broker_that_has_lost_the_study() -> None:
     )
 
 
-def test_a_nursery_that_has_ended() -> None:
+def test_a_fork_server_that_has_ended() -> None:
     """What it printed is above."""
-    staff = Staff.__new__(Staff)  # without a process, as it is by then
-    staff._socket = types.SimpleNamespace(recv=lambda count: b"")  # type: ignore[assignment]
+    pool = WorkerPool.__new__(WorkerPool)  # without a process, as it is by then
+    pool._socket = types.SimpleNamespace(recv=lambda count: b"")  # type: ignore[assignment]
     with pytest.raises(HermesError) as error:
-        staff._read()
+        pool._read()
     assert str(error.value) == (
         "The process that workers are forked from has ended: see above for the reason, then run "
         "the same command again."
@@ -150,10 +175,10 @@ def test_an_objective_that_wakes_cuda_at_its_import(monkeypatch: pytest.MonkeyPa
     """What must be moved is said before a worker is forked."""
     awake = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", awake)
-    monkeypatch.setattr(_nursery, "preload", lambda objective: None)
-    monkeypatch.setattr(_nursery, "unpack", lambda packed: lambda trial: 0.0)
+    monkeypatch.setattr(_fork_server, "preload", lambda objective: None)
+    monkeypatch.setattr(_fork_server, "unpack", lambda packed: lambda trial: 0.0)
     with pytest.raises(ObjectiveError) as error:
-        _nursery._prepare(b"")
+        _fork_server._prepare(b"")
     assert str(error.value) == (
         "Importing the objective must not touch CUDA, since workers are forked after it: move what "
         "does into the objective."
@@ -230,7 +255,7 @@ def test_values_that_wait_longer_than_anybody(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_patient, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(_patient, "flush_reports", lambda study, seconds: False)
     with pytest.raises(StorageError) as error:
-        private.tell(study, study.ask(), 1.0, None)
+        _optuna.tell(study, study.ask(), 1.0, None)
     assert str(error.value) == (
         "The study's database does not answer: its last values wait for it. Bring it back, then "
         "run the same command again: nothing that was trained is lost."
@@ -254,7 +279,7 @@ def test_a_study_that_is_not_there(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     optuna.create_study(storage=url, study_name="digits")
     with pytest.raises(StorageError) as error:
-        private.load_study(url, "letters")
+        _optuna.load_study(url, "letters")
     assert str(error.value) == (
         f"No study 'letters' in {url} (there: 'digits'): create it with `optuna-hermes "
         f"create-study --storage {url} --study-name letters`."
@@ -272,7 +297,7 @@ def test_a_study_that_is_not_there(tmp_path: Path) -> None:
 def test_a_storage_that_is_not_there(url: str, words: str) -> None:
     """What to check is said, and no password."""
     with pytest.raises(StorageError, match=f"^Storage .* {words}") as error:
-        private.load_study(url, "s")
+        _optuna.load_study(url, "s")
     assert "pw" not in str(error.value)
 
 
@@ -283,7 +308,7 @@ def test_a_trial_that_somebody_else_finished() -> None:
     frozen = study.trials[0]
     study.tell(trial, 1.0)
     with pytest.raises(StorageError, match=r"^Trial 0 cannot be finished: .* Leave it out\.$"):
-        private.complete_trial(study, frozen, 2.0)
+        _optuna.complete_trial(study, frozen, 2.0)
 
 
 # -- the command line --------------------------------------------------------------------------
@@ -295,11 +320,11 @@ def suspended(tmp_path: Path) -> Callable[..., int]:
     url = f"sqlite:///{tmp_path}/s.db"
     study = optuna.create_study(storage=url, study_name="digits")
     for number in range(2):
-        trial = private.open_trial(study)
+        trial = _optuna.open_trial(study)
         if number:
             trial.report(1.0, 1)
-    ledger = open_ledger(private.ledger_url(study))
-    ledger.save_run(RunRecord(study=private.study_key(study), number=1, trial_id=1, state="stored"))
+    ledger = open_ledger(_optuna.ledger_url(study))
+    ledger.save_run(RunRecord(study=_optuna.study_key(study), number=1, trial_id=1, state="stored"))
     ledger.close()
 
     def finish(*words: str) -> int:

@@ -1,4 +1,4 @@
-"""What a broker says when it starts, and what it logs while it serves."""
+"""A broker's messages when it starts, and its log while it serves."""
 
 from __future__ import annotations
 

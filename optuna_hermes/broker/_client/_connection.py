@@ -1,4 +1,4 @@
-"""The clients' end of the broker's socket."""
+"""Client's end of the broker's socket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _END_IT = "it is of another version, so end the process that broker.json names"
 
 
 class Connection:
-    """A connection to the broker: frames out from any thread, frames in from one."""
+    """Connection to the broker: any thread may send, one thread receives."""
 
     def __init__(self, sock: socket.socket, role: str) -> None:
         self._socket = sock
@@ -60,6 +60,7 @@ class Connection:
         """
         data = wire.frame(message)
         try:
+            # One frame at a time: sendall() may write in parts, between which others could write.
             with self._send_lock:
                 self._socket.sendall(data)
         except OSError as error:
@@ -75,7 +76,7 @@ class Connection:
         return wire.decode_from_broker(self._read(length))
 
     def ask_status(self, *, runs: bool = True, curves: bool = False) -> dict[str, object]:
-        """The broker's status; only for connections that nothing else is sent to.
+        """Return the broker's status; only for connections on which nothing else is sent.
 
         Raises:
             BrokerConflictError: it refused what was sent before.
@@ -93,10 +94,10 @@ class Connection:
         return answer.document
 
     def want(self, message: wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy) -> bool:
-        """Say what people want; only for connections that nothing else is sent to.
+        """Send an override or another policy; only for connections on which nothing else is sent.
 
         Returns:
-            Whether a run has still to stop.
+            True if a run has still to stop.
 
         Raises:
             InvalidInputError: it is refused; the words say why.
@@ -111,7 +112,8 @@ class Connection:
         return answer.waits
 
     def close(self) -> None:
-        """Hang up; wakes a thread that waits in ``receive``."""
+        """Close the connection; a thread that waits in ``receive`` wakes up."""
+        # close() alone would leave that thread in recv().
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -149,11 +151,11 @@ def connect(role: str) -> Connection:
 
 
 def broker_status(*, runs: bool = True, curves: bool = False) -> dict[str, Any] | None:
-    """What this host's broker tells, None if there is none.
+    """Return the status of this host's broker, None if there is none.
 
     Args:
         runs: with every trial of every study.
-        curves: with how the values of each trial went.
+        curves: with the shape of each trial's curve.
 
     Raises:
         BrokerConflictError: its socket is not ours.
@@ -173,7 +175,7 @@ def broker_status(*, runs: bool = True, curves: bool = False) -> dict[str, Any] 
 
 
 def connect_patiently(role: str) -> Connection:
-    """As ``connect``, but wait for a broker that is being started.
+    """Connect as ``connect`` does, but wait for a broker that is being started.
 
     Raises:
         BrokerError: there is none after ``CONNECT_SECONDS``.
@@ -236,7 +238,7 @@ def connect_or_start(
 
 
 def _hides(device_ids: Sequence[str]) -> bool:
-    """Whether this process may see none of a broker's GPUs, as in another job of the host."""
+    """True if this process may see none of a broker's GPUs, as in another job of the host."""
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         return False
     from optuna_hermes.broker._devices._source import hidden  # slow; most have nothing to hide
@@ -253,7 +255,7 @@ def _start_one(devices: str, power: Sequence[str]) -> None:
 
 
 def _make_way(connection: Connection, difference: str) -> None:
-    """End a broker that is another than is wanted, if nobody uses it; wait until it is gone."""
+    """End a broker that differs from the wanted one, if it is not in use; wait until it is gone."""
     pid = connection.welcome.pid
     connection.send(wire.Quit())
     refused = False

@@ -1,4 +1,4 @@
-"""One run's side of its lease."""
+"""Session: a trial's side of its lease."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import msgspec
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client._connection import Connection
-from optuna_hermes.broker._client._line import AWAY_SECONDS, Line
-from optuna_hermes.broker._client._said import Said
+from optuna_hermes.broker._client._journal import find, forget, keep
+from optuna_hermes.broker._client._lease_state import LeaseState
+from optuna_hermes.broker._client._pending_endings import pending_endings
+from optuna_hermes.broker._client._reconnecting import AWAY_SECONDS, ReconnectingConnection
 from optuna_hermes.broker._client._sessions import sessions
-from optuna_hermes.broker._client._unheard import unheard
-from optuna_hermes.broker._client._unkept import find, forget, keep
 from optuna_hermes.broker._client._wired import unwired, wired, wired_sizes
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
 from optuna_hermes.model import RunState, TierName
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
-"""How often a run that waits looks whether its process is to end."""
+"""Interval at which a waiting trial checks whether its process is to end."""
 _HEARD_SECONDS = 5.0
-"""How long a process that leaves waits to hear that the ledger knows where its run is."""
+"""Time for which a process that leaves waits until the ledger knows where its trial is."""
 _TERMINATED = 128 + 15
 _NOBODY = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.log, and go on."
 
 
 class RunSession:
-    """A connection that holds, or waits for, the lease of one run (``suspend.Session``).
+    """Connection that holds, or waits for, the lease of one trial (``suspend.Session``).
 
     A thread reads the socket, so that training pays one attribute read a batch. When the broker
     dies the run goes on: the thread finds the next broker and tells it what the run has.
 
     Args:
         connection: open, with nothing read from it yet.
-        study: what a broker must know of the run's study.
+        study: the run's study, for the broker.
         ask: asks for the first lease.
         reconnect: connects to the next broker; raises ``HermesError`` while there is none.
         checkpoint_dir: where this run's checkpoints go, None if it cannot leave its process.
-        noted: told ``parked``, ``running`` or ``stored`` when that has become true, off the
+        noted: called with ``parked``, ``running`` or ``stored`` when that is true, off the
             device's time where it can be.
     """
 
@@ -72,9 +72,9 @@ class RunSession:
         self.alone = True
         self.noted = noted
         self.waiting: Callable[[float], None] = lambda seconds: None
-        """Told again and again for how long the run has been waiting; what it raises ends that."""
+        """Called again and again with the seconds of waiting; an exception in it ends the wait."""
         self.describe: Callable[[], wire.Params] = dict
-        """Tells the trial's hyper-parameters, as far as they are known by then."""
+        """Returns the trial's hyper-parameters, as far as they are known by then."""
         self._study = study
         self._ask = ask
         self._described = False
@@ -87,16 +87,16 @@ class RunSession:
         self._noted_end = False
         self._parked_in: Parking | None = None
         self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
-        self._said = Said()
-        self._line = Line(
+        self._lease = LeaseState()
+        self._connection = ReconnectingConnection(
             connection,
             reconnect=reconnect,
             introduce=self._introduce,
             heard=self._heard,
             lost=self._forget_requests,
         )
-        self._line.send(ask)
-        self._line.start()
+        self._connection.send(ask)
+        self._connection.start()
 
     @property
     def device_seconds(self) -> float:
@@ -104,12 +104,17 @@ class RunSession:
         if self._granted_at is None:
             return self._had_seconds
         held = time.monotonic() - self._granted_at
-        return self._had_seconds + held * (1 + len(self._said.others))
+        return self._had_seconds + held * (1 + len(self._lease.others))
 
     @property
     def holds(self) -> bool:
-        """Whether the run has a lease now."""
+        """True if the run has a lease now."""
         return self._granted_at is not None
+
+    @property
+    def trains(self) -> bool:
+        """True if the run has begun to train under its latest lease."""
+        return self._trained
 
     # -- before training -----------------------------------------------------------------------
 
@@ -140,14 +145,14 @@ class RunSession:
                 read_ahead(states, f"trial {message.number}")
 
     def begin(self, number: int, trial_id: int) -> None:
-        """Say which trial a lease for a new one went to."""
-        with self._line.lock:
-            self._said.number, self._said.trial_id = number, trial_id
-            begin = wire.Begin(epoch=self._said.epoch, number=number, trial_id=trial_id)
-            self._line.send(begin)
+        """Tell the broker which trial a lease for a new one went to."""
+        with self._connection.lock:
+            self._lease.number, self._lease.trial_id = number, trial_id
+            begin = wire.Begin(epoch=self._lease.epoch, number=number, trial_id=trial_id)
+            self._connection.send(begin)
 
     def find(self) -> None:
-        """Take up what an earlier process of the run left in its folder, where that is news."""
+        """Take up the journal of an earlier process of the run, if it has newer checkpoints."""
         assert self.checkpoint_dir is not None
         left = find(self.checkpoint_dir)
         known = max((each.units for each in self.checkpoints), default=0)
@@ -155,6 +160,7 @@ class RunSession:
         if left is None or not newest:
             forget(self.checkpoint_dir)
             return
+        # Never 0, even if the clock went back: an age is what marks a report as late.
         age = max(0.001, time.time() - left.at)
         for report in left.reports:
             if report.unit > known:
@@ -164,11 +170,11 @@ class RunSession:
         self.saved(unwired(newest[0]))
 
     def _say_again(self, report: wire.Report, age: float) -> None:
-        with self._line.lock:
-            epoch, at = self._said.epoch, time.monotonic() - age
+        with self._connection.lock:
+            epoch, at = self._lease.epoch, time.monotonic() - age
             message = msgspec.structs.replace(report, epoch=epoch, age_seconds=age)
-            self._said.reports.append((at, message))
-            self._line.send(message)
+            self._lease.reports.append((at, message))
+            self._connection.send(message)
 
     # -- while training: suspend.Session --------------------------------------------------------
 
@@ -178,29 +184,30 @@ class RunSession:
         self.started(stores=stores)
 
     def started(self, *, stores: bool) -> None:
-        """The first batch since the grant begins."""
+        """Report the first batch since the grant."""
         if not self._trained:
             self._trained = True
             params = self.describe()
             self._described = bool(params)
-            with self._line.lock:
-                said = self._said
+            with self._connection.lock:
+                said = self._lease
                 said.training, said.stores, said.params = True, stores, params or said.params
-                self._line.send(wire.Training(epoch=said.epoch, stores=stores, params=params))
+                self._connection.send(wire.Training(epoch=said.epoch, stores=stores, params=params))
 
     def stretches(self, sizes: BatchSizes) -> None:
         """See ``suspend.Session``."""
         told = wired_sizes(sizes)
-        with self._line.lock:
-            self._said.sizes = told
-            self._line.send(wire.Stretches(epoch=self._said.epoch, sizes=told))
+        with self._connection.lock:
+            self._lease.sizes = told
+            self._connection.send(wire.Stretches(epoch=self._lease.epoch, sizes=told))
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
+        # Parameters do not change: they are sent once.
         params = {} if self._described else self.describe()
         self._described = True
-        with self._line.lock:
-            said = self._said
+        with self._connection.lock:
+            said = self._lease
             message = wire.Report(
                 epoch=said.epoch,
                 unit=unit,
@@ -211,29 +218,31 @@ class RunSession:
             )
             said.units_left, said.params = units_left, params or said.params
             said.reports.append((time.monotonic(), message))
-            self._line.send(message)
+            self._connection.send(message)
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""
         now = time.monotonic()
         if now - self._last_beat >= _BEAT_SECONDS:
             self._last_beat = now
-            with self._line.lock:
+            with self._connection.lock:
                 if memory_bytes is not None:
-                    self._said.need_bytes = memory_bytes
-                epoch = self._said.epoch
-                self._line.send(wire.Beat(epoch=epoch, batches=batches, memory_bytes=memory_bytes))
+                    self._lease.need_bytes = memory_bytes
+                epoch = self._lease.epoch
+                self._connection.send(
+                    wire.Beat(epoch=epoch, batches=batches, memory_bytes=memory_bytes)
+                )
 
     def saved(self, state: StoredState) -> None:
         """See ``suspend.Session``."""
         checkpoint = wired(state)
-        with self._line.lock:
-            self._said.checkpoints[checkpoint.path] = checkpoint
-            self._keep_unheard()  # this process and the broker may both die before it is written
-            self._line.send(wire.Saved(epoch=self._said.epoch, checkpoint=checkpoint))
+        with self._connection.lock:
+            self._lease.checkpoints[checkpoint.path] = checkpoint
+            self._keep_unconfirmed()  # this process and the broker may die before it is written
+            self._connection.send(wire.Saved(epoch=self._lease.epoch, checkpoint=checkpoint))
 
     def park(self, state: State | None) -> None:
-        """See ``suspend.Session``; with None nothing is known but that the run can wait.
+        """See ``suspend.Session``; without a state the run can only wait in its process.
 
         Raises:
             Suspended: the run is on disk.
@@ -245,6 +254,7 @@ class RunSession:
             raise BrokerError(self._refused)
         begin = time.monotonic()
         self.must_yield = False
+        # Without a broker only a checkpoint outlives this process.
         self._put(state, "disk" if self._lost else self.asked, begin)
         self.noted("parked")
         try:
@@ -258,33 +268,33 @@ class RunSession:
     # -- after training ------------------------------------------------------------------------
 
     def end(self, state: wire.Ending, error: str | None = None) -> None:
-        """The trial is told: the lease is over."""
-        with self._line.lock:
-            self._said.end = wire.Ended(epoch=self._said.epoch, state=state, error=error)
-            self._line.send(self._said.end)
+        """End the lease: Optuna has the trial's result."""
+        with self._connection.lock:
+            self._lease.end = wire.Ended(epoch=self._lease.epoch, state=state, error=error)
+            self._connection.send(self._lease.end)
 
     def release(self, reason: str, *, outgrown: bool = False) -> None:
         """Give the lease back: this process cannot serve the run, which stays as it was.
 
         Args:
-            reason: what people are told.
+            reason: for people.
             outgrown: the device's memory did not suffice beside what others hold there.
         """
-        with self._line.lock:
-            epoch = self._said.epoch
-            self._said.end = wire.Released(epoch=epoch, reason=reason, outgrown=outgrown)
-            self._line.send(self._said.end)
+        with self._connection.lock:
+            epoch = self._lease.epoch
+            self._lease.end = wire.Released(epoch=epoch, reason=reason, outgrown=outgrown)
+            self._connection.send(self._lease.end)
 
     def close(self) -> None:
-        """Hang up, once a broker has heard how the run stands."""
-        self._line.settle(lambda: not self._unheard(), _HEARD_SECONDS)
-        self._line.close()
-        if self._said.end is not None and self._unheard():
-            unheard.keep(self._introduce)
+        """Close the connection, once a broker has acknowledged the state of the run."""
+        self._connection.settle(lambda: not self._unconfirmed(), _HEARD_SECONDS)
+        self._connection.close()
+        if self._lease.end is not None and self._unconfirmed():
+            pending_endings.keep(self._introduce)
 
     def hang_up(self) -> None:
-        """Leave the run as it is, whatever a broker has heard of it."""
-        self._line.close()
+        """Close the connection and leave the run as it is, acknowledged or not."""
+        self._connection.close()
         self.must_yield = False
 
     # -- waiting -------------------------------------------------------------------------------
@@ -310,8 +320,8 @@ class RunSession:
     ) -> None:
         stored = None if held is None or held.stored is None else wired(held.stored)
         stores = state is not None and self._parking().stores(state)
-        with self._line.lock:
-            said = self._said
+        with self._connection.lock:
+            said = self._lease
             if not said.epoch:
                 return  # it has no lease to give back
             said.asked = None
@@ -328,13 +338,13 @@ class RunSession:
             )
             if stored is not None:
                 said.checkpoints[stored.path] = stored
-                self._keep_unheard()
-            self._line.send(said.parked)
+                self._keep_unconfirmed()
+            self._connection.send(said.parked)
 
-    def _keep_unheard(self) -> None:
-        """Leave beside the checkpoints what the ledger is not known to have."""
+    def _keep_unconfirmed(self) -> None:
+        """Write what the ledger is not known to have into the journal."""
         if self.checkpoint_dir is not None:
-            keep(self.checkpoint_dir, self._said.resume(self._study, time.monotonic()))
+            keep(self.checkpoint_dir, self._lease.resume(self._study, time.monotonic()))
 
     def _wait(self, state: State | None) -> None:
         begin = time.monotonic()
@@ -357,8 +367,8 @@ class RunSession:
                     return
 
     def _is_present(self, grant: wire.Grant) -> bool:
-        """Whether a lease is not over; a run that is told late to stop gives it back unused."""
-        return grant.epoch == self._said.epoch and self._said.parked is None
+        """True if a grant is of the current lease, under which the run has not parked yet."""
+        return grant.epoch == self._lease.epoch and self._lease.parked is None
 
     def _next(self, state: State | None, begin: float) -> wire.FromBroker | None:
         while True:
@@ -389,77 +399,79 @@ class RunSession:
             self._parked_in = Parking(self.checkpoint_dir, lambda: self.checkpoints)
         return self._parked_in
 
-    # -- on the line's thread ------------------------------------------------------------------
+    # -- on the connection's thread ------------------------------------------------------------
 
     def _introduce(self) -> Iterable[wire.FromClient]:
-        said = self._said
+        said = self._lease
         if not said.epoch:
             return [self._ask]
         resume = said.resume(self._study, time.monotonic())
         return [resume] if said.end is None else [resume, said.end]
 
     def _forget_requests(self) -> None:
-        """What a broker that is gone has asked for, and nobody has begun, is not done."""
-        with self._line.lock:
+        """Drop requests of a dead broker that are not begun; keep grants: the ledger has them."""
+        with self._connection.lock:
             kept: list[wire.FromBroker | None] = []
             with contextlib.suppress(queue.Empty):
                 while True:
                     message = self._inbox.get_nowait()
                     if isinstance(message, wire.Evict | wire.Recall):
-                        self._said.asked = None
+                        self._lease.asked = None
                     elif isinstance(message, wire.Grant):
                         kept.append(message)
             for message in kept:
                 self._inbox.put(message)
 
     def _heard(self, message: wire.FromBroker | None) -> None:
-        with self._line.lock:
+        with self._connection.lock:
             if message is None:
                 self._stop()
             elif isinstance(message, wire.Yield):
-                self.asked = self._said.asked = message.tier
+                self.asked = self._lease.asked = message.tier
                 self.must_yield = True
             elif isinstance(message, wire.Resize):
-                if message.epoch == self._said.epoch:
+                # A size for an earlier lease is too late: the grant has said which one holds.
+                if message.epoch == self._lease.epoch:
                     self.batch_size = message.batch_size
             elif isinstance(message, wire.Noted):
                 self._noted_end = True
             elif isinstance(message, wire.Kept):
                 self._kept(message)
-            elif isinstance(message, wire.Refused) and self._said.epoch:
+            elif isinstance(message, wire.Refused) and self._lease.epoch:
                 self._let_go(message.reason)
             else:
                 if isinstance(message, wire.Grant):
                     self._granted(message)
                 elif isinstance(message, wire.Evict):
-                    self._said.asked = message.tier
+                    self._lease.asked = message.tier
                 elif isinstance(message, wire.Recall):
-                    self._said.asked = "resident"
+                    self._lease.asked = "resident"
                 self._inbox.put(message)
 
     def _granted(self, grant: wire.Grant) -> None:
         now = time.monotonic()
-        self._said = self._said.granted(grant, now)
+        self._lease = self._lease.granted(grant, now)
         self._had_seconds, self._granted_at = grant.device_seconds, now
         self._trained = False
         if grant.batch_size is not None:
             self.batch_size = grant.batch_size
 
     def _kept(self, message: wire.Kept) -> None:
-        saved = self._said.checkpoints.pop(message.path, None)
+        saved = self._lease.checkpoints.pop(message.path, None)
         if saved is None:
             return
-        if not self._said.checkpoints and self.checkpoint_dir is not None:
+        if not self._lease.checkpoints and self.checkpoint_dir is not None:
             forget(self.checkpoint_dir)
         if unwired(saved) not in self.checkpoints:
+            # Two are kept, as the broker does: the older one is for a damaged newer one.
             self.checkpoints = (unwired(saved), *self.checkpoints[:1])
 
     def _let_go(self, reason: str) -> None:
-        """The run's lease is another's by now: a plain trial asks again, a worker has to end."""
+        """Give up a lease that is another's by now: a plain trial asks again, a worker ends."""
         if isinstance(self._ask, wire.Register):
-            self._said = Said()
+            self._lease = LeaseState()
             self.must_yield = True
-            self._line.send(self._ask)
+            self._connection.send(self._ask)
         else:
             self._refused = reason
             self._stop()
@@ -478,9 +490,9 @@ class RunSession:
         if not self.managed:  # the loop read them when it started
             self.checkpoints = tuple(unwired(c) for c in grant.checkpoints)
 
-    def _unheard(self) -> bool:
-        """Whether the run is over or on disk, and the ledger may not know it."""
-        said = self._said
+    def _unconfirmed(self) -> bool:
+        """True if the run is over or on disk, and the ledger may not know it."""
+        said = self._lease
         if said.end is not None:
             return not self._noted_end
         return said.parked is not None and said.parked.tier == "disk" and bool(said.checkpoints)

@@ -42,7 +42,7 @@ class Held:
     in_use: bool = False
 
     def seen(self) -> None:
-        """The calling thread trains the trial, and gives a sign of life."""
+        """Note a sign of life of the trial, from the thread that trains it."""
         now = time.monotonic()
         self.longest_seconds = max(self.longest_seconds, now - self.seen_at)
         self.seen_at, self.thread = now, threading.current_thread()
@@ -68,7 +68,7 @@ class Sessions:
         session: RunSession,
         **known: Any,
     ) -> Held:
-        """Remember whose session this is, and what is ``known`` of it beside (see ``Held``)."""
+        """Add the session of a trial, with further ``known`` fields of ``Held``."""
         held = Held(session=session, study=study, number=number, **known)
         with self._lock:
             self._held[study, number] = held
@@ -80,24 +80,24 @@ class Sessions:
         return None if held is None else held.session
 
     def pop(self, study: str, number: int) -> RunSession | None:
-        """Forget a trial's session."""
+        """Remove a trial's session and return it, None if there is none."""
         with self._lock:
             held = self._held.pop((study, number), None)
         return None if held is None else held.session
 
     def all(self) -> list[Held]:
-        """Every session of a trial."""
+        """Every session of a trial in this process."""
         with self._lock:
             return list(self._held.values())
 
     def of_thread(self) -> Held | None:
-        """A session of the trials that the calling thread trains, if there is one."""
+        """A session of the trials that the calling thread trains, None if there is none."""
         me = threading.current_thread()
         return next((held for held in self.all() if held.thread is me), None)
 
     @contextmanager
     def using(self, study: str, number: int) -> Iterator[Held | None]:
-        """The session of a trial, which is not taken away within the block."""
+        """Session of a trial, None if there is none; it is not taken away within the block."""
         with self._lock:
             held = self._held.get((study, number))
             if held is not None:
@@ -112,7 +112,7 @@ class Sessions:
                 held.seen_at = time.monotonic()
 
     def take_away(self, held: Held) -> bool:
-        """Forget a session unless a call works with it now, or somebody was faster."""
+        """Remove a session, unless a call works with it now or it was removed; True if this did."""
         key = held.study, held.number
         with self._lock:
             if held.in_use or self._held.get(key) is not held:
@@ -121,7 +121,8 @@ class Sessions:
             return True
 
     def forget(self) -> None:
-        """Forget the sessions of trials: after a fork they are the parent's."""
+        """Remove the sessions of trials: after a fork they are the parent's."""
+        # Another thread may have held the lock at the fork, and is not there to release it.
         self._lock = threading.Lock()
         self._held = {}
 

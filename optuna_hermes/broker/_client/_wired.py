@@ -1,4 +1,4 @@
-"""What a run says of itself, as messages hold it, and back."""
+"""Checkpoints and batch sizes as messages hold them, and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from optuna_hermes.suspend._base import BatchSizes, StoredState
 
 
 def wired(state: StoredState) -> wire.SavedCheckpoint:
-    """A checkpoint for a message."""
+    """Checkpoint as a message holds it."""
     return wire.SavedCheckpoint(
         path=str(state.path),
         units=state.units,
@@ -19,7 +19,7 @@ def wired(state: StoredState) -> wire.SavedCheckpoint:
 
 
 def unwired(saved: wire.SavedCheckpoint) -> StoredState:
-    """A checkpoint of a message."""
+    """Checkpoint of a message, as the rest of the package holds it."""
     return StoredState(
         path=Path(saved.path),
         units=saved.units,
@@ -29,7 +29,7 @@ def unwired(saved: wire.SavedCheckpoint) -> StoredState:
 
 
 def wired_sizes(sizes: BatchSizes) -> wire.BatchSizes:
-    """Batch sizes for a message: the speeds of so many that were measured last."""
+    """Batch sizes as a message holds them, with the ``MOST_SIZES`` speeds measured last."""
     return wire.BatchSizes(
         now=sizes.now,
         least=sizes.least,

@@ -1,1 +1,1 @@
-"""What a broker knows and decides: an event in, commands out. No clock, no I/O."""
+"""Core of the broker: an event in, commands out. No clock, no I/O."""

@@ -1,4 +1,4 @@
-"""How studies and runs come into the broker's book, pure."""
+"""Admission of studies and runs into the ``Book``. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 
 KEPT_CHECKPOINTS = 2
-"""A run's newest ones; the older is for the day on which the newest cannot be read."""
+"""Newest checkpoints of a run that are kept; the older is for when the newest cannot be read."""
 
 
 _WANTED: tuple[type, ...] = (Wishes, Finish, Finished, ChangePolicy)
@@ -47,7 +47,7 @@ _SAID_BY: dict[type, tuple[str, ...]] = {
 
 
 def misplaced(client: Client, message: FromClient) -> str | None:
-    """Why a client may not say this, or not now; None if it may."""
+    """Reason why a client may not send this message, or not now; None if it may."""
     name, roles = type(message).__name__, _SAID_BY.get(type(message))
     if roles is None:
         return None
@@ -63,7 +63,7 @@ def misplaced(client: Client, message: FromClient) -> str | None:
 
 
 def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
-    """Why a client does not get what it asks for, of a study that is read; None if it does."""
+    """Reason to refuse a client's request for a study that is read; None if there is none."""
     message = event.message
     if isinstance(message, OpenStudy):
         pid = other_driver(book, study, event)
@@ -89,14 +89,14 @@ def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
 
 
 def other_driver(book: Book, study: Study, event: StudyRead) -> int | None:
-    """The process for which a study is served already, None if another driver may have it."""
+    """Process for which a study is served already, None if another driver may have it."""
     if not isinstance(event.message, OpenStudy) or study.driver in (None, event.connection):
         return None
     return _pid(book, study.driver)
 
 
 def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) -> Study:
-    """The study of a message; read from its ledger unless a living process holds part of it."""
+    """Study of a message, read from its ledger unless a living process holds part of it."""
     book.epoch = max(book.epoch, event.last_epoch)
     spec = event.message.study
     study = book.studies.get(spec.key)
@@ -113,7 +113,7 @@ def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) ->
 
 
 def _take_wishes(study: Study, event: StudyRead, out: list[Command]) -> None:
-    """What people want; who was about to finish a run has to say it again to this broker."""
+    """Take the overrides from the ledger; ``finishing`` is a hold until it is requested again."""
     study.wishes = dict(event.wishes)
     for number, wish in event.wishes.items():
         if wish == "finishing":
@@ -124,12 +124,13 @@ def _take_wishes(study: Study, event: StudyRead, out: list[Command]) -> None:
 def _settle_owners(
     book: Book, study: Study, event: StudyRead, now: float, out: list[Command]
 ) -> None:
-    """See whose each run is; what this host's earlier broker had is anybody's if it is stored."""
+    """Settle the owner of each run; stored ones of this host's earlier broker are free for any."""
     hosts = {host.instance for host in event.hosts}
     records = {record.number: record for record in event.runs}
     spoken_of = getattr(event.message, "number", None)
     for number, run in study.runs.items():
         if study.is_elsewhere(run) and run.owner in hosts:
+            # A run without a process counts as stored; with its own broker it may well train.
             run.state = records[number].state
         elif study.is_elsewhere(run):
             run.owner = None
@@ -139,13 +140,13 @@ def _settle_owners(
 
 
 def coming(study: Study, leases: Iterable[LeaseRecord], hosts: Collection[str]) -> int:
-    """Leases of other hosts, of those that live, from which further runs will come."""
+    """Number of leases on other hosts, of brokers that live, from which further runs will come."""
     new = (lease.owner for lease in leases if lease.number is None)
     return sum(1 for owner in new if owner in hosts and owner != study.broker)
 
 
 def end_orphan(book: Book, lease: LeaseRecord, now: float) -> EndLease:
-    """A lease of an earlier broker is over."""
+    """Command that ends a lease of an earlier broker."""
     return EndLease(study=lease.study, epoch=lease.epoch, ended=now + book.wall_offset)
 
 
@@ -169,7 +170,7 @@ def _take_orphans(
 
 
 def admit_run(study: Study, number: int, trial_id: int, now: float) -> Run:
-    """A run of the study, new or known."""
+    """Return a run of the study, added if it is new."""
     if number not in study.runs:
         study.runs[number] = Run(
             study=study.spec.key,
@@ -185,7 +186,7 @@ def admit_run(study: Study, number: int, trial_id: int, now: float) -> Run:
 def take_charge(
     book: Book, study: Study, connection: int, message: OpenStudy, now: float
 ) -> list[Run]:
-    """Give the study to a driver, and learn from it what Optuna knows better than the ledger.
+    """Give the study to a driver, and take from it what Optuna knows better than the ledger.
 
     Returns:
         Runs that changed: their trials have ended, or had never been registered.
@@ -196,6 +197,7 @@ def take_charge(
     study.trials, study.waiting = message.trials, frozenset(message.waiting)
     study.limit = message.limit
     study.draining, study.problem = False, None
+    # A driver that comes back to a new broker brings its counters along.
     if message.counted is None:
         study.switches, study.overhead_seconds, study.spent_seconds = 0, 0.0, 0.0
         study.failures = Failures()
@@ -219,7 +221,7 @@ def take_charge(
 
 
 def _with_new_chances(study: Study) -> list[Run]:
-    """Runs that lost processes under an earlier driver, of which nobody knows why it ended."""
+    """Reset the losses of runs under an earlier driver, which may have caused them."""
     lost = [run for run in study.runs.values() if run.losses and run.live]
     found = [run for run in lost if not study.is_elsewhere(run)]
     for run in found:
@@ -234,7 +236,7 @@ def _count_on(study: Study, counted: Counted) -> None:
 
 
 def _begun_since(book: Book, study: Study) -> int:
-    """Trials that workers have begun, or are about to, since their driver has counted."""
+    """Number of trials that workers have begun, or are about to, since their driver has counted."""
     key = study.spec.key
     coming = sum(1 for lease in book.leases() if lease.study == key and lease.number is None)
     return coming + sum(1 for number in study.runs if not study.was_counted(number))
@@ -246,7 +248,7 @@ def _pid(book: Book, connection: int | None) -> int | None:
 
 
 def known_run(book: Book, known: RunRecord, event: StudyRead | Refreshed, now: float) -> Run:
-    """A run as its ledger left it: whoever held it is gone, so it is stored or begins again."""
+    """Run as its ledger left it: its process is gone, so it is stored or begins again."""
     curve = event.curves.get(known.number, Curve())
     saved = [
         SavedCheckpoint(path=c.path, units=c.units, size_bytes=c.size_bytes, sha256=c.sha256)

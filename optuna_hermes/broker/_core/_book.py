@@ -1,6 +1,6 @@
-"""The broker's book: leases, device slots, studies, clients, and the questions asked of them.
+"""State of the broker: leases, device slots, studies and clients, with queries on them.
 
-Plain mutable records without a clock; ``_state`` and its rooms alone change them.
+Plain mutable records without a clock; ``_state`` and the modules that it uses change them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PowerState = Literal["on", "going", "off", "coming"]
 
 @dataclass(kw_only=True)
 class Lease:
-    """A lease that is out: one object, which hangs on the slot of each of its devices.
+    """Lease that is out: one object, shared by the slots of its devices.
 
     Args:
         number: None until a new trial has begun.
@@ -30,16 +30,16 @@ class Lease:
         started: when it was granted; ``slice_started`` when it was renewed last.
         from_tier: where its run came from.
         yielding: the tier by which it was asked to leave.
-        looked: it was looked ahead to the end of this slice.
+        looked: the prefetch for the end of this slice is done.
         training: its first batch has begun.
         reported: it has reported since.
-        held: it is not in the ledger yet, whose database is away: nobody has heard of it.
+        held: it is not in the ledger yet, whose database is away: its grant is not sent.
         before: the epoch of its run's lease before this one.
         adopted: it was granted by an earlier broker.
         lost: the epochs of leases of which one holder may have created a trial, and died before it
             said so; this one's holder looks for that trial before it creates another.
         refused: its holder has found a trial that it may not have.
-        claimed: the row of its run, which was nobody's before; None if it was this broker's.
+        claimed: the row of its run, which had no owner before; None if it was this broker's.
         energy_joules: what the counters of its devices said in all when it was granted, None if
             one has none.
     """
@@ -78,9 +78,9 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Want:
-    """What devices are reserved for: a run, or a new trial (``number`` None).
+    """Reservation of devices for a run, or for a new trial (``number`` None).
 
-    One object, which hangs on the slot of each of them.
+    One object, shared by the slots of the devices.
     """
 
     study: str
@@ -91,10 +91,10 @@ class Want:
 
 @dataclass(kw_only=True)
 class Slot:
-    """A device with its lease and what comes next.
+    """Device with its lease and its reservation.
 
-    Until ``settles_at`` a reading may still show memory that somebody said to have left. Who is
-    ``awaited`` has it from an earlier broker, and nobody else may.
+    Until ``settles_at`` a reading may still show memory that a run has left. The process
+    ``awaited`` has it from an earlier broker, and no other gets it.
 
     Args:
         power: see ``_power``; who is there and what is free of a device is known while it is on.
@@ -117,12 +117,12 @@ class Slot:
 
 @dataclass(kw_only=True)
 class Client:
-    """A connection. A worker serves one study, and one run at a time.
+    """Connection of a client. A worker serves one study, and one run at a time.
 
     Args:
         pid: its process.
         role: as in ``Hello``.
-        study: whom it serves.
+        study: the one that it serves.
         prepared: the run whose checkpoint it has read ahead of time.
         leaving: the devices whose memory it still has, after it said that it leaves, since
             ``left_at``.
@@ -152,14 +152,14 @@ class Client:
 
 @dataclass(kw_only=True)
 class Book:
-    """Everything a broker knows.
+    """Everything a broker knows, in memory.
 
     Args:
         host: name of this host.
         instance: this broker, as other hosts know it.
         wall_offset: wall clock minus the monotonic clock, in seconds.
         host_budget_bytes: host memory that runs may take for what they move off their devices.
-        awaited: by the connections that their ends are told by.
+        awaited: by the connections under which their ends are reported.
         early: workers that are ready for a study that is not open yet, by its key.
         powers: whether there are commands that power devices up and down.
     """
@@ -178,34 +178,35 @@ class Book:
 
     @property
     def needed(self) -> bool:
-        """Whether any client needs this broker; those that only look do not."""
+        """True if any client needs this broker; viewers do not."""
         return any(client.role != "viewer" for client in self.clients.values())
 
     @property
     def recovering(self) -> bool:
-        """Whether processes of an earlier broker are about to say what they have."""
+        """True if processes of an earlier broker may still come back."""
         return any(not each.late for each in self.awaited.values())
 
     @property
     def asleep(self) -> bool:
-        """Whether any device is powered down, or on its way there or back."""
+        """True if any device is powered down, or on its way there or back."""
         return any(slot.power != "on" for slot in self.slots.values())
 
     def holds(self, connection: int) -> bool:
-        """Whether a client has a device, or a run in its memory."""
+        """True if a client has a device, or a run in its memory."""
         leased = any(lease.connection == connection for lease in self.leases())
         return leased or any(run.connection == connection for run in self.runs())
 
     def leases(self) -> list[Lease]:
         """The leases that are out, each once."""
+        # By identity: leases are not hashable, and two reservations may be equal.
         return list({id(s.lease): s.lease for s in self.slots.values() if s.lease}.values())
 
     def wants(self) -> list[Want]:
-        """What devices are reserved for, each once."""
+        """The reservations, each once."""
         return list({id(s.next): s.next for s in self.slots.values() if s.next}.values())
 
     def slots_of(self, held: Lease | Want) -> list[Slot]:
-        """The slots of the devices of a lease, or of what they are reserved for."""
+        """The slots of a lease or of a reservation."""
         return [slot for slot in self.slots.values() if held is slot.lease or held is slot.next]
 
     def slot_of(self, epoch: int) -> Slot | None:
@@ -223,7 +224,7 @@ class Book:
 
     @property
     def host_used_bytes(self) -> int:
-        """What of the host budget is taken, or promised."""
+        """Bytes of the host budget that are taken, or promised."""
         return sum(run.host_claim_bytes for run in self.runs())
 
     def runs(self) -> Iterator[Run]:
@@ -236,18 +237,18 @@ class Book:
         return [r for r in self.runs() if r.state == "parked" and slot.device.id in r.devices]
 
     def reserved(self, study: str) -> list[Want]:
-        """What devices are reserved for, of this study."""
+        """The reservations of a study."""
         return [want for want in self.wants() if want.study == study]
 
     def wants_process(self, want: Want) -> bool:
-        """Whether a worker that waits is needed for what devices are reserved for."""
+        """True if a worker that waits is needed for a reservation."""
         if want.number is None:
             return True
         run = self.studies[want.study].runs[want.number]
         return run.connection is None or not run.suits(self.slots_of(want))
 
     def unreserve(self, want: Want) -> None:
-        """What devices were reserved for comes to nothing; a new trial may still be created."""
+        """Cancel a reservation; a new trial may still be created."""
         for slot in self.slots_of(want):
             slot.next = None
         if want.number is None:
@@ -255,7 +256,7 @@ class Book:
             study.unstarted = None if study.unstarted is None else study.unstarted + 1
 
     def record(self, run: Run, now: float) -> RunRecord:
-        """A run as the ledger keeps it, at ``now``."""
+        """Row of a run for the ledger, as of ``now``."""
         return RunRecord(
             study=run.study,
             number=run.number,
@@ -276,6 +277,6 @@ class Book:
     def event(
         self, study: str, number: int | None, kind: str, detail: dict[str, Any], now: float
     ) -> EventRecord:
-        """A line of the story of a study, or of one of its runs."""
+        """Event of a study, or of one of its runs, for the event log."""
         at = now + self.wall_offset
         return EventRecord(study=study, number=number, kind=kind, at=at, detail=detail)

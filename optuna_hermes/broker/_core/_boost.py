@@ -1,4 +1,4 @@
-"""Runs that people prefer to what a policy would choose, pure."""
+"""Boosted runs, which get devices before the policy decides. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from optuna_hermes.policies import place
 def boosted_first(
     decide: Callable[[Snapshot], Decision], snapshot: Snapshot, boosted: Collection[int]
 ) -> Decision:
-    """A policy's decision about what is left when the runs that people prefer have theirs.
+    """Give boosted runs their devices, and let the policy decide about what is left.
 
     Args:
         decide: the policy.
         snapshot: how things are.
-        boosted: the numbers of these runs. Who has waited longest chooses first; one that sits on
-            a free device keeps it, and others take first what nobody sits on.
+        boosted: the numbers of these runs. The longest waiting chooses first; one that sits on
+            a free device keeps it, and others take first those on which no run sits.
     """
     waiting = [r for r in snapshot.runs if r.number in boosted and _waits(r)]
     if not waiting:
@@ -26,6 +26,7 @@ def boosted_first(
     waiting.sort(key=lambda run: (run.waiting_since or 0.0, run.number))
     others = {id_ for r in snapshot.runs if _waits(r) and r not in waiting for id_ in r.seats}
     chosen: list[Assignment] = []
+    # Devices on which other runs sit are taken only if there are no others.
     for shunned in (others, set[str]()):
         chosen += place(_rest(snapshot, chosen, shunned), _left(waiting, chosen))
     rest = _rest(snapshot, chosen, set())
@@ -45,7 +46,7 @@ def _left(runs: Sequence[RunView], chosen: Sequence[Assignment]) -> list[RunView
 
 
 def _rest(snapshot: Snapshot, chosen: Sequence[Assignment], shunned: set[str]) -> Snapshot:
-    """How things are when these have what was chosen, without devices that are shunned."""
+    """Snapshot after these assignments, without the devices that are shunned."""
     taken = {id_ for each in chosen for id_ in each.devices} | shunned
     served = {each.run for each in chosen}
     devices = tuple(

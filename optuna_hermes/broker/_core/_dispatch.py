@@ -1,4 +1,4 @@
-"""Who gets a device next: asks the policy, reserves, yields, evicts and grants. Pure."""
+"""Scheduler: asks the policy, reserves, yields, evicts and grants. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from optuna_hermes.broker._core import _energy as energy
-from optuna_hermes.broker._core import _story as story
+from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._book import Book, Lease, Slot, Want
-from optuna_hermes.broker._core._counsel import Counsel, elastic_of
 from optuna_hermes.broker._core._events import Command, SaveMemory, Send
 from optuna_hermes.broker._core._gate import pays
 from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._policy_runner import PolicyRunner, elastic_of
 from optuna_hermes.broker._core._prefetch import worker_for
 from optuna_hermes.broker._core._rows import claim, save
 from optuna_hermes.broker._core._run import Run
@@ -30,9 +30,9 @@ That is 1.7 %: with what leaving costs, and switches that take longer than usual
 class Dispatcher:
     """Moves devices between runs of a ``Book``; every method adds commands to ``out``."""
 
-    def __init__(self, book: Book, counsel: Counsel, memory: Memory) -> None:
+    def __init__(self, book: Book, counsel: PolicyRunner, memory: Memory) -> None:
         self._book = book
-        self._counsel = counsel
+        self._policy_runner = counsel
         self._memory = memory
 
     def schedule(self, now: float, out: list[Command]) -> None:
@@ -52,6 +52,7 @@ class Dispatcher:
         here = [s for s in self._book.studies.values() if s.away_since is None]
         studies = [s for s in here if s.wants_device or self._holds(s)]
         for shared in (True, False) if len(studies) > 1 else (False,):
+            # The study with the fewest devices decides first.
             for study in sorted(studies, key=lambda s: (self._held(s, now), s.spent_seconds)):
                 open_ = [slot for slot in self._book.slots.values() if self._undecided(slot, now)]
                 if shared:
@@ -76,7 +77,7 @@ class Dispatcher:
     def ask_to_yield(
         self, lease: Lease, now: float, out: list[Command], *, to_disk: bool = False
     ) -> None:
-        """Revoke a lease, once; ``to_disk`` because its run cannot stay there."""
+        """Revoke a lease, once; ``to_disk`` if its run cannot stay on its devices."""
         if lease.yielding:
             return
         run = self._book.run_of(lease)
@@ -86,6 +87,7 @@ class Dispatcher:
                 slots = self._book.slots_of(lease)
                 lease.yielding = self._memory.tier_to_leave(slots, run, now, out)
             run.asked, run.asked_at = lease.yielding, now
+        # The watchdog waits for the answer from here on.
         lease.last_progress = now
         out.append(
             Send(
@@ -100,7 +102,7 @@ class Dispatcher:
         return any(lease.study == study.spec.key for lease in self._book.leases())
 
     def _held(self, study: Study, now: float) -> int:
-        """Devices of a study that are not up for decision."""
+        """Number of a study's devices that are not up for decision."""
         key = study.spec.key
         return sum(
             1
@@ -110,7 +112,7 @@ class Dispatcher:
         )
 
     def _undecided(self, slot: Slot, now: float) -> bool:
-        """Whether a policy may be asked about this device now, with all others of its lease."""
+        """True if a policy may be asked about this device now, with all others of its lease."""
         lease = slot.lease
         together = [slot] if lease is None else self._book.slots_of(lease)
         if any(x.next or not x.device.healthy or x.awaited is not None for x in together):
@@ -140,24 +142,26 @@ class Dispatcher:
             else:
                 self._reserve(study, given, assignment)
         for slot in open_.values():
+            # Another study's run yields only to a reservation, an own one if not chosen.
             if slot.lease and (slot.next or slot.lease.study == study.spec.key):
                 self.ask_to_yield(slot.lease, now, out)
 
     def _worthwhile(self, study: Study, slots: Sequence[Slot], now: float) -> Decision:
-        """What the policy wants; a run whose change is not worth its cost keeps its devices."""
+        """Decision of the policy; a run whose change is not worth its cost keeps its devices."""
         kept: set[int | None] = set()
         while True:
             fixed = [number for number in kept if number is not None]
-            decision = self._counsel.decide(study, slots, now, fixed)
+            decision = self._policy_runner.decide(study, slots, now, fixed)
             vain = {
                 each.run for each in decision.assignments if self._is_vain(study, each, decision)
             }
+            # What these keep changes what is left for others: the policy is asked again.
             if not vain - kept:
                 return decision
             kept |= vain
 
     def _is_vain(self, study: Study, assignment: Assignment, decision: Decision) -> bool:
-        """Whether a run that has devices would get another number of them for nothing."""
+        """True if another number of devices is not worth its cost for a run that has devices."""
         run = None if assignment.run is None else study.runs[assignment.run]
         if run is None or run.state != "running" or len(run.devices) == len(assignment.devices):
             return False
@@ -175,7 +179,7 @@ class Dispatcher:
         )
 
     def _renew(self, study: Study, lease: Lease, wish: float | None, now: float) -> None:
-        """What bringing the run back cost is paid."""
+        """Begin another slice of a lease; no cost of bringing its run back counts any more."""
         lease.slice_started, lease.looked = now, False
         lease.deadline = self._end(study, None, wish, now)
 
@@ -192,12 +196,12 @@ class Dispatcher:
             slot.next = want
 
     def _end(self, study: Study, tier: TierName | None, wish: float | None, now: float) -> float:
-        """When a slice that begins now is over.
+        """End of a slice that begins now.
 
         Slices of a study whose runs may have several devices end together, for else its policy
         would hardly ever see more than one of them free. A slice that begins in between ends with
         the others if half of it fits until then, or a slice later. All are as long as for a run
-        that comes from disk, since whoever changes its number does.
+        that comes from disk, since a run that changes its number does.
         """
         if not study.stretches:
             return now + self._slice(study, tier, wish)
@@ -219,7 +223,7 @@ class Dispatcher:
     # -- moving --------------------------------------------------------------------------------
 
     def _is_hopeless(self, want: Want) -> bool:
-        """Whether no process will come for what devices are reserved for."""
+        """True if no process will come for a reservation."""
         study = self._book.studies[want.study]
         if not self._book.wants_process(want):
             return False
@@ -231,7 +235,7 @@ class Dispatcher:
         return not any(run.stores and run.connection is not None for run in study.runs.values())
 
     def _goes_over_disk(self, run: Run) -> bool:
-        """Whether devices are reserved for a run on which its process cannot go on."""
+        """True if a run has a reservation for devices that its process cannot use."""
         wants = self._book.reserved(run.study)
         want = next((each for each in wants if each.number == run.number), None)
         return run.stores and want is not None and not run.suits(self._book.slots_of(want))
@@ -239,7 +243,7 @@ class Dispatcher:
     def _send_over_disk(
         self, want: Want, slots: Sequence[Slot], now: float, out: list[Command]
     ) -> None:
-        """A parked run that is to have other devices than its process can use leaves it."""
+        """Evict a parked run to disk if its process cannot use the devices reserved for it."""
         run = None if want.number is None else self._book.studies[want.study].runs[want.number]
         if run is None or run.state != "parked" or run.asked or run.suits(slots):
             return
@@ -247,13 +251,13 @@ class Dispatcher:
             self._memory.evict(run, "disk", now, out)
 
     def _coming(self, study: Study) -> int:
-        """Processes that will wait for a run without anybody being asked."""
+        """Number of processes that will wait for a run without an eviction for that."""
         leaving = sum(1 for run in study.runs.values() if run.asked == "disk")
         leaving += sum(1 for each in study.workers if self._book.clients[each].leaving)
         return len(study.idle) + leaving + max(0, study.max_alive - len(study.workers))
 
     def _free_processes(self, study: Study, now: float, out: list[Command]) -> None:
-        """Send parked runs to disk, so that a process is ready when a device is."""
+        """Evict parked runs to disk, so that a process is ready when a device is."""
         wants = self._book.reserved(study.spec.key)
         needed = sum(map(self._book.wants_process, wants))
         if study.may_open.any or any(run.state == "stored" for run in study.runs.values()):
@@ -263,7 +267,7 @@ class Dispatcher:
             return
         wanted = {want.number for want in wants}
         parked = [run for run in study.parked if run.number not in wanted]
-        for run in self._counsel.wanted_last(parked, now)[:missing]:
+        for run in self._policy_runner.wanted_last(parked, now)[:missing]:
             self._memory.evict(run, "disk", now, out)
 
     def _grant_next(
@@ -280,6 +284,7 @@ class Dispatcher:
             return
         if connection in study.idle:
             study.idle.remove(connection)
+        # Both look at the reservation, which ends here.
         alone = all(self._memory.grants_alone(slot) for slot in slots)
         for slot in slots:
             self._memory.warn(slot, now, out)
@@ -290,7 +295,8 @@ class Dispatcher:
         out.append(Send(connection=connection, message=grant))
 
     def _are_ready(self, slots: Sequence[Slot], now: float, out: list[Command]) -> bool:
-        """Whether all can be granted; whoever is in the way on any of them is asked now."""
+        """True if all can be granted; runs in the way on any of them are asked now."""
+        # A list, not a generator: each slot is asked, also behind one that is not ready.
         return all([self._memory.ready(slot, now, out) for slot in slots])
 
     def _lease(
@@ -346,24 +352,24 @@ class Dispatcher:
             run.slices += 1
             came_from, run.host = run.host, self._book.host
             save(self._book, run, now, out)
-            out.extend(story.granted(self._book, run, lease, came_from, now))
+            out.extend(_event_log.granted(self._book, run, lease, came_from, now))
         return lease
 
 
 def _keeps(study: Study, lease: Lease, assignment: Assignment) -> bool:
-    """Whether the run that has a lease is to have the same devices again."""
+    """True if the run that has a lease is assigned the same devices again."""
     same = lease.study == study.spec.key and lease.number == assignment.run
     return same and set(lease.devices) == set(assignment.devices)
 
 
 def _whole(slots: Sequence[Slot]) -> list[Slot]:
-    """Those whose leases have all of their devices among them."""
+    """Slots without those of leases that have further devices elsewhere."""
     found = Counter(slot.lease.epoch for slot in slots if slot.lease)
     return [s for s in slots if s.lease is None or found[s.lease.epoch] == len(s.lease.devices)]
 
 
 def _resize(study: Study, lease: Lease, batch_size: int | None, out: list[Command]) -> None:
-    """Let a run that keeps its device have another batch size, if it is another one."""
+    """Send a run that keeps its device another batch size, if it is another one."""
     sizes = study.runs[lease.number].sizes if lease.number is not None else None
     if batch_size is not None and sizes is not None and sizes.now != batch_size:
         message = Resize(epoch=lease.epoch, batch_size=batch_size)
@@ -385,7 +391,7 @@ def _grant_message(lease: Lease, run: Run | None, alone: bool, batch_size: int |
 
 
 def _rank(slot: Slot, study: Study) -> tuple[int, int, str]:
-    """The study's own devices first, then empty ones, then those of others."""
+    """Sort key: the study's own devices first, then empty ones, then those of others."""
     if slot.lease is None:
         return (1, len(slot.device.id), slot.device.id)
     own = slot.lease.study == study.spec.key

@@ -1,12 +1,12 @@
-"""How leases, processes and plans end, written into the book. Pure."""
+"""Ends of leases, processes and reservations, written into the ``Book``. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from optuna_hermes.broker._core import _energy as energy
+from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _losses as losses
-from optuna_hermes.broker._core import _story as story
 from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._events import Command, EndLease, Withdraw, WritesFailed
 from optuna_hermes.broker._core._memory import Memory, size
@@ -16,14 +16,14 @@ from optuna_hermes.broker._core._study import Study
 
 
 class Ends:
-    """Ends things in a ``Book``; commands are added to ``out``."""
+    """Ends leases, processes and reservations of a ``Book``; commands are added to ``out``."""
 
     def __init__(self, book: Book, memory: Memory) -> None:
         self._book = book
         self._memory = memory
 
     def lease(self, lease: Lease, now: float, out: list[Command]) -> None:
-        """A lease is over, on all of its devices, whatever becomes of its run."""
+        """End a lease on all of its devices, whatever becomes of its run."""
         held = lease.device_seconds(now)
         self._book.studies[lease.study].spent_seconds += held
         run = self._book.run_of(lease)
@@ -38,7 +38,7 @@ class Ends:
         out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
 
     def holder(self, lease: Lease, now: float, out: list[Command]) -> None:
-        """The process that held a lease is gone."""
+        """Handle the end of the process that held a lease."""
         run = self._book.run_of(lease)
         self.lease(lease, now, out)
         self._memory.left(lease.devices, now)
@@ -46,22 +46,22 @@ class Ends:
         if run is None:
             if study.unstarted is not None:
                 study.unstarted += 1
-            if not lease.refused:  # whether a trial was created, or found, nobody has said
+            if not lease.refused:  # a trial may have been created, or found
                 study.lost.append((lease.epoch, *lease.lost))
             return
         run.suspensions += 1
         self.lost(run, lease.connection, now, out)
 
     def lost(self, run: Run, connection: int, now: float, out: list[Command]) -> None:
-        """The process of a run is gone without a word."""
+        """Handle the end of a run's process that gave no notice."""
         client = self._book.clients.get(connection)
         if client is not None:
             losses.count(self._book, run, client, now)
-        out.append(story.lost(self._book, run, now))
+        out.append(_event_log.lost(self._book, run, now))
         self.process(run, now, out)
 
     def process(self, run: Run, now: float, out: list[Command]) -> None:
-        """What is left of a run is its last checkpoint, if there is one."""
+        """Take a run back to its last checkpoint, if there is one: its process is gone."""
         self._memory.leaves(run, now)
         if run.live:
             run.forget_process()
@@ -69,7 +69,7 @@ class Ends:
             save(self._book, run, now, out)
 
     def wants(self, study: Study, *, only_impossible: bool = False) -> None:
-        """What devices are reserved for, of this study, comes to nothing."""
+        """Cancel the reservations of a study, or only those that cannot be granted."""
         for want in self._book.reserved(study.spec.key):
             run = None if want.number is None else study.runs[want.number]
             possible = study.driver is not None if run is None else study.can_run(run)
@@ -77,7 +77,7 @@ class Ends:
                 self._book.unreserve(want)
 
     def unwritten(self, event: WritesFailed, now: float, out: list[Command]) -> None:
-        """Leases that the ledger refused never were."""
+        """Undo leases that the ledger refused, and note the problem of their studies."""
         failed = {event.study} if event.study else set()
         for lease in self._book.leases():
             if lease.epoch in event.epochs:
@@ -87,14 +87,14 @@ class Ends:
             self._book.studies[key].problem = event.reason
 
     def withdrawn(self, study: Study, now: float, out: list[Command]) -> None:
-        """Leases of a study that nobody has heard of are not granted any more."""
+        """Withdraw leases of a study whose grants wait for its database."""
         for lease in self._book.leases():
             if lease.held and lease.study == study.spec.key:
                 out.append(Withdraw(epoch=lease.epoch))
                 self.undo(lease, now, out)
 
     def undo(self, lease: Lease, now: float, out: list[Command], *, refused: bool = False) -> None:
-        """A lease never was: its run, or whoever waited for one, is where it came from.
+        """Undo a lease: its run, or the worker that waited for one, is where it came from.
 
         One that was ``refused`` is not in the ledger, where another broker's may have its epoch.
         """
@@ -111,6 +111,7 @@ class Ends:
             study.lost.append(lease.lost)  # still to be found
         waited = run is None or lease.from_tier in (None, "disk")
         if waited and client is not None and client.role == "worker":
+            # This worker still waits for a grant, for it never got this one.
             study.idle.append(lease.connection)
         if run is None:
             return
@@ -129,10 +130,10 @@ class Ends:
     def room(
         self, slots: Sequence[Slot], run: Run, what: str, now: float, out: list[Command]
     ) -> None:
-        """The memory of a device, or of one of several, did not suffice for its run.
+        """Handle that the memory of a device, or of one of several, did not suffice for its run.
 
         It is tried again with the device to itself. If that did not help either it waits until
-        somebody has gone who could not be moved; where nobody is left, its study ends.
+        a run has gone that could not be moved; where none is left, its study ends.
         """
         tightest = min(slots, key=self._memory.known_free_bytes)
         need, free = size(run.need_bytes), size(self._memory.free_bytes(tightest))

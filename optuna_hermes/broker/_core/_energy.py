@@ -1,4 +1,4 @@
-"""What a lease has taken of its devices' energy. Pure."""
+"""Energy that leases take from their devices. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ JOULES_PER_WATT_HOUR = 3600.0
 
 
 def counted_joules(slots: Iterable[Slot]) -> float | None:
-    """What the counters of some devices say in all, None if one has none."""
+    """Sum of the devices' energy counters, None if one has none."""
     return _sum(slot.device.energy_joules for slot in slots)
 
 
 def taken_joules(slots: Sequence[Slot], lease: Lease, now: float) -> float | None:
-    """The energy that devices have taken since their lease began, None if nobody can tell.
+    """Energy that devices have taken since their lease began, None if it is not known.
 
-    That is what their counters say. Where one is missing, or they began anew, it is the rated power
+    It is the difference of their counters. If one is missing, or began anew, it is the rated power
     of the devices for as long as the lease has lasted, which is more than they took.
     """
     counted, before = counted_joules(slots), lease.energy_joules
@@ -29,7 +29,7 @@ def taken_joules(slots: Sequence[Slot], lease: Lease, now: float) -> float | Non
 
 
 def add(run: Run, joules: float | None) -> None:
-    """A lease of a run is over."""
+    """Add the energy of a lease to its run."""
     if joules is not None:
         run.energy_joules = (run.energy_joules or 0.0) + joules
 
@@ -40,5 +40,5 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def watt_hours(joules: float | None) -> float | None:
-    """For people."""
+    """Joules as watt-hours, None if they are unknown."""
     return None if joules is None else joules / JOULES_PER_WATT_HOUR

@@ -1,9 +1,8 @@
-"""What happens to a broker, and what it does about it: the two alphabets of ``_state``, pure.
+"""Events that come to the broker, and the commands with which ``_state`` answers. Pure.
 
 Commands that concern the ledger are its own records: a ``LeaseRecord`` means "commit this lease".
-Whoever carries commands out has all records of an answer written, in order, and holds back each
-grant of it, and each ``Kept``, until their record is in the ledger. No other message waits for a
-database.
+The server has all records of an answer written, in order. It holds back each ``Grant``, ``Kept``
+and ``Noted`` until its record is in the ledger, and each ``Yield`` until the database answers.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from optuna_hermes.model import Curve, Device, Wish
 class Connected:
     """A client has said hello; ``connection`` is a number of the server's, ``pid`` is verified.
 
-    ``started`` is when the process did, as its kernel counts: nobody else has both.
+    ``started`` is when the process did, as its kernel counts: no other process has both.
     """
 
     connection: int
@@ -41,7 +40,7 @@ class Connected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """A process that lives and was served by the broker before this one.
+    """A living process that was served by the broker before this one.
 
     Its end is a ``Disconnected``, as if it had this ``connection``; it may come back by another.
     """
@@ -52,9 +51,9 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disconnected:
-    """A client is gone, in peace or not.
+    """A client is gone, with or without notice.
 
-    ``more`` says that another's end is told next: what devices do is decided after the last one.
+    ``more`` says that another's end follows: devices are decided about after the last one.
     """
 
     connection: int
@@ -75,9 +74,9 @@ class StudyRead:
 
     Args:
         last_epoch: the highest one there was.
-        leases: those that nobody has ended, of any host.
+        leases: those that have not ended, of any host.
         shared: whether brokers of other hosts may be at the study too.
-        hosts: the brokers that are heard of.
+        hosts: the brokers that the ledger knows.
     """
 
     connection: int
@@ -95,14 +94,14 @@ class StudyRead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refreshed:
-    """What has become of a study that other hosts are at too, read after all that was written.
+    """Changes of a study that other hosts share, read after all that was written.
 
     Args:
         study: its key.
         last_epoch: as of ``StudyRead``.
         leases: as of ``StudyRead``.
         hosts: as of ``StudyRead``.
-        runs: those of others, and of nobody, that have changed.
+        runs: those of others, or without an owner, that have changed.
         curves: of these runs.
         checkpoints: of these runs.
         wishes: of all runs; None if they have changed here since they were asked for.
@@ -120,7 +119,7 @@ class Refreshed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outrun:
-    """Another broker was faster: nothing is wrong, but these were not written.
+    """Claim conflict: another broker was faster. Nothing is wrong, but these were not written.
 
     Args:
         study: its key.
@@ -141,7 +140,7 @@ class Outrun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicesPolled:
-    """What the devices look like; ``free`` says only that no stranger is on them.
+    """Reading of the devices; ``free`` says only that no stranger is on them.
 
     Args:
         devices: as they are now.
@@ -154,7 +153,7 @@ class DevicesPolled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WritesFailed:
-    """The ledger refuses what waiting does not mend: the study cannot go on.
+    """The ledger refuses records, and waiting does not mend it: the study cannot go on.
 
     Args:
         epochs: leases that were never granted.
@@ -171,13 +170,13 @@ class WritesFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerAway:
-    """The database of these studies cannot be reached: what is to be written waits.
+    """Outage: the database of these studies cannot be reached, and records wait.
 
     Args:
         studies: their keys.
         reason: for people.
-        held: epochs of leases that are not in the ledger yet, so that nobody has heard of them.
-        unasked: epochs of leases whose holders will not hear that they are to leave.
+        held: epochs of leases that are not in the ledger yet, so that their grants are not sent.
+        unasked: epochs of leases whose yields will not be sent.
     """
 
     studies: tuple[str, ...]
@@ -188,14 +187,14 @@ class LedgerAway:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerBack:
-    """The database of these studies answers again; leases that were held have been granted."""
+    """End of an outage: the database answers; leases that were held have been granted."""
 
     studies: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerSwitched:
-    """The command of a ``SwitchPower`` has ended; ``problem`` says why in vain, empty if not."""
+    """The command of a ``SwitchPower`` has ended; ``problem`` is why it failed, empty if not."""
 
     device: str
     up: bool
@@ -208,7 +207,7 @@ Activity = Literal["works", "idle", "stopped"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """What silent workers do, by their connections; see ``State.silent``."""
+    """Activities of silent workers, by their connections; see ``State.silent``."""
 
     activities: Mapping[int, Activity]
 
@@ -238,7 +237,7 @@ Event = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Send:
-    """Give a client this message."""
+    """Send a client this message."""
 
     connection: int
     message: FromBroker
@@ -270,7 +269,7 @@ class SwitchPower:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NameLease:
-    """The lease of a new trial went to this one."""
+    """Name the trial that the lease of a new one went to."""
 
     study: str
     epoch: int
@@ -288,7 +287,7 @@ class EndLease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """Take a run for this broker, if it is still as it was after so many ``slices``."""
+    """Claim a run for this broker, if it is still as it was after so many ``slices``."""
 
     study: str
     number: int
@@ -297,7 +296,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForgetBroker:
-    """Another broker of this study has been silent for too long."""
+    """Remove another broker of this study, which has been silent for too long."""
 
     study: str
     instance: str
@@ -313,7 +312,7 @@ class DropCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveMemory:
-    """Keep the policy's memory."""
+    """Save the policy's memory."""
 
     study: str
     memory: Any
@@ -321,7 +320,7 @@ class SaveMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveWish:
-    """Keep what people want of a run; None if nothing."""
+    """Save the override of a run; None removes it."""
 
     study: str
     number: int
@@ -343,5 +342,5 @@ Write = (
     | SaveWish
 )
 Deed = Send | Kill | Withdraw | SwitchPower
-"""What is done, and not written."""
+"""Commands that are carried out, and not written."""
 Command = Write | Deed

@@ -1,4 +1,4 @@
-"""Studies of which nothing succeeds: every trial fails, and for the same reason. Pure."""
+"""Studies in which every trial fails, and for the same reason. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from optuna_hermes.broker._core._run import Run
 from optuna_hermes.broker._core._study import Failures, Study
 
 MOST_ALIKE = 10
-"""After so many equal failures in a row, and nothing else, a study is not gone on with."""
+"""Equal failures in a row, with nothing else, after which a study ends."""
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|-?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 
 
 def failed(book: Book, run: Run, error: str, now: float) -> None:
-    """A trial has failed. Reasons are equal if they differ in their numbers only."""
+    """Count a failed trial. Reasons are equal if they differ in their numbers only."""
     study = book.studies[run.study]
     known, without_numbers = study.failures, _NUMBER.sub("#", error)
     if known.first is None:
@@ -30,7 +30,7 @@ def failed(book: Book, run: Run, error: str, now: float) -> None:
 
 
 def shown(failures: Failures) -> dict[str, Any]:
-    """What the driver is told."""
+    """Failures as the status shows them to the driver."""
     return {
         "first": failures.first,
         "error": failures.first_error,
@@ -40,7 +40,7 @@ def shown(failures: Failures) -> dict[str, Any]:
 
 
 def _promises(book: Book, study: Study, now: float) -> bool:
-    """Whether any trial has succeeded, or has come further than those that failed alike."""
+    """True if any trial has succeeded, or has come further than those that failed alike."""
     held = {
         lease.number: lease.device_seconds(now)
         for lease in book.leases()

@@ -1,4 +1,4 @@
-"""Devices that break, and what becomes of the runs that are on them. Pure."""
+"""Devices that break, and the runs that are on them. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optuna_hermes.model import Device
 
 
 class Faults:
-    """Keeps the devices of a ``Book`` as they were read last; commands are added to ``out``."""
+    """Takes readings of the devices into a ``Book``; commands are added to ``out``."""
 
     def __init__(self, book: Book, memory: Memory, dispatcher: Dispatcher) -> None:
         self._book = book
@@ -22,21 +22,21 @@ class Faults:
         self._dispatcher = dispatcher
 
     def polled(self, devices: Sequence[Device], now: float, out: list[Command]) -> None:
-        """The devices were read. One that is broken is left by all who can go on elsewhere."""
+        """Take in a reading of the devices. Runs that can go on elsewhere leave a broken one."""
         for device in devices:
             slot = self._book.slots.get(device.id)
-            if slot is None or slot.power != "on":  # whatever it looks like, it is not lost
+            if slot is None or slot.power != "on":  # it has no power, and is not lost
                 continue
             was, slot.device = slot.device, device
             if device.healthy and not was.healthy:
                 self._tell(slot, "device back", "", now, out)
             elif not device.healthy and (was.healthy or device.lost > was.lost):
                 self._tell(slot, "device lost", device.problem, now, out)
-            if not device.healthy:  # again and again: who was on a way may have stayed
+            if not device.healthy:  # each time: a run that was moving may have stayed
                 self._leave(slot, now, out)
 
     def reported(self, heard: Iterable[Xid], now: float, out: list[Command]) -> None:
-        """What runs have done to their devices is a line of their story."""
+        """Add an event for each XID that a run has caused on its device."""
         for xid in heard:
             slot = self._book.slots.get(xid.device)
             run = self._book.run_of(slot.lease) if slot and slot.lease else None
@@ -45,7 +45,7 @@ class Faults:
                 out.append(self._book.event(run.study, run.number, "xid", detail, now))
 
     def _tell(self, slot: Slot, kind: str, reason: str, now: float, out: list[Command]) -> None:
-        """Every study that is served had this device, or could have got it."""
+        """Add an event to each study that is served: it had this device, or could have got it."""
         holder = None if slot.lease is None else self._book.run_of(slot.lease)
         detail = {"device": slot.device.id} | ({"reason": reason} if reason else {})
         for key in self._book.studies:
@@ -65,7 +65,7 @@ class Faults:
             self._memory.evict(run, "disk", now, out)
 
     def _end(self, slot: Slot, run: Run, out: list[Command]) -> bool:
-        """End a worker from whose process nothing can be saved any more: whether that was so.
+        """Kill a worker from whose process nothing can be saved; True if it was killed.
 
         Its run goes on elsewhere from its last checkpoint. Processes of users are left alone.
         """

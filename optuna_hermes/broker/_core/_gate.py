@@ -1,4 +1,4 @@
-"""Whether another number of devices is worth what it costs. Pure."""
+"""Gate for changes of a run's number of devices: they must be worth their cost. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from optuna_hermes.model import Elastic
 from optuna_hermes.policies._stretch import fit_steps
 
 WORTH = 1.1
-"""A change must win more than so many times what it costs."""
+"""Factor by which the gain of a change must exceed its cost."""
 
 
 def pays(
@@ -21,7 +21,7 @@ def pays(
     leave_seconds: float,
     back_seconds: float,
 ) -> bool:
-    """Whether a run had better go on with another number of devices for its next slice.
+    """True if a run had better go on with another number of devices for its next slice.
 
     All is counted in device time. A run that is quicker wins the time that the devices it had would
     have needed for what the new ones train in addition, by the fit to its measured steps; what
@@ -43,7 +43,7 @@ def pays(
 
 
 def _speedup(elastic: Elastic, before: int, after: int) -> float:
-    """By how much a step is quicker; 1.0 if no step was measured."""
+    """Factor by which a step is quicker; 1.0 if no step was measured."""
     model = fit_steps(elastic.speeds, elastic.device_batch_size)
     if model is None:
         return 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from optuna_hermes.broker._core import _story as story
+from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._book import Book, Client
 from optuna_hermes.broker._core._events import Command
 from optuna_hermes.broker._core._rows import save
@@ -18,10 +18,10 @@ TOGETHER_SECONDS = 5.0
 
 
 def count(book: Book, run: Run, client: Client, now: float) -> None:
-    """A worker is gone without a word, and was training this run, or waiting with it.
+    """Count the loss of a worker that was training this run, or waiting with it.
 
-    That is not its run's fault where its device has failed, or its driver is gone. A plain
-    trial's process is its user's: nobody starts another one.
+    It does not count where its device has failed, or its driver is gone. A plain
+    trial's process is its user's: no other one is started.
     """
     study = book.studies[run.study]
     failed = (slot for id_, slot in book.slots.items() if id_ in run.devices)
@@ -33,7 +33,7 @@ def count(book: Book, run: Run, client: Client, now: float) -> None:
 
 
 def forget(book: Book, study: Study, now: float, out: list[Command]) -> None:
-    """The driver of a study is gone: whoever ended it may have ended its workers too."""
+    """Take back recent losses: a driver that ends may have ended its workers too."""
     for run in study.runs.values():
         if run.live and run.lost_at is not None and now - run.lost_at <= TOGETHER_SECONDS:
             run.losses, run.lost_at = run.losses - 1, None
@@ -41,7 +41,7 @@ def forget(book: Book, study: Study, now: float, out: list[Command]) -> None:
 
 
 def shown(study: Study) -> Iterator[dict[str, Any]]:
-    """What the driver is told of runs that have lost processes in its time."""
+    """Runs that have lost processes in the driver's time, as the status shows them to it."""
     for run in study.runs.values():
         if run.live and run.losses:
             yield {
@@ -56,7 +56,7 @@ def shown(study: Study) -> Iterator[dict[str, Any]]:
 
 
 def give_up(book: Book, message: GiveUp, now: float, out: list[Command]) -> Run | None:
-    """Optuna has been told that a run has failed.
+    """Close a run that is given up, as its driver has told Optuna.
 
     Returns:
         The run, None if it was not given up, or is over.
@@ -70,5 +70,5 @@ def give_up(book: Book, message: GiveUp, now: float, out: list[Command]) -> Run 
     run.state, run.tier = message.state, None
     save(book, run, now, out)
     ended = Ended(epoch=run.epoch, state=message.state, error=message.reason)
-    out.append(story.ended(book, run, ended, now))
+    out.append(_event_log.ended(book, run, ended, now))
     return run

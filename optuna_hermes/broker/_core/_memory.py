@@ -1,4 +1,4 @@
-"""The memory of the devices: who leaves it, and when the next run may have it. Pure."""
+"""Memory manager: runs that leave a device's memory, and when the next may have it. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from optuna_hermes.broker._protocol import Evict, Recall
 from optuna_hermes.model import TierName
 
 STRANGE_BYTES = 2 << 30
-"""Memory that may be taken by nobody known where no process is listed: the driver, a desktop."""
+"""Memory that unknown processes may take where none is listed: the driver, a desktop."""
 
 CONTEXT_BYTES = 600 << 20
-"""What a process takes on a GPU beside what it says to hold there."""
+"""Memory that a process takes on a GPU beside what it reports to hold."""
 
 SETTLE_SECONDS = 5.0
-"""Memory that a run says to have left shows as free within this time, or is not waited for."""
+"""Time in which memory that a run has left has to show as free; then the wait is over."""
 
 
 class Memory:
@@ -40,8 +40,9 @@ class Memory:
     def tier_to_leave(
         self, slots: Iterable[Slot], run: Run, now: float, out: list[Command]
     ) -> TierName:
-        """The tier by which ``run`` leaves its devices; others that have to go are asked now."""
+        """Tier by which ``run`` leaves its devices; others that have to go are asked now."""
         if self._book.studies[run.study].draining:
+            # Its process ends with the study: only a checkpoint remains.
             return "disk" if run.stores else "resident"
         tier: TierName = "resident"
         for slot in slots:
@@ -52,12 +53,12 @@ class Memory:
         return tier
 
     def usable(self, slot: Slot) -> bool:
-        """Whether an empty device works, and no stranger is on it as far as that can be known."""
+        """True if an empty device works, and no stranger is on it as far as that can be known."""
         works = slot.power == "on" and slot.device.healthy and slot.device.free
         return works and not self.problem(slot)
 
     def problem(self, slot: Slot) -> str:
-        """Why nobody may have a device that has no lease, in words; empty if somebody may."""
+        """Reason why a device without a lease cannot be granted, in words; empty if it can."""
         if slot.power_problem:
             return slot.power_problem
         strange = self._strange(slot) if slot.device.unlisted and not slot.lease else 0
@@ -69,13 +70,14 @@ class Memory:
         )
 
     def ready(self, slot: Slot, now: float, out: list[Command]) -> bool:
-        """Whether an empty device can be granted to what comes next on it.
+        """True if an empty device can be granted to its reservation.
 
-        If not, whoever can make room is asked to. A device whose memory does not suffice is
-        granted all the same when nobody is left who could, see ``warn``.
+        If not, runs that can make room are asked to. A device whose memory does not suffice is
+        granted all the same when none is left that could, see ``warn``.
         """
         study, run = self._next(slot)
         alone = run is not None and run.alone
+        # The memory of CPU slots is not read, so there is nothing to wait for.
         if slot.device.kind == "cpu" and not alone:
             return True
         if any(each.asked == "resident" for each in self._book.parked_on(slot)):
@@ -94,12 +96,12 @@ class Memory:
         return True
 
     def grants_alone(self, slot: Slot) -> bool:
-        """What the grant says: a run that outgrew its memory has no other chance after this."""
+        """``Grant.alone`` of the next grant; a run that outgrew its memory has no later chance."""
         study, run = self._next(slot)
         return (run is not None and run.alone) or self._is_alone(slot, study, run)
 
     def fits_beside(self, slot: Slot, run: Run) -> bool:
-        """Whether ``run`` can come back to its GPU while another trains there."""
+        """True if ``run`` can come back to its GPU while another trains there."""
         holder = None if slot.lease is None else self._book.run_of(slot.lease)
         if run.alone or holder is None or holder.alone or self._is_moving(slot):
             return False
@@ -108,50 +110,51 @@ class Memory:
         return bool(self._has_room(slot, self._book.studies[run.study], run))
 
     def evict(self, run: Run, tier: TierName, now: float, out: list[Command]) -> None:
-        """Ask a parked run that has answered all it was asked to go to a lower tier."""
+        """Ask a parked run, which has no open request, to go to a lower tier."""
         assert run.connection is not None
         run.asked, run.asked_at = tier, now
         out.append(Send(connection=run.connection, message=Evict(epoch=run.epoch, tier=tier)))
 
     def recall(self, run: Run, now: float, out: list[Command]) -> None:
-        """Ask a run in host memory that has answered all it was asked to come back."""
+        """Ask a run in host memory, which has no open request, to come back."""
         assert run.connection is not None
         run.asked, run.asked_at = "resident", now
         out.append(Send(connection=run.connection, message=Recall(epoch=run.epoch)))
 
     def left(self, devices: Iterable[str], now: float) -> None:
-        """Somebody says to have left the memory of devices, or its process is gone."""
+        """Note that a process has left the memory of devices, or is gone."""
         for id_ in devices:
             if id_ in self._book.slots:
                 self._book.slots[id_].settles_at = now + SETTLE_SECONDS
+        # There may be room again for runs that found none.
         for run in self._book.runs():
             run.stranded = False
 
     def leaves(self, run: Run, now: float) -> None:
-        """A run's process ends, or says that it will: until then it has its memory."""
+        """Note that a run's process ends, or will: until then it has its memory."""
         client = self._book.clients.get(run.connection or 0)
         if client is not None:
             client.leaving, client.left_at = run.devices, now
         self.left(run.devices, now)
 
     def shares(self, slot: Slot, run: Run) -> bool:
-        """Whether other runs have memory of this run's device."""
+        """True if other runs have memory of this run's device."""
         return bool(self._others(slot, self._book.studies[run.study], run))
 
     def free_bytes(self, slot: Slot) -> int | None:
-        """Free memory of a GPU: what it says, or else what nobody there says to have."""
+        """Free memory of a GPU as it is read, else its memory without what runs there report."""
         free = slot.device.memory_free_bytes
         return self._unclaimed(slot) if free is None else free
 
     def known_free_bytes(self, slot: Slot) -> float:
-        """The same for comparisons: what is not known is more than anything."""
+        """Free memory for comparisons: infinite if it is not known."""
         free = self.free_bytes(slot)
         return math.inf if free is None else free
 
     # -- who goes ------------------------------------------------------------------------------
 
     def _next(self, slot: Slot) -> tuple[Study, Run | None]:
-        """What comes next on a device that is reserved: of which study, and which run."""
+        """Study and run for which a device is reserved."""
         assert slot.next is not None
         study = self._book.studies[slot.next.study]
         return study, None if slot.next.number is None else study.runs[slot.next.number]
@@ -159,7 +162,7 @@ class Memory:
     def _moves(
         self, slot: Slot, leaving: Sequence[Run], now: float
     ) -> dict[residency.RunId, TierName]:
-        """Who has to go where for what comes next on ``slot``, those that leave it included."""
+        """Tiers to which runs go for the reservation of ``slot``, with those that leave it."""
         if slot.next is None:
             return {}
         study, run = self._next(slot)
@@ -176,7 +179,7 @@ class Memory:
         return residency.make_room(short, sitters, host_room)
 
     def _sitters(self, runs: Iterable[Run]) -> list[residency.Sitter]:
-        """Those of ``runs`` that may be asked to go: nobody waits for them, or asked before."""
+        """Those of ``runs`` that may be asked to go, without reservation or open request."""
         wanted = {(s.next.study, s.next.number) for s in self._book.slots.values() if s.next}
         free = (run for run in runs if run.asked is None and _id(run) not in wanted)
         return [_sitter(run) for run in free]
@@ -203,16 +206,16 @@ class Memory:
         return not self._others(slot, study, run) and not self._leaving(slot)
 
     def _leaving(self, slot: Slot) -> bool:
-        """Whether a process has still to end that said that it leaves."""
+        """True if a process that announced its end still lives."""
         return any(slot.device.id in c.leaving for c in self._book.clients.values())
 
     def _is_moving(self, slot: Slot) -> bool:
-        """Whether somebody makes room, here or in host memory for those that are here."""
+        """True if a run is making room, here or in host memory for those that are here."""
         here = any(each.asked for each in self._book.parked_on(slot))
         return here or any(r.tier == "host" and r.asked == "disk" for r in self._book.runs())
 
     def _is_settling(self, slot: Slot, study: Study, run: Run | None, now: float) -> bool:
-        """Whether memory that somebody left may still become free, and would suffice."""
+        """True if memory that a process left may still become free, and would suffice."""
         missing, free = _missing(slot, study, run), self.free_bytes(slot)
         if now >= slot.settles_at or _less(self._unclaimed(slot), missing):
             return False
@@ -235,7 +238,7 @@ class Memory:
         return residency.MEMORY_MARGIN * missing - free - coming
 
     def _unclaimed(self, slot: Slot) -> int | None:
-        """A GPU's memory without what the runs there say to hold."""
+        """A GPU's memory without what the runs there report to hold."""
         holder = None if slot.lease is None else self._book.run_of(slot.lease)
         there = self._book.parked_on(slot) + ([holder] if holder else [])
         taken = [(r.held_bytes or 0) if r.tier == "host" else r.takes_bytes for r in there]
@@ -245,7 +248,7 @@ class Memory:
         return slot.device.memory_bytes - sum(known)
 
     def _strange(self, slot: Slot) -> int:
-        """Bytes that are taken and that none of ours says to hold; 0 if that is not known."""
+        """Bytes that are taken and that no run reports to hold; 0 if that is not known."""
         free, unclaimed = slot.device.memory_free_bytes, self._unclaimed(slot)
         if free is None or unclaimed is None:
             return 0
@@ -254,7 +257,7 @@ class Memory:
         return unclaimed - free - CONTEXT_BYTES * (len(here) + len(going))
 
     def warn(self, slot: Slot, now: float, out: list[Command]) -> None:
-        """Say so where a device is granted whose memory does not suffice for what comes next."""
+        """Add an event if a device is granted whose memory does not suffice for its reservation."""
         study, run = self._next(slot)
         free, missing = self.free_bytes(slot), _missing(slot, study, run)
         if not _less(free, missing):
@@ -270,12 +273,12 @@ class Memory:
 
 
 def size(count: int | None) -> str:
-    """Bytes for people."""
+    """Number of bytes in words."""
     return "an unknown number of bytes" if count is None else f"{count / 1e9:.2f} GB"
 
 
 def _missing(slot: Slot, study: Study, run: Run | None) -> int | None:
-    """What the next run needs beside what it holds on the device."""
+    """Bytes that the next run needs beside what it holds on the device."""
     need = study.need_of(run)
     if need is None or run is None or slot.device.id not in run.devices:
         return need
@@ -283,7 +286,7 @@ def _missing(slot: Slot, study: Study, run: Run | None) -> int | None:
 
 
 def _less(count: int | None, than: int | None) -> bool:
-    """Whether one number of bytes is known to be less than another."""
+    """True if both numbers are known, and the first is less."""
     return count is not None and than is not None and count < than
 
 
@@ -292,7 +295,7 @@ def _id(run: Run) -> residency.RunId:
 
 
 def _sitter(run: Run) -> residency.Sitter:
-    """A run on several devices stays there, or goes to disk."""
+    """Sitter for a run; one on several devices stays there, or goes to disk."""
     in_host = run.tier == "host"
     return residency.Sitter(
         run=_id(run),

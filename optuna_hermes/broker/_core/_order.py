@@ -1,4 +1,4 @@
-"""Whom a policy will want first, pure."""
+"""Order in which a policy wants runs. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import replace
 from optuna_hermes.model import Decision, Device, RunView, Snapshot, Unstarted
 
 MOST_ASKED = 16
-"""A policy is asked about this many runs at most: those that ran last."""
+"""Most runs that a policy is asked about: those that ran last."""
 
 
 def wanted_first(
     decide: Callable[[Snapshot], Decision], snapshot: Snapshot, numbers: Collection[int]
 ) -> list[int]:
-    """The order in which a policy would give a device to these runs, had nobody else a claim.
+    """Order in which a policy would give a device to these runs, if only they wanted one.
 
     It is asked about one device and them, again and again without those it has chosen. What it
-    leaves open goes by when they ran: who ran last is wanted first. Its memory is not touched.
+    leaves open goes by when they ran: the latest is wanted first. Its memory is not touched.
 
     Args:
         decide: the policy.

@@ -1,10 +1,10 @@
-"""How a run comes to wait: in its process, on its device or in host memory, or on disk; pure."""
+"""Parking of runs in their process, on the device or in host memory, or on disk. Pure."""
 
 from __future__ import annotations
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _progress as progress
-from optuna_hermes.broker._core import _story as story
 from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, Send
@@ -14,11 +14,11 @@ from optuna_hermes.broker._core._run import Run
 
 
 class Parking:
-    """Hears of runs that have stopped, or have gone from one tier to another.
+    """Handles runs that have stopped, or have gone from one tier to another.
 
     Args:
-        book: what the broker knows.
-        memory: who is asked to leave memory.
+        book: the broker's state.
+        memory: asks runs to leave memory.
         ends: of leases.
     """
 
@@ -38,7 +38,7 @@ class Parking:
         return None
 
     def stands(self, connection: int, message: wire.Parked, now: float, out: list[Command]) -> None:
-        """A run waits where it says."""
+        """Handle the message of a run that waits in a tier."""
         slot = self._book.slot_of(message.epoch)
         run = self.run_of(connection, message.epoch, slot)
         if run is None:
@@ -46,11 +46,11 @@ class Parking:
         if message.checkpoint is not None:
             progress.keep(self._book, run, message.checkpoint, now, out)
         if slot is None or slot.lease is None:
-            out.extend(story.moved(self._book, run, message.tier, now))
+            out.extend(_event_log.moved(self._book, run, message.tier, now))
             self._put(run, message, now)
         else:
             lease, slots = slot.lease, self._book.slots_of(slot.lease)
-            out.append(story.suspended(self._book, run, message.tier, now))
+            out.append(_event_log.suspended(self._book, run, message.tier, now))
             self._stopped(lease, run, message, now, out)
             self._put(run, message, now)
             if _came_not_back(lease):
@@ -65,7 +65,7 @@ class Parking:
     def _stopped(
         self, lease: Lease, run: Run, message: wire.Parked, now: float, out: list[Command]
     ) -> None:
-        """A lease ends with its run suspended."""
+        """End a lease whose run is suspended."""
         spent = message.suspend_seconds * len(lease.devices)
         study = self._book.studies[run.study]
         study.overhead_seconds += spent
@@ -78,11 +78,12 @@ class Parking:
         self._ends.lease(lease, now, out)
 
     def _put(self, run: Run, message: wire.Parked, now: float) -> None:
-        """A run is in a tier; what it was asked for and did not do it is not asked again there."""
+        """Put a run into a tier; a request that it did not carry out is not made again there."""
         asked, run.asked = run.asked, None
         run.state, run.tier = "parked", message.tier
         run.held_bytes, run.host_bytes = message.held_bytes, message.host_bytes
         stays = asked == "host" and message.tier == "resident"
+        # Its checkpoint could not be written now: it is tried again when the study drains.
         run.unwritten = message.stores and asked == "disk" and message.tier != "disk"
         run.stores = run.stores and message.stores and asked != "disk"
         run.moves = run.moves and message.moves and not stays
@@ -94,5 +95,5 @@ class Parking:
 
 
 def _came_not_back(lease: Lease) -> bool:
-    """Whether a run stops that has never started: its device had no room for what it left."""
+    """True if a run stops that has not started: its device had no room for what it left there."""
     return lease.from_tier == "host" and not lease.training and not lease.yielding

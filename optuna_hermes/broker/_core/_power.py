@@ -1,7 +1,7 @@
-"""Which devices are powered down, and when each may be used again. Pure.
+"""Power of the devices: which are down, and when each may be used again. Pure.
 
 A device is in one of four states: ``on``, ``going`` (its power-down command runs), ``off`` and
-``coming`` (its power-up command runs). Only one that is ``on`` is given to anybody.
+``coming`` (its power-up command runs). Only one that is ``on`` is granted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._events import Command, PowerSwitched, SwitchPower
 
 RETRY_SECONDS = 60.0
-"""After a command that failed its device is left alone for so long."""
+"""Time for which a device is left alone after a command for it has failed."""
 
 
 class Power:
-    """Switches the devices of a ``Book`` as its policies wish; adds commands to ``out``.
+    """Switches the power of a ``Book``'s devices as its policies decide; adds commands to ``out``.
 
     Args:
         book: the broker's book.
@@ -27,16 +27,16 @@ class Power:
         self._book = book
 
     def expect_off(self, devices: Collection[str]) -> None:
-        """The broker before this one has powered these down, or was about to."""
+        """Note devices that the broker before this one has powered down, or was about to."""
         for id_ in devices:
             if id_ in self._book.slots:
                 self._book.slots[id_].power = "off"
                 self._book.slots[id_].spare = True
 
     def look(self, now: float, out: list[Command]) -> None:
-        """Power down what nobody needs, and wake what somebody does.
+        """Power down what no policy wants, and wake what one does.
 
-        A device goes only with nothing on it, nobody on the way to it, and no policy that wants
+        A device goes only with nothing on it, none on the way to it, and no policy that wants
         it; it is woken as soon as one does. Where no study is served all stays as it is.
         """
         if not self._book.powers or self._book.recovering:
@@ -57,8 +57,9 @@ class Power:
                 out.append(SwitchPower(device=id_, up=True))
 
     def switched(self, event: PowerSwitched, now: float, out: list[Command]) -> None:
-        """A command has ended. A device that could not be powered down is used as before."""
+        """Handle the end of a command; a device that did not go down is used as before."""
         slot = self._book.slots[event.device]
+        # A failed command leaves the device as it was: up if it was to go down.
         is_up = event.up != bool(event.problem)
         slot.power = "on" if is_up else "off"
         slot.power_problem = event.problem if event.up else ""
@@ -77,7 +78,7 @@ class Power:
         return any(slot.lease and slot.lease.study == key for slot in self._book.slots.values())
 
     def _is_empty(self, slot: Slot) -> bool:
-        """Whether nothing is on a device, nor on its way there."""
+        """True if nothing is on a device, nor on its way there."""
         taken = slot.lease or slot.next or slot.awaited is not None
         leaving = any(slot.device.id in c.leaving for c in self._book.clients.values())
         works = slot.device.healthy and slot.device.free

@@ -1,36 +1,37 @@
-"""Bringing the next run nearer while another still trains. Pure."""
+"""Prefetch: bringing the next run nearer while another still trains. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from optuna_hermes.broker._core._book import Book, Lease, Slot
-from optuna_hermes.broker._core._counsel import Counsel
 from optuna_hermes.broker._core._events import Command, Send
 from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._run import Run
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Prepare
 
 
 class Prefetch:
-    """Looks ahead, once in a slice, to what a ``Book``'s policies would do at its end.
+    """Asks the policies of a ``Book``, once in a slice, for their decision at its end.
 
     What is found is a guess: nothing is reserved, and the policy is asked again when it counts.
     """
 
-    def __init__(self, book: Book, counsel: Counsel, memory: Memory) -> None:
+    def __init__(self, book: Book, counsel: PolicyRunner, memory: Memory) -> None:
         self._book = book
-        self._counsel = counsel
+        self._policy_runner = counsel
         self._memory = memory
 
     def due(self, lease: Lease) -> float | None:
-        """When to look: as long before the end of the slice as bringing a run back takes."""
+        """Time to look ahead: as long before the slice's end as bringing a run back takes."""
         if lease.looked or lease.yielding or lease.number is None:
             return None
         study = self._book.studies[lease.study]
         if study.away_since is not None:
             return None
+        # The tier of the next run is not known yet: the slower way back counts.
         cost = max(study.cost("host"), study.cost("disk"))
         lead = min(cost, (lease.deadline - lease.slice_started) / 2)
         if lead <= 0 or not any(run.tier in ("host", "disk") for run in study.runs.values()):
@@ -49,7 +50,7 @@ class Prefetch:
                 self._look(self._book.studies[lease.study], slots, now, out)
 
     def _look(self, study: Study, slots: Sequence[Slot], now: float, out: list[Command]) -> None:
-        decision = self._counsel.decide(study, slots, now)
+        decision = self._policy_runner.decide(study, slots, now)
         number = next((a.run for a in decision.assignments), None)
         run = None if number is None else study.runs[number]
         if run is None or run.asked is not None:
@@ -70,7 +71,7 @@ class Prefetch:
 
 
 def worker_for(book: Book, study: Study, run: Run | None) -> int | None:
-    """The best worker that waits: one that has prepared for this run, else one for none."""
+    """Best worker that waits: one that has prepared for this run, else one for none."""
 
     def distance(connection: int) -> int:
         prepared = book.clients[connection].prepared

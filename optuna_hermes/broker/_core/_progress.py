@@ -1,11 +1,11 @@
-"""What a run says while it holds a lease, written into the book. Pure."""
+"""Messages of a run that holds a lease, written into the ``Book``. Pure."""
 
 from __future__ import annotations
 
 import math
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _story as story
+from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._admission import KEPT_CHECKPOINTS, admit_run
 from optuna_hermes.broker._core._book import Book, Lease
 from optuna_hermes.broker._core._events import Command, DropCheckpoint, Kill, NameLease, Send
@@ -17,7 +17,7 @@ from optuna_hermes.model import Curve, Speed
 
 
 def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[Command]) -> None:
-    """The lease of a new trial, or of a stored run, has found its trial."""
+    """Bind a lease to the trial, new or stored, that its holder has found."""
     if lease.number not in (None, message.number):
         return
     study = book.studies[lease.study]
@@ -30,7 +30,7 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
         what = "another process trains" if run.live else "nobody has to train"
         reason = f"{what} trial {run.number} any more"
         out.append(Kill(connection=lease.connection, pid=pid, reason=reason))
-        out.extend(story.killed(book, run, pid, reason, now))
+        out.extend(_event_log.killed(book, run, pid, reason, now))
         return
     claim(book, run, out)
     run.state, run.tier, run.waiting_since = "running", None, None
@@ -38,7 +38,7 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
     run.sits_on(lease.devices)
     run.host = book.host
     if is_new:
-        out.append(story.admitted(book, run, now))
+        out.append(_event_log.admitted(book, run, now))
     if lease.number is None:
         lease.number = message.number
         run.slices += 1
@@ -50,16 +50,16 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
 
 
 def _is_taken(study: Study, run: Run, lease: Lease) -> bool:
-    """Whether a run is not for the holder of a lease that begins it."""
+    """True if a run is not for the holder of a lease that begins it."""
     if run.connection not in (None, lease.connection) or study.is_elsewhere(run):
         return True
-    # Who finds a trial by itself begins anew, though a driver may have adopted it meanwhile.
+    # A worker that found a trial itself begins anew; a driver may have adopted it meanwhile.
     found = lease.number is None and not lease.adopted
     return found and (run.awaited or bool(run.checkpoints))
 
 
 def training(book: Book, lease: Lease, run: Run, message: wire.Training, now: float) -> None:
-    """The first batch since the grant begins: all of the run is on its device."""
+    """Note the first batch since the grant: all of the run is on its device."""
     run.stores, run.host_bytes = message.stores, 0
     run.params = message.params or run.params
     if lease.training:
@@ -75,10 +75,10 @@ def training(book: Book, lease: Lease, run: Run, message: wire.Training, now: fl
 def report(
     book: Book, lease: Lease, run: Run, message: wire.Report, now: float, out: list[Command]
 ) -> None:
-    """A unit more; one that is told late may be known."""
+    """Add a unit; one that is reported late may be known."""
     if message.age_seconds and has_reported(run, message):
         return
-    out.extend(story.went_back(book, lease, run, message, now))
+    out.extend(_event_log.went_back(book, lease, run, message, now))
     lease.reported = True
     run.units_left, run.params = message.units_left, message.params or run.params
     then = now - message.age_seconds
@@ -86,7 +86,7 @@ def report(
 
 
 def has_reported(run: Run, message: wire.Report) -> bool:
-    """Whether a unit is known with this value."""
+    """True if a unit is known with this value."""
     place = message.unit - 1
     if place >= run.curve.units or run.curve.steps[place] != message.step:
         return False
@@ -97,10 +97,11 @@ def has_reported(run: Run, message: wire.Report) -> bool:
 def add_report(
     book: Book, run: Run, held: float, message: wire.Report, now: float, out: list[Command]
 ) -> None:
-    """Put a report into curve and ledger; its lease had given so much device time by then."""
+    """Add a report to curve and ledger; ``held`` is the device time of its lease until then."""
     then = now - message.age_seconds
     seconds = run.device_seconds + held
     run.units += 1
+    # A further unit: earlier losses of processes did not keep the run from going on.
     if message.unit > run.furthest:
         run.furthest, run.losses = message.unit, 0
     run.curve = _with_report(run.curve, message.unit, message.step, message.value, seconds)
@@ -120,17 +121,17 @@ def add_report(
 def stretches(
     book: Book, run: Run, message: wire.Stretches, now: float, out: list[Command]
 ) -> None:
-    """The sizes of its batches, and maybe another one than before."""
+    """Take the sizes of a run's batches, with an event if the current one has changed."""
     sizes = message.sizes
     if not sizes.valid:
         return
     if run.sizes is not None and run.sizes.now != sizes.now:
-        out.append(story.resized(book, run, run.sizes.now, sizes.now, now))
+        out.append(_event_log.resized(book, run, run.sizes.now, sizes.now, now))
     take_sizes(run, sizes)
 
 
 def take_sizes(run: Run, sizes: wire.BatchSizes) -> None:
-    """What a run says of its batches; what was measured on other numbers of devices still holds."""
+    """Take sizes of batches; speeds measured on other numbers of devices still hold."""
     run.sizes = sizes
     here = len(run.devices)
     speeds = [each for each in run.speeds if each.devices != here]
@@ -145,7 +146,7 @@ def take_sizes(run: Run, sizes: wire.BatchSizes) -> None:
 def saved(
     book: Book, connection: int, run: Run, message: wire.Saved, now: float, out: list[Command]
 ) -> None:
-    """A checkpoint more; the run is told once the ledger has it."""
+    """Add a checkpoint; it is acknowledged once the ledger has it."""
     keep(book, run, message.checkpoint, now, out)
     save(book, run, now, out)
     kept = wire.Kept(path=message.checkpoint.path)
@@ -155,7 +156,7 @@ def saved(
 def keep(
     book: Book, run: Run, checkpoint: wire.SavedCheckpoint, now: float, out: list[Command]
 ) -> None:
-    """Put a checkpoint into the ledger, unless it is there, and forget those that it replaces."""
+    """Add a checkpoint to the ledger, unless it is there, and drop those that it replaces."""
     if any(each.path == checkpoint.path for each in run.checkpoints):
         return
     for old in run.checkpoints[: 1 - KEPT_CHECKPOINTS]:
@@ -175,7 +176,7 @@ def keep(
 
 
 def _with_report(curve: Curve, unit: int, step: int, value: float, seconds: float) -> Curve:
-    """The curve with ``unit`` (from 1) reported; a unit that is trained again takes its place."""
+    """Curve with ``unit`` (from 1) reported; it replaces this unit and all later ones."""
     keep = unit - 1
     return Curve(
         steps=(*curve.steps[:keep], step),

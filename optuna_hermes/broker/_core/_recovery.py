@@ -1,12 +1,12 @@
-"""A broker after one that died: whom it waits for, and how they go on. Pure."""
+"""Recovery after a broker's death: processes that are awaited, and go on. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _progress as progress
-from optuna_hermes.broker._core import _story as story
 from optuna_hermes.broker._core._admission import end_orphan
 from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._events import Command, Expected, Kill, Send
@@ -18,7 +18,7 @@ from optuna_hermes.broker._protocol import Begin, Resume
 from optuna_hermes.ledger._base import LeaseRecord
 
 RECOVERY_SECONDS = 10.0
-"""How long nobody is granted anything because a process has not come back yet."""
+"""Time without any grant while a process has not come back yet."""
 
 
 class Recovery:
@@ -34,7 +34,7 @@ class Recovery:
         self._seconds = seconds
 
     def expect(self, event: Expected, now: float) -> None:
-        """A process lives that may have a device, or a run in its memory."""
+        """Await a process that lives and may have a device, or a run in its memory."""
         holder = event.holder
         self._book.awaited[event.connection] = Awaited(holder=holder, until=now + self._seconds)
         # Another study's ledger may know of earlier epochs only.
@@ -44,16 +44,16 @@ class Recovery:
                 self._book.slots[id_].awaited = event.connection
 
     def wakeups(self) -> Iterator[float]:
-        """When somebody has been waited for long enough."""
+        """Times at which a process has been awaited for long enough."""
         return (each.until for each in self._book.awaited.values() if not each.late)
 
     def begin_anew(self, now: float) -> None:
-        """The broker itself was stopped: whoever came back meanwhile has not been heard."""
+        """Begin the waiting times anew: the broker was stopped, and messages are unread."""
         for each in self._book.awaited.values():
             each.until = now + self._seconds
 
     def end(self, now: float, out: list[Command]) -> None:
-        """Wait no longer for those who had the time.
+        """Wait no longer for processes that had their time.
 
         A worker is killed, and what it has is free once it is gone. The process of a plain trial
         is its user's: what it has stays its own.
@@ -66,12 +66,12 @@ class Recovery:
     # -- processes that come, and go -----------------------------------------------------------
 
     def met(self, pid: int) -> None:
-        """A process has said hello; what it has it will say when its study has been read."""
+        """Note that a process has said hello; it reports what it has once its study is read."""
         for each in self._of(pid).values():
             each.met = True
 
     def lost(self, pid: int, now: float, out: list[Command]) -> None:
-        """A process has hung up; it may have had no time to say what it has."""
+        """Note that a process has hung up; it may have had no time to report what it has."""
         if any(client.pid == pid for client in self._book.clients.values()):
             return
         for connection, each in self._of(pid).items():
@@ -82,9 +82,10 @@ class Recovery:
                 self._kill(connection, each, out)
 
     def gone(self, connection: int, now: float, out: list[Command]) -> None:
-        """A process that was waited for has ended."""
+        """Handle the end of a process that is awaited."""
         each = self._book.awaited.get(connection)
         if each is not None and each.met:
+            # Its last messages may be unread: ``lost`` follows when its connection ends.
             each.ended = True
         elif each is not None:
             self._let_go(connection, each, now, out)
@@ -92,7 +93,7 @@ class Recovery:
     def empty_handed(
         self, pid: int, now: float, out: list[Command], *, study: str = "", number: int = -1
     ) -> None:
-        """A process says that it waits for a lease: what it was granted never reached it.
+        """Release what a process had that waits for a lease: its grant never reached it.
 
         Args:
             pid: its process; a worker serves one run.
@@ -111,10 +112,10 @@ class Recovery:
     def resume(
         self, study: Study, connection: int, message: Resume, now: float, out: list[Command]
     ) -> str | None:
-        """Let a process go on with what it has.
+        """Let a process go on with what it has from an earlier broker.
 
         Returns:
-            Why it may not, None if it goes on. How it is parked is left to the caller.
+            The reason if it may not, None if it goes on; the caller handles its ``parked``.
         """
         lease = study.orphans.pop(message.epoch, None)
         pid = self._book.clients[connection].pid
@@ -155,14 +156,14 @@ class Recovery:
             else:
                 run.sizes = None
             self._hear(run, message, now, out)
-            out.append(story.resumed(self._book, run, now))
+            out.append(_event_log.resumed(self._book, run, now))
             out.extend(_kept(connection, message))
         return None
 
     def _problem(
         self, study: Study, run: Run | None, lease: LeaseRecord | None, message: Resume, known: bool
     ) -> str | None:
-        """Why what a process says does not agree with what is known."""
+        """Reason why the report of a process disagrees with what is known; None if it agrees."""
         if run is None and message.parked is not None:
             return "A run that is parked has a number."
         if run is not None and not run.live:
@@ -184,12 +185,12 @@ class Recovery:
         return None
 
     def _slots(self, message: Resume) -> list[Slot]:
-        """Those of the devices that a process says it has."""
+        """Slots of the devices that a process reports to have."""
         slots = self._book.slots
         return [slots[id_] for id_ in message.devices if id_ in slots]
 
     def _is_taken(self, slot: Slot) -> bool:
-        """Whether somebody who is waited for has a device; not if that lease never was."""
+        """True if a process that is awaited has a device; not if that lease never was."""
         if slot.awaited is None:
             return False
         holder = self._book.awaited[slot.awaited].holder
@@ -206,7 +207,7 @@ class Recovery:
         now: float,
         out: list[Command],
     ) -> None:
-        """A lease of an earlier broker goes on under its old epoch, for a slice from now."""
+        """Continue a lease of an earlier broker under its old epoch, for a slice from now."""
         lease = Lease(
             epoch=record.epoch,
             study=study.spec.key,
@@ -239,7 +240,7 @@ class Recovery:
             run.asked_at = now
 
     def _hear(self, run: Run, message: Resume, now: float, out: list[Command]) -> None:
-        """What a process said last, as far as it is news."""
+        """Take in the last reports and checkpoints of a process, as far as they are new."""
         for report in message.reports:
             if not progress.has_reported(run, report):
                 seconds = max(0.0, message.held_seconds - report.age_seconds)
@@ -251,7 +252,7 @@ class Recovery:
     # -- inside --------------------------------------------------------------------------------
 
     def _of(self, pid: int) -> dict[int, Awaited]:
-        """Those of the awaited that are this process."""
+        """Awaited entries of this process."""
         awaited = self._book.awaited.items()
         return {connection: each for connection, each in awaited if each.holder.pid == pid}
 
@@ -261,7 +262,7 @@ class Recovery:
             out.append(Kill(connection=connection, pid=each.holder.pid, reason=reason))
 
     def _let_go(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
-        """What a process had is nobody's."""
+        """Release what a process had that is gone."""
         self._settle(connection, each, now, out)
         study = self._book.studies.get(each.holder.study)
         run = study.runs.get(each.holder.number or 0) if study else None
@@ -269,7 +270,7 @@ class Recovery:
             give_back(self._book, run, now, out)
 
     def _settle(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
-        """Whoever was waited for is gone, or has said what it has: its lease is over."""
+        """End the wait for a process that is gone, or has reported: an orphaned lease is over."""
         del self._book.awaited[connection]
         holder = each.holder
         for slot in self._book.slots.values():
@@ -287,7 +288,7 @@ class Recovery:
 
 
 def holders(book: Book) -> tuple[Holder, ...]:
-    """Whom the next broker has to wait for, if this one dies now."""
+    """Processes that the next broker has to wait for, if this one dies now."""
     leases = {lease.epoch: lease for lease in book.leases()}
     held: list[tuple[int, int | None, str, int | None]] = [
         (run.epoch, run.connection, run.study, run.number) for run in book.runs() if run.connection
@@ -314,21 +315,21 @@ def holders(book: Book) -> tuple[Holder, ...]:
 
 
 def _is_about(message: Resume, holder: Holder) -> bool:
-    """Whether a process speaks of what it was waited for.
+    """True if a process reports on the lease or run for which it is awaited.
 
-    The epoch is an older one if it was never told of its last lease.
+    The epoch is an older one if its last grant never reached it.
     """
     same = (holder.study, holder.number) == (message.study.key, message.number)
     return holder.epoch == message.epoch or (same and message.number is not None)
 
 
 def _is_now(message: Resume, holder: Holder) -> bool:
-    """Whether a process speaks of the lease that it was waited for with."""
+    """True if a process reports on the very lease for which it is awaited."""
     return holder.epoch == message.epoch
 
 
 def _is_on_disk(run: Run, message: Resume) -> bool:
-    """Whether a process has left its run on disk, and the ledger knows where."""
+    """True if a process has left its run on disk, and the ledger knows where."""
     stored = None if message.parked is None else message.parked.checkpoint
     return stored is not None and any(each.path == stored.path for each in run.checkpoints)
 
@@ -339,7 +340,7 @@ def _kept(connection: int, message: Resume) -> list[Send]:
 
 
 def _adopt_parked(run: Run, connection: int, message: Resume, now: float) -> None:
-    """A parked run is in the memory of its process, as it was."""
+    """Adopt a parked run that is in the memory of its process, as it was."""
     run.connection, run.epoch = connection, message.epoch
     run.sits_on(message.devices)
     run.state, run.waiting_since = "parked", now

@@ -1,4 +1,4 @@
-"""Who stays in a device's memory and who makes room, pure.
+"""Residency: suspended runs that stay in a device's memory, and those that make room. Pure.
 
 A parked run keeps its memory while the next one fits beside it. If it does not, those that will
 be wanted last go: to host memory while there is room for them, then to disk.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from optuna_hermes.model import TierName
 
 MEMORY_MARGIN = 1.2
-"""What a run still needs must fit into free memory this many times over."""
+"""Factor by which free memory must exceed what a run still needs."""
 
 RunId = tuple[str, int]
 """A study's key and a trial's number."""
@@ -23,7 +23,7 @@ class Sitter:
     """A suspended run that could make room.
 
     Args:
-        run: which.
+        run: the run.
         tier: ``resident`` on the device that needs room, or ``host`` (from any device).
         takes_bytes: what it takes there, of the device or of the host, None if unknown.
         moves: whether it can go to host memory.
@@ -38,7 +38,7 @@ class Sitter:
 
 
 def fits(free_bytes: int | None, missing_bytes: int | None) -> bool | None:
-    """Whether what a run still needs fits into what is free; None if nobody knows."""
+    """True if what a run still needs fits into what is free; None if either is unknown."""
     if free_bytes is None or missing_bytes is None:
         return None
     return free_bytes >= MEMORY_MARGIN * missing_bytes
@@ -47,14 +47,14 @@ def fits(free_bytes: int | None, missing_bytes: int | None) -> bool | None:
 def make_room(
     short_bytes: float, sitters: Sequence[Sitter], host_room_bytes: int
 ) -> dict[RunId, TierName]:
-    """Who goes where, so that ``short_bytes`` of a device become free.
+    """Moves by which ``short_bytes`` of a device become free.
 
     A run goes to host memory if there is room for it, or can be made: those that wait there and
     will be wanted later than it go to disk first, and it follows when it is asked about again.
     Otherwise it goes to disk, or stays if it cannot.
 
     Args:
-        short_bytes: what is missing; infinite means that everybody has to go.
+        short_bytes: what is missing; infinite means that all have to go.
         sitters: the one that will be wanted last at the front, without the run that comes next.
         host_room_bytes: what is left of the host budget.
     """
@@ -79,10 +79,10 @@ def make_room(
 
 
 def clear(sitters: Sequence[Sitter], host_room_bytes: int) -> dict[RunId, TierName]:
-    """Who goes where, so that a run has its device to itself: to disk, process and all, if it can.
+    """Moves by which a run gets its device to itself: to disk, process and all, if possible.
 
     Args:
-        sitters: who is there.
+        sitters: the runs that are there.
         host_room_bytes: what is left of the host budget, for those that cannot be stored.
     """
     moves: dict[RunId, TierName] = {}
@@ -103,7 +103,7 @@ def _has_room(sitter: Sitter, host_room_bytes: int) -> bool:
 def _make_way(
     sitter: Sitter, later: Sequence[Sitter], host_room_bytes: int
 ) -> dict[RunId, TierName]:
-    """Who leaves host memory for ``sitter``; nobody if that would not do."""
+    """Runs that leave host memory for ``sitter``; none if that would not suffice."""
     if not sitter.moves or sitter.takes_bytes is None:
         return {}
     missing = sitter.takes_bytes - host_room_bytes

@@ -1,4 +1,4 @@
-"""How the rows of runs are written: whose each is, where several hosts share a study. Pure."""
+"""Rows of runs in the ledger, with their owner where several hosts share a study. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from optuna_hermes.ledger._base import RunRecord
 
 
 def save(book: Book, run: Run, now: float, out: list[Command]) -> None:
-    """Write a run down as it is now, unless it is another host's.
+    """Write a run as it is now, unless it is another host's.
 
-    What is in no process's memory is nobody's: any host may carry it on.
+    A run that is in no process's memory has no owner: any host may carry it on.
     """
     study = book.studies[run.study]
     if study.is_elsewhere(run):
@@ -26,10 +26,10 @@ def save(book: Book, run: Run, now: float, out: list[Command]) -> None:
 
 
 def claim(book: Book, run: Run, out: list[Command]) -> RunRecord | None:
-    """Take a run for this broker before it is written, if it is nobody's.
+    """Claim a run for this broker before it is written, if it has no owner.
 
     Returns:
-        Its row if that had to be asked for.
+        Its row if it had to be claimed.
     """
     study = book.studies[run.study]
     if study.broker is None or study.owns(run) or run.row is None:
@@ -40,6 +40,6 @@ def claim(book: Book, run: Run, out: list[Command]) -> RunRecord | None:
 
 
 def give_back(book: Book, run: Run, now: float, out: list[Command]) -> None:
-    """What an earlier broker of this host had is anybody's if no process has it any more."""
+    """Free an earlier broker's run of this host if no process has it any more."""
     if book.studies[run.study].owns(run) and run.live and not run.held:
         save(book, run, now, out)

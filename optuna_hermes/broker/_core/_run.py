@@ -1,4 +1,4 @@
-"""A run, as the broker knows it: a mutable record without a clock."""
+"""Run: a trial as the broker knows it, a mutable record without a clock."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 MOST_LOSSES = 3
-"""A run that has lost so many processes without a new unit gets no other one."""
+"""Losses of processes without a new unit, after which a run gets no further one."""
 
 
 @dataclass(kw_only=True)
 class Run:
-    """One run; what it says of its memory is not in the ledger, for it ends with its process.
+    """One run; what it reports of its memory is not in the ledger, for it ends with its process.
 
     Args:
         connection: the process that holds it, None when there is none.
@@ -36,7 +36,7 @@ class Run:
         held_bytes: memory of each device it holds while it is parked, None if unknown.
         host_bytes: host memory it has taken for what it moved off its device.
         alone: it outgrew its memory beside others, and gets its device to itself.
-        stranded: it found no room although nobody could go: it waits until somebody has gone.
+        stranded: it found no room although none could go: it waits until a run has gone.
         losses: processes it has lost since its last new unit.
         lost_at: when it lost the last of them, None before the first.
         lost_pid: that process.
@@ -45,9 +45,9 @@ class Run:
         silence: the longest time between two signs of life while it trained, None at first.
         units_left: units until its end after its last report, None if unknown.
         params: its hyper-parameters, empty if unknown.
-        sizes: of its batches, None if they do not change, or nobody has said so yet.
+        sizes: of its batches, None if they do not change, or that is not known yet.
         speeds: what was measured of it.
-        seen: how a policy saw it last, behind all that made it look so.
+        seen: its last view for a policy, behind the values it was made from.
         awaited: a process that has not come back yet may have it.
         owner: the broker it belongs to in the ledger, where several hosts share the study.
         row: its row in the ledger, as it was read or written last; None while it has none.
@@ -99,12 +99,12 @@ class Run:
 
     @property
     def live(self) -> bool:
-        """Whether it has still to be trained."""
+        """True if it has still to be trained."""
         return self.state not in ("done", "failed")
 
     @property
     def given_up(self) -> bool:
-        """Whether it gets no further process; its driver tells Optuna, and then says so."""
+        """True if it gets no further process; its driver tells Optuna, and then the broker."""
         return self.losses >= MOST_LOSSES
 
     @property
@@ -113,18 +113,18 @@ class Run:
         return () if self.device is None else (self.device, *self.others)
 
     def sits_on(self, devices: Sequence[str]) -> None:
-        """It runs there, or its process is parked there."""
+        """Note the devices where it runs, or its process is parked."""
         self.device, self.others = (devices[0], tuple(devices[1:])) if devices else (None, ())
 
     @property
     def held(self) -> bool:
-        """Whether it is in the memory of a process, or may be."""
+        """True if it is in the memory of a process, or may be."""
         has_process = self.connection is not None or self.state in ("running", "parked")
         return self.live and (has_process or self.awaited)
 
     @property
     def evicting(self) -> bool:
-        """Whether it is on its way off its device."""
+        """True if it is on its way off its device."""
         return self.asked in ("host", "disk")
 
     @property
@@ -149,7 +149,7 @@ class Run:
         return 1, self.sizes.most_devices
 
     def suits(self, slots: Sequence[Slot]) -> bool:
-        """Whether its process, if it has one, could go on there: a GPU's leaves it never."""
+        """True if its process, if any, can use these devices: one on a GPU never leaves it."""
         if self.connection is None or not self.devices:
             return True
         gpus = any(slot.device.kind == "gpu" for slot in slots)
@@ -157,12 +157,12 @@ class Run:
         return same if gpus else len(slots) == len(self.devices)
 
     def needs(self, memory_bytes: int | None) -> None:
-        """It has been seen to need so much device memory."""
+        """Note that it was seen to need so much device memory."""
         if memory_bytes is not None:
             self.need_bytes = max(self.need_bytes or 0, memory_bytes)
 
     def forget_process(self) -> None:
-        """Its process is gone: what is left of it is its last checkpoint, if there is one."""
+        """Forget its process: what is left of it is its last checkpoint, if there is one."""
         self.connection, self.asked = None, None
         self.sits_on(())
         self.held_bytes, self.host_bytes = None, 0

@@ -1,4 +1,4 @@
-"""What is told of a curve to somebody who only looks, pure."""
+"""Shape of a curve for a viewer. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from optuna_hermes.model import Curve
 
 POINTS = 40
-"""So many values of a curve are told at most: as many as a line of a screen has room for."""
+"""Most values of a curve that are shown: as many as a line of a screen has room for."""
 
 SLOPE_UNITS = 8
-"""Over so many units a slope is measured at most."""
+"""Most units over which a slope is measured."""
 
 
 class Shape(NamedTuple):
-    """How a curve goes.
+    """Shape of a curve.
 
     Args:
         values: of units that are about equally far from each other, the first and the last among
@@ -28,7 +28,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(curve: Curve) -> Shape:
-    """How a curve goes, in few words.
+    """Return the shape of a curve, in few values.
 
     Example:
         >>> shape_of(Curve(steps=(1, 2), values=(3.0, 1.0), device_seconds=(1.0, 2.0)))
@@ -39,7 +39,7 @@ def shape_of(curve: Curve) -> Shape:
 
 
 def slope_of(values: tuple[float, ...]) -> float | None:
-    """By how much values have changed in a unit, over their last half or ``SLOPE_UNITS``.
+    """Change of values in a unit, over their last half or ``SLOPE_UNITS``.
 
     Example:
         >>> slope_of((8.0, 4.0, 3.0, 2.0)), slope_of((8.0,))

@@ -1,4 +1,4 @@
-"""A study that several hosts work on: what is theirs, what is nobody's, and who is gone. Pure.
+"""Study that several hosts share: runs of others, free runs, and hosts that are gone. Pure.
 
 Which host carries a run on is settled by claims in the ledger; this decides which to try for, and
 what to leave to others.
@@ -10,10 +10,10 @@ from collections.abc import Collection
 
 from optuna_hermes.broker._core._admission import coming, known_run
 from optuna_hermes.broker._core._book import Book, Slot
-from optuna_hermes.broker._core._counsel import Counsel
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, ForgetBroker, Kill, Outrun, Refreshed, Send
 from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._run import Run
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Refused
@@ -21,10 +21,10 @@ from optuna_hermes.ledger._base import HostRecord, RunRecord
 from optuna_hermes.ledger._claims import DEAD_SECONDS as DEAD_SECONDS
 
 REFRESH_SECONDS = 3.0
-"""How often a broker says that it lives, and looks what others have done."""
+"""Interval at which a broker notes that it lives, and reads what others have done."""
 
 _FRESH_SECONDS = 3 * REFRESH_SECONDS
-"""What a broker said of itself counts for so long."""
+"""Time for which the presence of a broker counts."""
 
 
 class Sharing:
@@ -33,19 +33,19 @@ class Sharing:
     def __init__(
         self,
         book: Book,
-        counsel: Counsel,
+        counsel: PolicyRunner,
         memory: Memory,
         ends: Ends,
     ) -> None:
         self._book = book
-        self._counsel = counsel
+        self._policy_runner = counsel
         self._memory = memory
         self._ends = ends
 
     # -- this host, for the others -------------------------------------------------------------
 
     def presence(self) -> HostRecord:
-        """What this broker says of itself."""
+        """Presence of this broker, for those of other hosts."""
         slots = [slot for slot in self._book.slots.values() if slot.device.healthy]
         idle = [slot for slot in slots if self._is_idle(slot)]
         wants = [key for key, s in self._book.studies.items() if idle and self._wants_more(s)]
@@ -61,12 +61,12 @@ class Sharing:
         return slot.lease is None and slot.next is None and self._memory.usable(slot)
 
     def _wants_more(self, study: Study) -> bool:
-        """Whether there could be more of a study here than there is."""
+        """True if there could be more of a study here than there is."""
         served = study.broker is not None and study.driver is not None
         return served and not study.draining and not study.wants_device
 
     def _load(self) -> float:
-        """The share of its devices that a broker has in use, 1.0 if it has none."""
+        """Share of its devices that a broker has in use, 1.0 if it has none."""
         slots = [slot for slot in self._book.slots.values() if slot.device.healthy]
         busy = sum(1 for slot in slots if slot.lease is not None or slot.next is not None)
         return busy / len(slots) if slots else 1.0
@@ -85,6 +85,7 @@ class Sharing:
             self._take_in(study, record, event, now, out)
         for run in study.runs.values():
             if study.is_elsewhere(run) and run.owner not in alive and run.connection is None:
+                # Its broker is gone, so any host may carry it on.
                 _is_nobodys(run, now)
         study.coming = coming(study, event.leases, alive)
         self._look_at_the_idle(study, [host for host in others if host.instance in alive])
@@ -100,10 +101,10 @@ class Sharing:
         now: float,
         out: list[Command],
     ) -> set[str]:
-        """Who of the others lives.
+        """Brokers of other hosts that live.
 
-        When a database was away nobody was heard of: that is no sign until it has been there for
-        as long as a dead broker is silent.
+        After an outage all of them look silent: no sign of death until the database has been
+        there for as long as a dead broker is silent.
         """
         if study.watched_since is None:
             study.watched_since = now
@@ -119,7 +120,7 @@ class Sharing:
     def _take_in(
         self, study: Study, record: RunRecord, event: Refreshed, now: float, out: list[Command]
     ) -> None:
-        """A row that others have written; not one that was read before this broker wrote it."""
+        """Take in a row of another host, unless it was read before this broker wrote it."""
         run = study.runs.get(record.number)
         if record.owner == study.broker and (run is None or run.owner != _ANOTHER):
             return
@@ -139,7 +140,7 @@ class Sharing:
         study.runs[record.number] = new
 
     def _look_at_the_idle(self, study: Study, others: Collection[HostRecord]) -> None:
-        """Who has nothing to train of a study, though it could."""
+        """Note the hosts that have nothing to train of a study, though they could."""
         key, load = study.spec.key, self._load()
         idle = [x for x in others if key in x.wants and x.age_seconds < _FRESH_SECONDS]
         study.spare = sum(max(1, round(len(x.devices) * (1 - x.load))) for x in idle)
@@ -153,13 +154,13 @@ class Sharing:
             return
         reserved = {want.number for want in self._book.reserved(study.spec.key)}
         parked = [run for run in study.parked if run.number not in reserved]
-        for run in self._counsel.wanted_last(parked, now)[:missing]:
+        for run in self._policy_runner.wanted_last(parked, now)[:missing]:
             self._memory.evict(run, "disk", now, out)
 
     # -- races ---------------------------------------------------------------------------------
 
     def outrun(self, event: Outrun, now: float, out: list[Command]) -> None:
-        """Another broker was faster: what was decided is undone, and decided anew."""
+        """Undo what a claim conflict has voided; it is decided anew."""
         self._book.epoch = max(self._book.epoch, event.last_epoch)
         for lease in self._book.leases():
             if lease.epoch in event.epochs:
@@ -175,7 +176,7 @@ class Sharing:
             study.coming = max(1, study.coming)
 
     def _is_anothers(self, run: Run, out: list[Command]) -> None:
-        """A run went to another host; what process this one has for it may not go on."""
+        """Give up a run that went to another host; a process for it here may not go on."""
         run.owner = _ANOTHER  # who it is will be read
         if run.connection is None:
             return
@@ -190,13 +191,13 @@ _ANOTHER = "another broker"
 
 
 def watched(study: Study) -> dict[int, RunRecord | None]:
-    """Runs that others may change, with their rows as they are known; None to be told at once."""
+    """Runs that others may change, with their rows as they are known; None asks for the row."""
     runs = ((number, run) for number, run in study.runs.items() if not study.owns(run))
     return {number: None if run.owner == _ANOTHER else run.row for number, run in runs}
 
 
 def recount(book: Book, study: Study) -> None:
-    """How many trials may still be created, by all that is known of all hosts."""
+    """Count the trials that may still be created, by all that is known of all hosts."""
     if study.limit is None or study.broker is None:
         return
     key = study.spec.key
@@ -206,18 +207,18 @@ def recount(book: Book, study: Study) -> None:
 
 
 def _is_nobodys(run: Run, now: float) -> None:
-    """The host that had it is gone: it goes on at its last checkpoint."""
+    """Free a run whose host is gone: it goes on at its last checkpoint."""
     run.owner, run.waiting_since = None, now
     if run.live:
         run.forget_process()
 
 
 def _was_taken(study: Study, run: Run, record: RunRecord) -> bool:
-    """Whether another broker has had a run since this one had it, and believes it has it still."""
+    """True if another broker has had a run since, though this one takes it for its own."""
     since = run.row is not None and record.slices > run.row.slices
     return study.owns(run) and record.owner != study.broker and since
 
 
 def _is_free(run: Run) -> bool:
-    """Whether any host may carry it on."""
+    """True if any host may carry it on."""
     return run.owner is None and run.state in ("pending", "stored") and not run.held

@@ -1,6 +1,6 @@
-"""The broker's mind: an event in, commands out. No clock, no I/O.
+"""Rules of the broker: an event in, commands out. No clock, no I/O.
 
-``handle`` changes the book and says what has to be done. Times are seconds of one monotonic
+``handle`` changes the ``Book`` and returns commands. Times are seconds of one monotonic
 clock; what goes into the ledger is turned into wall clock seconds.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core import _progress as progress
-from optuna_hermes.broker._core import _story as story
 from optuna_hermes.broker._core._admission import (
     admit_run,
     admit_study,
@@ -22,9 +22,7 @@ from optuna_hermes.broker._core._admission import (
     refusal,
     take_charge,
 )
-from optuna_hermes.broker._core._away import Away
 from optuna_hermes.broker._core._book import Book, Client, Lease, Slot
-from optuna_hermes.broker._core._counsel import Counsel
 from optuna_hermes.broker._core._dispatch import Dispatcher
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import (
@@ -49,7 +47,9 @@ from optuna_hermes.broker._core._events import (
 )
 from optuna_hermes.broker._core._faults import Faults
 from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._outage import Outage
 from optuna_hermes.broker._core._parking import Parking
+from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._power import Power
 from optuna_hermes.broker._core._prefetch import Prefetch
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS, Recovery
@@ -57,21 +57,21 @@ from optuna_hermes.broker._core._rows import save
 from optuna_hermes.broker._core._run import Run
 from optuna_hermes.broker._core._shape import shape_of
 from optuna_hermes.broker._core._sharing import Sharing, recount
-from optuna_hermes.broker._core._silence import GRACE_SECONDS, Silence, heard_from
 from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, Watchdog, record_heartbeat
 from optuna_hermes.broker._core._wishes import Heard, Wishes
 from optuna_hermes.curves import Remembered
 from optuna_hermes.ledger._base import HostRecord
 from optuna_hermes.model import Device
 
 _OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.Training | wire.Begin
-"""What a run says while it trains: most messages by far."""
+"""Messages of a run that trains: most messages by far."""
 _CHANGES_NO_PLAN = (wire.Beat, wire.Report, wire.Stretches)
-"""Nothing is due earlier because of these."""
+"""Messages after which nothing is due earlier."""
 
 STALL_SECONDS = 1.0
-"""A broker that is woken so much later than it asked for was stopped, or starved."""
+"""Delay of a wake-up from which on the broker was stopped, or starved."""
 
 
 class State:
@@ -110,16 +110,16 @@ class State:
             powers=powers,
         )
         self.book.slots = {device.id: Slot(device=device) for device in devices}
-        counsel = Counsel(self.book)
+        counsel = PolicyRunner(self.book)
         self._memory = Memory(self.book, counsel.wanted_last)
         self._dispatcher = Dispatcher(self.book, counsel, self._memory)
         self._prefetch = Prefetch(self.book, counsel, self._memory)
         self._ends = Ends(self.book, self._memory)
         self._parking = Parking(self.book, self._memory, self._ends)
-        self._away = Away(self.book, self._ends)
+        self._outage = Outage(self.book, self._ends)
         self._sharing = Sharing(self.book, counsel, self._memory, self._ends)
         self._faults = Faults(self.book, self._memory, self._dispatcher)
-        self._silence = Silence(self.book, grace_seconds)
+        self._watchdog = Watchdog(self.book, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
         self._owes_decision = False
@@ -130,8 +130,9 @@ class State:
         self._power.expect_off(unpowered)
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take an event in and say what to do, in order."""
+        """Handle an event and return the commands, in order."""
         out: list[Command] = []
+        # Most messages do not change the next wake-up: it is not searched again for each.
         self._wakeup_known = self._wakeup_known and (
             isinstance(event, Received) and isinstance(event.message, _CHANGES_NO_PLAN)
         )
@@ -154,7 +155,7 @@ class State:
         elif isinstance(event, WritesFailed):
             self._ends.unwritten(event, now, out)
             for study in self.book.studies.values():
-                if study.draining:  # who waited for a lease is to go home, or to disk
+                if study.draining:  # what waited for a lease is to leave, or go to disk
                     self._drain(study.spec.key, now, out)
         elif isinstance(event, Refreshed):
             self._sharing.refreshed(event, now, out)
@@ -164,18 +165,18 @@ class State:
             self._sharing.outrun(event, now, out)
             self._dispatcher.schedule(now, out)
         elif isinstance(event, LedgerAway):
-            self._away.begin(event, now)
+            self._outage.begin(event, now)
         elif isinstance(event, LedgerBack):
-            self._away.end(event, now)
+            self._outage.end(event, now)
             self._dispatcher.schedule(now, out)
         elif isinstance(event, PowerSwitched):
             self._power.switched(event, now, out)
         elif isinstance(event, Observed):
-            self._silence.observed(event, now)
+            self._watchdog.observed(event, now)
         elif isinstance(event, Tick):
             self._forgive(now)
-            self._away.look(now)
-            self._silence.end(now, out)
+            self._outage.look(now)
+            self._watchdog.end(now, out)
             self._recovery.end(now, out)
             self._prefetch.look(now, out)
             self._dispatcher.schedule(now, out)
@@ -187,13 +188,13 @@ class State:
         return out
 
     def next_wakeup(self, now: float) -> float | None:
-        """When a ``Tick`` is due; None if only a message can change anything."""
+        """Time at which a ``Tick`` is due; None if only a message can change anything."""
         if not self._wakeup_known:
             self._wakeup, self._wakeup_known = self._next_wakeup(now), True
         return self._wakeup
 
     def _next_wakeup(self, now: float) -> float | None:
-        times = [*self._silence.wakeups(), *self._away.wakeups(), *self._recovery.wakeups()]
+        times = [*self._watchdog.wakeups(), *self._outage.wakeups(), *self._recovery.wakeups()]
         for slot in self.book.slots.values():
             if slot.lease is None and slot.next and slot.settles_at > now:
                 times.append(slot.settles_at)
@@ -204,29 +205,29 @@ class State:
         return min(times, default=None)
 
     def _forgive(self, now: float) -> None:
-        """Whoever stops and continues a broker has not made its clients silent."""
+        """Begin silences anew after the broker was stopped: its clients were not silent."""
         if self._wakeup is not None and now - self._wakeup > STALL_SECONDS:
-            self._silence.begin_anew(now)
+            self._watchdog.begin_anew(now)
             self._recovery.begin_anew(now)
 
     def silent(self, now: float) -> dict[int, int]:
-        """The processes of workers that say nothing, by their connections."""
-        found = {each: self.book.clients.get(each) for each in self._silence.watched(now)}
+        """Processes of workers that are silent, by their connections."""
+        found = {each: self.book.clients.get(each) for each in self._watchdog.watched(now)}
         return {key: each.pid for key, each in found.items() if each and each.role == "worker"}
 
     @property
     def idle(self) -> bool:
-        """Whether nothing would be lost if the broker ended now."""
+        """True if nothing would be lost if the broker ended now."""
         if self.book.needed or self.book.awaited:
             return False
         return not any(s.power in ("going", "coming") for s in self.book.slots.values())
 
     def presence(self) -> HostRecord:
-        """What this broker says of itself to those of other hosts."""
+        """Presence of this broker, for those of other hosts."""
         return self._sharing.presence()
 
     def status(self, now: float, *, runs: bool = True, curves: bool = False) -> dict[str, Any]:
-        """What ``status`` shows, as plain JSON."""
+        """Status as plain JSON."""
         problems = {id_: self._memory.problem(slot) for id_, slot in self.book.slots.items()}
         shapes = self._shapes if curves else None
         return document(self.book, now, problems=problems, runs=runs, shapes=shapes)
@@ -234,7 +235,7 @@ class State:
     # -- messages ------------------------------------------------------------------------------
 
     def _is_misplaced(self, event: Received | StudyRead, out: list[Command]) -> bool:
-        """Whether a message is not to be heard: its client is gone, or may not say this now."""
+        """True if a message is ignored: its client is gone, or may not send it now."""
         client = self.book.clients.get(event.connection)
         if client is None:
             return True
@@ -269,6 +270,7 @@ class State:
         elif isinstance(message, wire.Saved):
             self._saved(connection, message, now, out)
         elif isinstance(message, (wire.Ended, wire.Released)):  # late or not
+            # Answered also if the lease is over: its process waits for this before it leaves.
             out.append(Send(connection=connection, message=wire.Noted(epoch=message.epoch)))
             self._about_lease(connection, message, now, out)
 
@@ -284,7 +286,7 @@ class State:
             return  # a lease that is over: the message is late
         lease = slot.lease
         run = self.book.run_of(lease)
-        heard_from(lease, run, now)
+        record_heartbeat(lease, run, now)
         if isinstance(message, wire.Begin):
             progress.begin(self.book, lease, message, now, out)
         elif run is None:
@@ -317,13 +319,13 @@ class State:
         self._dispatcher.schedule(now, out)
 
     def _saved(self, connection: int, message: wire.Saved, now: float, out: list[Command]) -> None:
-        """A checkpoint is safe; its run may have been parked while it was written."""
+        """Handle a safe checkpoint; its run may have been parked while it was written."""
         slot = self.book.slot_of(message.epoch)
         run = self._parking.run_of(connection, message.epoch, slot)
         if run is None:
             return
         if slot is not None and slot.lease is not None:
-            heard_from(slot.lease, run, now)
+            record_heartbeat(slot.lease, run, now)
         progress.saved(self.book, connection, run, message, now, out)
 
     def _ended(
@@ -334,7 +336,7 @@ class State:
         run.forget_process()
         run.state, run.tier = "failed" if message.state == "failed" else "done", None
         save(self.book, run, now, out)
-        out.append(story.ended(self.book, run, message, now))
+        out.append(_event_log.ended(self.book, run, message, now))
         if message.state == "failed":
             failures.failed(self.book, run, message.error or "", now)
         self._ends.wants(self.book.studies[run.study], only_impossible=True)
@@ -404,13 +406,13 @@ class State:
             run.connection, run.waiting_since = connection, now
             run.state, run.tier = "pending", None
             if is_new:
-                out.append(story.admitted(self.book, run, now))
+                out.append(_event_log.admitted(self.book, run, now))
             save(self.book, run, now, out)
         else:
             known = set(study.runs)
             changed = take_charge(self.book, study, connection, message, now)
             new = [run for run in changed if run.number not in known]
-            out.extend(story.admitted(self.book, run, now) for run in new)
+            out.extend(_event_log.admitted(self.book, run, now) for run in new)
             described = self.book.clients[connection].described.pop(study.spec.key, {})
             for number, params in described.items():
                 if number in study.runs:
@@ -426,7 +428,7 @@ class State:
     def _resume(
         self, study: Study, connection: int, message: wire.Resume, now: float, out: list[Command]
     ) -> None:
-        """A process goes on with what an earlier broker gave it, or is told why it may not."""
+        """Let a process go on with what an earlier broker gave it, or refuse it."""
         client, key = self.book.clients[connection], study.spec.key
         problem = self._recovery.resume(study, connection, message, now, out)
         if problem is None:
@@ -461,13 +463,14 @@ class State:
             self._recovery.met(client.pid)
 
     def _disconnected(self, event: Disconnected, now: float, out: list[Command]) -> None:
+        # Of clients that leave together only the last one leads to a decision.
         self._owes_decision |= self._gone(event.connection, now, out)
         if self._owes_decision and not event.more:
             self._owes_decision = False
             self._dispatcher.schedule(now, out)
 
     def _gone(self, connection: int, now: float, out: list[Command]) -> bool:
-        """Take a client out of the book; whether a device may have to be decided about."""
+        """Remove a client; True if devices may have to be decided about."""
         if connection in self.book.awaited:
             self._recovery.gone(connection, now, out)
             return True
@@ -496,7 +499,7 @@ class State:
         return True
 
     def _lose_runs(self, connection: int, now: float, out: list[Command]) -> None:
-        """The process that trained a run, or waited with one, is gone."""
+        """Handle the end of the process that trained a run, or waited with one."""
         for lease in self.book.leases():
             if lease.connection == connection:
                 self._ends.holder(lease, now, out)

@@ -1,4 +1,4 @@
-"""What a broker tells about itself, as plain JSON, pure."""
+"""Status of a broker, as plain JSON. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optuna_hermes.curves import Remembered
 from optuna_hermes.model import Wish
 
 MAX_LISTED = 5_000
-"""Of a study with more runs only those are listed that have a process."""
+"""Runs of a study up to which all are listed; beyond, those that have a process."""
 
 
 def document(
@@ -28,12 +28,12 @@ def document(
     runs: bool,
     shapes: Remembered[Shape] | None = None,
 ) -> dict[str, Any]:
-    """Devices with their holders, and studies with their runs.
+    """Return the devices with their holders, and the studies with their runs.
 
     Args:
         book: the broker's book.
         now: seconds of the broker's clock.
-        problems: why nobody may have a device, by its id; empty if somebody may.
+        problems: why a device cannot be granted, by its id; empty if it can.
         runs: whether to list every run of every study.
         shapes: of the curves of the runs that are listed; None leaves them out.
     """
@@ -60,6 +60,7 @@ def _add_shapes(studies: list[dict[str, Any]], book: Book, shapes: Remembered[Sh
     found = shapes.each(study.runs[shown["trial"]].curve for shown, study in listed)
     for (shown, study), shape in zip(listed, found, strict=True):
         is_turned = study.spec.maximize
+        # None (not finite) has no sign to turn.
         shown["curve"] = [v and -v for v in shape.values] if is_turned else list(shape.values)
         shown["slope"] = None if shape.slope is None else _shown(shape.slope, study)
 
@@ -132,13 +133,13 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
 
 
 def _wanted(study: Study, wish: Wish) -> list[int]:
-    """The live runs of which people want this."""
+    """Live runs with this override."""
     runs = (study.runs.get(number) for number, each in study.wishes.items() if each == wish)
     return sorted(run.number for run in runs if run is not None and run.live)
 
 
 def _joules(study: Study, book: Book, now: float) -> float | None:
-    """What all runs took, those that train now included; None if nothing of it is known."""
+    """Energy that all runs took, those that train now included; None if none of it is known."""
     known = [run.energy_joules for run in study.runs.values()]
     for lease in book.leases():
         if lease.study == study.spec.key:
@@ -148,13 +149,13 @@ def _joules(study: Study, book: Book, now: float) -> float | None:
 
 
 def _listed(study: Study) -> list[Run]:
-    """Every run; of a study with very many those that have a process, for a frame is no book."""
+    """Every run; of a study with very many those that have a process: a frame is bounded."""
     ordered = sorted(study.runs.values(), key=lambda run: run.number)
     return [r for r in ordered if len(ordered) <= MAX_LISTED or r.connection is not None]
 
 
 def finished(study: Study, book: Book) -> bool:
-    """Whether nothing of the study needs a process any more.
+    """True if nothing of the study needs a process any more.
 
     When it is drained that is when every process could be freed; otherwise when every run is done
     and no trial may still be created.
@@ -166,13 +167,13 @@ def finished(study: Study, book: Book) -> bool:
     if study.draining:
         alive = (run for run in study.runs.values() if run.connection is not None)
         return not any(run.stores for run in alive)
-    if study.coming:  # another host begins a trial, of which nobody else knows yet
+    if study.coming:  # another host begins a trial, which has no row yet
         return False
     return not study.may_open.any and not any(run.live for run in study.runs.values())
 
 
 def _counts(study: Study) -> dict[str, int]:
-    """How many runs are in each state."""
+    """Number of runs in each state."""
     tally = dict.fromkeys(("pending", "running", "parked", "stored", "done", "failed"), 0)
     for run in study.runs.values():
         tally[run.state] += 1
@@ -194,12 +195,12 @@ def _best(study: Study) -> dict[str, Any] | None:
 def _lowest(values: tuple[float, ...]) -> float:
     """The lowest finite value, infinite if there is none."""
     low = min(values, default=math.inf)
-    # A first NaN is less than nothing and nothing is less than it.
+    # min() returns a NaN that comes first: no value compares as less.
     return low if math.isfinite(low) else min(filter(math.isfinite, values), default=math.inf)
 
 
 def _shown(value: float, study: Study) -> float | None:
-    """A value as its user knows it; JSON has no NaN."""
+    """Value as its user knows it, None if not finite: JSON has no NaN."""
     if not math.isfinite(value):
         return None
     return -value if study.spec.maximize else value

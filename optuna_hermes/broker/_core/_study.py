@@ -1,4 +1,4 @@
-"""A study that is being served, as the broker knows it: a mutable record without a clock."""
+"""Study that is served, as the broker knows it: a mutable record without a clock."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Failures:
 
 @dataclass(kw_only=True)
 class Study:
-    """A study that is being served; what is counted is counted since its driver came.
+    """A study that is being served; its counters begin when its driver comes.
 
     Its ledger's database is away since ``away_since``, for ``away_reason``.
 
@@ -48,18 +48,18 @@ class Study:
         orphans: leases of earlier brokers, by epoch, whose processes have not come back yet.
         trials: how many trials there were when the driver counted those that are left, None if
             it has not said so.
-        waiting: the numbers of those among them that nobody had begun.
-        lost: see ``Lease``; of trials that nobody looks for yet.
+        waiting: the numbers of those among them that had not begun.
+        lost: see ``Lease``; of trials that no worker looks for yet.
         broker: this broker, where several hosts share the study, else None.
         limit: how many runs there shall be, over all hosts; None for no bound.
         coming: leases of other hosts from which further runs will come.
-        watched_since: since when the ledger has told without a pause who lives, None if it has not.
+        watched_since: since when the ledger has shown without an outage who lives, else None.
         spare: devices of other hosts that have nothing to train of it.
         leave_seconds: expected cost of suspending a run to disk, 0.0 before the first time.
         powered_down: devices that its policy has no use for.
-        wishes: what people want of its runs, by their numbers.
+        wishes: the overrides of its runs, by their numbers.
         failures: what is known of trials that failed since its driver came.
-        defers: whether they are less busy than this one: what is nobody's is left to them.
+        defers: whether idle hosts are less busy than this one: runs without owner are theirs.
     """
 
     spec: StudySpec
@@ -96,26 +96,26 @@ class Study:
     wishes: dict[int, Wish] = field(default_factory=dict)
 
     def wish_of(self, run: Run) -> Wish | None:
-        """What people want of a run; nothing once it is over."""
+        """Override of a run; None once it is over."""
         return self.wishes.get(run.number) if run.live else None
 
     def is_held(self, run: Run) -> bool:
-        """Whether a run gets no device, whatever the policy says."""
+        """True if an override keeps a run from any device."""
         return self.wish_of(run) in ("held", "finishing")
 
     @property
     def all_held(self) -> bool:
-        """Whether nothing can be trained before people let go of a run that they hold."""
+        """True if nothing can be trained before a hold is released."""
         live = [run for run in self.runs.values() if run.live]
         held = all(self.wish_of(run) == "held" for run in live)
         return bool(live) and not self.may_open.any and held
 
     def owns(self, run: Run) -> bool:
-        """Whether a run belongs to this broker, where that is written down."""
+        """True if a run belongs to this broker, where the ledger has owners."""
         return self.broker is not None and run.owner == self.broker
 
     def is_elsewhere(self, run: Run) -> bool:
-        """Whether a run belongs to the broker of another host."""
+        """True if a run belongs to the broker of another host."""
         return run.owner is not None and run.owner != self.broker
 
     def measure(self, tier: TierName, seconds: float) -> None:
@@ -130,7 +130,7 @@ class Study:
 
     @property
     def stretches(self) -> bool:
-        """Whether any of its runs may have several devices."""
+        """True if any of its runs may have several devices."""
         sizes = (run.sizes for run in self.runs.values() if run.live)
         return any(each is not None and each.most_devices > 1 for each in sizes)
 
@@ -139,7 +139,7 @@ class Study:
         return self.costs.get(tier, 0.0) if tier else 0.0
 
     def can_run(self, run: Run) -> bool:
-        """Whether ``run`` could use a device now: it waits, and has or can get a process."""
+        """True if ``run`` could use a device now: it waits, and has or can get a process."""
         waits = run.state in ("pending", "parked", "stored") and not run.evicting
         served = run.connection is not None or self.driver is not None
         here = not self.is_elsewhere(run) and not (self.defers and run.owner is None)
@@ -148,7 +148,7 @@ class Study:
 
     @property
     def attended(self) -> bool:
-        """Whether a living process holds anything of it."""
+        """True if a living process holds anything of it."""
         held = any(run.connection is not None for run in self.runs.values())
         return self.driver is not None or bool(self.workers) or held
 
@@ -162,12 +162,12 @@ class Study:
         return Unstarted(count=count, fixed=self.fixed)
 
     def was_counted(self, number: int) -> bool:
-        """Whether its driver has counted a trial among those that are not left to be created."""
+        """True if its driver has counted a trial among those that are not left to be created."""
         return self.trials is None or (number < self.trials and number not in self.waiting)
 
     @property
     def wants_device(self) -> bool:
-        """Whether anything of this study could use a device."""
+        """True if anything of this study could use a device."""
         if self.draining or self.away_since is not None:
             return False
         return self.may_open.any or any(self.can_run(run) for run in self.runs.values())
@@ -182,5 +182,6 @@ class Study:
         """Device memory a run, or a new trial, will need; as much as the largest if unknown."""
         if run is not None and run.need_bytes is not None:
             return run.need_bytes
+        # Unknown before its first batch: the largest need of its study is a safe guess.
         known = (each.need_bytes for each in self.runs.values())
         return max((need for need in known if need is not None), default=None)

@@ -1,7 +1,7 @@
-"""What people want of single runs, and of a study's policy, carried out in the book. Pure.
+"""Overrides of single runs, and changes of a study's policy, carried out in the ``Book``. Pure.
 
-A wish is only noted when it is heard. Whatever the way on which a held run has come to a device,
-or is about to, it is asked to leave it in the end of every event: see ``heed``.
+An override is only noted when it arrives. However a run on hold has come to a device, or is about
+to, it is asked to leave it at the end of every event: see ``heed``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _story as story
+from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._book import Book, Client, Lease
 from optuna_hermes.broker._core._dispatch import Dispatcher
 from optuna_hermes.broker._core._events import Command, Kill, Refreshed, SaveMemory, SaveWish, Send
@@ -24,7 +24,7 @@ Heard = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
 
 
 class Wishes:
-    """Keeps what people want of the runs of a ``Book``; adds commands to ``out``."""
+    """Keeps the overrides of the runs of a ``Book``; adds commands to ``out``."""
 
     def __init__(self, book: Book, memory: Memory, dispatcher: Dispatcher) -> None:
         self._book = book
@@ -32,7 +32,7 @@ class Wishes:
         self._dispatcher = dispatcher
 
     def hear(self, connection: int, message: Heard, now: float, out: list[Command]) -> None:
-        """Do what somebody wants, or say why not."""
+        """Carry out a request, or refuse it with the reason."""
         study = self._book.studies.get(message.study)
         reason = _NOBODY if study is None else self._refusal(study, message)
         answer: wire.FromBroker = wire.Agreed()
@@ -51,7 +51,7 @@ class Wishes:
         out.append(Send(connection=connection, message=answer))
 
     def heed(self, now: float, out: list[Command]) -> None:
-        """Nobody who is held has a device, or gets one."""
+        """Cancel reservations and revoke leases of runs on hold."""
         if not any(study.wishes for study in self._book.studies.values()):
             return
         for want in self._book.wants():
@@ -61,12 +61,12 @@ class Wishes:
             if lease.yielding or not self._is_held(lease.study, lease.number):
                 continue
             study = self._book.studies[lease.study]
-            if study.away_since is None:  # else its devices could not be given to anybody
+            if study.away_since is None:  # else its devices could not be granted
                 lease.deadline = min(lease.deadline, now)
                 self._leave(study, lease, now, out)
 
     def refreshed(self, event: Refreshed, now: float, out: list[Command]) -> None:
-        """Take in what was wanted on other hosts."""
+        """Take in overrides that were set on other hosts."""
         study = self._book.studies.get(event.study)
         if study is None or event.wishes is None:
             return
@@ -77,7 +77,7 @@ class Wishes:
         self.heed(now, out)
 
     def gone(self, client: Client, now: float, out: list[Command]) -> None:
-        """Who wanted to finish runs has left before Optuna was told: they are held from now on."""
+        """Hold runs that a client was about to finish when it left: Optuna does not know of it."""
         for key, number in client.finishes:
             study = self._book.studies.get(key)
             run = None if study is None else study.runs.get(number)
@@ -147,7 +147,7 @@ class Wishes:
             return
         study.wishes = {**study.wishes, run.number: wish} if wish else _without(study, run)
         out.append(SaveWish(study=run.study, number=run.number, wish=wish))
-        out.append(story.wished(self._book, run, before, wish, now))
+        out.append(_event_log.wished(self._book, run, before, wish, now))
 
     def _is_held(self, key: str, number: int | None) -> bool:
         study = self._book.studies[key]
@@ -159,10 +159,10 @@ class Wishes:
         self._dispatcher.ask_to_yield(lease, now, out, to_disk=ends)
 
     def _stop(self, study: Study, run: Run, now: float, out: list[Command]) -> None:
-        """Let a parked run that is to be finished leave its process, by way of the disk if it can.
+        """Let a parked run that is to be finished leave its process, over disk if it can.
 
-        Its last values reach Optuna on the way. One that cannot be stored has no way: its process
-        is ended, if it is ours.
+        Its last values reach Optuna on the way. The process of one that cannot be
+        stored is killed, if it is a worker.
         """
         if run.state not in ("parked", "pending") or run.connection is None or run.asked:
             return
@@ -187,7 +187,7 @@ class Wishes:
         study.policy, study.powered_down = make_policy(message.policy), frozenset()
         if message.policy == before:
             return
-        study.memory = None  # another one could make nothing of it
+        study.memory = None  # another one could not use it
         out.append(SaveMemory(study=study.spec.key, memory=None))
         detail = {"from": before, "to": message.policy}
         out.append(self._book.event(study.spec.key, None, "policy", detail, now))
@@ -197,7 +197,7 @@ _NOBODY = "No study of this key is served by this broker: run it with `optuna-he
 
 
 def _waits(study: Study, run: Run) -> bool:
-    """Whether any process may still have a run."""
+    """True if any process may still have a run."""
     return run.connection is not None or run.awaited or study.is_elsewhere(run)
 
 

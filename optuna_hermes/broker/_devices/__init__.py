@@ -1,1 +1,1 @@
-"""The devices of this host, and what their driver says of them."""
+"""Devices of this host, and the state that their driver reports."""

@@ -1,4 +1,4 @@
-"""The only module that asks NVML: which GPUs there are, who is on them, and how they are."""
+"""NVML, which no other module asks: the GPUs, the processes on them, and their state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class _Health:
-    """What is known of a device from earlier polls.
+    """Knowledge of a device from earlier polls.
 
     Args:
         failing_since: when it first answered with an error, None if it answers.
@@ -42,11 +42,11 @@ class _Health:
 
 
 class NvmlDevices:
-    """GPUs and MIG slices, as NVML sees them.
+    """GPUs and MIG slices, as NVML reports them.
 
     A device that cannot be read is not healthy, and neither is one that has reported a fault of
-    its own, until it was away and is back. Where its processes cannot be listed nobody knows who
-    is on it: then it is free only if it was named, and ``unlisted``.
+    its own, until it was away and is back. Where its processes cannot be listed they are
+    unknown: then it is free only if it was named, and ``unlisted``.
 
     Args:
         uuids: ``GPU-...`` or ``MIG-...``.
@@ -103,7 +103,7 @@ class NvmlDevices:
         return (self.holders(device) or {}).get(pid)
 
     def close(self) -> None:
-        """Let go of the driver; the object is of no use afterwards."""
+        """Close the driver; the object is of no use afterwards."""
         self._listener.close()
         self._nvml.nvmlShutdown()
 
@@ -113,6 +113,7 @@ class NvmlDevices:
             handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
             total, free = _memory(self._nvml, handle)
             holders = _holders(self._nvml, handle)
+            # A desktop in the list of those that draw shows that processes can be listed here.
             draws = holders == {} and bool(_drawing(self._nvml, handle))
         except self._nvml.NVMLError as error:
             return self._unread(device, error)
@@ -209,7 +210,7 @@ def gpus(nvml: Any) -> Iterator[Gpu]:
 
 
 def troubles(nvml: Any) -> Iterator[tuple[int, str]]:
-    """The GPUs, by index, that the driver lists and that cannot be used; what it says of each."""
+    """Index and error of each GPU that the driver lists and that cannot be used."""
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -220,7 +221,7 @@ def troubles(nvml: Any) -> Iterator[tuple[int, str]]:
 
 
 def answers(nvml: Any, uuid: str) -> bool:
-    """Whether a device can be read."""
+    """True if a device can be read."""
     try:
         _memory(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
     except nvml.NVMLError:
@@ -301,12 +302,12 @@ def _holders(nvml: Any, handle: Any) -> dict[int, int | None] | None:
 
 
 def _drawing(nvml: Any, handle: Any) -> list[Any]:
-    """The processes that draw on a device: a desktop, which is in nobody's way."""
+    """Processes that draw on a device: a desktop, which does not keep it from being granted."""
     return _known(nvml, partial(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle)) or []
 
 
 def _in_thousands(nvml: Any, read: Callable[[Any], int], handle: Any) -> float | None:
-    """What a device counts in thousandths, None where it does not: that is no trouble.
+    """A value that a device counts in thousandths, None where it does not: that is no fault.
 
     MIG slices have neither a counter nor a limit of their own.
     """
@@ -317,7 +318,7 @@ def _in_thousands(nvml: Any, read: Callable[[Any], int], handle: Any) -> float |
 
 
 def _used(nvml: Any, handle: Any) -> bool | None:
-    """Whether a device has just computed, None where that is not told, as of MIG slices."""
+    """True if a device has just computed, None where that is unknown, as of MIG slices."""
     try:
         return int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) > 0
     except nvml.NVMLError:
@@ -325,7 +326,7 @@ def _used(nvml: Any, handle: Any) -> bool | None:
 
 
 def _known(nvml: Any, read: Callable[[], T]) -> T | None:
-    """What ``read`` returns, None where the answer is that this cannot be known.
+    """Result of ``read``, None where the answer is that it cannot be known.
 
     Unknown is never 0. Every other error means that the device is in trouble and goes up.
     """
@@ -344,7 +345,7 @@ def _known(nvml: Any, read: Callable[[], T]) -> T | None:
 
 
 def _is_ours(pid: int, own_pids: Collection[int]) -> bool:
-    """Whether it is one of ours, or was started by one."""
+    """True if a process is one of ours, or was started by one."""
     if pid in own_pids:
         return True
     try:

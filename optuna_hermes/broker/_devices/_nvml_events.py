@@ -1,4 +1,4 @@
-"""Listens to what the NVIDIA driver reports of GPUs, without ever waiting for it."""
+"""Reports of the NVIDIA driver on GPUs, read without ever waiting for them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
-    """Which GPU a device is (on), and which of its instances: None for the whole."""
+    """The GPU of a device, and its instance there: None for the whole."""
 
     gpu: int | None
     instance: int | None
 
 
 class Listener:
-    """Hears the XIDs of some devices; silent where the driver reports none.
+    """Listener for the XIDs of some devices; there are none where the driver reports none.
 
     Args:
         nvml: the binding, started.
@@ -38,11 +38,11 @@ class Listener:
         with suppress(nvml.NVMLError):
             self._set = nvml.nvmlEventSetCreate()
         for uuid in uuids if self._set is not None else ():
-            with suppress(nvml.NVMLError):  # it cannot be heard; it will be seen all the same
+            with suppress(nvml.NVMLError):  # no reports of this one, but polls see it
                 self._listen_to(uuid)
 
     def hear(self) -> Iterator[Xid]:
-        """What was reported since the last time."""
+        """Yield what was reported since the last call."""
         for _ in range(_AT_ONCE if self._parts else 0):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
@@ -52,7 +52,7 @@ class Listener:
                 yield from self._xids(event)
 
     def close(self) -> None:
-        """Hear nothing any more."""
+        """Stop listening."""
         if self._set is not None:
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._set)

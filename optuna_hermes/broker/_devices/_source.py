@@ -1,4 +1,4 @@
-"""The devices of this host: what ``--devices`` means, and what state they are in.
+"""Devices of this host: the meaning of ``--devices``, and the state of each.
 
 A GPU is known by its UUID: indices change with ``CUDA_VISIBLE_DEVICES`` and from boot to boot.
 """
@@ -20,7 +20,7 @@ from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
 
 DEFAULT_CPU_SLOTS = 2
-"""What ``auto`` stands for on a host without a GPU."""
+"""CPU slots that ``auto`` stands for on a host without a GPU."""
 
 MAX_CPU_SLOTS = 1024
 
@@ -41,10 +41,10 @@ class DeviceSlot:
 
 
 class DeviceSource(Protocol):
-    """Where a broker learns the state of its devices."""
+    """Source of the state of a broker's devices."""
 
     def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
-        """The devices as they are now, always the same ones in the same order.
+        """Return the devices as they are now, always the same ones in the same order.
 
         Args:
             own_pids: processes of this broker's runs; a device that computes for any other
@@ -55,13 +55,13 @@ class DeviceSource(Protocol):
         """
 
     def heard(self) -> tuple[Xid, ...]:
-        """What the driver has reported up to the last poll, each report once."""
+        """Return what the driver has reported up to the last poll, each report once."""
 
     def memory_of(self, pid: int, device: str) -> int | None:
-        """Bytes that a process holds on a device, None if that is not known."""
+        """Return the bytes that a process holds on a device, None if that is not known."""
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
 
 
 def parse_devices(spec: str) -> list[DeviceSlot]:
@@ -96,16 +96,17 @@ def parse_devices(spec: str) -> list[DeviceSlot]:
 
 
 def environment(device_ids: Iterable[str]) -> dict[str, str]:
-    """The environment variables that show a process these devices and no other GPU.
+    """Environment variables that show a process these devices and no other GPU.
 
-    They work only if they are set before the process wakes CUDA up.
+    They work only if they are set before the process initialises CUDA.
     """
     gpus = [id_ for id_ in device_ids if not id_.startswith("cpu:")]
+    # CPU slots alone give an empty value, which shows no GPU.
     return {VISIBLE_VARIABLE: ",".join(gpus)}
 
 
 def hidden(device_ids: Iterable[str]) -> bool:
-    """Whether ``CUDA_VISIBLE_DEVICES`` shows this process none of these GPUs."""
+    """True if ``CUDA_VISIBLE_DEVICES`` shows this process none of these GPUs."""
     gpus = {id_ for id_ in device_ids if not id_.startswith("cpu:")}
     named = os.environ.get(VISIBLE_VARIABLE)
     if not gpus or named is None:
@@ -115,7 +116,7 @@ def hidden(device_ids: Iterable[str]) -> bool:
 
 
 class CpuSlots:
-    """Slots that train on the CPU: always healthy, never a stranger's.
+    """CPU slots: always healthy, and never a stranger's.
 
     Args:
         n_slots: how many.
@@ -140,7 +141,7 @@ class CpuSlots:
         return None
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing: there is no driver."""
 
 
 class Devices:
@@ -166,6 +167,7 @@ class Devices:
 
     def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
         """See ``DeviceSource``."""
+        # One source serves several devices, and is polled once.
         polled = [source.poll(own_pids) for source in set(self._sources.values())]
         devices = {device.id: device for each in polled for device in each}
         return tuple(devices[id_] for id_ in self._sources)
@@ -213,7 +215,7 @@ def _auto() -> list[DeviceSlot]:
             shown = visible(list(nvml.gpus(binding)), os.environ.get(VISIBLE_VARIABLE))
             uuids = [uuid for uuid in shown if nvml.answers(binding, uuid)]
     except nvml.NoDriverError as error:
-        if error.installed:  # there may well be GPUs, and they would lie idle in silence
+        if error.installed:  # else a GPU whose driver is broken would stay unused without a word
             log.warning("auto means cpu:%d here: %s", DEFAULT_CPU_SLOTS, error)
     if uuids:
         return [DeviceSlot(id=uuid, kind="gpu") for uuid in uuids]

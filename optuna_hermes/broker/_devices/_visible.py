@@ -1,4 +1,4 @@
-"""The GPUs that CUDA shows to a process, by what ``CUDA_VISIBLE_DEVICES`` says. Pure."""
+"""GPUs that CUDA shows to a process, by the value of ``CUDA_VISIBLE_DEVICES``. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Gpu:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """What of it can be used."""
+        """Ids by which it can be used."""
         return self.slices or ((self.uuid,) if self.uuid else ())
 
 
@@ -52,7 +52,7 @@ def visible(gpus: Sequence[Gpu], named: str | None) -> list[str]:
 
 
 def _meant(gpus: Sequence[Gpu], part: str) -> tuple[str, ...] | None:
-    """What one part names, None if it names nothing, or could be several."""
+    """Ids that one part names, None if it names none, or could be several."""
     if part.isascii() and part.isdigit():
         # Python reads no number of many thousand digits.
         index = int(part) if len(part) < 10 else len(gpus)

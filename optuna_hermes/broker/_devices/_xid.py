@@ -1,4 +1,4 @@
-"""What the NVIDIA driver reports of a GPU by a number, an XID, and whose fault that is. Pure."""
+"""XIDs, the numbers by which the NVIDIA driver reports faults of a GPU, and their cause. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OF_PROGRAM = {
     68: "an exception of the video decoder",
     109: "a context switch took too long",
 }
-"""These come from what a program did: the GPU is as good as before."""
+"""XIDs that a program causes: the GPU is as good as before."""
 
 _OF_DEVICE = {
     48: "memory error that cannot be corrected",
@@ -30,10 +30,10 @@ _OF_DEVICE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Xid:
-    """One report.
+    """One report of the driver.
 
     Args:
-        device: whose.
+        device: its id.
         code: the number.
     """
 
@@ -42,7 +42,7 @@ class Xid:
 
     @property
     def is_of_program(self) -> bool:
-        """Whether the program that ran there is to blame; everything unknown is the device's."""
+        """True if the program that ran there is the cause; unknown XIDs count as the device's."""
         return self.code in _OF_PROGRAM
 
     def __str__(self) -> str:

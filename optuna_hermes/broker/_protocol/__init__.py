@@ -1,4 +1,4 @@
-"""What broker and clients say to each other: typed msgpack frames, pure.
+"""Protocol of broker and clients: typed msgpack frames. Pure.
 
 A frame is a length (4 bytes, big endian) and a msgpack map with the type's name under ``type``.
 Every message about a lease carries its epoch, so that stale ones can be dropped.

@@ -1,4 +1,4 @@
-"""Messages as bytes, and back."""
+"""Encoding of messages as frames, and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _broker_decoder: msgspec.msgpack.Decoder[FromBroker] = msgspec.msgpack.Decoder(F
 
 
 def frame(message: FromClient | FromBroker) -> bytes:
-    """The bytes of one frame.
+    """Encode a message as one frame.
 
     Raises:
         ProtocolError: the message is longer than ``MAX_FRAME_BYTES``.
@@ -33,7 +33,7 @@ def frame(message: FromClient | FromBroker) -> bytes:
 
 
 def body_length(header: bytes) -> int:
-    """The length that a frame's first 4 bytes announce.
+    """Return the length that a frame's first 4 bytes announce.
 
     Raises:
         ProtocolError: it is zero or above ``MAX_FRAME_BYTES``.

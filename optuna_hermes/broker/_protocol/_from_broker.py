@@ -1,4 +1,4 @@
-"""What the broker says to a client."""
+"""Messages of the broker to a client."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Refused(Message, frozen=True, kw_only=True):
 class Grant(Message, frozen=True, kw_only=True):
     """A lease. ``number`` is None for a new trial; ``checkpoints`` are newest first.
 
-    ``device_seconds`` is what the run has had until now. ``alone`` says that nobody else of this
-    broker's holds memory of the devices. ``lost`` are the epochs of leases for one new trial
+    ``device_seconds`` is what the run has had until now. ``alone`` says that no other process of
+    this broker holds memory of the devices. ``lost`` are the epochs of leases for one new trial
     whose processes died: the trial that one of them has created, if there is one, is this lease's.
     ``batch_size`` is what its batches shall have from now on, None as they are.
     """
@@ -97,13 +97,13 @@ class Kept(Message, frozen=True, kw_only=True):
 
 
 class Noted(Message, frozen=True, kw_only=True):
-    """The ledger knows that a lease is over, and all that was said under it: its process may go."""
+    """The ledger has the end of a lease, and all reports under it: its process may go."""
 
     epoch: int
 
 
 class Agreed(Message, frozen=True, kw_only=True):
-    """What was wanted is so from now on; ``waits`` says that a run has still to stop."""
+    """An override or a policy holds from now on; ``waits`` says that a run has still to stop."""
 
     waits: bool = False
 
@@ -113,7 +113,7 @@ class Dismiss(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """What the broker knows, as plain JSON."""
+    """Status of the broker, as plain JSON."""
 
     document: dict[str, Any]
 

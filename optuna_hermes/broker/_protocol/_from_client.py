@@ -1,4 +1,4 @@
-"""What a client says to the broker."""
+"""Messages of a client to the broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """What earlier brokers counted for a driver; see ``Study``."""
+    """Counters of earlier brokers for a driver; see ``Study``."""
 
     switches: Count = 0
     overhead_seconds: Seconds = 0.0
@@ -47,7 +47,7 @@ class OpenStudy(Message, frozen=True, kw_only=True):
         adopted: trials (number to trial id) that were created but never reached the ledger.
         trials: how many trials there were when those that are left were counted, None if that
             is of no use.
-        waiting: the numbers of those among them that nobody had begun.
+        waiting: the numbers of those among them that had not begun.
         counted: None from a driver that comes anew.
         limit: how many runs the ledger may come to hold, over all hosts; None for no bound.
     """
@@ -111,8 +111,8 @@ class Report(Message, frozen=True, kw_only=True):
 
     Args:
         units_left: units until its end, None if unknown.
-        params: its hyper-parameters, if they were not told before.
-        age_seconds: how long ago it was, if there was no broker to be told.
+        params: its hyper-parameters, if they were not sent before.
+        age_seconds: its age, if there was no broker to send it to.
     """
 
     epoch: Count
@@ -173,9 +173,9 @@ class Parked(Message, frozen=True, kw_only=True):
 
 
 class Resume(Message, frozen=True, kw_only=True):
-    """A process whose broker died says to the next one what it has, and goes on.
+    """A process whose broker died reports to the next one what it has, and goes on.
 
-    What it said last under this epoch may be known already. The answer is silence, or ``Refused``:
+    Its last messages under this epoch may be known already. It goes on unless it is ``Refused``:
     then the run is not its own any more.
 
     Args:
@@ -190,7 +190,7 @@ class Resume(Message, frozen=True, kw_only=True):
         units_left: units until its end, None if unknown.
         params: its hyper-parameters, as far as they are known.
         reports: the last ones, oldest first.
-        checkpoints: those that nobody has said to be in the ledger, oldest first.
+        checkpoints: those not acknowledged to be in the ledger, oldest first.
         parked: how it has stopped, None while it has the device.
         sizes: of its batches, None if neither they nor its devices change.
         others: the further devices.
@@ -221,7 +221,7 @@ class Resume(Message, frozen=True, kw_only=True):
 
 
 class Ended(Message, frozen=True, kw_only=True):
-    """The trial is told to Optuna: ``done``, or ``failed`` when its own code raised."""
+    """Optuna has the trial's result: ``done``, or ``failed`` when its own code raised."""
 
     epoch: Count
     state: Ending
@@ -256,7 +256,7 @@ class GiveUp(Message, frozen=True, kw_only=True):
 
 
 class Wishes(Message, frozen=True, kw_only=True):
-    """What people want of some live runs from now on.
+    """Override of some live runs from now on.
 
     The answer is ``Agreed``, or ``Refused``.
 
@@ -274,8 +274,8 @@ class Wishes(Message, frozen=True, kw_only=True):
 class Finish(Message, frozen=True, kw_only=True):
     """Runs are to be closed at their last values: each leaves its device and its process.
 
-    It is said again until ``Agreed`` says that nothing is waited for; then whoever said it tells
-    Optuna, and says ``Finished``.
+    It is sent again until ``Agreed`` says that nothing is waited for; then the client tells
+    Optuna, and sends ``Finished``.
     """
 
     study: Key
@@ -305,7 +305,7 @@ class GetStatus(Message, frozen=True, kw_only=True):
 
     Args:
         runs: whether it lists every run.
-        curves: whether it tells of each how its values went.
+        curves: whether it has the shape of each curve.
     """
 
     runs: bool = True
@@ -313,7 +313,7 @@ class GetStatus(Message, frozen=True, kw_only=True):
 
 
 class Quit(Message, frozen=True, kw_only=True):
-    """End the broker if nothing is live and nobody else is connected."""
+    """End the broker, if no other client than viewers is connected."""
 
 
 FromClient = (

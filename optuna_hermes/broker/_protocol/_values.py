@@ -1,4 +1,4 @@
-"""What messages are made of."""
+"""Parts of messages."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Annotated, Literal
 import msgspec
 
 MOST_SIZES = 64
-"""So many batch sizes a run says the speed of."""
+"""Largest number of batch sizes whose speed a run reports."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-"""A number that fits into any database and any JSON, also when some of them are added up."""
+"""A count that fits into any database and any JSON, also when some of them are added up."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-"""A length of time: a number, and not an endless one."""
+"""A length of time in seconds, finite."""
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-"""How many samples a batch has."""
+"""Number of samples in a batch."""
 
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
-"""A study's key, as long as the ledger's columns at most."""
+"""A study's key, no longer than the ledger's columns."""
 
 Numbers = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
-"""The trials that a wish is about: all of them, or, where one is refused, none."""
+"""The trials of one override: it holds for all of them, or, where one is refused, for none."""
 
 Ending = Literal["done", "failed"]
 
 Params = dict[str, float | int | bool | str | None]
-"""A trial's hyper-parameters as plain JSON; a choice that is none is its text."""
+"""A trial's hyper-parameters as plain JSON; any other choice is its text."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -35,7 +35,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 
 
 class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a broker must know to serve a study.
+    """Study, as a broker must know it to serve it.
 
     Args:
         key: the study's key, the same in every process.
@@ -46,7 +46,7 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         slice_seconds: least length of a slice.
         seed: for policies that draw random numbers.
         maximize: the values were turned round; only ``status`` turns them back.
-        hang_seconds: how long its workers may be silent and idle; None for the usual time.
+        hang_seconds: time its workers may be silent and idle; None for the usual one.
     """
 
     key: Key
@@ -90,5 +90,5 @@ class BatchSizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def valid(self) -> bool:
-        """Whether they are in order."""
+        """True if they are in order."""
         return self.least <= self.now <= self.most

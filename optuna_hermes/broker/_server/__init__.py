@@ -1,1 +1,1 @@
-"""The broker as a process: what its core decides is carried out here."""
+"""Broker process, which carries out what the core decides."""

@@ -1,4 +1,4 @@
-"""What silent processes do, as far as the kernel tells: work, wait, or nothing at all."""
+"""Activity of silent processes, as the kernel reports it: at work, idle or stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 from optuna_hermes.broker._core._events import Activity
 
 LEAST_SHARE = 0.01
-"""Of a core: threads of libraries that only wait and look take less."""
+"""Share of a core from which on a process works: threads that only wait and poll take less."""
 
 _AT_WORK = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -21,20 +21,20 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 @dataclass(frozen=True, kw_only=True)
 class _Look:
-    """CPU seconds of a process and of all that it has started, at a time."""
+    """CPU seconds of a process and all its descendants, at a time."""
 
     at: float
     cpu_seconds: float
 
 
 class Activities:
-    """Looks at processes again and again."""
+    """Observer of processes, which compares each look with the one before."""
 
     def __init__(self) -> None:
         self._looks: dict[int, _Look] = {}
 
     def look(self, pids: Mapping[int, int]) -> dict[int, Activity]:
-        """What each process and its children have done since the last look.
+        """Return the activity of each process and its descendants since the last look.
 
         Args:
             pids: processes by any key.
@@ -56,7 +56,7 @@ class Activities:
 def _activity(tree: list[psutil.Process], before: _Look, now: _Look) -> Activity:
     states = [_state(process) for process in tree]
     used = now.cpu_seconds - before.cpu_seconds
-    # Less than before: a child has ended whose time nobody was told.
+    # Less than before: a child has ended whose time its parent did not collect.
     if any(state in _AT_WORK for state in states) or used < 0:
         return "works"
     if used >= LEAST_SHARE * (now.at - before.at):
@@ -73,7 +73,7 @@ def _children() -> dict[int, list[psutil.Process]]:
 
 
 def _tree(pid: int, children: Mapping[int, list[psutil.Process]]) -> Iterator[psutil.Process]:
-    """A process and all that it has started, itself first."""
+    """A process and all its descendants, itself first."""
     with contextlib.suppress(psutil.Error):
         yield psutil.Process(pid)
     for child in children.get(pid, ()):
@@ -81,7 +81,7 @@ def _tree(pid: int, children: Mapping[int, list[psutil.Process]]) -> Iterator[ps
 
 
 def _cpu_seconds(tree: list[psutil.Process]) -> float:
-    """Their time, and that of children that have ended."""
+    """CPU seconds of processes, and of their children that have ended."""
     seconds = 0.0
     for process in tree:
         with contextlib.suppress(psutil.Error):

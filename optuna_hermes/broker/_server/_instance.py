@@ -1,4 +1,4 @@
-"""The name by which other hosts know the broker of a runtime directory."""
+"""Name by which other hosts know the broker of a runtime directory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def instance_in(directory: Path, host: str) -> str:
-    """The name of a directory's broker: made by the first one, kept by those that follow it.
+    """Return the name of a directory's broker: made by the first one, kept by the next ones.
 
-    A directory has one broker at a time, whose office it holds: so what the one before had is the
+    A directory has one broker at a time, which holds its lock: so what the one before had is the
     next one's, and no broker of another directory or host ever has the name.
 
     Args:

@@ -1,4 +1,4 @@
-"""The ledgers a broker writes to, one for each study; what can wait is written together."""
+"""Ledgers of a broker's studies; what can wait is written together."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from optuna_hermes.ledger._base import (
 )
 
 SLOW_SECONDS = 1.0
-"""A ledger in which nothing gets done for so long counts as away: devices would wait for it."""
+"""Time without progress after which a ledger counts as away: devices would wait for it."""
 
 UNUSED_SECONDS = 10.0
-"""A ledger whose studies have ended for so long is closed, with its connections and its thread."""
+"""Time after which a ledger whose studies have ended is closed, connections and thread too."""
 
 MOST_LEDGERS = 100
-"""Each has a thread of its own."""
+"""Most ledgers of a broker: each has a thread of its own."""
 
 _SILENT = "It is there but does not answer: look whether it hangs, or who has locked it."
 
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committed:
-    """These leases are in the ledger, and these checkpoints and ends of leases."""
+    """Leases, checkpoints and ends of leases that are in the ledger."""
 
     epochs: tuple[int, ...]
     paths: tuple[str, ...]
@@ -72,17 +72,17 @@ Heard = Committed | WritesFailed | LedgerAway | LedgerBack | Outrun
 
 
 class Ledgers:
-    """Writers of ledgers by study. Nothing here waits for a database but ``close``.
+    """Writers of ledgers by study. Only ``close`` waits for a database.
 
     Reports, events and policy memory may wait for the next write that may not (a lease, a run, a
     checkpoint) or for ``flush``: one transaction costs the same for one row and for ten.
 
     Args:
-        hear: told what becomes of what is written, in the thread that ``post`` calls in.
+        hear: called with the outcome of writes, in the thread that ``post`` calls in.
         post: calls a function soon, in the thread that uses this object.
         opener: opens a ledger.
-        times: told how long each transaction took.
-        terms: by what is written.
+        times: histogram of the durations of transactions.
+        terms: see ``Terms``.
     """
 
     def __init__(
@@ -128,25 +128,25 @@ class Ledgers:
         answer.add_done_callback(lambda _: self._post(then))
 
     def keep(self, study: str, url: str) -> None:
-        """This is where a study is written to from now on; it has been read there."""
+        """Write a study to this ledger from now on; it has been read there."""
         self._hand_over([study])
-        self._open(url)  # what took long to read may rest already
+        self._open(url)  # closed as unused if reading took long
         self._url_of[study] = url
 
     def bound(self, study: str, limit: int | None) -> None:
-        """A study may come to have so many runs, over all hosts; None for no bound."""
+        """Set how many runs a study may come to have, over all hosts; None for no bound."""
         self._terms.limits.pop(study, None)
         if limit is not None:
             self._terms.limits[study] = limit
 
     def count(self, study: str) -> int:
-        """How often something of a study was written."""
+        """Number of records of a study that were written until now."""
         return self._written[study]
 
     def write(self, writes: Sequence[Write]) -> None:
-        """Write what may not wait, after what did; keep the rest for later.
+        """Write records that may not wait, after those that waited; keep the others for later.
 
-        Studies of one database take turns as their records do: it wants leases by epoch.
+        Studies of one database take turns as their records do: it takes leases by epoch.
         """
         urgent: str | None = None
         for item in writes:
@@ -161,7 +161,7 @@ class Ledgers:
             self._hand_over([urgent])
 
     def flush(self) -> None:
-        """Write all that waits, where the database is there; look whether it is."""
+        """Write all that waits, where the database answers; note where it does not."""
         now = time.monotonic()
         for url, writer in self._by_url.items():
             stuck = writer.stuck_since
@@ -171,10 +171,11 @@ class Ledgers:
                 writer.retry()
         if now - self._retried_at > LONGEST_PAUSE_SECONDS:
             self._retried_at = now
+        # In an outage what can wait stays here, and is one batch when the database is back.
         self._hand_over([s for s, url in self._url_of.items() if url not in self._away])
 
     def rest(self, served: Collection[str]) -> None:
-        """Forget studies that have ended, and close ledgers that nobody has needed for a while.
+        """Forget studies that have ended, and close ledgers that were not used for a while.
 
         Args:
             served: the keys of the studies that are at work.
@@ -189,11 +190,12 @@ class Ledgers:
                 self._terms.limits.pop(study, None)
         for url in [url for url, at in self._used.items() if now - at > UNUSED_SECONDS]:
             if not self._studies(url) and url in resting:
+                # It has no work, so that its end waits for nothing.
                 self._by_url.pop(url).close(0.0)
                 del self._used[url]
 
     def leave(self) -> None:
-        """Tell other hosts that this broker ends and has nothing."""
+        """Tell other hosts that this broker ends and has no run."""
         for writer in self._by_url.values():
             writer.read(partial(_leave, self._terms.instance))
 
@@ -225,7 +227,7 @@ class Ledgers:
             if items:
                 self._by_url[self._url_of[study]].write(study, items)
 
-    # -- what the writers say ------------------------------------------------------------------
+    # -- outcomes of writes --------------------------------------------------------------------
 
     def _tell(self, url: str, news: News) -> None:
         self._post(partial(self._heard, url, news))
@@ -262,11 +264,11 @@ class Ledgers:
 
 
 def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str, Any]:
-    """What a ledger knows of a study, as fields of ``StudyRead``.
+    """Return what a ledger knows of a study, as fields of ``StudyRead``.
 
     Args:
         study: its key.
-        presence: of the broker that asks: hosts that share a study must hear of each other first.
+        presence: of the broker that asks: hosts that share a study must know of each other first.
         ledger: where it is kept.
     """
     ledger.lock_study(study)
@@ -288,7 +290,7 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
 def news_of(
     study: str, presence: HostRecord, known: Mapping[int, RunRecord | None], ledger: Ledger
 ) -> Refreshed:
-    """What other hosts have done in a study; says too that this broker lives.
+    """Read what other hosts have done in a study, and note that this broker lives.
 
     Args:
         study: its key.
@@ -328,6 +330,6 @@ def _unlock(study: str, ledger: Ledger) -> None:
 
 
 def _touch(ledger: Ledger) -> None:
-    """A transaction that writes nothing: it waits for the database, and for its locks."""
+    """Commit a transaction that writes nothing: it waits for the database, and for its locks."""
     with ledger.batch():
         pass

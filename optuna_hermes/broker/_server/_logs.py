@@ -1,4 +1,4 @@
-"""What a broker logs, for people and for programs."""
+"""Logs of a broker, for people and for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from optuna_hermes.ledger._base import EventRecord
 
 FIELDS = ("study", "trial", "device", "epoch")
-"""What a record may say beside its message, as ``extra``."""
+"""Fields of a record beside its message, given as ``extra``."""
 
 FILE_BYTES = 5_000_000
 OLD_FILES = 3
@@ -41,7 +41,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: known ``FIELDS`` come last."""
+    """Formatter for people: known ``FIELDS`` come last."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -64,7 +64,7 @@ def start_logging(*, file: Path | None = None, as_json: bool = False) -> None:
 
 
 def log_handler(file: Path | None, *, as_json: bool) -> logging.Handler:
-    """Where and how ``start_logging`` logs."""
+    """Handler with which ``start_logging`` logs."""
     handler: logging.Handler
     if file is None:
         handler = logging.StreamHandler()
@@ -75,7 +75,7 @@ def log_handler(file: Path | None, *, as_json: bool) -> logging.Handler:
 
 
 def log_event(event: EventRecord, study: str) -> None:
-    """Log what the ledger is told of a run.
+    """Log an event that goes into the ledger.
 
     Args:
         event: the event.
@@ -89,7 +89,7 @@ def log_event(event: EventRecord, study: str) -> None:
 
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):
-    """Its files are for their user alone."""
+    """Log files that only their user can read."""
 
     def _open(self) -> TextIOWrapper:
         file = super()._open()

@@ -1,4 +1,4 @@
-"""Memory that a broker needed for a moment is not its own for ever."""
+"""Return of free memory to the system, so that a broker does not stay at its largest size."""
 
 from __future__ import annotations
 

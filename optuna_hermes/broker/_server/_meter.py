@@ -1,4 +1,4 @@
-"""What a broker measures of its own work, whether or not anybody asks for it."""
+"""Measurements of a broker's own work."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Times:
     total_seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more duration."""
+        """Add a duration."""
         self.counts[bisect_left(BOUNDS_SECONDS, seconds)] += 1
         self.total_seconds += seconds
 
 
 @dataclass(kw_only=True)
 class Meter:
-    """What has been measured since the broker began.
+    """Measurements since the broker began.
 
     Args:
         reports: values that runs have reported.
@@ -40,7 +40,7 @@ class Meter:
     ledger_writes: Times = field(default_factory=Times)
 
     def handled(self, event: Event, seconds: float) -> None:
-        """An event has been answered."""
+        """Measure the handling of an event."""
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, wire.Report):
             self.reports += 1

@@ -1,4 +1,4 @@
-"""A broker's figures for Prometheus, on this host's own address only."""
+"""Figures of a broker for Prometheus, on this host's own address only."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1"
 ANSWER_SECONDS = 5.0
-"""A broker that is busy for longer than this has no figures to give."""
+"""Time after which a busy broker gives no figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What the broker knows at one moment.
+    """Figures of a broker at one moment.
 
     Args:
         document: as ``status``, without runs.
@@ -85,12 +85,13 @@ class _Collector:
         async def look() -> Figures:
             return self._look()
 
+        # This is a thread of the HTTP server, and the state may be read in the loop only.
         asked = asyncio.run_coroutine_threadsafe(look(), self._loop)
         return tuple(metrics(asked.result(ANSWER_SECONDS)))
 
 
 def metrics(figures: Figures) -> Iterator[Metric]:
-    """The figures in Prometheus' words; a study is named by its name."""
+    """Figures as metrics of Prometheus; a study is named by its name."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     document = figures.document

@@ -1,4 +1,4 @@
-"""Messages to the clients: none before what it rests on, and none before what it is about."""
+"""Transactional outbox: a message is sent once the record that it depends on is committed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from optuna_hermes.broker._protocol import FromBroker, Grant, Kept, Noted, Yield
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The database answers, so that whoever has this lease may be asked to leave."""
+    """Proof that the database answers, so that the holder of this lease may be asked to yield."""
 
     epoch: int
 
 
 Proof = int | str | Asked
-"""What is waited for: the record of a lease (its epoch) or of a checkpoint (its path), the end
-of a lease, or a sign that a database is there."""
+"""Proof that a message waits for: the record of a lease (its epoch) or of a checkpoint (its
+path), the end of a lease, or a sign that a database is there."""
 
 
 _IN_TURN = Grant | Yield
-"""What follows these to the same client must not overtake them."""
+"""Messages that later ones to the same client must not overtake."""
 
 
 def proof_of_end(epoch: int) -> str:
-    """What a message that waits for the end of a lease waits for."""
+    """Proof of the end of a lease."""
     return f"end of {epoch}"
 
 
@@ -37,11 +37,11 @@ class _Waiting:
 
 
 class Outbox:
-    """Holds back grants, and what says that something is safe, until their record is written.
+    """Holds back grants, yields and acknowledgements until the ledger has what they depend on.
 
-    Nobody is asked to leave a device before the database has shown that it is there: the next run
-    could not be granted. What follows a grant or such a request to the same client waits behind
-    it; what says that something is safe holds up nothing, for that may come at any time.
+    A yield waits until the database has shown that it is there: the next run could not be granted
+    otherwise. Later messages to the same client wait behind a grant or a yield; acknowledgements
+    hold up no other message, for they may come at any time.
 
     Args:
         send: gives a client a message.
@@ -59,7 +59,7 @@ class Outbox:
         Args:
             connection: to whom.
             message: what.
-            unwritten: what is waited for by some message of the answer that it belongs to.
+            unwritten: proofs that messages of the same answer have to wait for.
         """
         proof = _proof(message)
         if proof not in unwritten:
@@ -71,7 +71,7 @@ class Outbox:
             self._waiting.setdefault(connection, deque()).append(waiting)
 
     def release(self, written: Collection[Proof]) -> None:
-        """These are in the ledger: let go who waits for them."""
+        """Release the messages that wait for these proofs."""
         if not self._waiting:
             return
         left = set(written)
@@ -83,9 +83,9 @@ class Outbox:
             self._advance(connection)
 
     def drop(self, proofs: Collection[Proof]) -> None:
-        """These will not be in the ledger, or not count: what waits for them is never sent.
+        """Drop the messages that wait for these proofs, which will not come, or do not count.
 
-        What was said of a grant that nobody has seen means nothing either.
+        Messages about the lease of a grant that is dropped are dropped too.
         """
         for connection, queue in list(self._waiting.items()):
             dropped = {e.proof for e in queue if e.proof in proofs}
@@ -95,7 +95,7 @@ class Outbox:
                 self._advance(connection)
 
     def forget(self, connection: int) -> None:
-        """A client is gone."""
+        """Drop all messages of a client that is gone."""
         self._waiting.pop(connection, None)
 
     @property
@@ -105,7 +105,7 @@ class Outbox:
 
     @property
     def unasked(self) -> tuple[int, ...]:
-        """The epochs of leases whose holders will hear that they are to leave."""
+        """The epochs of leases whose yields wait."""
         return tuple(proof.epoch for proof in self._proofs() if isinstance(proof, Asked))
 
     def _proofs(self) -> Iterator[Proof | None]:

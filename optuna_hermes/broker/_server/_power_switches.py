@@ -1,4 +1,4 @@
-"""The user's commands that power devices down and up, run for a broker."""
+"""User's commands that power devices down and up, run for a broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("optuna_hermes.broker")
 
 
 def left_unpowered(directory: Path, power: PowerCommands | None) -> tuple[str, ...]:
-    """The devices that the broker before this one has powered down."""
+    """Devices that the broker before this one has powered down, as far as they can be woken."""
     left = _power_commands.recall(directory)
     if power is None and left:
         log.warning("%s may be without power, %s", ", ".join(left), _NO_POWER)
@@ -30,10 +30,10 @@ def left_unpowered(directory: Path, power: PowerCommands | None) -> tuple[str, .
 
 
 class PowerSwitches:
-    """Runs commands, and tells what came of them.
+    """Runs power commands, and reports their ends.
 
     Args:
-        directory: where the next broker looks for what it has to wake.
+        directory: where the devices to wake are saved for the next broker.
         book: which devices are without power.
         power: the commands.
         switched: called when one has ended, before a device is used that it has woken.
@@ -52,7 +52,7 @@ class PowerSwitches:
         self._tell = switched
 
     def switch(self, command: SwitchPower) -> None:
-        """Run the user's command; this comes after the next broker could know of it."""
+        """Run the user's command, once the device is saved for the next broker."""
         self._remember()
         words = self._power.up if command.up else self._power.down
         loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ class PowerSwitches:
         self._remember()
 
     def _remember(self) -> None:
-        """Tell the next broker which devices it has to wake before it grants them."""
+        """Save which devices the next broker has to wake before it grants them."""
         try:
             _power_commands.remember(self._directory, unpowered(self._book))
         except OSError as error:

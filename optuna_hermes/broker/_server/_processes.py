@@ -1,4 +1,4 @@
-"""The ends of other processes, as the broker's loop hears of them."""
+"""Ends of other processes, as the broker's loop learns of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def watch(pid: int, ended: Callable[[], None]) -> Callable[[], None] | None:
     """Call ``ended`` once, in the running loop, when a process has ended.
 
     Returns:
-        What ends the watch, at any time and as often as one likes. None if nothing can be watched:
+        A function that ends the watch, at any time and repeatedly. None if none is possible:
         the process is gone already, or this kernel has no pidfd.
     """
     loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ def closed_with(pid: int, writer: asyncio.StreamWriter) -> Iterator[None]:
     """Close a connection when its process ends, though a child of it may hold the socket open."""
 
     def ended() -> None:
-        # What it said last may still be in the socket.
+        # Its last messages may still be in the socket.
         asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, writer.transport.abort)
 
     end = watch(pid, ended)

@@ -1,4 +1,4 @@
-"""What the devices look like, read on a thread of its own: a driver that hangs holds up nobody."""
+"""Readings of the devices, on a thread of its own: a driver that hangs blocks no other work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.model import Device
 
 PATIENCE_SECONDS = 1.0
-"""Whoever waits for a reading goes on without it after this long; nothing is granted meanwhile."""
+"""Time after which a reading is not waited for; no GPU is granted meanwhile."""
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ class Readings:
     Calls belong to one event loop. Devices that need no driver are read without a thread.
 
     Args:
-        source: the devices; nobody else may poll it.
+        source: the devices; only this object polls it.
     """
 
     def __init__(self, source: DeviceSource) -> None:
         self._source = source
         self.last = source.poll()
-        """What was read last."""
+        """The last reading."""
         self._problems: dict[str, str] = {}
         self._note(self.last)
         self.has_gpus = any(device.kind == "gpu" for device in self.last)
@@ -52,13 +52,13 @@ class Readings:
             threading.Thread(target=self._read_all, name="hermes-devices", daemon=True).start()
 
     async def read(self, own_pids: Collection[int]) -> DevicesPolled:
-        """What the devices look like after this call, and what they reported until then.
+        """Return the devices as they are after this call, and the XIDs reported until then.
 
         Args:
             own_pids: see ``DeviceSource.poll``.
 
         Returns:
-            Where the driver does not answer in time: what was read last, with no GPU free.
+            Where the driver does not answer in time: the last reading, with no GPU free.
         """
         if not self.has_gpus:
             self.last = self._source.poll(own_pids)
@@ -73,11 +73,11 @@ class Readings:
         return DevicesPolled(devices=devices, heard=tuple(self._reports()))
 
     def close(self) -> None:
-        """No more readings; one that is under way is not waited for."""
+        """Stop reading; a reading that is under way is not waited for."""
         self._work.put(False)
 
     def _request(self, own_pids: Collection[int]) -> _Request:
-        """The reading that begins next: one that is under way may have missed what happened."""
+        """Return the reading that begins next: one that is under way may have missed a change."""
         with self._lock:
             if self._queued is None:
                 answer = asyncio.get_running_loop().create_future()
@@ -115,14 +115,14 @@ class Readings:
         answer.set_result(polled)
 
     def _note(self, devices: tuple[Device, ...]) -> None:
-        """Log what has become of each device."""
+        """Log the problem of each device when it changes."""
         for device in devices:
             if device.problem != self._problems.get(device.id, ""):
                 self._problems[device.id] = device.problem
                 log.warning("%s: %s", device.id, device.problem or "all is well again")
 
     def _reports(self) -> Iterator[Xid]:
-        """What was reported, to whoever comes first."""
+        """Yield the XIDs that were reported, each to one caller."""
         with contextlib.suppress(queue.Empty):
             while True:
                 xid = self._heard.get_nowait()

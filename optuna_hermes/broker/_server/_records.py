@@ -1,4 +1,4 @@
-"""What a broker's records do to a ledger, and what is left of them when another was faster."""
+"""Effects of a broker's records on a ledger, and their rest after a claim conflict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RACES = (NotOwnerError, StaleEpochError, StudyFullError)
 
 @dataclass(kw_only=True)
 class Terms:
-    """By what a broker writes.
+    """Name and limits with which a broker writes.
 
     Args:
         host: its host's name.
@@ -41,7 +41,7 @@ class Terms:
 
 
 def write(ledger: Ledger, item: Write, terms: Terms) -> None:
-    """Do to the ledger what a record says."""
+    """Carry a record out in the ledger."""
     if isinstance(item, LeaseRecord):
         ledger.commit_lease(item, limit=_limit(ledger, item, terms))
     elif isinstance(item, EndLease):
@@ -69,14 +69,14 @@ def write(ledger: Ledger, item: Write, terms: Terms) -> None:
 
 
 def is_race(ledger: Ledger, error: Exception) -> bool:
-    """Whether a ledger refuses because the broker of another host was faster."""
+    """True if a ledger refuses because the broker of another host was faster."""
     return ledger.shared and isinstance(error, _RACES)
 
 
 def outrun(
     study: str, items: Sequence[Write], error: Exception, last_epoch: int
 ) -> tuple[Outrun, tuple[Write, ...]]:
-    """What never was, because another broker was faster, and the rest, which has happened.
+    """Split records after a claim conflict: the event for what never was, and the rest to write.
 
     Args:
         study: the study's key.
@@ -87,7 +87,7 @@ def outrun(
     leases = [item for item in items if isinstance(item, LeaseRecord)]
     lost = error.number if isinstance(error, NotOwnerError) else None
     undone = {lost, *(lease.number for lease in leases)}
-    # Who has that run now has other checkpoints: these must not be taken for newer ones.
+    # The run's new owner has other checkpoints: these must not be taken for newer ones.
     saved = [x for x in items if isinstance(x, CheckpointRecord) and x.number == lost]
     void = (LeaseRecord, Claim, DropCheckpoint) if saved else (LeaseRecord, Claim)
     rest = tuple(
@@ -122,5 +122,6 @@ def _claim(ledger: Ledger, item: Claim, terms: Terms) -> None:
         instance=terms.instance,
         dead_after_seconds=DEAD_SECONDS,
     )
+    # With other slices another broker has trained it since it was read here.
     if run is None or run.slices != item.slices:
         raise not_owner(item.study, item.number, "another broker", terms.instance)

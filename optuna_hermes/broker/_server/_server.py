@@ -1,4 +1,4 @@
-"""The broker as a process: sockets, clocks, devices and ledgers around the pure ``State``."""
+"""Broker process: sockets, clocks, devices and ledgers around the pure ``State``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from typing import Any
 from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _away as away
+from optuna_hermes.broker._core import _outage as away
+from optuna_hermes.broker._core._event_log import POWER, ROUTINE
 from optuna_hermes.broker._core._events import (
     Command,
     Connected,
@@ -41,12 +42,10 @@ from optuna_hermes.broker._core._events import (
 )
 from optuna_hermes.broker._core._memory import SETTLE_SECONDS
 from optuna_hermes.broker._core._state import State
-from optuna_hermes.broker._core._story import POWER, ROUTINE
 from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.broker._server._activity import Activities
-from optuna_hermes.broker._server._doors import HELLO_SECONDS, Doors
 from optuna_hermes.broker._server._instance import instance_in
 from optuna_hermes.broker._server._ledgers import Committed, Heard, Ledgers, all_of
 from optuna_hermes.broker._server._logs import log_event
@@ -54,12 +53,13 @@ from optuna_hermes.broker._server._loop import soon
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._meter import Meter
 from optuna_hermes.broker._server._metrics import Figures, serving
-from optuna_hermes.broker._server._news import News
 from optuna_hermes.broker._server._outbox import Asked, Outbox, proof_of_end
+from optuna_hermes.broker._server._peer_sync import PeerSync
 from optuna_hermes.broker._server._power_switches import PowerSwitches, left_unpowered
 from optuna_hermes.broker._server._processes import kill
 from optuna_hermes.broker._server._readings import Readings
 from optuna_hermes.broker._server._records import Terms
+from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
 from optuna_hermes.broker._server._succession import Succession
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
@@ -67,31 +67,31 @@ from optuna_hermes.policies import make_policy
 
 POLL_SECONDS = 2.0
 HOST_SHARE = 0.4
-"""Of the host memory that is available at the start, for what runs move off their devices."""
+"""Share of the host memory available at the start, for what runs move off their devices."""
 FLUSH_SECONDS = 0.25
 OBSERVE_SECONDS = 1.0
-"""How often silent workers are looked at."""
+"""Interval at which silent workers are observed."""
 TRIM_SECONDS = 10.0
-"""How often memory that is free is given back to the system."""
+"""Interval at which free memory is given back to the system."""
 END_SECONDS = 5.0
-"""How long the last records may take when the broker ends."""
+"""Time for the last records when the broker ends."""
 AT_ONCE = 8
-"""Messages of one connection after which it is the turn of the others."""
+"""Messages of one connection after which the others have their turn."""
 OF_JOBS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that all processes of a job may be sent."""
 _LOST = "bring the database back before `optimize` is run again; runs that live say theirs again"
 
 _CHANGES_MEMORY = (wire.Parked, wire.Ended, wire.Released)
-"""What these lead to depends on the memory that is free at that moment."""
+"""Messages whose outcome depends on the memory that is free at that moment."""
 
 log = logging.getLogger("optuna_hermes.broker")
 
 
 class Server:
-    """Serves one host's devices until nobody has needed it for a while.
+    """Serves one host's devices until no client has needed it for a while.
 
     Args:
-        directory: the runtime directory, whose office this process holds.
+        directory: the runtime directory, whose lock this process holds.
         devices: the specification it was started with.
         source: the devices.
         host: this host's name.
@@ -128,15 +128,15 @@ class Server:
             host=host,
             instance=self._instance,
             devices=self._readings.last,
-            # Whoever is held up between the two looks reads too little.
+            # A pause between the two clocks makes the difference too small: the largest is right.
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
             host_budget_bytes=int(HOST_SHARE * available_bytes()),
             powers=power is not None,
             unpowered=left_unpowered(directory, power),
         )
         book = self._state.book
-        self._doors = Doors(book, self._converse, self._left)
-        self._outbox = Outbox(self._doors.send)
+        self._sockets = SocketServer(book, self._converse, self._left)
+        self._outbox = Outbox(self._sockets.send)
         self._switches = (
             None if power is None else PowerSwitches(directory, book, power, self._switched)
         )
@@ -171,8 +171,8 @@ class Server:
         self._ledgers = Ledgers(self._heard, partial(soon, loop), times=times, terms=terms)
         self._heed_signals(loop)
         self._succession.expect()
-        server = await self._doors.open(self._directory)
-        news = News(self._state, self._ledgers, self._apply)
+        server = await self._sockets.open(self._directory)
+        news = PeerSync(self._state, self._ledgers, self._apply)
         routines = (self._poll(), self._flush(), news.refresh(), self._trim(), self._observe())
         chores = [loop.create_task(each) for each in routines]
         for chore in chores:
@@ -184,8 +184,9 @@ class Server:
             self._succession.remember()
             for chore in chores:
                 chore.cancel()
-            await self._doors.close()  # what the end of clients means is to be written too
+            await self._sockets.close()  # the ends of clients are to be written too
             self._readings.close()
+        # Else the next broker of this name goes on with the runs: no other host may take them.
         if self._state.idle:
             self._ledgers.leave()
         lost = self._ledgers.close(END_SECONDS)
@@ -194,7 +195,7 @@ class Server:
         log.info("ended")
 
     def _heed_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End when told to; in the background once no client is left.
+        """End on a signal; in the background only once no client is left.
 
         systemd and SLURM send their signals to all processes of a job: those that suspend their
         trials then need their broker, and so do those of other jobs.
@@ -213,23 +214,23 @@ class Server:
     # -- connections ---------------------------------------------------------------------------
 
     async def _converse(self, connection: int, pid: int) -> None:
-        hello = await self._doors.read(connection)
+        hello = await self._sockets.read(connection)
         if not isinstance(hello, wire.Hello) or hello.version != wire.VERSION:
-            self._doors.send(connection, wire.Refused(reason=_other_version()))
+            self._sockets.send(connection, wire.Refused(reason=_other_version()))
             return
         started = _holders.started(pid)
         self._apply(Connected(connection=connection, pid=pid, role=hello.role, started=started))
-        self._doors.send(connection, self._welcome())
+        self._sockets.send(connection, self._welcome())
         for count in itertools.count(1):
             if count % AT_ONCE == 0:
                 await asyncio.sleep(0)  # what has arrived already is read without a pause
-            message = await self._doors.read(connection)
+            message = await self._sockets.read(connection)
             if isinstance(message, wire.Quit):
                 self._quit(connection)
             elif isinstance(message, (wire.OpenStudy, wire.Register, wire.Resume)):
                 await self._read_study(connection, message)
             elif (reason := _unusable(message)) is not None:
-                self._doors.send(connection, wire.Refused(reason=reason))
+                self._sockets.send(connection, wire.Refused(reason=reason))
             else:
                 if isinstance(message, _CHANGES_MEMORY):
                     await self._look()
@@ -237,21 +238,22 @@ class Server:
 
     async def _left(self, connection: int, pid: int) -> None:
         self._outbox.forget(connection)
-        # When this broker leaves, those who hold a device go on with the next one.
+        # When this broker ends, clients that have a device go on with the next one.
         if connection in self._state.book.clients and not self._stop.is_set():
             self._hung_up[pid] = time.monotonic()
             await self._leave(connection)
 
     async def _leave(self, connection: int) -> None:
-        """Tell of all who leave at this moment together: a crowd may have been one process."""
+        """Report all clients that leave at this moment together: they may have been one process."""
         self._leaving.append(connection)
         if len(self._leaving) > 1:
-            return  # whoever was the first tells
+            return  # the first call reports all
         try:
             await self._look()
             await asyncio.sleep(0)
         finally:
             leaving, self._leaving = self._leaving, []
+            # Devices are decided about once, after the last of them.
             for left, each in zip(range(len(leaving) - 1, -1, -1), leaving, strict=True):
                 self._apply(Disconnected(connection=each, more=left > 0))
 
@@ -271,21 +273,21 @@ class Server:
         others = sum(1 for each, c in clients if each != connection and c.role != "viewer")
         if others:
             reason = f"The broker still serves {others} other process(es)."
-            self._doors.send(connection, wire.Refused(reason=reason))
+            self._sockets.send(connection, wire.Refused(reason=reason))
         else:
             self._stop.set()
 
     async def _read_study(
         self, connection: int, message: wire.OpenStudy | wire.Register | wire.Resume
     ) -> None:
-        """Admit a study; what else its client says waits until it is read."""
+        """Admit a study; further messages of its client wait until it is read."""
         spec = message.study
         try:
             look_in(spec.folders)
             make_policy(spec.policy)
             known = await self._known(spec)
         except HermesError as error:
-            self._doors.send(connection, wire.Refused(reason=str(error)))
+            self._sockets.send(connection, wire.Refused(reason=str(error)))
             return
         if not self._is_served(spec.key):
             self._ledgers.keep(spec.key, spec.ledger_url)
@@ -294,7 +296,7 @@ class Server:
         self._apply(StudyRead(connection=connection, message=message, **known))
 
     def _may_drive(self, key: str, connection: int) -> bool:
-        """Whether a driver gets a study, which has no other driver then."""
+        """True if a driver gets a study, which has no other driver then."""
         study = self._state.book.studies.get(key)
         return study is None or study.driver in (None, connection)
 
@@ -303,7 +305,7 @@ class Server:
         return study is not None and study.attended
 
     async def _known(self, spec: wire.StudySpec) -> dict[str, Any]:
-        """What the ledger knows of a study, with all that was written while it was read."""
+        """Read what the ledger knows of a study; again if it was written to meanwhile."""
         while True:
             if self._is_served(spec.key):
                 return {}  # all of it is in the book
@@ -334,6 +336,7 @@ class Server:
                 log_event(each, each.study if study is None else study.spec.name)
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
+        # Before a grant is sent: the next broker must know of its holder.
         if any(isinstance(c, Send) and isinstance(c.message, wire.Grant) for c in commands):
             self._succession.remember()
         writes = [c for c in commands if not isinstance(c, Deed)]
@@ -352,7 +355,7 @@ class Server:
                 kill(command.pid)
 
     def _questions(self, commands: Sequence[Command]) -> set[Asked]:
-        """Ask the database whether it is there, for each who shall leave a device to another."""
+        """Ask the database for an answer for each yield; return the proofs that come with them."""
         asked = set()
         for epoch, key in away.to_answer(self._state.book, commands).items():
             proof = Asked(epoch)
@@ -361,7 +364,7 @@ class Server:
         return asked
 
     def _heard(self, news: Heard) -> None:
-        """A ledger has done, or not done, what it was given."""
+        """Handle the outcome of a ledger's work."""
         if isinstance(news, Committed):
             self._outbox.release({*news.epochs, *news.paths})
         elif isinstance(news, Outrun):
@@ -375,7 +378,7 @@ class Server:
             log.warning("a database is away, what is to be written waits: %s", news.reason)
             held, unasked = self._outbox.held, self._unasked(news.studies, draining=False)
             self._outbox.drop({Asked(epoch) for epoch in unasked})
-            # Whoever goes to disk needs no database.
+            # A run that goes to disk needs no database.
             leaving = self._unasked(news.studies, draining=True)
             self._outbox.release({Asked(epoch) for epoch in leaving})
             self._apply(replace(news, held=held, unasked=unasked))
@@ -384,7 +387,7 @@ class Server:
             self._apply(news)
 
     def _unasked(self, studies: Collection[str], *, draining: bool) -> tuple[int, ...]:
-        """Leases of these studies whose holders have still to hear that they are to leave."""
+        """Leases of these studies whose yields are not sent yet."""
         return away.unasked(self._state.book, self._outbox.unasked, studies, draining=draining)
 
     def _wind_up(self, now: float) -> None:
@@ -399,6 +402,7 @@ class Server:
 
     def _ring(self) -> None:
         self._timer = None
+        # With GPUs their memory is read first, on a thread; one tick is under way at a time.
         if not self._readings.has_gpus:
             self._apply(Tick())
         elif self._ticking is None or self._ticking.done():
@@ -421,7 +425,7 @@ class Server:
     # -- chores --------------------------------------------------------------------------------
 
     def _chore_ended(self, chore: asyncio.Task[None]) -> None:
-        """A broker without its chores would serve on and write nothing: the next one is better."""
+        """End the broker if a background task fails: it would serve on and write nothing."""
         error = None if chore.cancelled() else chore.exception()
         if error is not None:
             log.critical("the broker ends, another one can be started: %r", error, exc_info=error)
@@ -438,12 +442,12 @@ class Server:
                 self._stop.set()
 
     def _patience(self) -> float:
-        """Whoever has started this process may take a while to connect."""
+        """Idle time before the end; the process that started this one may be slow to connect."""
         assert self._idle_seconds is not None
-        return max(self._idle_seconds, 0.0 if self._doors.used else HELLO_SECONDS)
+        return max(self._idle_seconds, 0.0 if self._sockets.used else HELLO_SECONDS)
 
     async def _look(self) -> None:
-        """See to it that what is decided next is decided by the memory that is free now."""
+        """Read the GPUs, so that the next decision is made with the memory that is free now."""
         if self._readings.has_gpus:
             await self._see()
 
@@ -466,10 +470,10 @@ class Server:
             await asyncio.sleep(FLUSH_SECONDS)
             self._ledgers.flush()
             self._ledgers.rest(self._state.book.studies)
-            self._doors.hang_up_on_the_slow()
+            self._sockets.hang_up_on_the_slow()
 
     async def _observe(self) -> None:
-        """See what silent workers do."""
+        """Observe silent workers again and again."""
         while True:
             await asyncio.sleep(OBSERVE_SECONDS)
             silent = self._state.silent(time.monotonic())
@@ -485,11 +489,11 @@ class Server:
 
 
 def _nothing() -> None:
-    """Done for a signal that asks nothing of a broker."""
+    """Ignore a signal."""
 
 
 def _unusable(message: wire.FromClient) -> str | None:
-    """Why the policy of a message cannot be asked; None if it can, or there is none."""
+    """Reason why the policy of a message cannot be used; None if it can, or there is none."""
     if isinstance(message, wire.ChangePolicy):
         try:
             look_in(message.folders)
@@ -500,7 +504,7 @@ def _unusable(message: wire.FromClient) -> str | None:
 
 
 def _proof(record: Write) -> int | str | None:
-    """By what a message that waits for this record names it."""
+    """Proof by which a message waits for this record."""
     if isinstance(record, LeaseRecord):
         return record.epoch
     if isinstance(record, EndLease):

@@ -1,4 +1,4 @@
-"""The broker before this one, and the one after it: who of those that they serve still lives."""
+"""Succession of brokers: the processes that the one before served, and those for the next one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger("optuna_hermes.broker")
 
 
 class Succession:
-    """Takes over the clients of an earlier broker, and hands its own to a later one.
+    """Takes over the clients of an earlier broker, and leaves its own to a later one.
 
     Args:
         directory: the runtime directory, where they are written down.
-        book: what this broker knows.
-        apply: takes in what is found out.
+        book: the clients and leases of this broker.
+        apply: handles the events.
     """
 
     def __init__(self, directory: Path, book: Book, apply: Callable[[Event], None]) -> None:
@@ -32,10 +32,10 @@ class Succession:
         self._remembered: tuple[Holder, ...] = ()
 
     def expect(self) -> None:
-        """Find out who still lives of those that the broker before this one served."""
+        """Find the processes of the broker before this one that still live."""
         self._remembered = _holders.living(self._directory)
         for number, holder in enumerate(self._remembered):
-            connection = -1 - number  # nobody's, but its end is told like that of the others
+            connection = -1 - number  # of no socket, but it ends as the others do
             self._apply(Expected(connection=connection, holder=holder))
             self._watch(connection, holder)
         if self._remembered:
@@ -46,13 +46,14 @@ class Succession:
             self._apply(Disconnected(connection=connection))
 
         end = watch(holder.pid, gone)  # where nothing can be watched it may only come back
+        # Checked while it is watched: before, its process id could have gone to another process.
         if _holders.started(holder.pid) != holder.started:
             if end is not None:
                 end()
             gone()
 
     def remember(self) -> None:
-        """Tell the next broker whom this one serves."""
+        """Save the processes that this broker serves, for the next one."""
         served = holders(self._book)
         if served == self._remembered:
             return

@@ -1,4 +1,4 @@
-"""Writes one ledger on a thread of its own: a database that hangs holds up nobody else."""
+"""Writer of one ledger, on a thread of its own: a database that hangs blocks no other work."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from optuna_hermes.ledger._base import (
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
-"""How long a question is asked again to a database that is away."""
+"""Time for which a question is asked again to a database that is away."""
 
 T = TypeVar("T")
 
 _REPLACED = (LeaseRecord, RunRecord, SaveMemory)
-"""Not tried again once they are refused: the next one of its kind says all."""
+"""Records that are not tried again once refused: the next one of its kind replaces them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """The database answers, and these are in the ledger; it took so long."""
+    """The database answers, and these are in the ledger; the transaction took ``seconds``."""
 
     items: tuple[Write, ...] = ()
     seconds: float = field(default=0.0, compare=False)
@@ -57,7 +57,7 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """The ledger refuses these, for a reason that waiting does not mend."""
+    """The ledger refuses these records, for a reason that waiting does not mend."""
 
     study: str
     items: tuple[Write, ...]
@@ -66,7 +66,7 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unreachable:
-    """The database is away; what there is to write is kept and tried again."""
+    """The database is away; records are kept and tried again."""
 
     reason: str
 
@@ -82,13 +82,13 @@ class _Question:
 
 
 class Writer:
-    """The only one in this process who uses a ledger: all it is given it does in order.
+    """Only user of a ledger in this process: it does all it is given, in order.
 
     Args:
         url: of the ledger, which is opened on the thread, when it is needed first.
-        tell: told on the thread what has become of a batch.
+        tell: called on the thread with the outcome of a batch.
         opener: opens the ledger.
-        terms: by what it writes.
+        terms: see ``Terms``.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Writer:
         self._thread.start()
 
     def write(self, study: str, items: Iterable[Write]) -> None:
-        """Write these together, after all that was given before."""
+        """Write these records together, after all that was given before."""
         self._put(Batch(study=study, items=tuple(items)))
 
     def read(self, ask: Callable[[Ledger], T]) -> Future[T]:
@@ -126,7 +126,7 @@ class Writer:
         return answer
 
     def retry(self) -> None:
-        """Try again what was refused, but could be right later."""
+        """Try refused records again that could be right later."""
         with self._changed:
             self._queue += self._kept
             self._kept.clear()
@@ -134,13 +134,13 @@ class Writer:
 
     @property
     def stuck_since(self) -> float | None:
-        """Since when nothing of what there is to do gets done; None when there is nothing."""
+        """Time since which no work gets done; None if there is none."""
         with self._changed:
             return max(self._queue[0].since, self._moved_at) if self._queue else None
 
     @property
     def rests(self) -> bool:
-        """Whether it has nothing to do, now or later."""
+        """True if there is no work, now or later."""
         with self._changed:
             return not self._queue and not self._kept
 
@@ -161,6 +161,7 @@ class Writer:
         with self._changed:
             self._changed.notify_all()
         self._thread.join(seconds)
+        # The time is over: the thread leaves what is still queued.
         self._given_up.set()
         return self.pending
 
@@ -181,7 +182,7 @@ class Writer:
             self._ledger.close()
 
     def _next(self) -> list[Batch] | _Question | None:
-        """What comes next, which stays in the queue until it is done: a question, or batches."""
+        """Wait for the next work, a question or batches; it stays in the queue until it is done."""
         with self._changed:
             while not self._queue:
                 if self._ending.is_set():
@@ -192,6 +193,7 @@ class Writer:
                 return first
             batches: list[Batch] = []
             for each in self._queue:
+                # A question sees all that was given before it, and nothing after it.
                 if isinstance(each, _Question):
                     break
                 batches.append(each)
@@ -206,7 +208,7 @@ class Writer:
                 return
             except LedgerAwayError as error:
                 self._tell(Unreachable(reason=str(error)))
-            # What is to end soon is tried often.
+            # A broker that ends has little time: it is tried often.
             if self._ending.wait(pause):
                 self._given_up.wait(FIRST_PAUSE_SECONDS)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -233,9 +235,10 @@ class Writer:
             if away and time.monotonic() < question.since + PATIENCE_SECONDS:
                 raise
             self._replace_first(1)
+            # Any other error is an answer: the database is there.
             if not away:
                 self._tell(Written())
-            question.answer.set_exception(error)  # whoever asked knows what to do
+            question.answer.set_exception(error)  # the caller deals with it
         else:
             self._replace_first(1)
             self._tell(Written())
@@ -245,6 +248,7 @@ class Writer:
 
     def _write(self, batches: list[Batch]) -> None:
         """Write batches, together if the ledger takes them so; what is settled leaves the list."""
+        # The connection broke at a commit: these may be in the ledger although none was confirmed.
         if self._doubtful and _is_in(self._opened(), _items(batches[: self._doubtful])):
             self._settle(batches, self._doubtful)
         self._doubtful = 0
@@ -287,7 +291,7 @@ class Writer:
         self._tell(Written(items=tuple(items), seconds=self._seconds))
 
     def _refuse(self, batches: list[Batch], error: Exception) -> None:
-        """Leases that are refused never were; the rest has happened, and is written by itself."""
+        """Drop leases that are refused, and write each of the other records by itself."""
         ledger = self._opened()
         if is_race(ledger, error):
             self._outrun(batches, error, ledger.last_epoch())
@@ -302,6 +306,7 @@ class Writer:
             self._replace_first(1, parts)
         else:
             self._replace_first(1)
+            # What has happened is tried again later; of other kinds the next record says all.
             lasting = (item for item in batch.items if not isinstance(item, _REPLACED))
             with self._changed:
                 self._kept += [replace(batch, items=(each,), again=True) for each in lasting]
@@ -309,7 +314,7 @@ class Writer:
             self._tell(Refused(study=batch.study, items=refused, reason=_reason(error)))
 
     def _outrun(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
-        """What another broker was faster with never was; the rest is tried again."""
+        """Drop what a claim conflict has voided; try the rest again."""
         batch = batches.pop(0)
         event, rest = outrun(batch.study, batch.items, error, last_epoch)
         parts = [replace(batch, items=rest)] if 0 < len(rest) < len(batch.items) else []
@@ -319,7 +324,7 @@ class Writer:
 
 
 def _reason(error: Exception) -> str:
-    """Why a ledger refuses, in its own words, or in those of whoever cannot write a record."""
+    """Text of a ledger's refusal; any other error is of a record that cannot be written."""
     if isinstance(error, LedgerError):
         return str(error)
     return f"The ledger cannot hold what it was given ({error}): a policy's memory must be JSON."
@@ -330,7 +335,7 @@ def _items(batches: Iterable[Batch]) -> list[Write]:
 
 
 def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
-    """Whether a transaction has reached the ledger although its answer did not come back.
+    """True if a transaction has reached the ledger although its answer did not come back.
 
     It is there as a whole or not at all, so one record tells of all. Without a record that can
     tell, it is safe to write it again.

@@ -1,4 +1,4 @@
-"""What ``doctor`` looks at: a module for each kind of thing."""
+"""The checks of ``doctor``, a module for each subject."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Look = Callable[[], Iterable[Check]]
 
 
 def check_all(storage: str | None = None, study_name: str | None = None) -> list[Check]:
-    """Look at everything; a check that breaks is a check that fails.
+    """Run all checks; one that raises counts as failed.
 
     Args:
         storage: Optuna's storage URL, None to look at no storage.

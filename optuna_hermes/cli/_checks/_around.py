@@ -1,4 +1,4 @@
-"""Where this process runs: a job of SLURM, a container, a folder. Each has its traps."""
+"""Checks of the surroundings: a job of SLURM, a container, the working folder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HOUR = 3600.0
 
 
 def slurm() -> Iterator[Check]:
-    """A job of SLURM: Lightning believes its variables, and its time ends."""
+    """Check a job of SLURM: Lightning reads its variables, and its time is limited."""
     yield from slurm_checks(os.environ, time.time())
 
 
 def slurm_checks(environment: Mapping[str, str], now: float) -> Iterator[Check]:
-    """What the variables of a job say.
+    """Check the environment variables of a job.
 
     Args:
         environment: of a process.
@@ -54,7 +54,7 @@ def slurm_checks(environment: Mapping[str, str], now: float) -> Iterator[Check]:
 
 
 def container() -> Iterator[Check]:
-    """A container sees its own processes only."""
+    """Report a container, which hides the processes of others on its GPUs."""
     if any(mark.exists() for mark in _MARKS):
         yield good(
             "container",
@@ -64,12 +64,12 @@ def container() -> Iterator[Check]:
 
 
 def working_folder() -> Iterator[Check]:
-    """The folder where Lightning, and SQLite, put their files by default."""
+    """Check the folder where Lightning and SQLite put their files by default."""
     yield from folder_checks(Path.cwd(), kind_of(Path.cwd()))
 
 
 def folder_checks(folder: Path, kind: str) -> Iterator[Check]:
-    """What is wrong with a working folder.
+    """Check a working folder.
 
     Args:
         folder: the folder.

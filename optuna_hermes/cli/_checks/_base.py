@@ -1,4 +1,4 @@
-"""What a check is."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOO_LITTLE_BYTES = 200 * 1024**2
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at: what was found, and what to do if it is not ok."""
+    """The result of a check: its state, the finding, and a hint if it is not ok."""
 
     name: str
     state: State
@@ -24,17 +24,17 @@ class Check:
 
 
 def good(name: str, found: str) -> Check:
-    """What was found is well."""
+    """A check that is ok."""
     return Check(name=name, state="ok", found=found)
 
 
 def judged(name: str, found: str, *, problem: str, state: State = "warn") -> Check:
-    """A check that is well if there is no ``problem``, the words that say what to do."""
+    """A check that is ok if ``problem``, the hint, is empty; else it has ``state``."""
     return Check(name=name, state=state if problem else "ok", found=found, hint=problem)
 
 
 def enough(name: str, n_bytes: int, hint: str) -> Check:
-    """Whether there is room for a study."""
+    """A check that free space suffices for a study."""
     state: State = "ok"
     if n_bytes < LITTLE_BYTES:
         state = "fail" if n_bytes < TOO_LITTLE_BYTES else "warn"

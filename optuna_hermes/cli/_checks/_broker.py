@@ -1,4 +1,4 @@
-"""The broker of this host, its folder and its socket."""
+"""Checks of this host's broker, its folder and its socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optuna_hermes.view import plural
 
 
 def runtime_folder() -> Iterator[Check]:
-    """The private folder; it is refused, with a reason, where others can reach into it."""
+    """Check the broker's private folder; an error is raised if others have access to it."""
     from optuna_hermes.broker._election import runtime_dir
 
     path = runtime_dir()
@@ -21,7 +21,7 @@ def runtime_folder() -> Iterator[Check]:
 
 
 def broker() -> Iterator[Check]:
-    """Whether it answers, and what it complains of."""
+    """Check that the broker answers, and report the problems of its studies."""
     from optuna_hermes.broker import _election as election
 
     document = broker_status()

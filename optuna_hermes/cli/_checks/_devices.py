@@ -1,4 +1,4 @@
-"""GPUs and their driver."""
+"""Checks of the GPUs and their driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optuna_hermes.view import size
 
 
 def nvidia_driver() -> Iterator[Check]:
-    """What ``auto`` passes over in silence, or nearly so."""
+    """Check the NVIDIA driver and the GPUs that ``auto`` leaves out, mostly without a message."""
     from optuna_hermes.broker._devices import _nvml as nvml
 
     try:
@@ -26,7 +26,7 @@ def nvidia_driver() -> Iterator[Check]:
 
 
 def devices() -> Iterator[Check]:
-    """The devices that a broker would take by itself."""
+    """Check the devices that a broker takes by ``auto``."""
     from optuna_hermes.broker._devices._source import Devices, parse_devices
 
     source = Devices(parse_devices("auto"), named=False)

@@ -1,4 +1,4 @@
-"""What this host, or this container, has room for."""
+"""Checks of the limits of this host, or of this container."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW_FILES = 1024
 
 
 def room() -> Iterator[Check]:
-    """Memory and disk."""
+    """Check free memory and free disk."""
     available = psutil.virtual_memory().available
     left = left_bytes()
     name = "free memory"
@@ -30,7 +30,7 @@ def room() -> Iterator[Check]:
 
 
 def limits() -> Iterator[Check]:
-    """What is bounded by the system, and runs out late in a study."""
+    """Check system limits that are reached only late in a study."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = 0 <= files < FEW_FILES
     problem = "A broker needs a file a worker: `ulimit -n 4096` before it starts." if few else ""
@@ -41,7 +41,7 @@ def limits() -> Iterator[Check]:
 
 
 def shared_memory(total_bytes: int) -> Check:
-    """Whether loaders of several trials find room to hand their batches over."""
+    """Check the shared memory through which data loaders of several trials pass batches."""
     problem = (
         "Data loaders with workers hand batches over there, and end by SIGBUS when it is full: "
         "`docker run --ipc=host`, or --shm-size=8g, or num_workers=0."

@@ -1,4 +1,4 @@
-"""Python and the packages that are installed."""
+"""Checks of Python and of installed packages."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ import sys
 from collections.abc import Iterator
 
 from optuna_hermes import __version__
+from optuna_hermes._versions import SUPPORTED, is_tested
 from optuna_hermes.cli._checks._base import Check, State, good, judged
 
 PYTHON_FLOOR = (3, 10)
-TESTED_MAJORS = {"optuna": "5", "lightning": "2"}
-"""These have private parts that this package uses, so other major versions may not do."""
-
 REQUIRED = ("optuna", "sqlalchemy", "filelock", "msgspec", "psutil", "numpy", "typer", "rich")
 OPTIONAL = {
     "torch": "to suspend PyTorch trials",
     "lightning": "for HermesCallback",
+    "pytorch-lightning": "for HermesCallback",
     "torchdata": "for loaders that resume in the middle of an epoch",
     "safetensors": "to write checkpoints",
     "scikit-learn": "for the quickstart",
 }
 
 
+_EITHER = ("lightning", "pytorch-lightning")
+
+
 def python() -> Iterator[Check]:
-    """The interpreter, and the kernel's calls that a broker needs."""
+    """Check the interpreter, and the system calls that a broker needs."""
     new = sys.version_info >= PYTHON_FLOOR
     floor = ".".join(map(str, PYTHON_FLOOR))
     problem = "" if new else f"Use Python {floor} or later."
@@ -51,27 +53,30 @@ def _pidfd() -> Check:
 
 
 def packages() -> Iterator[Check]:
-    """What this package cannot do without."""
+    """Check the required packages."""
     yield good("optuna-hermes", __version__)
     for package in REQUIRED:
         yield _package(package, "fail", f"`python -m pip install {package}`")
 
 
 def optional_packages() -> Iterator[Check]:
-    """What only some need."""
+    """Check the optional packages."""
+    either = [package for package in _EITHER if version(package)] or _EITHER[:1]
     for package, purpose in OPTIONAL.items():
+        if package in _EITHER and package not in either:
+            continue
         hint = f"Needed {purpose}: `python -m pip install 'optuna-hermes[lightning]'`."
         yield _package(package, "warn", hint)
 
 
 def _package(package: str, without: State, hint: str) -> Check:
-    """A package's version; ``without`` and ``hint`` are for when it is not installed."""
+    """Check a package's version; ``without`` and ``hint`` apply if it is not installed."""
     found = version(package)
     if found is None:
         return Check(name=package, state=without, found="not installed", hint=hint)
-    tested = TESTED_MAJORS.get(package)
-    known = tested is None or found.split(".")[0] == tested
-    return judged(package, found, problem="" if known else f"Only version {tested} is tested.")
+    known = is_tested(package, found)
+    problem = "" if known else f"Only versions {SUPPORTED[package]} are tested."
+    return judged(package, found, problem=problem)
 
 
 def version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The study's database, and what its ledger says is on disk."""
+"""Checks of a study's database, and of the checkpoints that its ledger names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SLOW_COMMIT_SECONDS = 0.02
 
 
 def sqlite_here() -> Iterator[Check]:
-    """What a commit of SQLite costs in this folder: the ledger makes one for every lease."""
+    """Measure a commit of SQLite in this folder: the ledger makes one for every lease."""
     yield _sqlite("SQLite commit", Path.cwd(), "in this folder")
 
 
 def storage(url: str) -> Iterator[Check]:
-    """Whether a storage answers, with tables of versions that are known.
+    """Check that a storage answers, and that its ledger's tables have a known version.
 
     Nothing is written into it.
 
@@ -33,29 +33,29 @@ def storage(url: str) -> Iterator[Check]:
         StorageError: it cannot be reached.
         LedgerError: its ledger cannot be read.
     """
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
     from optuna_hermes._tables import sqlite_file
 
     check_file(url)
-    names = private.study_names(url)
+    names = _optuna.study_names(url)
     file = sqlite_file(url)
     if file is not None:
         yield _sqlite("storage", file.absolute().parent, f"beside {file.name}")
         yield _where(file.absolute().parent)
-    yield good("studies", f"{plural(len(names), 'study', 'studies')} in {private.hidden(url)}")
+    yield good("studies", f"{plural(len(names), 'study', 'studies')} in {_optuna.hidden(url)}")
     yield from _ledger(url)
 
 
 def study(url: str, name: str) -> Iterator[Check]:
-    """Whether what a study has on disk is there.
+    """Check that the newest checkpoints of a study's stored trials exist.
 
     Raises:
         StorageError: it cannot be reached, or has no such study, or no ledger of it.
     """
-    from optuna_hermes import _optuna as private
+    from optuna_hermes import _optuna
 
     with study_and_ledger(url, name) as (found, ledger):
-        key = private.study_key(found)
+        key = _optuna.study_key(found)
         runs = ledger.load_runs(key)
         newest = {row.number: row for row in ledger.load_checkpoints(key)}
     stored = [run.number for run in runs if run.state == "stored" and run.number in newest]
@@ -80,7 +80,7 @@ def _ledger(url: str) -> Iterator[Check]:
 
     try:
         version = schema_version(url)
-    except LedgerError as error:  # a journal has no tables: its studies' ledgers are elsewhere
+    except LedgerError as error:  # a journal has no tables: its studies have ledgers of their own
         yield good("ledger", f"in a file of its own ({error})")
         return
     if version is None:

@@ -1,4 +1,4 @@
-"""What policies are compared with: rules that stop trials, and clairvoyants. Never live.
+"""Rivals that policies are compared with: stopping rules, and clairvoyants. Simulation only.
 
 They are policies like the others, but a broker cannot run them: the first kind prunes, and the
 second knows how a training ends before it has begun.
@@ -39,7 +39,7 @@ _MAKERS: Mapping[str, Callable[[Sequence[Recording]], Policy]] = {
 }
 
 RIVALS: tuple[str, ...] = tuple(_MAKERS)
-"""Every rival by the name that users give it."""
+"""The names of all rivals, as users give them."""
 
 
 def arrange(name: str, recordings: Sequence[Recording]) -> tuple[Recording, ...]:
@@ -47,10 +47,10 @@ def arrange(name: str, recordings: Sequence[Recording]) -> tuple[Recording, ...]
 
     A policy can only open the next trial of a list. ``oracle`` would rather open the best one, so
     it gets its list sorted; every other policy has it as it is. Simulate and ``measure`` with the
-    list that comes back, and make the rival with it.
+    returned list, and make the rival with it.
 
     Args:
-        name: of any policy, rival or not.
+        name: name of any policy, rival or not.
         recordings: the list.
 
     Example:
@@ -71,8 +71,8 @@ def make_rival(name: str, recordings: Sequence[Recording]) -> Policy:
 
     Args:
         name: one of ``RIVALS``.
-        recordings: by trial number, as ``arrange`` gave them; only the oracles read them, and only
-            those of trials that were opened, so that it may be a list that grows with these.
+        recordings: by trial number, as ``arrange`` returned them; only the oracles read them, and
+            only those of opened trials, so it may be a list that grows with these.
 
     Raises:
         UnknownPolicyError: there is no such rival.

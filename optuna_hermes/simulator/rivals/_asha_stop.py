@@ -17,15 +17,15 @@ class AshaStop(StopPolicy):
 
     There is a rung after 1, ``eta``, ``eta ** 2``, ... units. A trial that comes to one goes on if
     its value is among the ``max(1, n // eta)`` lowest of the ``n`` trials that have come so far,
-    itself among them; equal values go on together, and NaN never does. Nobody comes back, however
-    good the others turn out to be: that is what the promoting variant (``asha``) mends.
+    itself among them; equal values go on together, and NaN never does. A stopped trial never comes
+    back, also if the later ones are worse; the promoting variant (``asha``) avoids that.
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in the stopping
     variant that Ray Tune's ``AsyncHyperBandScheduler`` and Optuna's ``SuccessiveHalvingPruner``
-    run; as there, what is compared is the value at the rung.
+    run; as there, values at the rung are compared.
 
     Args:
-        eta: one of so many goes on.
+        eta: reduction factor; one in ``eta`` trials of a rung goes on.
 
     Raises:
         InvalidInputError: ``eta`` is below 2.
@@ -35,22 +35,22 @@ class AshaStop(StopPolicy):
         self.eta = checked_eta(eta)
 
     def stopped(self, waiting: Sequence[RunView], snapshot: Snapshot) -> set[int]:
-        """The runs that are at a rung and not among the best there."""
+        """The trials that are at a rung and not among the best there."""
         return fallen(at_rungs(waiting, self.eta), (*snapshot.runs, *snapshot.finished), self.eta)
 
 
 def at_rungs(runs: Iterable[RunView], eta: int, first: int = 1) -> list[RunView]:
-    """The runs that have had ``first``, ``first * eta``, ``first * eta ** 2``, ... units."""
+    """The trials that have had ``first``, ``first * eta``, ``first * eta ** 2``, ... units."""
     return [run for run in runs if is_rung(run.curve.units, eta, first)]
 
 
 def fallen(runs: Iterable[RunView], peers: Sequence[RunView], eta: int) -> set[int]:
-    """Which runs are not among the best of all that have got to where they are.
+    """The numbers of trials that are not among the best of all that have reached their rung.
 
     Args:
-        runs: those in question, with a report at least.
-        peers: all that count, in any state, ``runs`` among them.
-        eta: one of so many goes on.
+        runs: the trials to judge, with a report at least.
+        peers: all trials to compare with, in any state, ``runs`` among them.
+        eta: reduction factor; one in ``eta`` trials of a rung goes on.
     """
     by_rung: defaultdict[int, list[RunView]] = defaultdict(list)
     for run in runs:

@@ -13,19 +13,19 @@ from optuna_hermes.simulator.rivals._stop import StopPolicy
 
 
 class HyperbandStop(StopPolicy):
-    """Deals the trials out to brackets, each of which is an ``asha-stop`` of its own.
+    """Distributes the trials over brackets, each of which is an ``asha-stop`` of its own.
 
     The first rung of bracket ``b`` is after ``eta ** b`` units. With ``s + 1`` brackets, where
     ``eta ** s`` units are the most that fit into the longest trial known, bracket ``b`` gets trials
     in proportion to ``ceil((s + 1) * eta ** (s - b) / (s - b + 1))``. While no length is known
-    nobody is stopped.
+    no trial is stopped.
 
     Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18,
-    2018, as Optuna's ``HyperbandPruner`` runs it in a study whose name is empty: not bracket after
-    bracket but all at once, a checksum of the trial's number telling which one it is in.
+    2018, as Optuna's ``HyperbandPruner`` runs it in a study whose name is empty: all brackets at
+    once, with a trial's bracket chosen by a checksum of its number.
 
     Args:
-        eta: one of so many goes on.
+        eta: reduction factor; one in ``eta`` trials of a rung goes on.
 
     Raises:
         InvalidInputError: ``eta`` is below 2.
@@ -35,7 +35,7 @@ class HyperbandStop(StopPolicy):
         self.eta = checked_eta(eta)
 
     def stopped(self, waiting: Sequence[RunView], snapshot: Snapshot) -> set[int]:
-        """The runs that are at a rung of their bracket and not among the best of it there."""
+        """The trials that are at a rung of their bracket and not among its best there."""
         judged = at_rungs(waiting, self.eta)
         if not judged:
             return set()
@@ -52,7 +52,7 @@ class HyperbandStop(StopPolicy):
 
 
 def _length(run: RunView) -> int:
-    """Units of a trial in all, 0 where they are not known."""
+    """Total number of a trial's units, 0 where it is not known."""
     if run.units_left is not None:
         return run.curve.units + run.units_left
     return run.curve.units if run.state == "done" else 0
@@ -60,7 +60,7 @@ def _length(run: RunView) -> int:
 
 @cache
 def bracket_shares(length: int, eta: int) -> tuple[int, ...]:
-    """How many of each lot of trials go to each bracket; none for a length of 0."""
+    """The shares of trials that go to each bracket; none for a length of 0."""
     n_brackets = 0
     while eta**n_brackets <= length:
         n_brackets += 1
@@ -72,7 +72,8 @@ def bracket_shares(length: int, eta: int) -> tuple[int, ...]:
 
 @cache
 def bracket_of(number: int, shares: tuple[int, ...]) -> int:
-    """Which bracket a trial is in, of one at least."""
+    """The bracket of a trial; there must be one at least."""
+    # The hash of HyperbandPruner for a study without a name: trials get the same brackets.
     lot = crc32(f"_{number}".encode()) % sum(shares)
     bracket = 0
     while lot >= shares[bracket]:

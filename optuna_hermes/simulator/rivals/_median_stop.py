@@ -22,8 +22,8 @@ class MedianStop(StopPolicy):
     their value at it.
 
     Args:
-        n_startup_trials: trained to their ends before anybody is stopped.
-        n_warmup_steps: units of a trial after which it can be stopped at the earliest.
+        n_startup_trials: number of trials trained to their ends before any is stopped.
+        n_warmup_steps: number of a trial's units before which it is never stopped.
 
     Raises:
         InvalidInputError: an argument is negative.
@@ -38,7 +38,7 @@ class MedianStop(StopPolicy):
         self.n_warmup_steps = n_warmup_steps
 
     def stopped(self, waiting: Sequence[RunView], snapshot: Snapshot) -> set[int]:
-        """The runs that are worse than most that were trained to their ends."""
+        """The trials that are worse than the median of those trained to their ends."""
         ended = [other.curve for other in snapshot.finished if other.state == "done"]
         if len(ended) < max(1, self.n_startup_trials):
             return set()
@@ -51,13 +51,13 @@ class MedianStop(StopPolicy):
 
 
 def _is_above(curve: Curve, median: float) -> bool:
-    """Whether all values are above the median; true where all are NaN, false where it is."""
+    """True if all values are above the median, or all are NaN; False if the median is NaN."""
     known = [value for value in curve.values if not math.isnan(value)]
     return not known or min(known) > median
 
 
 def _median(values: Sequence[float]) -> float:
-    """The median of what is not NaN; NaN if nothing is."""
+    """The median of the values that are not NaN; NaN if all are."""
     known = sorted(value for value in values if not math.isnan(value))
     if not known:
         return math.nan

@@ -1,4 +1,4 @@
-"""Who knows how every training ends: bounds, not policies."""
+"""Clairvoyant rivals that know the end of every training: bounds, not policies."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Oracle(Policy):
     """Trains the trial with the lowest final value to its end, then the next.
 
     Between equal final values the earlier trial goes first. New trials come in the order of their
-    list, so the list has to be sorted beforehand: see ``arrange``. Of proposals that nobody knows
-    yet, one is opened when no run waits.
+    list, so the list has to be sorted beforehand: see ``arrange``. With a sampler, whose proposals
+    are not known yet, a new trial is opened when no trial waits.
 
     This project's own, as a bound.
 
     Args:
-        recordings: every trial's training, by number; NaN ends are the worst, and so are the
+        recordings: every trial's training, by number; final values of NaN rank last, and so do
             trials beyond its end.
     """
 
@@ -29,7 +29,7 @@ class Oracle(Policy):
         self._recordings = recordings
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Go on with the best that is opened, then open the next."""
+        """Go on with the best opened trial, then open the next."""
         return Decision(assignments=place(snapshot, [*self._best(snapshot), *unopened(snapshot)]))
 
     def _best(self, snapshot: Snapshot) -> list[RunView]:
@@ -45,8 +45,8 @@ class Oracle(Policy):
 class OracleBreadth(Oracle):
     """Gives every trial of a list one unit, then trains the one with the lowest final value.
 
-    The bound for policies that must see something of a trial before they judge it. Of proposals,
-    which have no end, a new one is opened when no run waits.
+    The bound for policies that need a report of a trial before they rank it. With a sampler, whose
+    proposals have no end, a new trial is opened when no trial waits.
 
     This project's own, as a bound.
 

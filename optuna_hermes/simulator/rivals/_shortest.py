@@ -1,4 +1,4 @@
-"""Who knows what every job takes, and serves the shortest first: bounds, not policies."""
+"""Clairvoyant rival that serves the shortest job first: a bound, not a policy."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ShortestRemaining(Ranked):
     """
 
     def rank(self, run: RunView) -> tuple[float, float, int]:
-        """By the time left on the devices it wants, then by arrival.
+        """Rank by the time left on the devices it wants, then by arrival.
 
         Raises:
-            ValueError: nobody says what the run takes.
+            ValueError: the job has no ``expected_seconds``.
         """
         if run.expected_seconds is None:
             raise ValueError(f"Run {run.number} must have expected_seconds but has none.")

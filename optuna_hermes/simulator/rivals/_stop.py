@@ -1,4 +1,4 @@
-"""What all stopping rules share."""
+"""The base class of stopping rules."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from optuna_hermes.policies import Fifo, Policy
 
 
 class StopPolicy(Policy):
-    """Runs trials to their ends in the order of arrival, less those that a rule stops.
+    """Trains trials to their ends in the order of arrival, less those that a rule stops.
 
-    Every run that waits is judged on its last report and on what is known by then; in a
-    simulation that is when its unit has ended.
+    Every waiting trial is judged by its last report and by all reports up to then; in a
+    simulation that is at the end of its unit.
     """
 
     _fifo = Fifo()
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Prune whom the rule stops, and give the devices to the rest, first in, first out."""
+        """Prune the trials that the rule stops, then assign devices first in, first out."""
         waiting = [
             run for run in snapshot.runs if run.state in ("parked", "stored") and run.curve.units
         ]
@@ -33,4 +33,4 @@ class StopPolicy(Policy):
 
     @abstractmethod
     def stopped(self, waiting: Sequence[RunView], snapshot: Snapshot) -> set[int]:
-        """Whom of the runs that wait, each with one report at least, the rule stops."""
+        """The numbers of waiting trials, each with one report at least, that the rule stops."""

@@ -1,4 +1,4 @@
-"""``optuna-hermes top``: devices and trials, live, with keys to overrule the policy."""
+"""The screen of ``optuna-hermes top``: devices and trials, live, with keys for overrides."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from optuna_hermes.view._top._trials import Trials
 from optuna_hermes.view._top._watch import Lost, Said, Seen, Told, Watcher
 
 _COUNT_SECONDS = 0.25
-"""How often slices are counted down in between."""
+"""Seconds between redraws that count slices down between two pictures."""
 
 SAID_SECONDS = 5.0
-"""How long an answer stays."""
+"""Seconds for which an answer is shown."""
 
 PAST_SECONDS = 180.0
-"""How far back it is shown who had which device."""
+"""Seconds of past leases that are shown for each device."""
 
 
 class Top(App[None]):
@@ -88,7 +88,7 @@ class Top(App[None]):
         self._trials, self._word = Trials(), Static(id="word")
 
     def compose(self) -> ComposeResult:
-        """Head, devices, trials, a line for words, and the keys."""
+        """Yield head, devices, trials, a line for messages, and the keys."""
         yield self._head
         yield VerticalScroll(self._lines, id="devices", can_focus=False)
         yield self._columns
@@ -97,17 +97,18 @@ class Top(App[None]):
         yield self._foot
 
     def on_mount(self) -> None:
-        """Begin to look."""
+        """Start the watcher and the signal handlers."""
         self._trials.focus()
         self._say("Looking ...")
         self.set_interval(_COUNT_SECONDS, self._draw_devices)
         self._watcher.start()
         with contextlib.suppress(ValueError, RuntimeError):  # this is not the main thread
-            for number in (signal.SIGTERM, signal.SIGHUP):  # they would leave the screen as it is
+            # By default they would end the process without restoring the terminal.
+            for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
 
     def on_unmount(self) -> None:
-        """Look no more."""
+        """Stop the watcher."""
         self._watcher.end()
 
     # -- looking -------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class Top(App[None]):
     def on_seen(self, message: Seen) -> None:
         """Show a new picture."""
         self._picture, self._seen_at = message.picture, time.monotonic()
-        self._past.read(message.bars, self._picture.at)
+        self._past.read(message.bars, self._picture.host, self._picture.at)
         self._past.see(self._picture)
         self._trials.show(self._picture)
         self._draw()
@@ -146,18 +147,18 @@ class Top(App[None]):
         self._lines.update(device_lines(self._picture, self._past, now, width))
 
     def on_resize(self) -> None:
-        """All lines have another width."""
+        """Draw again, once the widgets have their new widths."""
         self.call_after_refresh(self._draw)
 
     # -- words ---------------------------------------------------------------------------------
 
     def on_said(self, message: Said) -> None:
-        """Tell something in the line above the keys, for a while."""
+        """Show a message above the keys, for ``SAID_SECONDS``."""
         self._said_until = time.monotonic() + SAID_SECONDS
         self._say(message.words, bad=message.bad)
 
     def on_lost(self, message: Lost) -> None:
-        """Nobody is there to be asked: what was seen stays."""
+        """Keep the last picture, read-only: the broker does not answer."""
         self._picture = replace(self._picture, host="", read_only=message.words)
         self._draw()
 
@@ -179,7 +180,7 @@ class Top(App[None]):
             self._watcher.look_now(keys[(keys.index(self._picture.key) + 1) % len(keys)])
 
     def action_want(self, wish: Literal["held", "boosted"]) -> None:
-        """Hold or boost the chosen trial, or let go of it."""
+        """Set an override of the chosen trial, or release it if it has this one."""
         trial, key = self._may_want(), self._picture.key
         if trial is not None:
             new = None if trial.wish == wish else wish
@@ -187,7 +188,7 @@ class Top(App[None]):
             self._do(words, self._source.want, key, trial.number, new)
 
     def action_finish(self) -> None:
-        """Close the chosen trial at its last value, after a question."""
+        """Finish the chosen trial at its last value, after a confirmation."""
         trial, key = self._may_want(), self._picture.key
         if trial is None:
             return
@@ -203,7 +204,7 @@ class Top(App[None]):
         self.push_screen(Confirm(question), answered)
 
     def action_policy(self) -> None:
-        """Choose another policy."""
+        """Let the user choose another policy."""
         if self._picture.read_only or not self._picture.key:
             self._say(self._picture.read_only or "There is no study.", bad=True)
             return
@@ -217,7 +218,7 @@ class Top(App[None]):
         self.push_screen(Policies(tuple(POLICIES), now), chosen)
 
     def action_story(self) -> None:
-        """Tell what happened to the chosen trial."""
+        """Read the event log of the chosen trial, to be shown."""
         trial, key = self._trials.chosen, self._picture.key
         if trial is None:
             return
@@ -225,15 +226,15 @@ class Top(App[None]):
         self._watcher.do(lambda: Told(number, self._source.story(key, number)))
 
     def on_told(self, message: Told) -> None:
-        """A story was read."""
+        """Show an event log that was read."""
         self.push_screen(Story(message.number, message.story))
 
     def action_help(self) -> None:
-        """Show keys and words."""
+        """Show the help."""
         self.push_screen(Help())
 
     def _may_want(self) -> TrialLine | None:
-        """The chosen trial, if anything can be wanted of it."""
+        """The chosen trial if it can be overridden; else None, with a message on the screen."""
         trial = self._trials.chosen
         if self._picture.read_only:
             self._say(self._picture.read_only, bad=True)
@@ -244,7 +245,7 @@ class Top(App[None]):
         return trial
 
     def _do(self, words: str, call: Callable[..., None], *arguments: object) -> None:
-        """Do something, and say so when it is done."""
+        """Call a function on a thread, and show ``words`` once it has returned."""
 
         def work() -> Said:
             call(*arguments)

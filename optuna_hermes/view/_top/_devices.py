@@ -1,4 +1,4 @@
-"""The devices of ``top``: their holders, and a strip of who had them. Pure."""
+"""The devices of ``top``: their holders, and a strip of their past leases; pure functions."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _PARTS = " ▏▎▍▌▋▊▉█"
 
 
 def device_lines(picture: Picture, past: Past, now: float, width: int) -> Text:
-    """Each device with its holder, and who had it in the last minutes.
+    """Each device with its holder, and a strip of its leases in the last minutes.
 
     Args:
-        picture: what is shown.
-        past: who had what.
+        picture: the picture to show.
+        past: the leases before it.
         now: wall clock seconds; slices are counted down from when the picture was taken.
         width: columns.
     """
@@ -59,7 +59,7 @@ _Part = tuple[str, int, Callable[[DeviceLine, float], Text]]
 
 
 def _device_columns(picture: Picture, width: int) -> list[_Part]:
-    """Names, widths and cells; memory and power only where somebody knows of them."""
+    """Names, widths and cells; memory and power only if they are known for some device."""
     wide = width >= WIDE
     longest = max((len(each.id) for each in picture.devices), default=6)
     id_ = min(longest, 40 if wide else 9)
@@ -88,7 +88,7 @@ def _holder(device: DeviceLine, age: float) -> Text:
 
 
 def _slice(device: DeviceLine, age: float, width: int) -> Text:
-    """What is left of a slice, as a bar and in seconds."""
+    """The rest of a slice, as a bar and in seconds."""
     if not device.epoch or device.slice_seconds <= 0:
         return Text(" " * (width + 8))
     left = max(0.0, device.left_seconds - age)
@@ -111,7 +111,7 @@ def _power(device: DeviceLine, age: float) -> Text:
 
 
 def trial_colour(number: int | None) -> str:
-    """A colour that a trial keeps."""
+    """The fixed colour of a trial."""
     return DIM if number in (None, NEW) else _TRIAL_COLOURS[(number or 0) % len(_TRIAL_COLOURS)]
 
 
@@ -122,7 +122,7 @@ def _axis(seconds: float, width: int) -> Text:
 
 
 def _strip(cells: Sequence[int | None]) -> Text:
-    """Blocks of one colour, with the number of the trial where it has room."""
+    """Blocks of one colour, with the trial's number where it fits."""
     strip, begin = Text(), 0
     while begin < len(cells):
         end = begin

@@ -1,4 +1,4 @@
-"""Who had which device in the last minutes, as far as ``top`` has seen it or read of it. Pure."""
+"""Leases of the last minutes by device, from pictures and from the ledger; no I/O."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Stay:
 
 
 class Past:
-    """Remembers who had which device.
+    """Leases by device and epoch.
 
     Args:
-        seconds: for how long.
+        seconds: age after which they are forgotten.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -34,7 +34,7 @@ class Past:
         self._stays: dict[str, dict[int, Stay]] = defaultdict(dict)
 
     def see(self, picture: Picture) -> None:
-        """Take in who has a device now."""
+        """Add the present leases of a picture."""
         for device in picture.devices:
             if device.epoch:
                 trial = NEW if device.trial is None else device.trial
@@ -43,22 +43,28 @@ class Past:
                 self._stays[device.id][device.epoch] = stay
         self._forget(picture.at)
 
-    def read(self, bars: Iterable[Bar], now: float) -> None:
-        """Take in what a ledger knows; it is more exact than what was seen."""
+    def read(self, bars: Iterable[Bar], host: str, now: float) -> None:
+        """Add ended leases of a ledger, in place of what pictures showed of them less exactly.
+
+        Args:
+            bars: of all hosts that work on the study.
+            host: the one whose devices are shown.
+            now: wall clock seconds.
+        """
         for bar in bars:
-            if bar.end is None or bar.end < now - self.seconds:
+            on, _, id_ = bar.device.partition("/")
+            if on != host or bar.end is None or bar.end < now - self.seconds:
                 continue
-            id_ = bar.device.partition("/")[2]
             trial = NEW if bar.trial is None else bar.trial
             self._stays[id_][bar.epoch] = Stay(trial=trial, begin=bar.begin, end=bar.end)
 
     def cells(self, device: str, now: float, width: int) -> list[int | None]:
-        """The trial that had most of each part of the time, None where nobody had.
+        """The trial with most of each part of the time, None where there was no lease.
 
         Args:
-            device: which.
+            device: its id.
             now: wall clock seconds, at the right end.
-            width: how many parts.
+            width: number of parts.
         """
         step = self.seconds / width
         begin = now - self.seconds
@@ -78,7 +84,7 @@ class Past:
 
 
 def _most(share: dict[int, float], step: float) -> int | None:
-    """Who had most of a part of the time; None if it was mostly nobody."""
+    """The trial with most of a part of the time; None if the device was free for most of it."""
     if sum(share.values()) < step / 2:
         return None
     return max(share, key=lambda trial: share[trial])

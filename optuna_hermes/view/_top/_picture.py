@@ -1,4 +1,4 @@
-"""What ``top`` shows at one moment, and in which order. Pure."""
+"""The content of ``top`` at one moment, and the orders of its trials; no I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 STATES = ("running", "parked", "stored", "pending", "done", "failed")
-"""In the order of a trial's life."""
+"""The states of a trial, in the order of its life cycle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,19 +14,19 @@ class TrialLine:
     """A trial.
 
     Args:
-        number: the trial's.
+        number: of the trial.
         state: as in ``model.RunState``.
-        wish: see ``model.Wish``.
+        wish: its override, see ``model.Wish``.
         value: its last one, as the user knows it; None if there is none, or it is not finite.
-        slope: by how much the value changes in a unit, of late.
+        slope: recent change of the value per unit.
         curve: some of its values, in order.
-        units: how many it has reported.
-        seconds: device time it has had.
-        tier: where its state is while it waits.
-        device: where it trains.
-        slices: leases it has had.
-        suspensions: how often it gave a device back before its end.
-        watt_hours: what it took, None if nobody could tell.
+        units: number of units that it has reported.
+        seconds: its device time.
+        tier: of its state while it is suspended.
+        device: ids of its devices while it trains.
+        slices: number of its leases.
+        suspensions: number of times that it gave a device back before its end.
+        watt_hours: energy of its devices, None if unknown.
     """
 
     number: int
@@ -50,18 +50,18 @@ class DeviceLine:
 
     Args:
         id: as the broker names it.
-        state: of its holder, or why it has none, in words.
-        study: whose trial has it, empty if nobody's.
-        trial: which, None for a new one.
+        state: of its holder, or the reason why it has none, in words.
+        study: name of the holder's study, empty if there is no holder.
+        trial: number of the holder, None for a new trial.
         epoch: of the lease, 0 if there is none.
-        since_seconds: how long ago the lease was granted.
-        left_seconds: of its slice.
-        slice_seconds: how long that is.
+        since_seconds: time since the grant of the lease.
+        left_seconds: rest of its slice.
+        slice_seconds: length of its slice.
         memory_bytes: its memory, None if unknown.
-        memory_free_bytes: what is free of it.
-        joules: what its counter says, None if it has none.
-        counted: when that was seen to change last, wall clock seconds.
-        watts: what it takes, None if unknown.
+        memory_free_bytes: its free memory, None if unknown.
+        joules: its energy counter, None if it has none.
+        counted: time of the counter's last known change, wall clock seconds.
+        watts: its power, None if unknown.
     """
 
     id: str
@@ -81,23 +81,23 @@ class DeviceLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """All that is shown.
+    """The content of the screen.
 
     Args:
         at: wall clock seconds (Unix time).
         host: this host's name, empty if there is no broker.
         key: of the study, empty if there is none.
         study: its name.
-        studies: the keys of all there are.
-        policy: who decides, empty if nobody does.
-        maximize: whether higher values are better.
+        studies: the keys of all studies of the broker.
+        policy: name of its policy, empty if no broker serves it.
+        maximize: true if higher values are better.
         devices: of this host.
         trials: of the study.
         best: the best trial and its value.
         device_seconds: of all trials.
         watt_hours: of all trials.
-        read_only: why nothing can be wanted now, in words; empty if it can.
-        problem: what is wrong with the study, in words.
+        read_only: the reason why no overrides are possible now; empty if they are.
+        problem: the study's problem, in words; empty if it has none.
     """
 
     at: float
@@ -117,7 +117,7 @@ class Picture:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many trials are in each state that any is in."""
+        """The number of trials in each state, without states that have none."""
         found = [trial.state for trial in self.trials]
         return {state: found.count(state) for state in STATES if state in found}
 
@@ -125,20 +125,20 @@ class Picture:
 # -- order -------------------------------------------------------------------------------------
 
 ORDERS = ("trial", "value", "slope", "time", "state")
-"""By what trials can be sorted."""
+"""The sort keys of trials."""
 
 
 def ordered(
     trials: Iterable[TrialLine], by: str, *, maximize: bool = False, back: bool = False
 ) -> list[TrialLine]:
-    """Trials in an order; those of which nothing is known are last in any case.
+    """Trials in an order; those without a known sort key are last in both directions.
 
     Args:
         trials: in any order.
-        by: one of ``ORDERS``: the best value first, the slope that betters it most, the most
-            device time.
-        maximize: whether higher values are better.
-        back: the other way round.
+        by: one of ``ORDERS``: the best value, the steepest improvement, or the most device time
+            is first.
+        maximize: true if higher values are better.
+        back: true for the reverse order.
     """
     sign = -1.0 if maximize else 1.0
 

@@ -1,4 +1,4 @@
-"""What ``top`` shows, out of a broker's document or out of a ledger. Pure."""
+"""Pictures of ``top`` from a broker's status or from a ledger's history; pure functions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def picture_of(
     document: Mapping[str, Any], key: str, at: float, before: Picture | None = None
 ) -> Picture:
-    """What a broker tells.
+    """The picture of a broker's status.
 
     Args:
         document: its status, with runs and curves.
-        key: of the study that is shown; another if it is not served.
+        key: of the study to show; the first one is shown if this is not served.
         at: wall clock seconds (Unix time).
-        before: what was shown before: power is measured between the two.
+        before: the previous picture: power is measured between the two.
     """
     known = {} if before is None else {each.id: each for each in before.devices}
     found = (_device(each, words.idle(each)) for each in document["devices"])
@@ -57,13 +57,13 @@ def picture_of(
 
 
 def picture_of_history(history: History, study: str, at: float, read_only: str) -> Picture:
-    """What a ledger has of a study that no broker of ours serves.
+    """The picture of a study that this host's broker does not serve, from its ledger.
 
     Args:
         history: of the study.
         study: its name.
         at: wall clock seconds (Unix time).
-        read_only: why nothing can be wanted.
+        read_only: the reason why no overrides are possible.
     """
     trials = tuple(_remembered(trial) for trial in history.trials)
     known = [(trial.value, trial.number) for trial in trials if trial.value is not None]
@@ -104,7 +104,7 @@ def _device(entry: Mapping[str, Any], idle: str) -> DeviceLine:
 
 
 def _with_power(device: DeviceLine, before: DeviceLine | None, at: float) -> DeviceLine:
-    """With what it takes, from what its counter has counted since it changed last."""
+    """A device with its power, from its energy counter's last two changes."""
     if device.joules is None or before is None or before.joules is None:
         return replace(device, counted=at)
     spent, seconds = device.joules - before.joules, at - before.counted

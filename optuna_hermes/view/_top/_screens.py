@@ -1,4 +1,4 @@
-"""What ``top`` shows over its tables: help, a trial's story, a choice, a question."""
+"""Modal screens of ``top``: help, a trial's event log, choice of a policy, confirmation."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ _WORDS = (
 
 
 class Help(ModalScreen[None]):
-    """Keys and words."""
+    """The help: keys, states and marks."""
 
     CSS = f"Help {{ {_BOX} }}"
     BINDINGS: ClassVar = [Binding("escape,enter,question_mark,f1", "dismiss")]
 
     def compose(self) -> ComposeResult:
-        """One text."""
+        """Yield one text in a box."""
         lines = Text()
         for key, words in _KEYS:
             if not key:
@@ -73,11 +73,11 @@ class Help(ModalScreen[None]):
 
 
 class Story(ModalScreen[None]):
-    """What happened to a trial.
+    """The event log of a trial.
 
     Args:
-        number: the trial's.
-        story: of it.
+        number: of the trial.
+        story: its event log, as rich prints it.
     """
 
     CSS = (
@@ -91,17 +91,17 @@ class Story(ModalScreen[None]):
         self._story = story
 
     def compose(self) -> ComposeResult:
-        """The story, to be scrolled."""
+        """Yield the event log in a box that scrolls."""
         scroll = VerticalScroll(Static(self._story), classes="box")
         yield _box(scroll, f"trial {self._number}", "↑ ↓ scroll   esc back")
 
 
 class Policies(ModalScreen[str]):
-    """Which policy shall decide.
+    """The choice of a policy.
 
     Args:
         names: of policies.
-        now: which one decides.
+        now: the present one.
     """
 
     CSS = f"""
@@ -119,7 +119,7 @@ class Policies(ModalScreen[str]):
         self._now = now
 
     def compose(self) -> ComposeResult:
-        """The names."""
+        """Yield a list of the names."""
         options = [
             Option(f"{name}  (now)" if name == self._now else name, id=name) for name in self._names
         ]
@@ -127,15 +127,15 @@ class Policies(ModalScreen[str]):
         yield _box(box, "policy", "enter choose   esc back")
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """One was chosen."""
+        """Return the chosen name to the caller."""
         self.dismiss(str(event.option.id))
 
 
 class Confirm(ModalScreen[bool]):
-    """A question before what cannot be undone.
+    """A confirmation before an action that cannot be undone.
 
     Args:
-        question: in words.
+        question: its text.
     """
 
     CSS = f"Confirm {{ {_BOX} }}"
@@ -149,7 +149,7 @@ class Confirm(ModalScreen[bool]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """The question."""
+        """Yield the question in a box."""
         yield _box(Vertical(Static(self._question), classes="box"), "finish", "y yes   n no")
 
 

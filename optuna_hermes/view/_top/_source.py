@@ -1,4 +1,4 @@
-"""Where ``top`` gets its pictures from, and to whom it says what people want."""
+"""The interface from which ``top`` gets its pictures, and which carries out its commands."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ if TYPE_CHECKING:
 
 
 class Source(ABC):
-    """What is asked of it may take a while: each call is made in a thread of its own.
+    """Source of pictures and target of commands; calls may block, so they are made on threads.
 
-    ``look`` and ``past`` are called in one thread, the others in any. What cannot be done raises a
-    ``HermesError`` whose words say why.
+    ``look`` and ``past`` are called in one thread, the others in any. A call that fails raises a
+    ``HermesError`` whose message is shown.
     """
 
     @abstractmethod
     def look(self, key: str) -> Picture:
-        """How things are.
+        """Return the present picture.
 
         Args:
-            key: of the study that is shown; empty for any.
+            key: of the study to show; empty for any.
 
         Raises:
-            BrokerError: nobody serves anything, and no ledger is known.
+            BrokerError: no broker answers, and no ledger is known.
         """
 
     @abstractmethod
     def past(self) -> Sequence[Bar]:
-        """Who had which device, as far as it was written down; little after the first time."""
+        """Return past leases from the ledger, if one is known; quick after the first call."""
 
     @abstractmethod
     def want(self, key: str, number: int, wish: Literal["held", "boosted"] | None) -> None:
-        """Hold a trial, boost it, or let go of it."""
+        """Hold, boost or (None) release a trial."""
 
     @abstractmethod
     def finish(self, key: str, number: int) -> None:
-        """Close a trial at its last value."""
+        """Finish a trial at its last value."""
 
     @abstractmethod
     def change_policy(self, key: str, policy: str) -> None:
-        """Let another policy decide."""
+        """Change the study's policy."""
 
     @abstractmethod
     def story(self, key: str, number: int) -> RenderableType:
-        """What happened to a trial."""
+        """Return the event log of a trial."""
 
     @abstractmethod
     def close(self) -> None:
-        """Hang up; whoever waits in ``look`` wakes up."""
+        """Close the connection; a blocked ``look`` returns."""

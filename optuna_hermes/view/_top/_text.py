@@ -1,4 +1,4 @@
-"""The lines of ``top``, as text with colours: head, foot and trials. Pure."""
+"""The lines of ``top`` as coloured text: head, foot and trials; pure functions."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ WISH_MARKS = {"held": "‖", "boosted": "▲", "finishing": "✓"}
 _BARS = "▁▂▃▄▅▆▇█"
 _LOG_FROM = 3.0
 WIDE = 120
-"""From so many columns on there is room for more of them, and for whole words."""
+"""Width in characters from which on more columns, and whole words, are shown."""
 
 
 class Column(NamedTuple):
-    """A column of the table of trials; ``width`` 0 takes what is left, up to what is of use."""
+    """A column of the table of trials; with ``width`` 0 it takes the rest, up to a maximum."""
 
     name: str
     width: int
@@ -49,7 +49,7 @@ class Column(NamedTuple):
 
 
 def columns(width: int, picture: Picture) -> list[Column]:
-    """The columns that fit into ``width``; energy only where it is counted."""
+    """The columns that fit into ``width``; energy only if it is measured."""
     wide = width >= WIDE
     found = [
         Column("trial", 6, lambda t, _: str(t.number), _ink),
@@ -81,10 +81,10 @@ def columns(width: int, picture: Picture) -> list[Column]:
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """A curve as a line of bars, thinned out if it is longer; a point for what is not finite.
+    """A curve as a line of bars, thinned out if it is longer; a dot for None.
 
-    Losses fall fast and then slowly: positive values of different size are shown by their
-    logarithms, so that both can be seen.
+    Losses fall fast and then slowly: positive values over a wide range are shown by their
+    logarithms, so that both phases can be seen.
 
     Example:
         >>> sparkline((3.0, None, 2.0), 9), sparkline((100.0, 10.0, 1.0), 9)
@@ -105,7 +105,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 
 
 def heading(shown: Sequence[Column], by: str, back: bool) -> list[tuple[str, Style]]:
-    """The names of columns; the one that trials are sorted by is marked."""
+    """The names of columns; an arrow marks the one that trials are sorted by."""
     mark = "↑" if back else "↓"
     plain, sorted_ = Style(color=DIM), Style(color=INK, bold=True)
     parts = []
@@ -179,7 +179,7 @@ def _energy(trial: TrialLine, width: int) -> str:
 
 
 def head(picture: Picture, width: int) -> Text:
-    """Two lines: which study, and how far it is."""
+    """Two lines: the study with its policy and best value, and its progress."""
     left = Text(no_wrap=True)
     left.append(" optuna-hermes top ", Style(color=GROUND, bgcolor=COOL, bold=True))
     if picture.read_only:
@@ -208,7 +208,7 @@ def head(picture: Picture, width: int) -> Text:
 
 
 def _ends(left: Text, right: Text, width: int) -> Text:
-    """One text at the left, the other at the right; the left one is cut if there is no room."""
+    """One text at the left, the other at the right; the left one is cut if it does not fit."""
     room = width - right.cell_len
     left.truncate(max(0, room - 1), overflow="ellipsis")
     left.pad_right(max(0, room - left.cell_len))
@@ -216,7 +216,7 @@ def _ends(left: Text, right: Text, width: int) -> Text:
 
 
 def foot(picture: Picture, width: int) -> Text:
-    """The keys that do something now."""
+    """The keys that have an effect now."""
     acts = [("h", "hold"), ("b", "boost"), ("f", "finish"), ("p", "policy")]
     keys = [] if picture.read_only else acts
     keys = [*keys, ("⏎", "story"), ("nvlts", "sort"), ("?", "help"), ("q", "quit")]

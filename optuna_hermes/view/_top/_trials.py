@@ -1,4 +1,4 @@
-"""The table of trials of ``top``: however many there are, only what is seen is drawn."""
+"""The table of trials of ``top``: only its visible lines are drawn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optuna_hermes.view._top._picture import Picture, TrialLine, ordered
 
 
 class Fitted(Message):
-    """The table of trials has other columns than before, perhaps."""
+    """Message: the columns of the table of trials may have changed."""
 
 
 class Trials(ScrollView, can_focus=True):
@@ -75,7 +75,7 @@ class Trials(ScrollView, can_focus=True):
     # -- drawing -------------------------------------------------------------------------------
 
     def render_line(self, y: int) -> Strip:
-        """A line of what is seen."""
+        """Draw a visible line."""
         place, width = y + self.scroll_offset.y, self._width
         ground = Style(bgcolor=text.GROUND)
         if place >= len(self._lines):
@@ -86,7 +86,7 @@ class Trials(ScrollView, can_focus=True):
         return line_of(cells, width, ground)
 
     def on_resize(self) -> None:
-        """Other columns may fit."""
+        """Choose the columns that fit the new width."""
         self._fit()
         self.post_message(Fitted())
 
@@ -115,11 +115,11 @@ class Trials(ScrollView, can_focus=True):
             self._follow()
 
     def action_page(self, pages: int) -> None:
-        """Move the cursor by as much as is seen."""
+        """Move the cursor by the visible height."""
         self.action_move(pages * max(1, self.size.height - 1))
 
     def on_click(self, event: Click) -> None:
-        """The trial that was clicked is chosen."""
+        """Choose the trial that was clicked."""
         place = event.y + self.scroll_offset.y
         if place < len(self._lines):
             self._chosen = self._lines[place].number
@@ -132,7 +132,7 @@ class Trials(ScrollView, can_focus=True):
 
 
 def line_of(cells: Sequence[tuple[str, Style]], width: int, ground: Style) -> Strip:
-    """Cells with a space between them, as one line."""
+    """One line of cells with a space between them."""
     segments = [Segment(" ", ground)]
     for cell, style in cells:
         segments += [Segment(cell, ground + style), Segment(" ", ground)]

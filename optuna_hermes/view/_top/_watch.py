@@ -1,4 +1,4 @@
-"""The threads of ``top``: whoever leaves waits for none of them."""
+"""The threads of ``top``: daemons, so that leaving waits for none of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from optuna_hermes.view._top._picture import Picture
 from optuna_hermes.view._top._source import Source
 
 LOOK_SECONDS = 1.0
-"""How often the broker is asked."""
+"""Seconds between two requests to the broker."""
 
 READ_SECONDS = 10.0
-"""How often the ledger is asked who had which device."""
+"""Seconds between two reads of past leases from the ledger."""
 
 
 class Seen(Message):
-    """There is a new picture; ``bars`` are what was read of the past."""
+    """Message: a new picture, and past leases (``bars``) if they were read."""
 
     def __init__(self, picture: Picture, bars: tuple[Bar, ...]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Seen(Message):
 
 
 class Lost(Message):
-    """There is nobody to ask any more."""
+    """Message: the source cannot be reached."""
 
     def __init__(self, words: str) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Lost(Message):
 
 
 class Told(Message):
-    """A trial's story was read."""
+    """Message: a trial's event log was read."""
 
     def __init__(self, number: int, story: RenderableType) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Told(Message):
 
 
 class Said(Message):
-    """Something is to be told in a line."""
+    """Message: a line to show; ``bad`` for an error."""
 
     def __init__(self, words: str, *, bad: bool = False) -> None:
         super().__init__()
@@ -57,11 +57,11 @@ class Said(Message):
 
 
 class Watcher:
-    """Asks a source for pictures, and does what people want, in threads of its own.
+    """Polls a source for pictures, and carries out commands, on threads of its own.
 
     Args:
         source: see ``Source``.
-        post: gives a message to the screen, from any thread.
+        post: posts a message to the screen, from any thread.
     """
 
     def __init__(self, source: Source, post: Callable[[Message], object]) -> None:
@@ -73,16 +73,16 @@ class Watcher:
         self.key = ""
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start polling."""
         self._start(self._watch)
 
     def look_now(self, key: str) -> None:
-        """Look at this study, and do not wait for the next time."""
+        """Poll at once, for this study."""
         self.key = key
         self._asked.set()
 
     def do(self, call: Callable[[], Message | None]) -> None:
-        """Do something, tell what came of it, and look again."""
+        """Call a function on a thread, post its message or its error, and poll at once."""
 
         def work() -> None:
             try:
@@ -91,12 +91,12 @@ class Watcher:
                 answer = Said(str(error), bad=True)
             if answer is not None:
                 self._post(answer)
-            self._asked.set()
+            self._asked.set()  # the command's effect is shown at once
 
         self._start(work)
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop polling, and close the source."""
         self._ended.set()
         self._asked.set()
         self._source.close()

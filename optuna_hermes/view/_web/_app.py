@@ -1,4 +1,4 @@
-"""The web page's server: a thin shell of Starlette around ``Guard`` and ``Feed``."""
+"""The web page's server: a thin layer of Starlette over ``Guard`` and ``Feed``."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 MAX_FORM_BYTES = 4096
-"""The largest body that is read: no request needs more."""
+"""Size of the largest body that is read; every valid request is smaller."""
 
 MOST_DIGITS = 15
-"""No trial has a number of more."""
+"""Most digits of a trial's number."""
 VERBS = ("hold", "boost", "release", "finish")
 _TOO_LARGE = Refusal(
     status=413, reason=f"A body may have {MAX_FORM_BYTES} bytes: send less, or none."
@@ -49,11 +49,11 @@ _TOO_LARGE = Refusal(
 
 @dataclass(frozen=True, kw_only=True)
 class Deeds:
-    """What a page can ask for.
+    """The functions behind the page's requests.
 
     Args:
-        act: does a verb of ``VERBS`` to a trial, and says in words what it has done.
-        story: what is known of one trial, as plain JSON.
+        act: applies a verb of ``VERBS`` to a trial, and returns a message about it.
+        story: returns one trial's figures and event log, as plain JSON.
     """
 
     act: Callable[[str, int], str]
@@ -64,10 +64,10 @@ def make_app(feed: Feed, deeds: Deeds, guard: Guard, *, trusts_own: bool) -> ASG
     """The server's application.
 
     Args:
-        feed: what pages show.
-        deeds: what they can ask for.
-        guard: who is let in.
-        trusts_own: whether processes of this user on this host need no token.
+        feed: source of the pages' content.
+        deeds: the functions behind their requests.
+        guard: checks each request.
+        trusts_own: true if processes of this user on this host need no token.
     """
 
     index = _served("index.html")
@@ -84,12 +84,13 @@ def make_app(feed: Feed, deeds: Deeds, guard: Guard, *, trusts_own: bool) -> ASG
         return enter(request, fields.get("token", [""])[0].strip())
 
     def enter(request: Request, shown: str) -> Response:
-        """The token goes from the address into a cookie."""
+        """Exchange the token for a session cookie, and redirect to the page without the token."""
         if not guard.knows(shown):
             return _refused(request, Refusal(status=401, reason="That is not the token."))
         answer: Response = RedirectResponse("/", 303)
         if request.headers.get("sec-fetch-site") == "cross-site":
-            # Whoever came by a link of another site would be sent on without the new cookie.
+            # After a link from another site, browsers would follow a redirect without the new
+            # SameSite=Strict cookie; a refresh starts at this site.
             answer = HTMLResponse('<!doctype html><meta http-equiv="refresh" content="0; url=/">')
         answer.set_cookie(guard.cookie, guard.session, httponly=True, samesite="strict")
         return answer
@@ -120,13 +121,13 @@ def make_app(feed: Feed, deeds: Deeds, guard: Guard, *, trusts_own: bool) -> ASG
 
 
 def _names() -> list[str]:
-    """The files that pages are made of."""
+    """The names of the page's static files."""
     found = (path for path in FILES.rglob("*") if path.suffix in _TYPES)
     return sorted(str(path.relative_to(FILES)) for path in found if path.suffix != ".html")
 
 
 def _served(name: str) -> Callable[[Request], Awaitable[Response]]:
-    """Gives out a file, which is read once: there are few, and they are small."""
+    """The handler that serves a file, read once into memory: there are few, and they are small."""
     path = FILES / name
     content = path.read_bytes()
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
@@ -141,7 +142,7 @@ def _served(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _body(request: Request) -> bytes | None:
-    """The body of a request, None if it is too large; no more than that is read."""
+    """The body of a request; None once more than ``MAX_FORM_BYTES`` have been read."""
     body = b""
     async for part in request.stream():
         body += part
@@ -160,7 +161,7 @@ async def _answer(call: Callable[[int], dict[str, Any]], number: str) -> Respons
 
 
 class _Gate:
-    """Lets requests through to ``app`` if the guard agrees, and puts its headers on answers."""
+    """Middleware that lets the guard check requests, and adds its headers to answers."""
 
     def __init__(self, app: ASGIApp, guard: Guard, *, trusts_own: bool) -> None:
         self._app = app
@@ -172,7 +173,7 @@ class _Gate:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
-                # What is shown is a study's; a new version of this package has other files.
+                # Data of a study must not stay in caches; files change with this package's version.
                 is_data = scope["path"] == "/" or scope["path"].startswith("/api/")
                 headers["cache-control"] = "no-store" if is_data else "no-cache"
             await send(message)
@@ -208,7 +209,7 @@ def _too_large(request: Request) -> Refusal | None:
 
 
 def _refused(request: Request, refusal: Refusal) -> Response:
-    """Why: for people on their way to the page as a page, else as a line."""
+    """The answer to a refused request: a form for the token, JSON for the API, else a line."""
     if refusal.status == 401 and request.url.path in ("/", "/token"):
         html = (FILES / "token.html").read_text("utf-8")
         return HTMLResponse(html, refusal.status, headers={"www-authenticate": "Bearer"})

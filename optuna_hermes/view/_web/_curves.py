@@ -1,4 +1,4 @@
-"""What the web page's charts draw of a history: curves, best so far, bars; pure."""
+"""Data of the web page's charts, from a history: curves, best so far, bars; no I/O."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from optuna_hermes.view._history import Bar, History, Point, TrialHistory, best_
 from optuna_hermes.view._web._values import LIVE, Json, rounded
 
 MOST_CURVES = 500
-"""So many curves are drawn at most: those of trials that live, then the best ones."""
+"""Most curves that are drawn: those of live trials first, then the best ones."""
 
 MOST_POINTS = 400
-"""So many points of a curve are drawn at most."""
+"""Most points of a curve that are drawn, besides the last one."""
 
 
 class Charts:
-    """Draws charts; what has not changed since the last time is the same object again."""
+    """Data of charts; a part that has not changed since the last call is the same object."""
 
     def __init__(self) -> None:
         self._columns: dict[int, tuple[tuple[Point, ...], Json]] = {}
         self._best: tuple[History | None, list[list[Any]]] = (None, [])
 
     def curves(self, history: History | None, trials: Json) -> Json:
-        """Units and values by trial, of those that are drawn."""
+        """Units and values of the curves that are drawn, by trial."""
         found = {}
         reported = [trial for trial in history.trials if trial.points] if history else []
         sign = -1.0 if history and history.maximize else 1.0
@@ -37,7 +37,7 @@ class Charts:
         return found
 
     def path(self, history: History | None) -> list[list[Any]]:
-        """Best so far against device time; as before if nobody has reported since."""
+        """Best so far against device time; the same object if no value was reported since."""
         before, path = self._best
         same = before is not None and history is not None and before.position == history.position
         if history is not None and not (same and before and before.key == history.key):
@@ -50,13 +50,13 @@ class Charts:
 
 
 def beginning(history: History | None) -> float:
-    """Where the schedule's time begins."""
+    """The begin of the schedule: that of the first lease, in wall clock seconds."""
     bars = history.bars if history else ()
     return round(min((bar.begin for bar in bars), default=0.0), 2)
 
 
 def bars(history: History | None, begin: float) -> Json:
-    """Who had which device when, by lease and device."""
+    """The bars of the schedule, by epoch and device."""
     found: Json = {}
     for bar in history.bars if history else ():
         found[f"{bar.epoch} {bar.device}"] = _bar(bar, begin)
@@ -64,7 +64,7 @@ def bars(history: History | None, begin: float) -> Json:
 
 
 def _bar(bar: Bar, begin: float) -> list[Any]:
-    """Device, trial, begin and end in seconds of the schedule; it has no end while it lasts."""
+    """Device, trial, begin and end in seconds of the schedule; the end is None while it lasts."""
     end = None if bar.end is None else round(bar.end - begin, 2)
     return [bar.device, bar.trial, round(bar.begin - begin, 2), end]
 
@@ -72,7 +72,7 @@ def _bar(bar: Bar, begin: float) -> list[Any]:
 def _foremost(
     reported: Sequence[TrialHistory], trials: Json, sign: float
 ) -> Sequence[TrialHistory]:
-    """The trials whose curves are drawn: all, or those that live and then the best."""
+    """The trials whose curves are drawn: all if they are few, else live ones, then the best."""
     if len(reported) <= MOST_CURVES:
         return reported
 

@@ -1,4 +1,4 @@
-"""What has changed of a page, pure: the page is sent whole once, and then only this."""
+"""Differences between two pages: a page is sent whole once, then only its changes; pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 KEYED = ("trials", "bars")
-"""Parts whose entries change one by one: an entry that is gone is sent as None."""
+"""Parts that are compared entry by entry; a removed entry is sent as None."""
 
 GROWING = "curves"
-"""The part whose entries grow: of one that has only grown the new end is sent."""
+"""The part whose entries are curves; of each only the points after the common start are sent."""
 
 
 def delta(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes ``after`` of ``before``, empty if nothing.
+    """The changes that turn ``before`` into ``after``; empty if they are equal.
 
     Example:
         >>> delta({"trials": {"0": "parked"}}, {"trials": {"0": "parked", "1": "pending"}})
@@ -48,13 +48,13 @@ def _curves(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
 
 
 def _grown(before: Mapping[str, list[Any]] | None, after: Mapping[str, list[Any]]) -> Any:
-    """Lists of one length, from the first point on that is new; all of them carry where it is."""
+    """The columns of a curve from its first new point on; ``from`` is the index of that point."""
     count = 0 if before is None else _common(before, after)
     return {"from": count, **{name: column[count:] for name, column in after.items()}}
 
 
 def _common(before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]) -> int:
-    """How many points two curves have in common at their beginning."""
+    """The number of equal points at the beginning of two curves."""
     old = list(zip(*(before[name] for name in after), strict=True))
     new = list(zip(*after.values(), strict=True))
     same = (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)

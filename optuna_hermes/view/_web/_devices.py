@@ -1,4 +1,4 @@
-"""The devices as the web page shows them, pure."""
+"""The devices as the web page shows them; no I/O."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from optuna_hermes.view import _words as words
 from optuna_hermes.view._web._values import Json
 
 STEADY_SECONDS = 0.5
-"""Times of a slice that differ by less are the same: an answer takes its time."""
+"""Changes of a slice's times below this are ignored: the broker's answers take their time."""
 
 
 class Devices:
-    """Draws devices, and remembers when their slices began."""
+    """Entries of devices; remembers the times of their leases, so that they do not jitter."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], tuple[float, float]] = {}
 
     def shown(self, broker: Mapping[str, Any] | None, now: float) -> list[Json]:
-        """The devices of a broker, and who has them.
+        """The devices of a broker with their holders.
 
         Args:
-            broker: what it tells, None if there is none.
-            now: wall clock seconds (Unix time) of that.
+            broker: its status, None if there is none.
+            now: wall clock seconds (Unix time) of that status.
         """
         devices = broker["devices"] if broker else ()
         labels = short([device["id"] for device in devices])
@@ -33,7 +33,7 @@ class Devices:
         ]
 
     def _holder(self, device: Mapping[str, Any], now: float) -> Json | None:
-        """Who has a device. Its times are points of the wall clock, so that they stand still."""
+        """The holder of a device. Its times are absolute, so that they change only with a lease."""
         holder = device["holder"]
         if holder is None:
             return None
@@ -55,7 +55,7 @@ class Devices:
 
 
 def short(ids: Sequence[str]) -> list[str]:
-    """Names of devices for people: of a UUID its beginning, as long as it takes to be one's own.
+    """Names of devices for people: UUIDs are cut to the shortest unique beginning.
 
     Example:
         >>> short(["GPU-5c2f0a11-aaaa", "GPU-5c2f0a12-bbbb", "cpu:0"])

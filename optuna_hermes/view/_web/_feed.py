@@ -1,4 +1,4 @@
-"""One look for all open pages: those who listen are sent what has changed."""
+"""Feed of all open pages: one shared look at the study, whose changes go to every listener."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from optuna_hermes.view._web._delta import delta
 
 EVERY_SECONDS = 0.4
-"""Between two looks. A report waits for up to 0.25 s in the broker before it is in the ledger."""
+"""Seconds between two looks. A report reaches the ledger up to 0.25 s after the broker has it."""
 
 SHARE = 0.5
-"""So much of the time looking may take at most."""
+"""Largest share of the time that is spent on looks."""
 
 BEAT_SECONDS = 15.0
-"""After so long without a change a line without meaning is sent: proxies hang up on silence."""
+"""Seconds without a change after which a comment line is sent: proxies close silent streams."""
 
 UNREAD = 64
-"""A page that has not read so many changes is sent the whole instead."""
+"""Number of unread changes after which a listener is sent the whole page instead."""
 
 log = logging.getLogger("optuna_hermes.web")
 
@@ -30,12 +30,12 @@ Page = dict[str, Any]
 
 
 class Feed:
-    """Sends pages what they show.
+    """Stream of server-sent events for each open page.
 
     Args:
-        look: what is to be shown now; called from one thread at a time.
-        rest: called when nobody listens any more.
-        every_seconds: between two looks.
+        look: returns the present page; called from one thread at a time.
+        rest: called once there are no listeners any more.
+        every_seconds: time between two looks.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Feed:
             self._hurry.set()
 
     def hurry(self) -> None:
-        """Look at once: something was just changed from here."""
+        """Look at once, after a change made through this server."""
         self._hurry.set()
 
     def close(self) -> None:
@@ -87,6 +87,7 @@ class Feed:
             took = time.monotonic() - begin
             await self._pause(max(self._every_seconds, took / SHARE) - took)
         self._looking = self._page = None
+        # The lock keeps rest() from closing what a new listener's look() uses on another thread.
         async with self._turn:
             await asyncio.to_thread(self._rest)
 
@@ -94,7 +95,7 @@ class Feed:
         try:
             async with self._turn:
                 page = await asyncio.to_thread(self._look)
-        except Exception:  # the next look may do better, and a page that stands still says why
+        except Exception:  # the loop must live: the next look may succeed
             log.exception("a look failed")
             return
         before, self._page = self._page, page
@@ -141,7 +142,7 @@ class _Listener:
 
 
 def _event(name: str, document: Page) -> bytes:
-    """With the time of day here, by which pages know how much of a slice is left."""
+    """One server-sent event, with the server's time, by which pages count slices down."""
     timed = {**document, "now": round(time.time(), 2)}
     text = json.dumps(timed, separators=(",", ":"), allow_nan=False)
     return f"event: {name}\ndata: {text}\n\n".encode()

@@ -1,8 +1,8 @@
-"""Who may see the web page, and who may say something through it, pure.
+"""Access checks of the web page's requests; pure.
 
-Four questions, in this order: is the request meant for this server, or did a name that somebody
-bent lead a browser here (DNS rebinding)? Is it from somebody who may? Was it made by a page of
-another site? And if it changes something: was it made by our own page?
+Four checks, in this order: the Host header names this server (else DNS rebinding could lead a
+browser here); the request was not made by a page of another site; it has the token, the session
+cookie, or comes from a process of this user; if it changes something, it comes from our own page.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 COMMAND_HEADER = "x-optuna-hermes"
-"""On every request that changes something. No form can set it, and a script of another site only
-with the server's leave, which it never gives."""
+"""Header of every request that changes something. Forms cannot set it, and scripts of other sites
+only after a CORS preflight, which this server never grants."""
 
 PUBLIC = frozenset({"/style.css", "/icon.svg", "/token"})
-"""What who has no token needs to give it."""
+"""Paths that need no token: those of the form that asks for it."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 
@@ -38,23 +38,23 @@ HEADERS = {
     ),
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # With none at all browsers would not say of a form that it is our own.
+    # With "no-referrer" browsers would send the form's Origin as "null", which is refused below.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""On every answer: nothing from elsewhere, nothing inline, no text of a trial that becomes HTML."""
+"""Headers of every answer: no foreign or inline content, and no HTML made from a trial's text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What matters of a request.
+    """The parts of a request that are checked.
 
     Args:
         method: in capitals.
         path: without its query.
         headers: by their names in small letters.
-        is_own: the kernel says that the other end is a process of this user, on this host.
+        is_own: true if the kernel shows that a process of this user, on this host, has sent it.
     """
 
     method: str
@@ -65,7 +65,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Why a request is not served: an HTTP status, and what to do."""
+    """The refusal of a request: an HTTP status, and a reason with a remedy."""
 
     status: int
     reason: str
@@ -73,14 +73,14 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
-    """Who is let in.
+    """The access rules of a server.
 
     Args:
-        token: what people show, in the page's address or as ``Authorization: Bearer``.
-        session: what a browser shows after that, in a cookie. Another secret, for cookies are
-            sent to every port of a host.
+        token: secret of the user, in the page's address or as ``Authorization: Bearer``.
+        session: secret of a browser after that, in a cookie. It differs from the token, since
+            cookies are sent to every port of a host.
         cookie: the cookie's name.
-        names: under which the server may be called, besides any address in digits.
+        names: allowed names in the Host header, besides any numeric address.
     """
 
     token: str
@@ -89,11 +89,11 @@ class Guard:
     names: frozenset[str]
 
     def refuse(self, asked: Asked) -> Refusal | None:
-        """Why a request is not served, None if it is."""
+        """The reason for refusing a request, None if it is to be served."""
         return self._misled(asked) or self._forged(asked) or self._unknown(asked) or _unsaid(asked)
 
     def knows(self, token: str) -> bool:
-        """Whether this is the token; takes as long for a wrong one."""
+        """True if this is the token; compared in constant time."""
         return _same(token, self.token)
 
     def _misled(self, asked: Asked) -> Refusal | None:
@@ -107,7 +107,7 @@ class Guard:
         )
 
     def _forged(self, asked: Asked) -> Refusal | None:
-        """A browser says which site's page asks: another's may lead people here, and no more."""
+        """Refuse requests by pages of other sites, by ``Sec-Fetch-Site``; links are allowed."""
         site = asked.headers.get("sec-fetch-site", "none")
         if site in ("same-origin", "none"):
             return None
@@ -132,7 +132,7 @@ class Guard:
 
 
 def _unsaid(asked: Asked) -> Refusal | None:
-    """A request that changes something comes from our page, or from no page at all."""
+    """Refuse a change unless it comes from our own page, or from a program that is no browser."""
     if asked.method in SAFE_METHODS:
         return None
     host = asked.headers.get("host", "")
@@ -151,20 +151,20 @@ def _same(shown: str, secret: str) -> bool:
 
 
 def _cookie(header: str, name: str) -> str:
-    """A cookie's value. Those of other servers of this host may be in no known form."""
+    """A cookie's value; parsed by hand, since other servers' cookies may have any form."""
     pairs = (part.strip().partition("=") for part in header.split(";"))
     return next((value for key, _, value in pairs if key == name), "")
 
 
 def _host_name(host: str) -> str:
-    """A name or an address without its port."""
+    """The name or address of a Host header, without the port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0].lower() if ":" in host else host.lower()
 
 
 def _is_address(name: str) -> bool:
-    """An address in digits: nobody can bend what no name server is asked for."""
+    """True for a numeric address: DNS rebinding needs a name."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the web page draws, as plain JSON, out of a study's history and a broker's status; pure."""
+"""The web page's content as plain JSON, from a study's history and a broker's status; no I/O."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from optuna_hermes.view._web._values import LIVE, OVER, Json, rounded
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What is known when a page is made.
+    """The input of a page.
 
     Args:
         name: the study's name, None if no study is known.
-        named: whether people have named it; otherwise it is one that the broker serves.
-        history: what its ledger tells, None if it could not be read or there is none.
-        broker: what this host's broker tells, None if none answers.
-        was_served: whether a broker was seen to serve the study since this server began.
-        problem: why the ledger could not be read.
-        wishes: what people want of trials, by number, as the ledger knows it.
+        named: true if the user has named it; otherwise it is one that the broker serves.
+        history: from its ledger, None if that could not be read or there is none.
+        broker: status of this host's broker, None if none answers.
+        was_served: true if a broker has served the study since this server began.
+        problem: the reason why the ledger could not be read.
+        wishes: overrides by trial, as the ledger has them.
         now: wall clock seconds (Unix time).
     """
 
@@ -40,7 +40,7 @@ class Scene:
 
 
 class Painter:
-    """Makes pages; what has not changed since the last one is the same object in the next."""
+    """Maker of pages; a part that has not changed since the last page is the same object."""
 
     def __init__(self) -> None:
         self._charts = Charts()
@@ -90,7 +90,7 @@ def _study(scene: Scene, entry: Mapping[str, Any] | None) -> Json:
 
 
 def _live(scene: Scene, entry: Mapping[str, Any] | None, trials: Json) -> Json:
-    """What goes on, in a word and in a sentence."""
+    """The activity of the study, as a key word and as a text."""
     states = [trial["state"] for trial in trials.values()]
     waiting = sum(state not in OVER for state in states)
     if entry is not None and not entry["finished"]:
@@ -106,7 +106,7 @@ def _live(scene: Scene, entry: Mapping[str, Any] | None, trials: Json) -> Json:
 
 
 def _notes(scene: Scene, entry: Mapping[str, Any] | None, *, is_away: bool) -> Iterator[str]:
-    """What people should know besides."""
+    """Messages about problems of the study."""
     if scene.problem is not None:
         yield scene.problem
     if is_away:
@@ -131,7 +131,7 @@ def _notes(scene: Scene, entry: Mapping[str, Any] | None, *, is_away: bool) -> I
 
 
 def _totals(scene: Scene, entry: Mapping[str, Any] | None) -> Json:
-    """Device time without that of leases which are not over: the page counts that itself."""
+    """Totals without leases that have not ended: the page itself counts those up."""
     history = scene.history
     if entry is not None:
         return {

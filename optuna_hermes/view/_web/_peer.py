@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a connection within this host, as the kernel says."""
+"""The user at the other end of a connection within this host, from the kernel's socket table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Address = tuple[str, int]
 
 
 def is_ours(client: Address, server: Address) -> bool:
-    """Whether a process of this user, on this host, has opened a connection.
+    """True if a process of this user, on this host, has opened a connection.
 
     Args:
         client: its end.
         server: our end.
 
     Returns:
-        False also where the kernel does not say, and for one that came through the network.
+        False also where the kernel has no such table, and for one that came through the network.
     """
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     try:
@@ -34,7 +34,7 @@ def is_ours(client: Address, server: Address) -> bool:
 
 
 def owner(lines: Iterable[str], local: str, remote: str) -> int | None:
-    """The user whose socket is bound to ``local`` and connected to ``remote``, None if nobody's.
+    """The user whose socket is bound to ``local`` and connected to ``remote``, None if none is.
 
     Args:
         lines: of ``/proc/net/tcp``.
@@ -42,6 +42,7 @@ def owner(lines: Iterable[str], local: str, remote: str) -> int | None:
         remote: likewise.
     """
     for line in lines:
+        # Columns: 1 local end, 2 remote end, 3 state, 7 user.
         found = line.split()
         if found[1:4] == [local, remote, _ESTABLISHED]:
             return int(found[7])
@@ -49,7 +50,7 @@ def owner(lines: Iterable[str], local: str, remote: str) -> int | None:
 
 
 def _text(address: Address, family: socket.AddressFamily) -> str:
-    """As the kernel prints it: words of 32 bits in its own order of bytes.
+    """An address as the kernel prints it: words of 32 bits in the machine's byte order.
 
     Example:
         >>> _text(("127.0.0.1", 80), socket.AF_INET)

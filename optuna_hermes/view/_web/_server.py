@@ -1,4 +1,4 @@
-"""The web page as a process: an address, a server, and who is let in."""
+"""The web page's server process: its socket, its token, and its shutdown."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def serve(
     """Serve the page until SIGINT or SIGTERM.
 
     Args:
-        feed: what pages show.
-        deeds: what they can ask for.
+        feed: source of the pages' content.
+        deeds: the functions behind their requests.
         host: the address to listen at.
         port: likewise, 0 for any that is free.
-        token: what people have to show; None draws one, and on a loopback address lets processes
-            of this user in without.
+        token: required of users; None draws one, and on a loopback address lets processes of
+            this user in without it.
         ready: called with the page's address when it can be opened.
 
     Raises:
-        InvalidInputError: the address cannot be had, or the token is too short.
+        InvalidInputError: the address is not available, or the token is too short.
     """
     if token is not None and len(token) < LEAST_TOKEN:
         raise InvalidInputError(
@@ -74,7 +74,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Ends the streams of events first: they would never end on their own."""
+    """Server that ends the event streams before it shuts down, since they have no end."""
 
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
@@ -86,7 +86,7 @@ class _Server(uvicorn.Server):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host reaches an address."""
+    """True if only this host reaches an address."""
     if host == "localhost":
         return True
     try:
@@ -96,7 +96,7 @@ def is_loopback(host: str) -> bool:
 
 
 def names_of(host: str) -> frozenset[str]:
-    """Under which names a server at an address may be called."""
+    """The names that a Host header may have for a server at an address."""
     names = {"localhost"}
     if not is_loopback(host):
         names |= {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -104,7 +104,7 @@ def names_of(host: str) -> frozenset[str]:
 
 
 def _reachable(name: str) -> str:
-    """An address that a browser can open: of all addresses of this host its name."""
+    """An address that a browser can open: this host's name in place of the wildcard address."""
     return socket.gethostname() if name in ("0.0.0.0", "[::]") else name
 
 
@@ -112,6 +112,7 @@ def _reachable(name: str) -> str:
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
+        # A server started again must not wait for its old connections in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((host, port))

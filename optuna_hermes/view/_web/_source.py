@@ -1,4 +1,4 @@
-"""Where the web page's facts come from: this host's broker, and a study's ledger."""
+"""The sources of the web page: this host's broker, and a study's ledger."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
 
 FACTS_SECONDS = 2.0
-"""How old what Optuna knows of a study may be."""
+"""Longest age of the facts from Optuna's tables."""
 
 
 ASK_SHARE = 0.1
-"""So much of the time a broker may be busy with answers: of a huge study each takes long."""
+"""Largest share of a broker's time for answers to this server: they are slow for huge studies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A study that was named.
+    """A study that the user has named.
 
     Args:
         name: its name.
-        facts: reads what Optuna knows of it.
-        open: opens its ledger, None as long as it has none.
+        facts: reads its facts from Optuna's tables.
+        open: opens its ledger; returns None as long as it has none.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Named:
 
 
 class Watch:
-    """Looks at a broker and a ledger, and makes pages of what is there.
+    """Reader of a broker and a ledger, which makes pages of them.
 
     Args:
-        study: the study to show; None for what the broker serves.
+        study: the study to show; None for one that the broker serves.
     """
 
     def __init__(self, study: Named | None) -> None:
@@ -82,18 +82,18 @@ class Watch:
             return self._painter.paint(scene)
 
     def rest(self) -> None:
-        """Hang up: nobody looks at any page."""
+        """Close the connection to the broker while no page is open."""
         with self._lock:
             self._hang_up()
 
     def close(self) -> None:
-        """Hang up, and give back the database."""
+        """Close the connections to broker and database."""
         self.rest()
         if self._ledger is not None:
             self._ledger.close()
 
     def _ask(self) -> dict[str, Any] | None:
-        """What the broker tells, None if none answers; what it has just told if it takes long."""
+        """The broker's status, None if none answers; the last one again if answers take long."""
         begin = time.monotonic()
         if self._told is None or begin >= self._ask_due:
             self._told, self._told_at = self._answer(), time.time()
@@ -102,10 +102,10 @@ class Watch:
         return self._told
 
     def _answer(self) -> dict[str, Any] | None:
-        """The broker's answer; the connection is kept for the next time."""
+        """Ask the broker; the connection is kept for the next time."""
         from optuna_hermes.broker import connect
 
-        for _ in range(2):  # one that was kept may be that of a broker that has ended
+        for _ in range(2):  # a kept connection may be that of a broker that has ended
             is_new = self._connection is None
             try:
                 if self._connection is None:
@@ -123,7 +123,7 @@ class Watch:
             self._connection = None
 
     def _read(self, broker: dict[str, Any] | None) -> str | None:
-        """Bring the history up to date; why not, if the database does not answer."""
+        """Update the history from the ledger; return the error's text if that fails."""
         if self._study is None:
             return None
         try:
@@ -143,7 +143,7 @@ class Watch:
 
 
 def _first_served(broker: dict[str, Any] | None) -> str | None:
-    """The study of which most trials train."""
+    """The name of the served study with the most running trials."""
     entries = broker["studies"] if broker else []
     most = max(entries, key=lambda entry: entry["counts"]["running"], default=None)
     return None if most is None else str(most["name"])

@@ -1,4 +1,4 @@
-"""The trials as the web page shows them, pure."""
+"""The trials as the web page shows them; pure functions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from optuna_hermes.view._web._values import LIVE, OVER, Json, rounded
 def shown_trials(
     history: History | None, entry: Mapping[str, Any] | None, wishes: Mapping[int, str]
 ) -> Json:
-    """Every trial by its number: the broker knows better where it is, the ledger what it was.
+    """Every trial by its number: the broker's data where it has them, else the ledger's.
 
     Args:
-        history: what the ledger tells.
-        entry: what the broker tells of the study.
-        wishes: what people want of trials, as the ledger knows it.
+        history: from the ledger.
+        entry: the study's entry in the broker's status.
+        wishes: overrides by trial, as the ledger has them.
     """
     told = {run["trial"]: run for run in entry.get("runs", ())} if entry else {}
     known = {trial.number: trial for trial in history.trials} if history else {}

@@ -1,4 +1,4 @@
-"""Values and states as the web page's JSON has them, pure."""
+"""Values and states of the web page's JSON; pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIVE = ("running", "parked")
 
 
 def rounded(value: float | None) -> float | None:
-    """A value for JSON, which has no NaN and no infinity."""
+    """A value for JSON, rounded; None for NaN and infinity, which JSON lacks."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{DIGITS}g}")

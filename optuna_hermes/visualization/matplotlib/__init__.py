@@ -1,4 +1,4 @@
-"""The plots of ``optuna_hermes.visualization``, by matplotlib."""
+"""The plots of ``optuna_hermes.visualization``, drawn by matplotlib."""
 
 from __future__ import annotations
 

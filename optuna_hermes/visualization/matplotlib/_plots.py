@@ -1,4 +1,4 @@
-"""The plots, by matplotlib."""
+"""The plots, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LABELLED_SHARE = 0.02
-"""A bar that is a smaller part of the whole time has no room for the number of its trial."""
+"""Smallest share of the whole time for which a bar is labelled with the number of its trial."""
 
 
 def plot_schedule(study: optuna.Study) -> Axes:
-    """Plot which trial had which device when, with matplotlib.
+    """Plot the leases of each device over time, with matplotlib.
 
     .. seealso:: ``optuna_hermes.visualization.plot_schedule``
 
@@ -70,7 +70,7 @@ def plot_curves(
     axis: drawn.Axis = "unit",
     target_name: str = "Intermediate Value",
 ) -> Axes:
-    """Plot what all trials have reported, coloured by what has become of them, with matplotlib.
+    """Plot the reported values of all trials, coloured by their state, with matplotlib.
 
     .. seealso:: ``optuna_hermes.visualization.plot_curves``
 
@@ -93,6 +93,7 @@ def _draw_curves(ax: Axes, info: drawn.CurvesInfo, target_name: str) -> Axes:
     for look, lines in info.groups:
         style: dict[str, Any] = {"color": look.colour, "alpha": look.opacity, "linewidth": 1.2}
         for index, line in enumerate(lines):
+            # Labels that begin with an underscore are left out of the legend: one per group.
             label = "_" if index else f"{look.label} ({len(lines)})"
             ax.plot(line.xs, line.ys, **style, **_dot(line), label=label)
     if info.best is not None:
@@ -193,12 +194,12 @@ def _legend(ax: Axes) -> None:
 
 
 def _days(seconds: float) -> float:
-    """A time as matplotlib's axes have it; it shows no zones, so local time."""
+    """A local time in matplotlib's days; local, since its axes have no zones."""
     from matplotlib.dates import date2num
 
     return float(date2num(datetime.fromtimestamp(seconds)))  # type: ignore[no-untyped-call]
 
 
 def _dot(line: drawn.Line) -> dict[str, Any]:
-    """A line of one point would not be seen."""
+    """The marker for a line of one point, which would be invisible."""
     return {"marker": "o", "markersize": 3} if len(line.xs) == 1 else {}

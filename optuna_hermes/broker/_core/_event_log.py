@@ -1,4 +1,4 @@
-"""The story of each run, as events for the ledger: nothing waits for their being written. Pure."""
+"""Event log: the events of each run, for the ledger. Nothing waits for their writing. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import TierName, Wish
 
 ROUTINE = frozenset({"granted", "suspended", "evicted", "moved", "batch size"})
-"""What happens in every slice: of interest in a trial's story, not in a log."""
+"""Events of every slice: they are in a trial's event log, but not in the broker's log."""
 
 POWER = frozenset({"powered down", "powered up", "power-down failed", "power-up failed"})
-"""What whoever runs the commands logs, once for all studies."""
+"""Events that are logged once for all studies, by the module that runs the commands."""
 
 _ORDER: tuple[TierName, ...] = ("resident", "host", "disk")
 
 
 def admitted(book: Book, run: Run, now: float) -> EventRecord:
-    """A run has come into the book for the first time."""
+    """Event: a run has come into the ``Book`` for the first time."""
     detail = {} if run.device is None else {"device": run.device, "epoch": run.epoch}
     return book.event(run.study, run.number, "admitted", detail, now)
 
@@ -28,7 +28,7 @@ def admitted(book: Book, run: Run, now: float) -> EventRecord:
 def granted(
     book: Book, run: Run, lease: Lease, came_from: str | None, now: float
 ) -> list[EventRecord]:
-    """A run has a device again, maybe on another host than before."""
+    """Events: a run has a device again, maybe on another host than before."""
     events = []
     if came_from not in (None, book.host):
         detail = {"host": book.host, "from": came_from}
@@ -45,25 +45,25 @@ def granted(
 
 
 def resumed(book: Book, run: Run, now: float) -> EventRecord:
-    """A run goes on, or waits on, with another broker than before."""
+    """Event: a run goes on, or waits on, with another broker than before."""
     detail = {"device": run.device, "epoch": run.epoch, "state": run.state}
     return book.event(run.study, run.number, "resumed", detail, now)
 
 
 def suspended(book: Book, run: Run, tier: TierName, now: float) -> EventRecord:
-    """A run has given its device back."""
+    """Event: a run has given its device back."""
     detail = {"tier": tier, "device": run.device, "units": run.curve.units}
     return book.event(run.study, run.number, "suspended", detail, now)
 
 
 def resized(book: Book, run: Run, before: int, size: int, now: float) -> EventRecord:
-    """The batches of a run have another size from here on."""
+    """Event: the batches of a run have another size from here on."""
     detail = {"from": before, "to": size, "device": run.device, "units": run.curve.units}
     return book.event(run.study, run.number, "batch size", detail, now)
 
 
 def moved(book: Book, run: Run, tier: TierName, now: float) -> list[EventRecord]:
-    """A parked run is in another tier than before: ``evicted`` if that is a lower one."""
+    """Event: a parked run is in another tier than before, ``evicted`` if that is a lower one."""
     before = run.tier
     if before is None or before == tier:
         return []
@@ -73,7 +73,7 @@ def moved(book: Book, run: Run, tier: TierName, now: float) -> list[EventRecord]
 
 
 def went_back(book: Book, lease: Lease, run: Run, message: Report, now: float) -> list[EventRecord]:
-    """A run that came from disk reports what it had reported: it took an older checkpoint."""
+    """Event: a run from disk reports a known unit again, so it took an older checkpoint."""
     newest = run.checkpoints[-1] if run.checkpoints else None
     if lease.reported or lease.from_tier != "disk" or newest is None:
         return []
@@ -84,7 +84,7 @@ def went_back(book: Book, lease: Lease, run: Run, message: Report, now: float) -
 
 
 def killed(book: Book, run: Run | None, pid: int, reason: str, now: float) -> list[EventRecord]:
-    """The process of a run is sent SIGKILL."""
+    """Event: the process of a run is sent SIGKILL."""
     if run is None:
         return []
     detail = {"pid": pid, "device": run.device, "reason": reason}
@@ -92,13 +92,13 @@ def killed(book: Book, run: Run | None, pid: int, reason: str, now: float) -> li
 
 
 def lost(book: Book, run: Run, now: float) -> EventRecord:
-    """The process of a run is gone without a word; said while the run still has it."""
+    """Event: the process of a run is gone without notice; made while the run still has it."""
     detail = {"device": run.device, "units": run.curve.units}
     return book.event(run.study, run.number, "process lost", detail, now)
 
 
 def ended(book: Book, run: Run, message: Ended, now: float) -> EventRecord:
-    """A run is over: ``failed`` if its own code raised."""
+    """Event: a run is over, ``failed`` if its own code raised."""
     if message.state == "failed":
         detail = {} if message.error is None else {"error": message.error}
         return book.event(run.study, run.number, "failed", detail, now)
@@ -106,6 +106,6 @@ def ended(book: Book, run: Run, message: Ended, now: float) -> EventRecord:
 
 
 def wished(book: Book, run: Run, before: Wish | None, wish: Wish | None, now: float) -> EventRecord:
-    """People want something else of a run than before."""
+    """Event: the override of a run has changed."""
     kind = f"no longer {before}" if wish is None else wish
     return book.event(run.study, run.number, kind, {}, now)

@@ -1,4 +1,4 @@
-"""What a process that goes on could tell no broker: that runs of its are over."""
+"""Endings of leases that no broker has acknowledged; the next one gets them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from optuna_hermes.broker._protocol import FromClient, Noted, Refused
 from optuna_hermes.errors import BrokerError
 
 
-class Unheard:
-    """Ends of leases that happened while there was no broker.
+class PendingEndings:
+    """Endings of leases that happened while there was no broker.
 
-    The next one waits for the process that had them, which is still there and has only forgotten.
+    Without them the next broker would wait for this process, which lives on, to come back.
     """
 
     def __init__(self) -> None:
         self._ends: deque[Callable[[], Iterable[FromClient]]] = deque()
 
     def keep(self, said: Callable[[], Iterable[FromClient]]) -> None:
-        """Keep what a broker is to be told, last of it the end of a lease."""
+        """Keep messages for the next broker, the last of them the ending of a lease."""
         self._ends.append(said)
 
     def tell(self, join: Callable[[], Connection]) -> None:
-        """Tell the broker of the day, each end by a connection of its own.
+        """Send the kept endings to the broker of now, each over a connection of its own.
 
         Raises:
             HermesError: there is no broker, and none can be started.
         """
         for _ in range(len(self._ends)):
-            with suppress(IndexError):  # another thread has told it
+            with suppress(IndexError):  # another thread has sent it
                 said = self._ends.popleft()
                 with closing(join()) as connection:
                     if not _told(connection, said()):
@@ -39,7 +39,7 @@ class Unheard:
 
 
 def _told(connection: Connection, said: Iterable[FromClient]) -> bool:
-    """Whether a broker has heard it; it may be gone before it has."""
+    """Send messages; True if a broker has acknowledged them, False if it died before."""
     with suppress(BrokerError):
         for message in said:
             connection.send(message)
@@ -49,4 +49,4 @@ def _told(connection: Connection, said: Iterable[FromClient]) -> bool:
     return False
 
 
-unheard = Unheard()
+pending_endings = PendingEndings()

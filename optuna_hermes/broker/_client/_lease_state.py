@@ -1,4 +1,4 @@
-"""What a run has said under its lease, kept for a broker that has heard none of it. Pure."""
+"""Lease state of a trial, kept for a broker that does not have it. Pure."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from optuna_hermes.broker._protocol import (
 from optuna_hermes.model import TierName
 
 MOST_REPORTS = 4096
-"""A broker that dies takes with it what was said in its last quarter of a second, or while a
-database was away."""
+"""Most reports that are kept: a broker that dies loses those of its last quarter of a second, or
+those of an outage."""
 
 
 @dataclass(kw_only=True)
-class Said:
-    """A lease as the run that has it knows it; ``Resume`` says what the fields mean.
+class LeaseState:
+    """A lease as its client knows it; ``Resume`` says what the fields mean.
 
     Args:
-        granted_at: when; of the clock that ``resume`` is told.
+        granted_at: time of the grant, on the clock of ``resume``.
         reports: with the times at which they were made.
         checkpoints: by path, those that are not known to be in the ledger.
         end: that the lease is over.
@@ -55,8 +55,8 @@ class Said:
     sizes: BatchSizes | None = None
     others: tuple[str, ...] = ()
 
-    def granted(self, grant: Grant, now: float) -> Said:
-        """The next lease; what was said before it is in the ledger, but for checkpoints."""
+    def granted(self, grant: Grant, now: float) -> LeaseState:
+        """State under the next lease: the ledger has earlier reports then, not all checkpoints."""
         return replace(
             self,
             epoch=grant.epoch,
@@ -72,7 +72,7 @@ class Said:
         )
 
     def resume(self, study: StudySpec, now: float) -> Resume:
-        """What the next broker has to know."""
+        """Message from which the next broker learns of this lease."""
         return Resume(
             study=study,
             epoch=self.epoch,
@@ -87,6 +87,7 @@ class Said:
             units_left=self.units_left,
             params=self.params,
             reports=tuple(
+                # Without parameters: the message has those of the trial once.
                 msgspec.structs.replace(report, params={}, age_seconds=now - at)
                 for at, report in self.reports
             ),

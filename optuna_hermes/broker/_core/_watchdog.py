@@ -1,33 +1,32 @@
-"""How long a worker may be silent before it is killed, by what its processes do. Pure."""
+"""Watchdog: limits of a worker's silence, by the activity of its processes. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optuna_hermes.broker._core import _story as story
+from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._book import Book, Client, Lease
 from optuna_hermes.broker._core._events import Command, Kill, Observed
 from optuna_hermes.broker._core._run import Run
 
 GRACE_SECONDS = 300.0
-"""A worker that is silent and idle for so long hangs, unless its study says otherwise."""
+"""Time after which a worker that is silent and idle hangs, unless its study says otherwise."""
 
 LEAST_GRACE_SECONDS = 30.0
-"""As long is waited for one that is stopped, and in the way of others: it cannot be at work."""
+"""Time for one that is stopped, and in the way of others: it cannot be at work."""
 
 USUAL_SILENCES = 10
-"""A run may be idle for this many times its longest silence until now, if that is longer."""
+"""Factor on a run's longest silence until now, for which it may be idle if that is longer."""
 
 BUSY_SHARE = 10
-"""One that works may be silent this many times longer, after its first unit; before it, for ever.
-"""
+"""Factor on that time for a worker that works, after its first unit; before it, no limit."""
 
 LOOK_SECONDS = 5.0
-"""Whoever is silent for so long is looked at."""
+"""Silence after which a worker is observed."""
 
 
-def heard_from(lease: Lease, run: Run | None, now: float) -> None:
-    """A sign of life: the silence before it is normal, if the run was training."""
+def record_heartbeat(lease: Lease, run: Run | None, now: float) -> None:
+    """Note a sign of life: the silence before it is normal, if the run was training."""
     silence = now - lease.last_progress
     # Beats come once a second at most: less says nothing of the rhythm.
     if run is not None and lease.training and silence >= 1.0:
@@ -35,8 +34,8 @@ def heard_from(lease: Lease, run: Run | None, now: float) -> None:
     lease.last_progress = now
 
 
-class Silence:
-    """Watches the workers in a ``Book`` that say nothing.
+class Watchdog:
+    """Watches the silent workers in a ``Book``.
 
     One that works is waited for: by its CPU time, that of its children, and its device's use. It
     hangs only if it has been silent for much longer than ever before.
@@ -51,7 +50,7 @@ class Silence:
         self._grace_seconds = grace_seconds
 
     def watched(self, now: float) -> Iterator[int]:
-        """The connections of workers that should be looked at: they are silent."""
+        """Connections of silent workers, whose processes are to be observed."""
         for lease in self._book.leases():
             after = min(LOOK_SECONDS, self._hang_seconds(lease.study) / 4)
             if not lease.held and now - lease.last_progress >= after:
@@ -62,7 +61,7 @@ class Silence:
         yield from self._leaving()
 
     def observed(self, event: Observed, now: float) -> None:
-        """See what silent workers do."""
+        """Take in the activities of silent workers."""
         for connection, activity in event.activities.items():
             client = self._book.clients.get(connection)
             if client is None:
@@ -78,7 +77,7 @@ class Silence:
                 client.stopped_since = since if stopped else None
 
     def wakeups(self) -> Iterator[float]:
-        """When somebody has been silent for too long."""
+        """Times at which a client has been silent for too long."""
         for lease in self._book.leases():
             due = self._due(lease)
             if due is not None:
@@ -90,7 +89,7 @@ class Silence:
             yield since + self._hang_seconds(client.study)
 
     def begin_anew(self, now: float) -> None:
-        """The broker itself was stopped: what its clients said meanwhile is still to be read."""
+        """Begin silences anew: the broker was stopped, and has messages to read."""
         for lease in self._book.leases():
             lease.last_progress = now
         for run in self._asked():
@@ -124,7 +123,7 @@ class Silence:
                 self._kill(connection, None, now, out)
 
     def _uses_device(self, connection: int) -> bool:
-        """Whether a device computes that a worker has."""
+        """True if a device of a worker computes."""
         leases = (lease for lease in self._book.leases() if lease.connection == connection)
         return any(slot.device.used for lease in leases for slot in self._book.slots_of(lease))
 
@@ -133,7 +132,7 @@ class Silence:
         return [run for run in self._book.runs() if run.asked and run.state == "parked"]
 
     def _leaving(self) -> dict[int, Client]:
-        """Workers that said that they leave and are still there."""
+        """Workers that announced that they leave and are still there."""
         clients = self._book.clients.items()
         return {key: each for key, each in clients if each.leaving and each.role == "worker"}
 
@@ -143,12 +142,12 @@ class Silence:
         return self._grace_seconds if seconds is None else seconds
 
     def _idle_from(self, connection: int | None, silent_from: float) -> float:
-        """Since when a silent worker may have been idle."""
+        """Time from which on a silent worker may have been idle."""
         client = self._book.clients.get(connection or 0)
         return silent_from if client is None else max(silent_from, client.worked_at)
 
     def _due(self, lease: Lease) -> float | None:
-        """When the holder of a lease has been silent for too long; None if it may go on."""
+        """Time at which a lease's holder has been silent for too long; None if it may go on."""
         client = self._book.clients.get(lease.connection)
         if lease.held or client is None:
             return None
@@ -157,13 +156,14 @@ class Silence:
         patience = max(self._hang_seconds(lease.study), USUAL_SILENCES * usual)
         idle = self._idle_from(lease.connection, lease.last_progress) + patience
         if not lease.yielding:
-            # Nobody waits for its device: it is ended only if it was seen to do nothing.
+            # No run waits for its device: it is killed only if it was seen to be idle.
             return None if client.idle_since is None or client.role != "worker" else idle
         due = [idle]
         stopped = client.stopped_since
         if stopped is not None and stopped > lease.last_progress:
             due.append(stopped + min(LEAST_GRACE_SECONDS, patience))
         if run is not None and run.furthest and lease.training:
+            # It computes, perhaps for ever: others wait for its device.
             due.append(lease.last_progress + BUSY_SHARE * patience)
         return min(due)
 
@@ -174,5 +174,5 @@ class Silence:
         client.hung = True
         kill = Kill(connection=connection, pid=client.pid)
         out.append(kill)
-        out.extend(story.killed(self._book, run, kill.pid, kill.reason, now))
+        out.extend(_event_log.killed(self._book, run, kill.pid, kill.reason, now))
         return True

@@ -1,4 +1,4 @@
-"""The driver's end of the nursery: asks for workers, hears of their ends."""
+"""Worker pool: the driver's end of the fork server, which forks workers and reports their exits."""
 
 from __future__ import annotations
 
@@ -12,41 +12,68 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes import errors
 from optuna_hermes._cgroups import usable_cpus
+from optuna_hermes.broker import connect_or_start
 from optuna_hermes.errors import HermesError, ObjectiveError
-from optuna_hermes.workers._guard import INSIDE_VARIABLE
-from optuna_hermes.workers._nursery import command
-from optuna_hermes.workers._objective import arguments
+from optuna_hermes.policies import make_policy
+from optuna_hermes.workers._command import command
+from optuna_hermes.workers._guard import INSIDE_VARIABLE, refuse_inside
+from optuna_hermes.workers._objective import Objective, arguments, pack
 from optuna_hermes.workers._words import Starts, described
-from optuna_hermes.workers._worker import Job
+
+if TYPE_CHECKING:
+    from optuna_hermes.workers._settings import Settings
+    from optuna_hermes.workers._worker import Job
 
 END_SECONDS = 10.0
 
 
-class NotInTimeError(HermesError):
-    """The objective's import takes longer than there is time."""
+@contextlib.contextmanager
+def start(objective: Objective | str, settings: Settings) -> Iterator[WorkerPool]:
+    """Start the fork server, and beside it the broker, which both take long.
+
+    The caller can open its database in the meantime. Errors of the broker are left to the next
+    connection to it.
+
+    Raises:
+        InvalidInputError: the policy or the objective does not exist, or this process was itself
+            started by ``optimize``.
+    """
+    refuse_inside()
+    make_policy(settings.policy)
+
+    def start_broker() -> None:
+        with contextlib.suppress(HermesError):
+            connect_or_start("driver", settings.devices, settings.power).close()
+
+    thread = threading.Thread(target=start_broker, name="hermes-broker-start", daemon=True)
+    with WorkerPool(pack(objective), settings.devices) as pool:
+        thread.start()
+        try:
+            yield pool
+        finally:
+            thread.join()  # a call that ends early leaves nothing behind that still starts
 
 
-class Staff:
-    """The workers of one call of ``optimize``, and the nursery they are forked from.
+class WorkerPool:
+    """The workers of one call of ``optimize``, and the fork server they are forked from.
+
+    ``began`` is the time of its start by ``time.monotonic``.
 
     Args:
         objective: as ``pack`` gives it.
         devices: as ``--devices``; CPU slots share the cores.
-        until: when the nursery must be ready, by ``time.monotonic``.
-
-    Raises:
-        ObjectiveError: on entering, if the nursery cannot load the objective.
-        NotInTimeError: on entering, if it has not until then.
     """
 
-    def __init__(self, objective: bytes | str, devices: str, until: float = math.inf) -> None:
-        self._until = until
+    def __init__(self, objective: bytes | str, devices: str) -> None:
+        self.began = time.monotonic()
+        self._ready = False
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()
         self._statuses: dict[int, int] = {}
@@ -56,62 +83,78 @@ class Staff:
         self._buffer = b""
         with end:
             self._process = subprocess.Popen(
-                command("_nursery", end.fileno()),
+                command("_fork_server", end.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
                 pass_fds=(end.fileno(),),
                 env=_environment(devices),
             )
-        # What this process can import, workers can.
+        # With this process's sys.path, workers can import the same modules.
         self._send((objective, sys.path, arguments(objective)))
 
-    def __enter__(self) -> Staff:
-        try:
-            while not self._ready():
-                pass
-        except BaseException:
-            self._process.kill()  # it may be in the midst of an import
-            self.__exit__()
-            raise
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._socket.close()
+        self._socket.close()  # the fork server reads its end, kills its workers and returns
+        if not self._ready:
+            self._process.kill()  # it may be in the midst of an import
         try:
             self._process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def employ(self, job: Job) -> None:
-        """Say what workers will be for, once and before the first of them."""
+    def wait_until_ready(self, until: float = math.inf) -> bool:
+        """Wait until the fork server has loaded the objective; False if it has not in time.
+
+        Args:
+            until: by ``time.monotonic``.
+
+        Raises:
+            ObjectiveError: it cannot be loaded.
+        """
+        while not self._ready:
+            left = None if math.isinf(until) else max(0.0, until - time.monotonic())
+            readable, _, _ = select.select([self._socket], [], [], left)
+            if not readable:
+                return False
+            for line in self._lines():
+                if "error" in line:
+                    kind = getattr(errors, line["kind"], ObjectiveError)
+                    raise kind(line["error"])
+                self._ready = True
+        return True
+
+    def configure(self, job: Job) -> None:
+        """Send the job of all workers, once and before the first of them is forked."""
         self._send(job)
 
-    def keep(self, count: int) -> None:
+    def scale_to(self, count: int) -> None:
         """Fork as many workers as are missing."""
         missing = count - len(self._alive) - self._asked
         if missing > 0:
             self._asked += missing
-            with contextlib.suppress(ConnectionError):  # that it is gone is seen when it is read
+            with contextlib.suppress(ConnectionError):  # reading from the socket will raise
                 self._socket.sendall(b"f" * missing)
 
     @property
     def said(self) -> frozenset[str]:
-        """The words of workers, each once."""
+        """The set of messages that workers have sent."""
         return frozenset(self._said)
 
     def status_of(self, pid: int) -> int | None:
-        """How a worker has ended: its exit status, or minus a signal; None if nobody knows."""
+        """The exit status of a worker, or minus a signal; None while unknown."""
         return self._statuses.get(pid)
 
     def wait(self, seconds: float) -> None:
-        """Wait for news of workers, or for ``seconds``."""
+        """Wait for a message of the fork server, or for ``seconds``."""
         readable, _, _ = select.select([self._socket], [], [], seconds)
         if readable:
             self._read()
 
-    def clear(self) -> None:
-        """SIGKILL every worker, those who are being forked too, and wait until they are gone."""
+    def kill_all(self) -> None:
+        """SIGKILL every worker, those being forked too, and wait until they are gone."""
         killed: set[int] = set()
         while self._alive or self._asked:
             for pid in self._alive - killed:
@@ -123,18 +166,6 @@ class Staff:
     def _send(self, payload: object) -> None:
         data = pickle.dumps(payload)
         self._socket.sendall(len(data).to_bytes(8, "big") + data)
-
-    def _ready(self) -> bool:
-        left = None if math.isinf(self._until) else max(0.0, self._until - time.monotonic())
-        readable, _, _ = select.select([self._socket], [], [], left)
-        if not readable:
-            raise NotInTimeError("The objective was not imported in time.")
-        for line in self._lines():
-            if "error" in line:
-                kind = getattr(errors, line["kind"], ObjectiveError)
-                raise kind(line["error"])
-            return True
-        return False
 
     def _read(self) -> None:
         for line in self._lines():
@@ -165,11 +196,12 @@ class Staff:
 
 
 def _environment(devices: str) -> dict[str, str]:
-    """Threads for CPU slots: the cores are shared out, unless the user has said otherwise.
+    """The environment of workers.
 
-    Whether there is a GPU is asked without CUDA, which a fork could not use after that.
-    A fit in several processes leaves its port behind here, where Lightning takes it for each next
-    one: of two trials that are alive at once the second could not have it.
+    CPU slots share the cores (OMP_NUM_THREADS), unless the user has set it. Torch looks for GPUs
+    by NVML, since forks cannot use CUDA once it is initialised. MASTER_PORT is left out: a fit in
+    several processes leaves it behind, Lightning would take it for each next fit, and of two
+    trials that are alive at once the second could not bind it.
     """
     slots = devices.removeprefix("cpu:")
     share = max(1, usable_cpus() // int(slots)) if slots.isdigit() and int(slots) else 1

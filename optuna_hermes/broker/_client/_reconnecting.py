@@ -1,4 +1,4 @@
-"""A client's connection that outlives its broker."""
+"""Client's connection that outlives its broker."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from optuna_hermes.broker._client._connection import Connection
 from optuna_hermes.errors import BrokerError, HermesError
 
 AWAY_SECONDS = 60.0
-"""How long a client looks for the next broker when its own is gone."""
+"""Time for which a client looks for the next broker when its own is gone."""
 
 _PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.25
 _STEADY_SECONDS = 1.0
-"""A broker that lived for less than this did not end the search for one."""
+"""A broker that lived for less than this does not end the search for one."""
 
 
-class Line:
-    """Frames to and from the broker of the day; when it dies, the next one is looked for.
+class ReconnectingConnection:
+    """Frames to and from the current broker; when it dies, the next one is looked for.
 
     A thread reads, and looks for the next broker, so that training does neither.
 
     Args:
         connection: open, with nothing read from it yet.
         reconnect: connects to the next broker; raises ``HermesError`` while there is none.
-        introduce: what the next broker is told first; called while ``lock`` is held.
-        heard: is given each message, and None when no broker could be found; on the thread.
+        introduce: the first messages to the next broker; called while ``lock`` is held.
+        heard: called with each message, and None when no broker could be found; on the thread.
         lost: called when a broker is gone, before the next one is looked for; on the thread.
     """
 
@@ -43,7 +43,7 @@ class Line:
         lost: Callable[[], None],
     ) -> None:
         self.lock = threading.RLock()
-        """Who holds it says one thing after another, to one broker."""
+        """Lock of the thread that sends several messages to one broker, in order."""
         self._connection = connection
         self._reconnect = reconnect
         self._introduce = introduce
@@ -61,16 +61,16 @@ class Line:
         self._thread.start()
 
     def send(self, message: wire.FromClient) -> None:
-        """Say something; where there is no broker, ``introduce`` has to make up for it."""
+        """Send a message; without a broker it is dropped, and ``introduce`` makes up for it."""
         with self.lock, contextlib.suppress(BrokerError):
             if self._up:
                 self._connection.send(message)
 
     def settle(self, done: Callable[[], bool], seconds: float) -> None:
-        """Wait until there is a broker and it is ``done``, but no longer than makes sense.
+        """Wait until there is a broker and it is ``done``, but no longer than ``seconds`` for one.
 
         Args:
-            done: whether it has answered.
+            done: true once the broker has answered.
             seconds: how long a broker may take for that.
         """
         deadline: float | None = None
@@ -85,7 +85,7 @@ class Line:
             self._closed.wait(_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """Hang up for good."""
+        """Close the connection for good."""
         self._closed.set()
         with self.lock:
             self._connection.close()
@@ -107,7 +107,7 @@ class Line:
             self._heard(message)
 
     def _find(self) -> bool:
-        """Look for the next broker; False if there is none for too long."""
+        """Look for the next broker; False if there is none for too long, or this is closed."""
         self._up = False
         self._connection.close()
         self._lost()
@@ -115,6 +115,7 @@ class Line:
         steady = now - self._connected_at >= _STEADY_SECONDS
         if steady or self._away_since is None:
             self._away_since = now
+        # A broker that died at once may die again: the next one is not asked without a pause.
         pause = 0.0 if steady else _LONGEST_PAUSE_SECONDS
         while not self._closed.wait(pause):
             pause = min(_LONGEST_PAUSE_SECONDS, max(_PAUSE_SECONDS, 2 * pause))
@@ -134,6 +135,7 @@ class Line:
                 connection.close()
                 return False
             self._connection, self._connected_at = connection, time.monotonic()
+            # Introduced before anything else is sent: a new broker knows no lease.
             with contextlib.suppress(BrokerError):  # the reader will see it too
                 for message in self._introduce():
                     connection.send(message)

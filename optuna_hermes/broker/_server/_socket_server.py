@@ -1,4 +1,4 @@
-"""The broker's socket: who may come in, what is read from them, and what they are sent."""
+"""Socket server of the broker: admits clients, reads their messages, and sends theirs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from optuna_hermes.errors import HermesError, ProtocolError
 
 HELLO_SECONDS = 10.0
 FRAME_SECONDS = 30.0
-"""Whoever has begun a frame and does not end it within this time is hung up on."""
+"""Time in which a frame that has begun has to end; else the connection is closed."""
 MAX_UNREAD_BYTES = 4 * wire.MAX_FRAME_BYTES
-"""Whoever does not read what it is sent is hung up on when so much of it waits."""
+"""Bytes that wait for a client that does not read, at which its connection is closed."""
 MAX_STRANGERS = 256
-"""Connections that have not said hello; one more is hung up on."""
+"""Most connections that have not said hello; one more is closed."""
 _OWN_BROKER = "a broker serves its own user, so start one there"
 _STRANGERS = "too many connections have said no hello, so end who opens them"
 _STOPPED = "if it is stopped continue it, else end it"
@@ -34,12 +34,12 @@ Talk = Callable[[int, int], Awaitable[None]]
 """Called with a connection and its process."""
 
 
-class Doors:
-    """Connections, by numbers that none had before.
+class SocketServer:
+    """Connections, by numbers that are never used twice.
 
     Args:
-        book: who is a client by now, and who has a device.
-        talk: hears a connection to its end.
+        book: the clients, and the devices that they have.
+        talk: serves a connection to its end.
         left: called when it has ended, also one that never said hello.
     """
 
@@ -51,12 +51,12 @@ class Doors:
         self._readers: dict[int, asyncio.StreamReader] = {}
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._due: dict[int, float] = {}
-        """When connections are hung up on that have not ended a frame, or said hello."""
+        """Times at which connections are closed that have not ended a frame, or said hello."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def used(self) -> bool:
-        """Whether anybody ever came in."""
+        """True if any process has ever connected."""
         return self._last > 0
 
     async def open(self, directory: Path) -> asyncio.Server:
@@ -70,20 +70,21 @@ class Doors:
         return await asyncio.start_unix_server(self._enter, sock=sock)
 
     async def close(self) -> None:
-        """End all connections; what that means is carried out."""
+        """End all connections, and handle their ends."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     async def read(self, connection: int) -> wire.FromClient:
-        """The next message of a connection.
+        """Return the next message of a connection.
 
         Raises:
             ProtocolError: what came is none.
             EOFError: the other end is gone.
         """
         reader = self._readers[connection]
+        # The time counts from a frame's first byte: between frames a client may be silent.
         start = await reader.readexactly(1)
         self._due.setdefault(connection, time.monotonic() + FRAME_SECONDS)
         length = wire.body_length(start + await reader.readexactly(wire.HEADER_BYTES - 1))
@@ -105,7 +106,7 @@ class Doors:
             self._hang_up(connection, str(error))
 
     def hang_up_on_the_slow(self) -> None:
-        """Close connections that have begun to say something and do not go on."""
+        """Close connections that have begun a frame and do not go on."""
         now = time.monotonic()
         for connection in [key for key, due in self._due.items() if due < now]:
             del self._due[connection]
@@ -168,5 +169,5 @@ def _listen(path: Path) -> socket.socket:
         sock.bind(str(path))
     finally:
         os.umask(mask)
-    sock.listen()  # at once: whoever sees the socket may connect
+    sock.listen()  # at once: a process that sees the socket may connect
     return sock

@@ -1,4 +1,4 @@
-"""What happens while the database of a study's ledger is away. Pure."""
+"""Outage of the database of a study's ledger. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Yield
 
 AWAY_SECONDS = 300.0
-"""How long training goes on without a database, before everything is suspended to disk."""
+"""Time for which training goes on in an outage, before everything is suspended to disk."""
 
 
-class Away:
-    """Keeps the studies of a ``Book`` where they are until their database is back."""
+class Outage:
+    """Keeps the studies of a ``Book`` where they are during an outage of their database."""
 
     def __init__(self, book: Book, ends: Ends) -> None:
         self._book = book
         self._ends = ends
 
     def begin(self, event: LedgerAway, now: float) -> None:
-        """Nobody yields for what could not be granted; what is reserved is free for others."""
+        """Cancel reservations and unsent yields while nothing can be granted."""
         for study in self._studies(event.studies):
             if study.away_since is None:
                 study.away_since, study.away_reason = now, event.reason
@@ -38,17 +38,18 @@ class Away:
                     run.asked = None
 
     def end(self, event: LedgerBack, now: float) -> None:
-        """Leases that were held begin now."""
+        """End an outage: leases that were held begin now."""
         for study in self._studies(event.studies):
             study.away_since = None
         for lease in self._book.leases():
             if lease.held and lease.study in event.studies:
                 lease.held = False
+                # The run learns of its lease only now: its slice is as long as it was to be.
                 lease.deadline += now - lease.slice_started
                 lease.started = lease.slice_started = lease.last_progress = now
 
     def wakeups(self) -> Iterator[float]:
-        """When somebody's patience ends."""
+        """Times at which an outage has lasted too long."""
         for study in self._book.studies.values():
             if study.away_since is not None and not study.draining:
                 yield study.away_since + AWAY_SECONDS
@@ -71,9 +72,9 @@ class Away:
 
 
 def to_answer(book: Book, commands: Iterable[Command]) -> dict[int, str]:
-    """Whose database has to show that it is there before a lease's holder is asked to leave.
+    """Studies whose database has to answer before a lease's holder is asked to yield.
 
-    Whoever leaves because its study ends, or its device is broken, goes to disk without one.
+    A study that drains, or whose database is known to be away, needs no answer.
 
     Returns:
         Studies by the epochs of the leases.

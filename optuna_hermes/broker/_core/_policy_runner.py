@@ -1,4 +1,4 @@
-"""What the policies are asked, and what they may answer. Pure."""
+"""Policy runner: snapshots for the policies, and checks of their decisions. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from optuna_hermes.model import (
 _PREFERENCE: dict[Wish | None, int] = {"boosted": 0, None: 1, "held": 2, "finishing": 2}
 
 
-class Counsel:
+class PolicyRunner:
     """Asks the policies of the studies in a ``Book``; a policy's memory is left to the caller."""
 
     def __init__(self, book: Book) -> None:
@@ -35,13 +35,13 @@ class Counsel:
     def decide(
         self, study: Study, slots: Sequence[Slot], now: float, fixed: Collection[int] = ()
     ) -> Decision:
-        """What the policy of ``study`` does with ``slots``, as if their slices were over.
+        """Decision of the policy of ``study`` on ``slots``, as if their slices were over.
 
-        Runs that people prefer come first. A policy that breaks its contract decides nothing, and
+        Boosted runs come first. A policy that breaks its contract decides nothing, and
         ends its study only.
 
         Args:
-            study: whose policy.
+            study: the one whose policy is asked.
             slots: that it may give out.
             now: seconds of the broker's clock.
             fixed: the numbers of runs that are to keep the devices they have, if they go on.
@@ -74,7 +74,7 @@ class Counsel:
         return [run for _, run in sorted(placed, key=lambda each: -each[0])]
 
     def _snapshot(self, study: Study, slots: Sequence[Slot], now: float) -> Snapshot:
-        """What the policy of ``study`` sees when it decides about ``slots``."""
+        """Snapshot for the policy of ``study`` when it decides about ``slots``."""
         open_ids = {slot.device.id for slot in slots}
         up = {
             slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
@@ -92,6 +92,7 @@ class Counsel:
                 cost=study.cost(run.tier),
                 bound=self._bound(run),
                 up_for_decision=run.number in up,
+                # Shown as running, so that it is not chosen: it has a device or gets no process.
                 reserved=run.number in wanted
                 or not study.can_run(run)
                 or (run.connection is None and seats == 0),
@@ -125,7 +126,7 @@ class Counsel:
         return self._book.host_budget_bytes - taken
 
     def _wanted(self, study: Study) -> int:
-        """Devices of this host that a study could use at once, processes that come included."""
+        """Number of this host's devices that a study could use, with processes that come."""
         count = study.may_open.count
         if count is None:
             return len(self._book.slots)
@@ -139,7 +140,7 @@ class Counsel:
         return tuple(id_ for id_, each in begins if each and each.study == study.spec.key)
 
     def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
-        """Device time of the leases that are out, up to what was decided about last."""
+        """Device time of the leases that are out, up to the last decision about each."""
         held: dict[int, float] = {}
         for lease in self._book.leases():
             if lease.study == study.spec.key and lease.number is not None:
@@ -148,7 +149,7 @@ class Counsel:
         return held
 
     def _seats(self, study: Study) -> int:
-        """Processes that stored runs and new trials could get, others going to disk for them.
+        """Number of processes for stored runs and new trials, others going to disk for them.
 
         Only what is there counts: a device is not kept for a worker that may never come.
         """
@@ -157,7 +158,7 @@ class Counsel:
         return max(0, len(study.idle) + may_leave - taken)
 
     def _bound(self, run: Run) -> bool:
-        """A run whose process has a GPU can go on only there, unless it may go over disk."""
+        """True if a run can go on only on the GPUs of its process, whose number is fixed."""
         slot = None if run.connection is None else self._book.slots.get(run.device or "")
         if slot is None or slot.device.kind != "gpu":
             return False
@@ -166,7 +167,7 @@ class Counsel:
 
 
 def _fixed(view: RunView) -> RunView:
-    """A run that keeps its devices, or waits."""
+    """View of a run that keeps its devices, or waits."""
     count = len(view.seats)
     elastic = None if view.elastic is None else replace(view.elastic, devices=(count, count))
     return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.seats)
@@ -182,7 +183,7 @@ def _view(
     up_for_decision: bool,
     reserved: bool,
 ) -> RunView:
-    """A run as a policy sees it.
+    """View of a run for a policy, kept until the run changes.
 
     Args:
         run: the run.
@@ -193,7 +194,7 @@ def _view(
         up_for_decision: its slice has just ended, so it competes like a parked run.
         reserved: it has a device already, or must not be chosen now.
     """
-    # Of many runs few have changed since the last decision: to look is cheaper than to make.
+    # Few of many runs have changed since the last decision: comparing is cheaper than making.
     known = (
         run.state,
         run.curve,
@@ -257,7 +258,7 @@ def _new_view(
 
 
 def elastic_of(run: Run) -> Elastic | None:
-    """How far a run may be stretched, None if it has not said so."""
+    """Limits within which a run may be stretched, None if it has reported none."""
     sizes = run.sizes
     if sizes is None:
         return None
@@ -275,7 +276,7 @@ def _within(limits: tuple[int, int], count: int) -> int:
 
 
 def _ask(study: Study, snapshot: Snapshot) -> Decision:
-    """The policy's decision; none if it breaks its contract, which ends its study only."""
+    """Decision of the policy; none if it breaks its contract, which ends its study only."""
     if study.draining or study.problem:
         return Decision(memory=study.memory)
     try:

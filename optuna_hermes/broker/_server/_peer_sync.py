@@ -1,4 +1,4 @@
-"""What other hosts do in the studies that they share with this one."""
+"""Peer sync: changes that other hosts make to shared studies, read from the ledgers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._server._ledgers import Ledgers, news_of
 
 
-class News:
-    """Reads the ledgers of shared studies again and again, and says there that this host lives.
+class PeerSync:
+    """Reads the ledgers of shared studies again and again, and notes there that this host lives.
 
     Args:
-        state: whose studies they are.
+        state: has the studies.
         ledgers: that are read.
-        apply: takes in what they say.
+        apply: handles the events.
     """
 
     def __init__(self, state: State, ledgers: Ledgers, apply: Callable[[Event], None]) -> None:
@@ -30,7 +30,7 @@ class News:
         self._asked: set[str] = set()
 
     async def refresh(self) -> None:
-        """Do so until it is cancelled."""
+        """Refresh every ``REFRESH_SECONDS`` until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             for key, study in list(self._state.book.studies.items()):
@@ -47,7 +47,7 @@ class News:
             self._asked.discard(key)
             if not answer.cancelled() and answer.exception() is None:
                 news = answer.result()
-                if study.wishes != wishes:  # what was read is older
+                if study.wishes != wishes:  # the overrides changed here meanwhile
                     news = replace(news, wishes=None)
                 self._apply(news)
 

@@ -1,9 +1,9 @@
-"""The process that workers are forked from: it has imported what they need, and does little else.
+"""Fork server: a process that has imported what workers need, and forks a worker on request.
 
-A fork of it is a ready worker within milliseconds, where a fresh process would import torch for
-seconds. It is one thread and never touches a device. It ends with its parent, and its children
-end with it. Where the objective's import leaves something behind that no fork survives, workers are
-fresh processes after all.
+A fork is a ready worker within milliseconds, where a fresh process would import torch for seconds.
+The server has one thread and never touches a device. It ends with its parent, and its children
+end with it. Where the objective's import makes forks unsafe (``_fork_safety``), workers are fresh
+processes instead.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
+from optuna_hermes.workers._command import command
 from optuna_hermes.workers._fork_safety import why_not_fork
 from optuna_hermes.workers._imports import LibrariesFirst
 from optuna_hermes.workers._objective import Objective, file_of, unpack
@@ -36,20 +37,16 @@ _PR_SET_PDEATHSIG = 1
 NOT_LOADED = 12
 """Exit status of a fresh worker that could not load the objective."""
 _MAX_NOT_LOADED = 3
-"""How many such workers are enough to believe that there will be no others."""
+"""Workers that may end with ``NOT_LOADED``; then the fork server ends, since others would too."""
 
 _SLOW = (
     "Workers are not forked but start slowly, since {} when the objective was imported: move what "
     "does so into the objective."
 )
-_START = (
-    "import sys; sys.path[:] = [each for each in sys.path if each] + [{!r}]; "
-    "from optuna_hermes.workers.{} import main; sys.exit(main())"
-)
 
 
 def main() -> int:
-    """Load the objective, say whether that can be done, then fork a worker whenever asked."""
+    """Load the objective, send success or the error to the driver, then fork workers on request."""
     die_with_parent()
     _leave_group()
     parent = socket.socket(fileno=int(sys.argv[1]))
@@ -63,25 +60,16 @@ def main() -> int:
     unsafe = why_not_fork()
     if unsafe is not None:
         print(_SLOW.format(unsafe.value), file=sys.stderr, flush=True)
-    gc.freeze()  # a worker that looks for its tensors need not look at all that was imported
+    gc.freeze()  # a worker that searches its objects for tensors skips all that was imported
     _tell(parent, {"ready": True})
     job = _read_payload(parent)
     fresh = None if unsafe is None else _order((packed, path, arguments, job, unsafe))
-    _Nursery(parent, job, objective, fresh).run()
+    _ForkServer(parent, job, objective, fresh).run()
     return 0
 
 
-def command(module: str, *arguments: object) -> list[str]:
-    """What starts ``main`` of a module in this folder.
-
-    ``python -m`` would import from the current folder first, whatever is in it.
-    """
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [sys.executable, "-c", _START.format(package, module), *map(str, arguments)]
-
-
 def prepare_imports(packed: bytes | str, path: list[str], arguments: list[str]) -> None:
-    """Let this process import as the driver would, and libraries what they mean."""
+    """Make imports of this process find what the driver's would, and libraries come first."""
     file = file_of(packed)
     sys.meta_path.insert(0, LibrariesFirst(None if file is None else file.stem))
     sys.path[:] = path
@@ -89,14 +77,15 @@ def prepare_imports(packed: bytes | str, path: list[str], arguments: list[str]) 
 
 
 def _leave_group() -> None:
-    """What a terminal or ``timeout`` sends to the driver's group is the driver's to deal with."""
+    """Leave the driver's process group: only the driver acts on signals to that group."""
     os.setpgid(0, 0)
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the errors of a file may be printed
+    # A background group that prints to its terminal would be stopped.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     leave_to_driver()
 
 
 def _order(content: object) -> int:
-    """A file in memory that fresh workers read."""
+    """The handle of a file in memory that fresh workers read."""
     order = os.memfd_create("hermes-order")
     with open(order, "wb", closefd=False) as file:
         pickle.dump(content, file)
@@ -104,14 +93,14 @@ def _order(content: object) -> int:
 
 
 def die_with_parent() -> None:
-    """Be killed when the parent process ends, however it ends."""
+    """Have the kernel kill this process when its parent ends, for any reason."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _prepare(packed: bytes | str) -> Objective:
     sessions.importing = True
-    objective = unpack(packed)  # what is wrong with it is said at once
+    objective = unpack(packed)  # here, so that its errors reach the user before any worker
     sessions.importing = False
     preload(objective)
     torch = sys.modules.get("torch")
@@ -124,7 +113,7 @@ def _prepare(packed: bytes | str) -> Objective:
 
 
 def _read_payload(parent: socket.socket) -> Any:
-    """What the driver, which is this process's own parent, sends through their private pipe."""
+    """Read one pickled value; safe, since only the driver, this process's parent, has the pipe."""
     with parent.makefile("rb", buffering=0) as stream:
         size = int.from_bytes(_read(stream, 8), "big")
         return pickle.loads(_read(stream, size))
@@ -144,7 +133,7 @@ def _tell(parent: socket.socket, line: dict[str, Any]) -> None:
     parent.sendall(json.dumps(line).encode() + b"\n")
 
 
-class _Nursery:
+class _ForkServer:
     def __init__(
         self, parent: socket.socket, job: Job, objective: Objective, fresh: int | None
     ) -> None:
@@ -162,9 +151,10 @@ class _Nursery:
         self._unread = b""
 
     def run(self) -> None:
+        # Without a handler Python never writes to the wakeup handle.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
-        with contextlib.suppress(ConnectionError):  # the driver is gone, with or without a word
+        with contextlib.suppress(ConnectionError):  # the driver is gone
             self._serve()
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
@@ -191,16 +181,16 @@ class _Nursery:
                         self._fork()
 
     def _fork(self) -> None:
-        nursery = os.getpid()
-        pid = os.fork() if self._fresh is None else _spawn(self._fresh, self._words_end, nursery)
+        server = os.getpid()
+        pid = os.fork() if self._fresh is None else _spawn(self._fresh, self._words_end, server)
         if pid == 0:
-            self._be_a_worker(nursery)
+            self._be_a_worker(server)
         self._children.add(pid)
         _tell(self._parent, {"forked": pid})
 
-    def _be_a_worker(self, nursery: int) -> None:
+    def _be_a_worker(self, server: int) -> None:
         try:
-            end_with(nursery)
+            end_with(server)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             leave_to_driver()
             for end in (self._parent, self._wake, self._wake_end):
@@ -208,7 +198,7 @@ class _Nursery:
             os.close(self._words)
         except BaseException:
             traceback.print_exc()
-            os._exit(1)
+            os._exit(1)  # an exception would return to the server's loop in a second process
         serve(self._job, self._objective, self._words_end)
 
     def _reap(self) -> None:
@@ -223,7 +213,7 @@ class _Nursery:
             _tell(self._parent, {"exited": pid, "status": code})
 
     def _pass_words_on(self) -> None:
-        """Tell the driver what workers have said: those that have ended had said it before."""
+        """Forward what workers have sent to the driver, before the message that one has exited."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._unread += os.read(self._words, 65536)
@@ -232,22 +222,23 @@ class _Nursery:
             self._parent.sendall(line + b"\n")
 
 
-def _spawn(order: int, words_end: int, nursery: int) -> int:
-    words = command("_fresh", order, words_end, nursery)
+def _spawn(order: int, words_end: int, server: int) -> int:
+    words = command("_fresh", order, words_end, server)
     # These are inherited, other handles are not.
     actions = [(os.POSIX_SPAWN_DUP2, handle, handle) for handle in (order, words_end)]
     return os.posix_spawn(words[0], words, os.environ, file_actions=actions)
 
 
-def end_with(nursery: int) -> None:
-    """Be killed when this process, the parent, ends."""
+def end_with(server: int) -> None:
+    """Have the kernel kill this process when the fork server, its parent, ends."""
     die_with_parent()
-    if os.getppid() != nursery:
+    # It may have ended before the kernel was asked.
+    if os.getppid() != server:
         os._exit(1)
 
 
 def serve(job: Job, objective: Objective, words_end: int) -> NoReturn:
-    """Be a worker that says its words there, and end without a clean-up of what was inherited."""
+    """Work, writing messages to ``words_end``; exit without cleaning up what was inherited."""
     status, say = 1, sayer(words_end)
     try:
         work(job, objective, say)

@@ -1,7 +1,7 @@
-"""What a run has stored and told nobody for certain: kept beside its checkpoints.
+"""Journal of reports and checkpoints that the ledger may not have, beside a trial's checkpoints.
 
-Its process may end or be killed, and the broker that has heard it may die before it is in the
-database, or hear nothing at all.
+Its process may end or be killed, and the broker that has them may die before they are in the
+database, or never get them at all.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import msgspec
 
 from optuna_hermes.broker._protocol import Report, Resume, SavedCheckpoint
 
-NAME = "unkept.json"
+NAME = "unconfirmed.msgpack"  # JSON has no number for a trial that diverged
 
 log = logging.getLogger(__name__)
 
 
-class Unkept(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports and checkpoints that may not be in the ledger, as of a time (Unix time)."""
+class Journal(msgspec.Struct, frozen=True, kw_only=True):
+    """Reports and checkpoints that may not be in the ledger, as of ``at`` (Unix time)."""
 
     at: float
     reports: tuple[Report, ...]
@@ -30,17 +30,17 @@ class Unkept(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def newest_first(self) -> list[SavedCheckpoint]:
-        """The checkpoints, the one to go on from first; files are numbered in their order."""
+        """The checkpoints, newest first; files are numbered in their order."""
         order = [(each.units, Path(each.path).name, each) for each in self.checkpoints]
         return [each for *_, each in sorted(order, key=lambda row: row[:2], reverse=True)]
 
 
 def keep(folder: Path, said: Resume) -> None:
-    """Put down what a run would tell the next broker."""
-    card = Unkept(at=time.time(), reports=said.reports, checkpoints=said.checkpoints)
+    """Write down what the next broker would be sent."""
+    card = Journal(at=time.time(), reports=said.reports, checkpoints=said.checkpoints)
     partial = folder / f"{NAME}.new"
     try:
-        partial.write_bytes(msgspec.json.encode(card))
+        partial.write_bytes(msgspec.msgpack.encode(card))
         os.replace(partial, folder / NAME)
     except OSError as error:
         log.warning("%s cannot be written, so make room there: %s", folder / NAME, error)
@@ -48,10 +48,10 @@ def keep(folder: Path, said: Resume) -> None:
             partial.unlink(missing_ok=True)
 
 
-def find(folder: Path) -> Unkept | None:
-    """What an earlier process has put down, None if there is nothing that can be read."""
+def find(folder: Path) -> Journal | None:
+    """Return the journal of an earlier process, None if there is none that can be read."""
     try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=Unkept)
+        return msgspec.msgpack.decode((folder / NAME).read_bytes(), type=Journal)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError, ValueError) as error:
@@ -60,6 +60,6 @@ def find(folder: Path) -> Unkept | None:
 
 
 def forget(folder: Path) -> None:
-    """The ledger has it all."""
+    """Remove the journal: the ledger has all of it."""
     with contextlib.suppress(OSError):
         (folder / NAME).unlink(missing_ok=True)

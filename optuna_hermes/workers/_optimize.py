@@ -1,0 +1,129 @@
+"""``optimize``: worker processes for a study whose trials take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import optuna
+
+from optuna_hermes import _optuna
+from optuna_hermes.broker._power_commands import commands_for
+from optuna_hermes.errors import HermesError, InvalidInputError, StorageError, TrialsFailedError
+from optuna_hermes.sampler import default_devices
+from optuna_hermes.view import Progress, make_progress
+from optuna_hermes.workers._driver import Callback, Driver
+from optuna_hermes.workers._objective import Objective
+from optuna_hermes.workers._result import OptimizeResult, TrialResult
+from optuna_hermes.workers._settings import Settings
+from optuna_hermes.workers._worker_pool import WorkerPool, start
+
+__all__ = ["OptimizeResult", "TrialResult", "optimize", "run_study"]
+
+
+def optimize(
+    study: optuna.Study,
+    objective: Objective | str,
+    n_trials: int | None = None,
+    timeout: float | None = None,
+    *,
+    device_seconds: float | None = None,
+    devices: str | None = None,
+    policy: str = "hermes",
+    slice_seconds: float = 1.0,
+    seed: int | None = None,
+    checkpoint_dir: str | Path | None = None,
+    hang_seconds: float | None = None,
+    power_down_command: str | None = None,
+    power_up_command: str | None = None,
+    callbacks: Sequence[Callback] = (),
+    show_progress: bool = True,
+) -> OptimizeResult:
+    """Optimize an objective with more live trials than devices; trials are paused, not killed.
+
+    Trials train in worker processes, take turns on the devices, and are suspended in between. A
+    call that ends early (``timeout``, ``device_seconds``, a callback, Ctrl-C) leaves the
+    unfinished ones suspended; the same call carries on with them. One that finds the study
+    optimized by another process of this host waits until that one has ended, then carries on.
+
+    Args:
+        study: in a storage that other processes can reach. Its sampler should be a
+            ``HermesSampler`` and its pruner a ``HermesPruner``.
+        objective: as for ``study.optimize``, or ``"FILE.py:NAME"`` or ``"module:NAME"``.
+        n_trials: number of trials that the study shall have in the end; those it has count.
+        timeout: seconds.
+        device_seconds: device time to spend.
+        devices: ``auto``, ``cpu:2`` or GPU UUIDs with commas; None for ``$OPTUNA_HERMES_DEVICES``.
+        policy: chooses the trials that train next: a name of ``optuna_hermes.policies.POLICIES``,
+            or ``FILE.py:CLASS`` or ``module:CLASS`` for one's own. With the prefix ``energy:``
+            devices that are not needed are powered down.
+        slice_seconds: least length of a slice.
+        seed: source of all random numbers of sampler and trials.
+        checkpoint_dir: folder for suspended trials; beside the database if None.
+        hang_seconds: a process that trains, and neither reports nor computes for so long, is taken
+            to hang: it is killed, and its trial goes on from its last checkpoint. None for 300.
+            One that computes is given ten times that, and any time before its first unit.
+        power_down_command: run for each device that ``energy`` powers down: a program and its
+            arguments, ``{device}`` among them. No shell reads it.
+        power_up_command: run before such a device is used again.
+        callbacks: called with study and trial after each finished trial, as in Optuna.
+        show_progress: show progress on standard error.
+
+    Returns:
+        The outcome of the call, with every trial of the study.
+
+    Raises:
+        InvalidInputError: before anything is changed.
+        TrialsFailedError: every trial has failed, or so many alike that it was stopped.
+        KeyboardInterrupt: after Ctrl-C, once every live trial is suspended.
+    """
+    settings = Settings(
+        n_trials=n_trials,
+        timeout=timeout,
+        device_seconds=device_seconds,
+        devices=devices or default_devices(),
+        policy=policy,
+        slice_seconds=slice_seconds,
+        seed=seed,
+        checkpoint_dir=checkpoint_dir,
+        hang_seconds=hang_seconds,
+        power=commands_for(policy, power_down_command, power_up_command),
+    )
+    progress = make_progress(show_progress, total=n_trials)
+    try:
+        _refuse_unshared(study)
+        with start(objective, settings) as pool:
+            result = run_study(study, pool, settings, progress, callbacks)
+        if result.outlook:
+            progress.note(result.outlook)
+    except InvalidInputError as error:
+        raise error.with_traceback(None) from None  # the mistake is in the caller's line, not here
+    finally:
+        progress.close()
+    if result.interrupted:
+        raise KeyboardInterrupt(result.outlook)  # a notebook shows it as the cell's last line
+    if result.problem:
+        raise HermesError(result.problem)
+    if result.failure:
+        raise TrialsFailedError(result.failure)
+    return result
+
+
+def run_study(
+    study: optuna.Study,
+    pool: WorkerPool,
+    settings: Settings,
+    progress: Progress,
+    callbacks: Sequence[Callback] = (),
+) -> OptimizeResult:
+    """As ``optimize``, for callers that start the pool and show progress and outcome themselves."""
+    return Driver(study, pool, settings, progress, callbacks).run()
+
+
+def _refuse_unshared(study: optuna.Study) -> None:
+    if not _optuna.shared(study):
+        raise StorageError(
+            "optimize() trains in processes of their own and needs a storage that they can reach "
+            "but this study is in memory: use create_study(storage='sqlite:///study.db', "
+            "study_name='mine', load_if_exists=True)."
+        )

@@ -1,0 +1,72 @@
+"""Settings of one call of ``optimize``."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna_hermes.broker._power_commands import PowerCommands
+from optuna_hermes.errors import InvalidInputError
+
+MOST_HANG_SECONDS = 1e7
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost one of its slashes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Arguments of one call of ``optimize``, checked.
+
+    Args:
+        n_trials: number of trials that the study shall have in the end; those it has count, so
+            that the same call carries on after a crash. None for no bound.
+        timeout: seconds after which every trial is suspended, from the call on.
+        device_seconds: device time of this call after which every trial is suspended.
+        devices: as ``--devices``.
+        policy: as ``--policy``.
+        slice_seconds: least length of a slice.
+        seed: source of all random numbers of sampler and trials; None draws one, once.
+        checkpoint_dir: folder for suspended trials; None for beside the database.
+        hang_seconds: a process that trains, and neither reports nor computes for so long, is
+            killed; None for 300 s.
+        power: the commands that power devices down and up, None if there are none.
+    """
+
+    n_trials: int | None = None
+    timeout: float | None = None
+    device_seconds: float | None = None
+    devices: str = "auto"
+    policy: str = "hermes"
+    slice_seconds: float = 1.0
+    seed: int | None = None
+    checkpoint_dir: str | Path | None = None
+    hang_seconds: float | None = None
+    power: PowerCommands | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse times that are negative or infinite, and an address in place of a folder.
+
+        Raises:
+            InvalidInputError: an argument is out of its range.
+        """
+        if self.checkpoint_dir is not None and _ADDRESS.match(str(self.checkpoint_dir)):
+            raise InvalidInputError(
+                f"checkpoint_dir must be a folder of this host but got {str(self.checkpoint_dir)!r}"
+                ": mount that store, and give the folder."
+            )
+        for name in ("timeout", "device_seconds", "slice_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < math.inf:
+                raise InvalidInputError(
+                    f"{name} must be a finite number of seconds, 0 or more, but got {value}: "
+                    "leave it out for no bound."
+                )
+        if self.n_trials is not None and self.n_trials < 0:
+            raise InvalidInputError(f"n_trials must be 0 or more but got {self.n_trials}.")
+        if self.hang_seconds is not None and not 1 <= self.hang_seconds <= MOST_HANG_SECONDS:
+            raise InvalidInputError(
+                f"hang_seconds must be from 1 to {MOST_HANG_SECONDS:.0f} but got "
+                f"{self.hang_seconds}: give seconds, 300 if in doubt."
+            )
