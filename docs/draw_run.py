@@ -15,7 +15,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from optuna_hermes import _optuna as private
+from optuna_hermes import _optuna
 from optuna_hermes.ledger import LeaseRecord, open_ledger
 from optuna_hermes.model import Curve
 
@@ -26,9 +26,9 @@ LABEL = {"ha": "center", "va": "center", "fontsize": 7, "color": "white", "weigh
 
 def main(storage: str, name: str, target: str) -> None:
     """Two panels with one colour a trial: leases on each device, and the curves."""
-    study = private.load_study(storage, name)
-    key = private.study_key(study)
-    ledger = open_ledger(private.ledger_url(study))
+    study = _optuna.load_study(storage, name)
+    key = _optuna.study_key(study)
+    ledger = open_ledger(_optuna.ledger_url(study))
     leases, curves = ledger.load_leases(key), ledger.load_curves(key)
     ledger.close()
     figure, (schedule, progress) = plt.subplots(
