@@ -1,13 +1,12 @@
 """What the scripts share: the package's callback and loop, or plain Optuna's, and small data.
 
 ``STRANGERS=plain`` makes each script one of plain Optuna: nothing of this package is imported.
-``STRANGERS=slow`` makes batches take long, and those after the twelfth so long that all scripts
-have begun before any has ended.
+``STRANGERS=FILE`` makes batches take long: a script that has reported a value waits until the file
+is there, and so all have begun before any has ended.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import time
@@ -22,11 +21,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 PLAIN = os.environ.get("STRANGERS") == "plain"
-SLOW = os.environ.get("STRANGERS") == "slow"
+SLOW = None if PLAIN else os.environ.get("STRANGERS")
 EPOCHS = 8
 SAMPLES = 24
 
-_batches = itertools.count()
+TRIALS: list[optuna.Trial] = []
 
 
 class _Reporting(pl.Callback):
@@ -78,6 +77,7 @@ def _reported(trial: optuna.Trial) -> dict[int, float]:
 
 def callback(trial: optuna.Trial, monitor: str = "val_loss") -> Any:
     """``HermesCallback``, or what a plain script has in its place."""
+    TRIALS.append(trial)
     if PLAIN:
         return _Reporting(trial, monitor)
     from optuna_hermes import HermesCallback
@@ -87,6 +87,7 @@ def callback(trial: optuna.Trial, monitor: str = "val_loss") -> Any:
 
 def loop(trial: optuna.Trial, **parts: Any) -> Any:
     """``suspendable``, or a plain loop."""
+    TRIALS.append(trial)
     if PLAIN:
         return _Loop(trial)
     from optuna_hermes import suspendable
@@ -96,8 +97,14 @@ def loop(trial: optuna.Trial, **parts: Any) -> Any:
 
 def work() -> None:
     """What a batch takes beside its few numbers."""
-    if SLOW:
-        time.sleep(0.3 if next(_batches) < 12 else 3.0)
+    if SLOW is None:
+        return
+    time.sleep(0.3)
+    if all(_reported(trial) for trial in TRIALS):
+        while not os.path.exists(SLOW):
+            time.sleep(0.1)
+        # The rest of the training is not to pass before the interruption is heard.
+        time.sleep(3.0)
 
 
 def seed(number: int = 1) -> None:

@@ -46,7 +46,7 @@ def units(storage: str) -> dict[str, int]:
     }
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_each_script_goes_on_as_if_it_had_not_been_interrupted(
     cli: Cli,
     start_cli: Callable[..., Any],
@@ -64,14 +64,16 @@ def test_each_script_goes_on_as_if_it_had_not_been_interrupted(
         *("--study-name", "strangers", "--n-trials", len(NAMES), "--policy", "round-robin"),
         *("--slice-seconds", 0.2, "--devices"),
     ]
-    running = start_cli(*words, f"cpu:{len(NAMES)}", env={"STRANGERS": "slow"})
+    all_began = tmp_path / "all-began"
+    running = start_cli(*words, f"cpu:{len(NAMES)}", env={"STRANGERS": str(all_began)})
 
     def all_have_begun() -> bool:
         assert running.process.poll() is None, running.stderr
         done = units(storage_url)
         return len(done) == len(NAMES) and min(done.values()) >= 1
 
-    wait_for(all_have_begun, 300)
+    wait_for(all_have_begun, 500)
+    all_began.touch()
     running.send(signal.SIGINT)
     stopped = running.wait(60)
     assert stopped.returncode == 130, stopped.stderr

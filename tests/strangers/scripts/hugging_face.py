@@ -4,7 +4,7 @@ import tempfile
 from typing import Any
 
 import torch
-from kit import EPOCHS, PLAIN, Points, seed, work
+from kit import EPOCHS, PLAIN, TRIALS, Points, seed, work
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -42,6 +42,7 @@ def objective(trial: Any) -> float:
     if PLAIN:
         pruning: Any = Reporting(trial)
     else:
+        TRIALS.append(trial)
         from optuna_hermes.huggingface import HermesCallback
 
         pruning = HermesCallback(trial, monitor="eval_loss")

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from kit import EPOCHS, PLAIN, loop, seed, work
+from kit import EPOCHS, PLAIN, TRIALS, loop, seed, work
 from sklearn.linear_model import SGDClassifier
 
 
@@ -15,6 +15,7 @@ def objective(trial: Any) -> float:
     if PLAIN:
         run = loop(trial)
     else:
+        TRIALS.append(trial)
         from optuna_hermes.sklearn import suspendable
 
         run = suspendable(trial, model=model)
