@@ -14,8 +14,8 @@ import torch
 from _switch_runs import Net, adamw, train_step, wait
 
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend import Held, StoredState, read
-from optuna_hermes.suspend._parking import Parking
+from optuna_hermes.suspend import Footprint, StoredState, read
+from optuna_hermes.suspend._parking import TierMover
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RUN = "trial 0"
@@ -64,7 +64,7 @@ def _conv(inside: int, outside: int, kernel: int, stride: int = 1) -> Iterator[t
 
 
 class Run:
-    """A run that stands between two batches (``suspend.State``)."""
+    """A run that stands between two batches (``suspend.TrialState``)."""
 
     name = RUN
     units = 0
@@ -119,7 +119,7 @@ def measure_tier(
     parks, resumes, first_steps = [], [], []
     with tempfile.TemporaryDirectory(dir=folder) as checkpoints:
         stored: list[StoredState] = []
-        parking = Parking(Path(checkpoints), lambda: stored[-1:])
+        parking = TierMover(Path(checkpoints), lambda: stored[-1:])
         for _ in range(1 + repetitions):
             wait()
             begin = time.perf_counter()
@@ -154,7 +154,7 @@ def copy_bandwidth(size_bytes: int, repetitions: int) -> dict[str, float]:
     }
 
 
-def _bring_back(parking: Parking, run: Run, held: Held) -> None:
+def _bring_back(parking: TierMover, run: Run, held: Footprint) -> None:
     parking.back()
     if held.stored is not None:
         found = read([held.stored], RUN, held.stored.path.parent)
@@ -162,7 +162,7 @@ def _bring_back(parking: Parking, run: Run, held: Held) -> None:
         run.load(found[1])
 
 
-def _moved(run: Run, held: Held) -> int:
+def _moved(run: Run, held: Footprint) -> int:
     if held.stored:
         return held.stored.size_bytes
     if not held.host_bytes:

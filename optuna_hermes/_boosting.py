@@ -17,7 +17,7 @@ import numpy as np
 from optuna_hermes._turns import Turns, session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session
-from optuna_hermes.suspend._named import Named
+from optuna_hermes.suspend._named import NamedObjects
 from optuna_hermes.suspend._saver import Saver
 
 _SAVE_SECONDS = 1.0
@@ -55,7 +55,9 @@ class Rounds(Turns):
         self._used = False
         self._end: int | None = None
         self._next_save = 0.0
-        super().__init__(trial, Named({"booster": self._booster}), session or session_of(trial))
+        super().__init__(
+            trial, NamedObjects({"booster": self._booster}), session or session_of(trial)
+        )
         self._trained = self._batches  # rounds below this number are replayed
 
     @property

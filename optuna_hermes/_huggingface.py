@@ -18,7 +18,7 @@ from transformers.trainer_callback import ExportableState
 from optuna_hermes._turns import Turns
 from optuna_hermes.suspend import Session, StoredState, rng_state, set_rng_state
 from optuna_hermes.suspend._loader import Replay
-from optuna_hermes.suspend._named import Named
+from optuna_hermes.suspend._named import NamedObjects
 from optuna_hermes.suspend._place import Place
 
 Fetch = Callable[[Iterator[Any], int, Any], Any]
@@ -66,7 +66,7 @@ class Steps(Turns):
         }
         if trainer.accelerator.scaler is not None:
             owners["scaler"] = trainer.accelerator.scaler
-        super().__init__(trial, Named(owners), session)
+        super().__init__(trial, NamedObjects(owners), session)
 
     def next_step(self, fetch: Fetch, iterator: Any, number: int, device: Any) -> Any:
         """Yield the device if asked to; then fetch the batches of the next step."""

@@ -27,7 +27,7 @@ from optuna_hermes.suspend import (
     rng_state,
     set_rng_state,
 )
-from optuna_hermes.suspend._named import Named
+from optuna_hermes.suspend._named import NamedObjects
 from optuna_hermes.suspend._said import say_lost
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._state import captured_graphs
@@ -62,7 +62,7 @@ class Turns:
     _moves = True
     """True if it holds only torch's tensors on its device, which may be moved."""
 
-    def __init__(self, trial: Any, named: Named, session: Session | None) -> None:
+    def __init__(self, trial: Any, named: NamedObjects, session: Session | None) -> None:
         self.value: float | None = None
         """The value reported last."""
         self._trial = trial
@@ -203,7 +203,7 @@ class Turns:
 
     def _park(self, session: Session) -> None:
         with kept_rng() as rng:
-            session.park(_Point(self, rng))
+            session.park(_LoopState(self, rng))
         if self._saver is not None and self._saver.behind:
             self._busy = self._unsaved = True
         session.training(stores=self._stores)
@@ -273,8 +273,8 @@ class Turns:
             log.warning("%s", error)  # only logged: the training is over, perhaps by a worse error
 
 
-class _Point:
-    """A trial at a clean point (``suspend.State``)."""
+class _LoopState:
+    """A trial at a clean point (``suspend.TrialState``)."""
 
     def __init__(self, turns: Turns, rng: dict[str, Any]) -> None:
         self.name = turns._run

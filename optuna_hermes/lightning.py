@@ -355,7 +355,7 @@ class HermesCallback(AnyCallback):
         if self._elastic is not None:
             self._elastic.interrupted()
         with _lightning.parked(trainer) as leave_out_wait, kept_rng() as rng:
-            session.park(_Point(self, trainer, rng, leave_out_wait, stores=stores))
+            session.park(_FitState(self, trainer, rng, leave_out_wait, stores=stores))
         if self._saver is not None and self._saver.behind:
             self._busy = self._unsaved = True
         self._trains(session)
@@ -508,8 +508,8 @@ class HermesCallback(AnyCallback):
         self._wiring = self._trainer = self._saver = None
 
 
-class _Point:
-    """A trial between two batches (``suspend.State``)."""
+class _FitState:
+    """A trial between two batches (``suspend.TrialState``)."""
 
     def __init__(
         self,

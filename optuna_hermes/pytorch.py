@@ -14,7 +14,7 @@ from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend import _supported as _supported
 from optuna_hermes.suspend._beside import Beside
 from optuna_hermes.suspend._locals import Locals, frames_of_user
-from optuna_hermes.suspend._named import Named
+from optuna_hermes.suspend._named import NamedObjects
 from optuna_hermes.suspend._passes import Passes
 from optuna_hermes.suspend._place import Place
 from optuna_hermes.suspend._unsaved import reachable
@@ -78,7 +78,7 @@ class Run(Turns):
         self._caller: FrameType | None = None
         self._reports = False
         classes = Classes.of_frames(frames_of_user(sys._getframe()))
-        super().__init__(trial, Named(named, classes), session)
+        super().__init__(trial, NamedObjects(named, classes), session)
         if session is not None:
             hear(trial, self._hear)
 

@@ -70,9 +70,9 @@ class HermesSampler(BaseSampler):
         self._slice_seconds = slice_seconds
 
     @property
-    def terms(self) -> _optuna.Terms:
+    def terms(self) -> _optuna.SharingTerms:
         """The broker's devices, policy and slice length for a plain ``study.optimize``."""
-        return _optuna.Terms(
+        return _optuna.SharingTerms(
             devices=self._devices or default_devices(),
             policy=self._policy,
             slice_seconds=self._slice_seconds,

@@ -23,7 +23,7 @@ _RANKS, _GONE = "ranks", "gone"
 Tree = dict[str, Any]
 
 
-class Ranked(Protocol):
+class RankedTrial(Protocol):
     """The callback of a trial, as seen from the start of its ranks."""
 
     def ranks(self, count: int, context: Any) -> AbstractContextManager[Ranks]:
@@ -40,7 +40,7 @@ class Ranked(Protocol):
 
 
 def watch_launches(kind: type[Any]) -> None:
-    """Wrap Lightning's launchers, for trainers with a callback of this ``Ranked`` kind.
+    """Wrap Lightning's launchers, for trainers with a callback of this ``RankedTrial`` kind.
 
     No hook is called before processes are started, so the launchers are patched. Without such a
     callback nothing changes, and a second call for the same Lightning does nothing.
@@ -214,7 +214,7 @@ def _launch_scripts(
     return launch(launcher, function, *args, trainer=trainer, **kwargs)
 
 
-def _callback(trainer: Trainer | None, kind: type[Any]) -> Ranked | None:
+def _callback(trainer: Trainer | None, kind: type[Any]) -> RankedTrial | None:
     callbacks = getattr(trainer, "callbacks", [])
     return next((each for each in callbacks if isinstance(each, kind)), None)
 
@@ -234,7 +234,7 @@ class _InRank:
     """The function that Lightning calls in each rank, in place of ``fit``'s own."""
 
     def __init__(
-        self, callback: Ranked, seats: Seats, trainer: Trainer, function: Callable[..., Any]
+        self, callback: RankedTrial, seats: Seats, trainer: Trainer, function: Callable[..., Any]
     ) -> None:
         self._callback = callback
         self._seats = seats

@@ -12,7 +12,7 @@ from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._stopwatch import Stopwatch
 from optuna_hermes._lightning._wiring import Wiring, batches_done
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.suspend import BatchSizes
+from optuna_hermes.suspend import BatchChoice
 from optuna_hermes.suspend._elastic import why_not_regrouped
 from optuna_hermes.suspend._loader import Replay
 from optuna_hermes.suspend._seed import seed_everything, trial_seed
@@ -134,7 +134,7 @@ class ElasticDevices:
         """Begin an epoch."""
         self._watch.interrupted()
 
-    def sizes(self, *, by_validation: bool) -> BatchSizes | None:
+    def sizes(self, *, by_validation: bool) -> BatchChoice | None:
         """The sizes and devices that the trial may be given, None before training.
 
         Args:
@@ -144,7 +144,7 @@ class ElasticDevices:
         if trainer is None:
             return None
         epochs = trainer.check_val_every_n_epoch if by_validation else None
-        return BatchSizes(
+        return BatchChoice(
             now=size,
             least=size,
             most=size,

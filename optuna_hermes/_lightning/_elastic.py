@@ -17,7 +17,7 @@ from optuna_hermes._lightning._stopwatch import Stopwatch
 from optuna_hermes._lightning._stretch import why_not_elastic
 from optuna_hermes._lightning._wiring import Wiring, clean
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.suspend import BatchSizes, kept_rng
+from optuna_hermes.suspend import BatchChoice, kept_rng
 from optuna_hermes.suspend._elastic import ElasticReplay, why_not_regrouped
 from optuna_hermes.suspend._loader import Replay
 
@@ -124,7 +124,7 @@ class ElasticBatch:
             if self._pace is not None:
                 self._pace.begin_epoch(self._replay)
 
-    def sizes(self, *, by_validation: bool) -> BatchSizes | None:
+    def sizes(self, *, by_validation: bool) -> BatchChoice | None:
         """The batch sizes that the trial may be given, None if its size cannot change.
 
         Args:
@@ -135,7 +135,7 @@ class ElasticBatch:
             return None
         now = self._replay.size  # may lie outside of the limits: the script may have changed them
         epochs = trainer.check_val_every_n_epoch if by_validation else None
-        return BatchSizes(
+        return BatchChoice(
             now=now,
             least=min(self._limits[0], now),
             most=max(self._most(), now),

@@ -383,7 +383,7 @@ def batches_done(trainer: Trainer) -> int:
 
 
 def roots(trainer: Trainer) -> list[object]:
-    """Objects that lead to every tensor of a trial; for ``suspend.State``."""
+    """Objects that lead to every tensor of a trial; for ``suspend.TrialState``."""
     epoch_loop = trainer.fit_loop.epoch_loop
     return [
         trainer.lightning_module,

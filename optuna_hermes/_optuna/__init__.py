@@ -17,7 +17,7 @@ from optuna_hermes._optuna._patient import (
     patient,
     tell,
 )
-from optuna_hermes._optuna._plain import Terms, begin_trial, end_trial, session_of, turn
+from optuna_hermes._optuna._plain import SharingTerms, begin_trial, end_trial, session_of, turn
 from optuna_hermes._optuna._samplers import (
     StudyView,
     as_seen,
@@ -82,9 +82,9 @@ __all__ = [
     "SECONDS_ATTRIBUTE",
     "STATE_ATTRIBUTE",
     "Note",
+    "SharingTerms",
     "Study",
     "StudyView",
-    "Terms",
     "as_seen",
     "asked_to_stop",
     "begin_trial",

@@ -22,7 +22,7 @@ from optuna_hermes._optuna._storages import disconnect
 from optuna_hermes._optuna._studies import study_spec
 from optuna_hermes._optuna._trials import Note, end_of, params_of_id
 from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
-from optuna_hermes.broker import Held, RunSession, connect_or_start, pending_endings, sessions
+from optuna_hermes.broker import OwnSession, RunSession, connect_or_start, pending_endings, sessions
 from optuna_hermes.broker._protocol import Ending, Register
 
 IDLE_SECONDS = 10.0
@@ -33,15 +33,15 @@ _LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
-    """Terms on which the trials of a plain study take turns; see ``HermesSampler``."""
+class SharingTerms:
+    """SharingTerms on which the trials of a plain study take turns; see ``HermesSampler``."""
 
     devices: str
     policy: str
     slice_seconds: float
 
 
-def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: Terms) -> None:
+def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) -> None:
     """Wait for the first lease of a trial whose objective is called next.
 
     A trial made by ``study.ask`` needs no device yet: see ``turn``. A trial that is made inside of
@@ -137,19 +137,19 @@ def session_of(trial: Any) -> RunSession | None:
     return sessions.get(study.study_name, trial.number)
 
 
-def _terms(study: Any) -> Terms | None:
+def _terms(study: Any) -> SharingTerms | None:
     """The terms of a study's sampler, or of one that it wraps, if its pruner preempts."""
     preempts = getattr(getattr(study, "pruner", None), "preempts", False)
     sampler: Any = study.sampler if preempts else None
     while sampler is not None:
         terms = getattr(sampler, "terms", None)
-        if isinstance(terms, Terms):
+        if isinstance(terms, SharingTerms):
             return terms
         sampler = getattr(sampler, "_base_sampler", None)
     return None
 
 
-def _take(study: optuna.Study, trial: FrozenTrial, terms: Terms, *, lazy: bool) -> None:
+def _take(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms, *, lazy: bool) -> None:
     """Wait for a trial's first lease; it gets no session if it trains on another one's device."""
     spec = study_spec(study, policy=terms.policy, slice_seconds=terms.slice_seconds)
     number, trial_id = trial.number, trial._trial_id
@@ -228,7 +228,7 @@ def _trial_being_made() -> optuna.Trial | None:
     return None
 
 
-def _outer() -> Held | None:
+def _outer() -> OwnSession | None:
     """The session under which the calling thread trains, unless its trial is over."""
     outer = sessions.of_thread()
     if outer is not None and outer.lazy and (_watch.is_gone(outer) or outer.fate() is not None):
@@ -237,7 +237,7 @@ def _outer() -> Held | None:
     return outer
 
 
-def _give_back(held: Held) -> None:
+def _give_back(held: OwnSession) -> None:
     """End a session whose trial is over or abandoned; an abandoned one can get a lease again."""
     if sessions.take_away(held):
         ended = held.fate()
@@ -253,11 +253,11 @@ class _Watch:
 
     def __init__(self) -> None:
         self._idleness = Idleness()
-        self._known: weakref.WeakSet[Held] = weakref.WeakSet()
+        self._known: weakref.WeakSet[OwnSession] = weakref.WeakSet()
         self._any = threading.Event()
         self._pid: int | None = None
 
-    def look_after(self, held: Held) -> None:
+    def look_after(self, held: OwnSession) -> None:
         """Give a session's device back when its trial is abandoned."""
         if (held.study, held.number) in _alive:
             self._known.add(held)
@@ -277,7 +277,7 @@ class _Watch:
             if helds:
                 self._any.set()
 
-    def _abandoned(self, helds: list[Held]) -> list[Held]:
+    def _abandoned(self, helds: list[OwnSession]) -> list[OwnSession]:
         lazy = [held for held in helds if held.lazy and held.session.holds and not held.in_use]
         idle = self._idleness.of_threads(lazy)
         now = time.monotonic()
@@ -289,7 +289,7 @@ class _Watch:
             >= max(IDLE_SECONDS, 3 * held.longest_seconds)
         ]
 
-    def is_gone(self, held: Held) -> bool:
+    def is_gone(self, held: OwnSession) -> bool:
         """True if no reference to the trial's object is left."""
         return held in self._known and (held.study, held.number) not in _alive
 

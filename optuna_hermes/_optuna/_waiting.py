@@ -13,7 +13,7 @@ from typing import Any
 import optuna
 import psutil
 
-from optuna_hermes.broker import Held, broker_status, sessions
+from optuna_hermes.broker import OwnSession, broker_status, sessions
 from optuna_hermes.errors import HermesError
 
 NOTICE_SECONDS = 5.0
@@ -61,7 +61,7 @@ class Idleness:
         self._looks[who] = since, now, spent
         return now - since
 
-    def of_threads(self, helds: list[Held]) -> dict[Held, float]:
+    def of_threads(self, helds: list[OwnSession]) -> dict[OwnSession, float]:
         """Idle seconds of the threads of sessions; infinite for a thread that has ended."""
         spent = _thread_seconds() if helds else {}
         return {
@@ -155,7 +155,7 @@ _idleness = Idleness()
 _inside: set[str] = set()
 """Studies found to run inside of an ancestor of this process."""
 
-_outer: weakref.WeakKeyDictionary[Held, str] = weakref.WeakKeyDictionary()
+_outer: weakref.WeakKeyDictionary[OwnSession, str] = weakref.WeakKeyDictionary()
 """Sessions, with the study found to run inside of each."""
 
 

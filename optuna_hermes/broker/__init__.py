@@ -12,7 +12,7 @@ from optuna_hermes.broker._client._connection import (
     connect_patiently,
 )
 from optuna_hermes.broker._client._pending_endings import pending_endings
-from optuna_hermes.broker._client._sessions import Held, sessions
+from optuna_hermes.broker._client._sessions import OwnSession, sessions
 from optuna_hermes.broker._protocol import OpenStudy, StudySpec
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Connection",
-    "Held",
     "OpenStudy",
+    "OwnSession",
     "RunSession",
     "StudySpec",
     "broker_status",

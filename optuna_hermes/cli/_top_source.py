@@ -10,10 +10,10 @@ from optuna_hermes.broker import Connection, connect
 from optuna_hermes.broker._protocol import ChangePolicy, Wishes
 from optuna_hermes.cli._studies import broker_status, facts_and_ledger
 from optuna_hermes.errors import BrokerError, InvalidInputError
-from optuna_hermes.view._history import Bar, History, read_history
+from optuna_hermes.view._history import Bar, StudyHistory, read_history
 from optuna_hermes.view._top._picture import Picture
 from optuna_hermes.view._top._read import picture_of, picture_of_history
-from optuna_hermes.view._top._source import Source
+from optuna_hermes.view._top._source import TopSource
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +24,7 @@ REST_SECONDS = 5.0
 _READ_ONLY = "No broker of yours serves this study: what its ledger has is shown, read-only."
 
 
-class StudySource(Source):
+class StudySource(TopSource):
     """This host's broker, and the ledger of a study if one is named.
 
     Args:
@@ -38,11 +38,11 @@ class StudySource(Source):
         self._named_key = ""
         self._connection: Connection | None = None
         self._before: Picture | None = None
-        self._history: History | None = None
+        self._history: StudyHistory | None = None
         self._rested_at: float | None = None
 
     def look(self, key: str) -> Picture:
-        """Return the present picture; see ``Source``."""
+        """Return the present picture; see ``TopSource``."""
         document = self._ask()
         if self._name is not None and not self._named_key:
             self._read(document)
@@ -55,7 +55,7 @@ class StudySource(Source):
         return self._remembered(document)
 
     def past(self) -> Sequence[Bar]:
-        """Return past leases; see ``Source``."""
+        """Return past leases; see ``TopSource``."""
         if self._name is None:
             return ()
         return self._read(None).bars
@@ -121,7 +121,7 @@ class StudySource(Source):
         assert self._name is not None
         return picture_of_history(history, self._name, time.time(), _READ_ONLY)
 
-    def _read(self, document: dict[str, Any] | None) -> History:
+    def _read(self, document: dict[str, Any] | None) -> StudyHistory:
         """Update the history from the ledger."""
         with facts_and_ledger(*self._named("")) as (facts, ledger):
             self._named_key = str(facts.key)

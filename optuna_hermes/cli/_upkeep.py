@@ -17,7 +17,7 @@ from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
-    from optuna_hermes.upkeep import Finish, Rows
+    from optuna_hermes.upkeep import FinishPlan, Rows
 
 
 def finish(
@@ -58,7 +58,7 @@ def finish(
 def close_trials(
     storage: str, name: str, trials: list[int] | None
 ) -> tuple[dict[int, float], dict[int, str]]:
-    """Finish trials at their last values.
+    """FinishPlan trials at their last values.
 
     Args:
         storage: Optuna's storage URL.
@@ -89,7 +89,7 @@ def close_trials(
     return {**plan.values, **live}, refused
 
 
-def _served(study: Study, plan: Finish) -> list[int]:
+def _served(study: Study, plan: FinishPlan) -> list[int]:
     """The trials that are refused only because they belong to a live process."""
     from optuna_hermes import upkeep
 

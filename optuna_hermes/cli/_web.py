@@ -80,12 +80,12 @@ def web(
 
 @contextlib.contextmanager
 def _watching(storage: str | None, name: str | None) -> Iterator[Watch]:
-    from optuna_hermes.view._web._source import Named, Watch
+    from optuna_hermes.view._web._source import NamedStudy, Watch
 
     study = None
     if storage is not None and name is not None:
         study_facts(storage, name)  # raises for a wrong name before any page is served
-        study = Named(name=name, facts=lambda: study_facts(storage, name), open=ledger_of)
+        study = NamedStudy(name=name, facts=lambda: study_facts(storage, name), open=ledger_of)
     watch = Watch(study)
     try:
         watch.look()  # reads the history now, so that the first page is fast

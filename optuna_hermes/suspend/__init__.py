@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from optuna_hermes.suspend._base import BatchSizes, Held, Session, State, StoredState, Tier
+from optuna_hermes.suspend._base import (
+    BatchChoice,
+    Footprint,
+    Session,
+    StoredState,
+    Tier,
+    TrialState,
+)
 from optuna_hermes.suspend._disk import read, write
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 
 __all__ = [
-    "BatchSizes",
-    "Held",
+    "BatchChoice",
+    "Footprint",
     "Session",
-    "State",
     "StoredState",
     "Tier",
+    "TrialState",
     "kept_rng",
     "read",
     "rng_state",

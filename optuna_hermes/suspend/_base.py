@@ -29,7 +29,7 @@ class StoredState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BatchSizes:
+class BatchChoice:
     """The batch sizes that a trial may have, its present one, and the devices that it may have.
 
     Args:
@@ -49,7 +49,7 @@ class BatchSizes:
     most_devices: int = 1
 
 
-class State(Protocol):
+class TrialState(Protocol):
     """A trial at a clean point, as a tier sees it."""
 
     @property
@@ -79,7 +79,7 @@ class State(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class Footprint:
     """The memory that a suspended trial still takes, and its checkpoint.
 
     Args:
@@ -104,7 +104,7 @@ class Tier(ABC):
     name: TierName
 
     @abstractmethod
-    def suspend(self, state: State) -> Held:
+    def suspend(self, state: TrialState) -> Footprint:
         """Put the trial into this tier, and return what it still takes.
 
         Raises:
@@ -157,7 +157,7 @@ class Session(Protocol):
     def training(self, *, stores: bool) -> None:
         """Report that the first batch of the lease begins; ``stores``: the trial can go to disk."""
 
-    def stretches(self, sizes: BatchSizes) -> None:
+    def stretches(self, sizes: BatchChoice) -> None:
         """Report that the batch size or the number of devices may change, and the present sizes.
 
         To be called after each ``training``, after each change, and from time to time.
@@ -184,7 +184,7 @@ class Session(Protocol):
     def saved(self, state: StoredState) -> None:
         """Report a checkpoint that is safe on disk while the trial goes on."""
 
-    def park(self, state: State) -> None:
+    def park(self, state: TrialState) -> None:
         """Yield the device, suspending to the tier that was asked for, and wait for the next grant.
 
         Returns when the trial may go on in this process.

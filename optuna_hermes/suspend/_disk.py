@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.errors import CheckpointError, SuspendError, UnwritableError
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend._base import Held, State, StoredState, Tier
+from optuna_hermes.suspend._base import Footprint, StoredState, Tier, TrialState
 from optuna_hermes.suspend._safetensors import Content, digest
 from optuna_hermes.suspend._tree import pack, unpack
 
@@ -66,7 +66,7 @@ class Disk(Tier):
         self._known = known
         self._stored: tuple[StoredState, str] | None = None
 
-    def suspend(self, state: State) -> Held:
+    def suspend(self, state: TrialState) -> Footprint:
         """See ``Tier``. The caller frees what the trial has in memory."""
         if not state.stores:
             raise SuspendError(
@@ -76,7 +76,7 @@ class Disk(Tier):
             self._folder, state.dump(), run=state.name, units=state.units, known=self._known()
         )
         self._stored = stored, state.name
-        return Held(device_bytes=0, stored=stored)
+        return Footprint(device_bytes=0, stored=stored)
 
     def resume(self) -> Any:
         """See ``Tier``; may be called more than once."""

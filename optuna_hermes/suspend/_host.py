@@ -13,7 +13,7 @@ import torch
 from optuna_hermes.errors import SuspendError
 from optuna_hermes.model import TierName
 from optuna_hermes.suspend._arena import Arena
-from optuna_hermes.suspend._base import Held, State, Tier
+from optuna_hermes.suspend._base import Footprint, Tier, TrialState
 from optuna_hermes.suspend._storages import device_of, forget, movable, storages
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Host(Tier):
         self._tree: dict[str, Any] | None = None
         self._told = False
 
-    def suspend(self, state: State) -> Held:
+    def suspend(self, state: TrialState) -> Footprint:
         """See ``Tier``."""
         if not state.moves:
             raise SuspendError(
@@ -54,7 +54,7 @@ class Host(Tier):
         self._run, self._sizes, self._tree = state.name, sizes, tree
         self._empty()
         left = self._left([storage for storage in found if storage not in sizes])
-        return Held(device_bytes=left, host_bytes=self._arena.size_bytes)
+        return Footprint(device_bytes=left, host_bytes=self._arena.size_bytes)
 
     def resume(self) -> None:
         """See ``Tier``; after an error the trial still waits here, and may be resumed again."""

@@ -490,7 +490,7 @@ class RandomWatch:
         self._inner = loader.collate_fn, loader.worker_init_fn
         self._drew = torch.zeros(1, dtype=torch.bool)
         self._drew.share_memory_()  # type: ignore[no-untyped-call]
-        watched = _Watched(*self._inner, self._drew)
+        watched = _DrawingCollate(*self._inner, self._drew)
         loader.collate_fn, loader.worker_init_fn = watched, watched.begin
 
     @staticmethod
@@ -511,7 +511,7 @@ class RandomWatch:
         self._loader.collate_fn, self._loader.worker_init_fn = self._inner
 
 
-class _Watched:
+class _DrawingCollate:
     """A ``collate_fn`` for workers; each worker has a copy, and all share the flag."""
 
     def __init__(

@@ -22,7 +22,7 @@ _NUMBERS = (type(None), bool, int, float, complex, str, bytes, np.ndarray)
 _LEAVES = (*_NUMBERS, torch.Size, torch.dtype, torch.device)
 
 
-class Named:
+class NamedObjects:
     """The named objects that a loop changes, and the values in ``run.kept``.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 from optuna_hermes.errors import CheckpointError, SuspendError, UnwritableError
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend._base import Held, State, StoredState
+from optuna_hermes.suspend._base import Footprint, StoredState, TrialState
 from optuna_hermes.suspend._disk import write
 from optuna_hermes.suspend._host import Host
 from optuna_hermes.suspend._resident import Resident
@@ -17,7 +17,7 @@ from optuna_hermes.suspend._resident import Resident
 log = logging.getLogger(__name__)
 
 
-class Parking:
+class TierMover:
     """Moves a trial between the tiers; falls back to another tier if one cannot take it.
 
     Args:
@@ -31,15 +31,15 @@ class Parking:
         self._known = known
         self._resident = Resident()
         self._host = Host()
-        self._held = Held(device_bytes=0)
+        self._held = Footprint(device_bytes=0)
         self._refused = False
         self._unwritable = False
 
-    def stores(self, state: State) -> bool:
+    def stores(self, state: TrialState) -> bool:
         """True if the trial can go to disk from its present tier."""
         return state.stores and self._folder is not None and not self._refused
 
-    def put(self, state: State, tier: TierName) -> Held:
+    def put(self, state: TrialState, tier: TierName) -> Footprint:
         """Put a trial into ``tier``, from its device or from its present tier.
 
         ``self.tier`` is afterwards the tier it is in: a trial that host memory cannot take goes to
@@ -76,7 +76,7 @@ class Parking:
             self._host.abandon()
         self.tier = None
 
-    def _in_host(self, state: State) -> bool:
+    def _in_host(self, state: TrialState) -> bool:
         if self.tier == "host":
             return True
         try:
@@ -86,7 +86,7 @@ class Parking:
         self.tier = "host"
         return True
 
-    def _store(self, state: State) -> None:
+    def _store(self, state: TrialState) -> None:
         assert self._folder is not None
         # In host memory the trial's own storages are empty, so that ``dump`` could not be stored.
         tree: dict[str, Any] = self._host.tree() if self.tier == "host" else state.dump()
@@ -104,4 +104,4 @@ class Parking:
             return
         self._unwritable = False
         self.leave()
-        self.tier, self._held = "disk", Held(device_bytes=0, stored=stored)
+        self.tier, self._held = "disk", Footprint(device_bytes=0, stored=stored)

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend._base import BatchSizes, StoredState
+from optuna_hermes.suspend._base import BatchChoice, StoredState
 from optuna_hermes.suspend._tree import frozen
 
 YIELD, STOP = 0, 1
@@ -116,7 +116,7 @@ class Rank:
         """See ``Session``."""
         self._tell("training", {"stores": stores})
 
-    def stretches(self, sizes: BatchSizes) -> None:
+    def stretches(self, sizes: BatchChoice) -> None:
         """See ``Session``."""
         self._tell("stretches", {"sizes": sizes})
 

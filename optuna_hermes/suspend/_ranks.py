@@ -235,7 +235,7 @@ class Ranks:
 
 
 class _Stop:
-    """All ranks at the same point (``suspend.State``)."""
+    """All ranks at the same point (``suspend.TrialState``)."""
 
     moves = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend._base import Held, State, Tier
+from optuna_hermes.suspend._base import Footprint, Tier, TrialState
 from optuna_hermes.suspend._storages import device_of, held_bytes
 
 
@@ -12,10 +12,10 @@ class Resident(Tier):
 
     name: TierName = "resident"
 
-    def suspend(self, state: State) -> Held:
+    def suspend(self, state: TrialState) -> Footprint:
         """See ``Tier``; every trial can wait here."""
         roots = list(state.roots())
-        return Held(device_bytes=held_bytes(roots, device_of(roots)))
+        return Footprint(device_bytes=held_bytes(roots, device_of(roots)))
 
     def resume(self) -> None:
         """See ``Tier``; nothing was changed."""

@@ -57,7 +57,7 @@ class Workers:
         """Let the processes that are started within write their states."""
         collate, init = loader.collate_fn, loader.worker_init_fn
         shared = self._batches, self._lengths, self._texts
-        watched = _Watched(collate, init, shared, self._begun)
+        watched = _BeginningCollate(collate, init, shared, self._begun)
         loader.collate_fn, loader.worker_init_fn = watched, watched.begin
         try:
             yield
@@ -84,7 +84,7 @@ class Workers:
         return bytes(self._texts[worker, slot, :length].numpy()).decode()
 
 
-class _Watched:
+class _BeginningCollate:
     """A ``collate_fn`` for workers; each worker has a copy, and all have the shared memory."""
 
     def __init__(

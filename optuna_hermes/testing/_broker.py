@@ -28,7 +28,7 @@ from optuna_hermes.broker._core._sharing import watched
 from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server._ledgers import all_of, news_of
-from optuna_hermes.broker._server._records import Terms, is_race, outrun, write
+from optuna_hermes.broker._server._records import WriterTerms, is_race, outrun, write
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.model import Device
@@ -75,7 +75,7 @@ class FakeBroker:
             powers=powers,
         )
         self.ledger = ledger or MemoryLedger()
-        self.terms = Terms(host=host, instance=host)
+        self.terms = WriterTerms(host=host, instance=host)
         self.writes = True
         """Switch for writing to the ledger; False for the last decisions before it dies."""
         self.now = 0.0

@@ -35,8 +35,8 @@ from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._core._status import finished
 from optuna_hermes.broker._server._ledgers import all_of
-from optuna_hermes.broker._server._outbox import Asked, Outbox, Proof
-from optuna_hermes.broker._server._records import Terms, write
+from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, Proof
+from optuna_hermes.broker._server._records import WriterTerms, write
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Device
@@ -118,7 +118,7 @@ class World:
         self.state = self._broker(wall_offset=1e9)
 
     def _begin(self) -> None:
-        self._waiting: list[tuple[MemoryLedger, list[Write], set[Asked]]] = []
+        self._waiting: list[tuple[MemoryLedger, list[Write], set[DatabaseProof]]] = []
         self._committing = False
         self._outbox = Outbox(self._send)
 
@@ -157,8 +157,10 @@ class World:
         self.away.add(ledger)
         beside, held = self._beside(ledger), self._outbox.held
         unasked = self._unasked(beside, draining=False)
-        self._outbox.drop({Asked(epoch) for epoch in unasked})
-        self._outbox.release({Asked(epoch) for epoch in self._unasked(beside, draining=True)})
+        self._outbox.drop({DatabaseProof(epoch) for epoch in unasked})
+        self._outbox.release(
+            {DatabaseProof(epoch) for epoch in self._unasked(beside, draining=True)}
+        )
         self.feed(LedgerAway(studies=beside, reason="cut", held=held, unasked=unasked))
 
     def find_ledgers(self) -> None:
@@ -246,7 +248,9 @@ class World:
     def _carry_out(self, commands: list[Command]) -> None:
         self.answer = commands
         writes = [c for c in commands if not isinstance(c, Deed)]
-        asked = {Asked(e): key for e, key in away.to_answer(self.state.book, commands).items()}
+        asked = {
+            DatabaseProof(e): key for e, key in away.to_answer(self.state.book, commands).items()
+        }
         for ledger in dict.fromkeys(self.ledgers.values()):
             its = [item for item in writes if self.ledgers[item.study] is ledger]
             to_answer = {proof for proof, key in asked.items() if self.ledgers[key] is ledger}
@@ -264,7 +268,7 @@ class World:
         if not self.lagging:
             self.catch_up()
 
-    def _commit(self, ledger: MemoryLedger, writes: list[Write], asked: set[Asked]) -> None:
+    def _commit(self, ledger: MemoryLedger, writes: list[Write], asked: set[DatabaseProof]) -> None:
         """Commit records; refused leases are dropped, the rest is written."""
         refused: list[int] = []
         if self.refusals and _leases(writes):
@@ -273,7 +277,7 @@ class World:
             writes = [item for item in writes if not isinstance(item, LeaseRecord)]
         with ledger.batch():
             for item in writes:
-                write(ledger, item, Terms())
+                write(ledger, item, WriterTerms())
         for item in writes:
             self._remember(item)
         self._outbox.release({*_leases(writes), *_paths(writes), *asked})

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend import BatchSizes, State, StoredState
+from optuna_hermes.suspend import BatchChoice, StoredState, TrialState
 
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._parking import Parking
+    from optuna_hermes.suspend._parking import TierMover
 
 
 class FakeSession:
@@ -44,7 +44,7 @@ class FakeSession:
         self.must_yield = False
         self.sizes = dict(batch_sizes or {})
         self.batch_size = self._next_size = self.sizes.pop(0, None)
-        self.stretched: list[BatchSizes] = []
+        self.stretched: list[BatchChoice] = []
         self.devices = devices
         self.checkpoint_dir = checkpoint_dir
         self.checkpoints = checkpoints
@@ -59,7 +59,7 @@ class FakeSession:
         self._evicts = evicts
         self._batches = 0
         self.asked: TierName = "resident"
-        self._parking: Parking | None = None
+        self._parking: TierMover | None = None
 
     def tick(self) -> None:
         """Count a trained batch; the test's own loop calls it."""
@@ -90,7 +90,7 @@ class FakeSession:
         """See ``suspend.Session``."""
         self.trainings.append(stores)
 
-    def stretches(self, sizes: BatchSizes) -> None:
+    def stretches(self, sizes: BatchChoice) -> None:
         """See ``suspend.Session``."""
         self.stretched.append(sizes)
 
@@ -108,7 +108,7 @@ class FakeSession:
         self.states.append(state)
         self.checkpoints = (state, *self.checkpoints[:1])
 
-    def park(self, state: State) -> None:
+    def park(self, state: TrialState) -> None:
         """See ``suspend.Session``.
 
         Raises:
@@ -123,11 +123,11 @@ class FakeSession:
         self._parking.back()
         self.batch_size = self._next_size
 
-    def _put(self, state: State, tier: TierName) -> None:
-        from optuna_hermes.suspend._parking import Parking  # it needs torch
+    def _put(self, state: TrialState, tier: TierName) -> None:
+        from optuna_hermes.suspend._parking import TierMover  # it needs torch
 
         if self._parking is None:
-            self._parking = Parking(self.checkpoint_dir, lambda: self.checkpoints)
+            self._parking = TierMover(self.checkpoint_dir, lambda: self.checkpoints)
         held = self._parking.put(state, tier)
         assert self._parking.tier is not None
         self.parks.append(self._parking.tier)

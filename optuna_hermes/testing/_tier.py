@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import SuspendError
-from optuna_hermes.suspend import Held, Tier, kept_rng, rng_state, set_rng_state
+from optuna_hermes.suspend import Footprint, Tier, kept_rng, rng_state, set_rng_state
 
 STEPS = 30
 SEED = 3
@@ -53,7 +53,7 @@ class Mean:
 
 
 class Training:
-    """A small training for a tier to suspend (``suspend.State``).
+    """A small training for a tier to suspend (``suspend.TrialState``).
 
     Args:
         seed: seed of its weights and of its random numbers.
@@ -72,19 +72,19 @@ class Training:
 
     @property
     def units(self) -> int:
-        """See ``State``: a step is a unit."""
+        """See ``TrialState``: a step is a unit."""
         return len(self.losses)
 
     def ended(self) -> bool:
-        """See ``State``."""
+        """See ``TrialState``."""
         return False
 
     def roots(self) -> Iterable[object]:
-        """See ``State``."""
+        """See ``TrialState``."""
         return [self.net, self.optimizer, self.scheduler, self.mean]
 
     def dump(self) -> dict[str, Any]:
-        """See ``State``; the random state is in it."""
+        """See ``TrialState``; the random state is in it."""
         return {
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -188,7 +188,7 @@ class TierContract:
         ...         return Host()
 
     Args:
-        needs: the permission of a ``State`` that the tier needs, None if it takes every run.
+        needs: the permission of a ``TrialState`` that the tier needs, None if it takes every run.
         in_place: whether a run resumes in its own process, with its own tensors.
     """
 
@@ -315,5 +315,5 @@ class TierContract:
         if not self.in_place:
             pytest.skip("A run comes back as a tree.")
 
-    def _takes(self, held: Held) -> tuple[int, int]:
+    def _takes(self, held: Footprint) -> tuple[int, int]:
         return held.device_bytes, held.host_bytes

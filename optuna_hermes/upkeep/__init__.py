@@ -10,7 +10,7 @@ from optuna_hermes.upkeep._files import (
     remove,
     with_files_of,
 )
-from optuna_hermes.upkeep._finish import Finish, finish, plan_finish
+from optuna_hermes.upkeep._finish import FinishPlan, finish, plan_finish
 from optuna_hermes.upkeep._held import held_trials
 from optuna_hermes.upkeep._rows import Rows, find_rows, remove_rows
 from optuna_hermes.upkeep._wishes import change_policy, finish_live, want
@@ -18,7 +18,7 @@ from optuna_hermes.upkeep._wishes import change_policy, finish_live, want
 __all__ = [
     "LOG_NAME",
     "ORPHAN_SECONDS",
-    "Finish",
+    "FinishPlan",
     "Litter",
     "Rows",
     "change_policy",

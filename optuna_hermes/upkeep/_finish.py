@@ -16,7 +16,7 @@ _CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish:
+class FinishPlan:
     """A plan to finish suspended trials.
 
     Args:
@@ -30,7 +30,7 @@ class Finish:
 
 def plan_finish(
     study: _optuna.Study, numbers: Sequence[int] | None, held: Collection[int]
-) -> Finish:
+) -> FinishPlan:
     """Decide which suspended trials can be set to COMPLETE; changes nothing.
 
     Args:
@@ -49,7 +49,7 @@ def plan_finish(
             values[number] = reported[max(reported)]
         else:
             refused[number] = reason
-    return Finish(values=values, refused=refused)
+    return FinishPlan(values=values, refused=refused)
 
 
 def _refusal(trial: Any, held: Collection[int]) -> str | None:

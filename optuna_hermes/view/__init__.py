@@ -7,15 +7,15 @@ from optuna_hermes.view._checks import checks_view
 from optuna_hermes.view._history import (
     Bar,
     Best,
-    History,
     Point,
+    StudyHistory,
     TrialHistory,
     best_so_far,
     read_history,
 )
 from optuna_hermes.view._jobs import jobs_view
 from optuna_hermes.view._notebook import shown
-from optuna_hermes.view._progress import Progress, make_progress
+from optuna_hermes.view._progress import ProgressDisplay, make_progress
 from optuna_hermes.view._simulation import counting, loop_view, simulation_view
 from optuna_hermes.view._states import holds, serves, state_of
 from optuna_hermes.view._status import status_view
@@ -27,9 +27,9 @@ __all__ = [
     "BEST_MARK",
     "Bar",
     "Best",
-    "History",
     "Point",
-    "Progress",
+    "ProgressDisplay",
+    "StudyHistory",
     "TrialHistory",
     "best_so_far",
     "chart",

@@ -87,7 +87,7 @@ class TrialHistory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class History:
+class StudyHistory:
     """The history of a study.
 
     Args:
@@ -122,8 +122,8 @@ def read_history(
     facts: StudyFacts,
     *,
     broker: Mapping[str, Any] | None = None,
-    before: History | None = None,
-) -> History:
+    before: StudyHistory | None = None,
+) -> StudyHistory:
     """Read the history of a study.
 
     Args:
@@ -135,7 +135,7 @@ def read_history(
     """
     key = str(facts.key)
     if before is None or before.key != key:
-        before = History(key=key, maximize=facts.sign < 0)
+        before = StudyHistory(key=key, maximize=facts.sign < 0)
     known = {trial.number: trial for trial in before.trials}
     reports = ledger.load_reports(key, after=before.position)
     new: dict[int, list[Point]] = defaultdict(list)
@@ -144,7 +144,7 @@ def read_history(
     runs = ledger.load_runs(key)  # after the reports, so that each of them finds its run
     states = _states(ledger, facts, runs, broker)
     wishes = {n: w for n, w in ledger.load_wishes(key).items() if states.get(n) in LIVE_STATES}
-    return History(
+    return StudyHistory(
         key=key,
         maximize=before.maximize,
         trials=tuple(
@@ -162,7 +162,7 @@ def read_history(
     )
 
 
-def best_so_far(history: History) -> tuple[Best, ...]:
+def best_so_far(history: StudyHistory) -> tuple[Best, ...]:
     """The values that were better than all before them, in the order of their time.
 
     The device time of a trial is counted up to its last report before the value.

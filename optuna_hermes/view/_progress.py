@@ -1,4 +1,4 @@
-"""Progress while a study runs: a live screen on a terminal, plain lines elsewhere.
+"""ProgressDisplay while a study runs: a live screen on a terminal, plain lines elsewhere.
 
 Everything goes to standard error: standard output belongs to results. Notebooks: ``_notebook``.
 """
@@ -23,7 +23,7 @@ LINE_SECONDS = 5.0
 """Least time between two plain lines."""
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """Display of a study's progress."""
 
     def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ class Progress(Protocol):
         """End the display."""
 
 
-def make_progress(show: bool, *, total: int | None) -> Progress:
+def make_progress(show: bool, *, total: int | None) -> ProgressDisplay:
     """The progress that fits a notebook, or else standard error.
 
     Args:
@@ -51,7 +51,7 @@ def make_progress(show: bool, *, total: int | None) -> Progress:
     return Unfailing(_progress(total)) if show else Silence()
 
 
-def _progress(total: int | None) -> Progress:
+def _progress(total: int | None) -> ProgressDisplay:
     from optuna_hermes.view._notebook import Cell, in_notebook  # it draws what is written here
 
     if in_notebook():
@@ -60,7 +60,7 @@ def _progress(total: int | None) -> Progress:
 
 
 class Silence:
-    """Progress that shows nothing."""
+    """ProgressDisplay that shows nothing."""
 
     def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
         """Do nothing."""
@@ -73,25 +73,25 @@ class Silence:
 
 
 class Unfailing:
-    """Progress that goes silent on an ``OSError``: a study outlives its terminal or pipe.
+    """ProgressDisplay that goes silent on an ``OSError``: a study outlives its terminal or pipe.
 
     Args:
         shown: the progress that may fail.
     """
 
-    def __init__(self, shown: Progress) -> None:
-        self._shown: Progress = shown
+    def __init__(self, shown: ProgressDisplay) -> None:
+        self._shown: ProgressDisplay = shown
 
     def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
-        """See ``Progress``."""
+        """See ``ProgressDisplay``."""
         self._try(lambda: self._shown.update(document, study))
 
     def note(self, text: str) -> None:
-        """See ``Progress``."""
+        """See ``ProgressDisplay``."""
         self._try(lambda: self._shown.note(text))
 
     def close(self) -> None:
-        """See ``Progress``."""
+        """See ``ProgressDisplay``."""
         self._try(self._shown.close)
 
     def _try(self, show: Callable[[], None]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from optuna_hermes.view import History
+from optuna_hermes.view import StudyHistory
 from optuna_hermes.visualization import _info as drawn
-from optuna_hermes.visualization._study import Told, tell
+from optuna_hermes.visualization._study import StudyData, tell
 
 if TYPE_CHECKING:
     import optuna
@@ -27,7 +27,7 @@ def best_info_of(
 
 
 def _replayed(
-    told: Told, policy: str, n_devices: int, maximize: bool
+    told: StudyData, policy: str, n_devices: int, maximize: bool
 ) -> tuple[tuple[float, float], ...]:
     """Device time and value of each report that was the best so far, under another policy.
 
@@ -52,7 +52,7 @@ def _replayed(
     return tuple(found)
 
 
-def _without_failed(history: History) -> History:
+def _without_failed(history: StudyHistory) -> StudyHistory:
     """The history without failed trials, which a replay leaves out too."""
     kept = tuple(trial for trial in history.trials if trial.state != "failed")
     return replace(history, trials=kept)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from optuna_hermes.view import Bar, History, TrialHistory, best_so_far, duration
+from optuna_hermes.view import Bar, StudyHistory, TrialHistory, best_so_far, duration
 
 Axis = Literal["unit", "device_seconds"]
 
@@ -64,7 +64,7 @@ class Box(NamedTuple):
     hover: str
 
 
-class Line(NamedTuple):
+class InfoLine(NamedTuple):
     """Points (x, y) of a trial, or of a policy."""
 
     name: str
@@ -79,8 +79,8 @@ class CurvesInfo:
     ``counts`` is true if x has whole numbers.
     """
 
-    groups: tuple[tuple[Look, tuple[Line, ...]], ...]
-    best: Line | None
+    groups: tuple[tuple[Look, tuple[InfoLine, ...]], ...]
+    best: InfoLine | None
     x_label: str
     counts: bool
 
@@ -89,11 +89,11 @@ class CurvesInfo:
 class BestInfo:
     """Steps of the best value so far, the study's own first; all end at one x."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[InfoLine, ...]
     x_label: str
 
 
-def schedule_info(history: History, now: float) -> tuple[Box, ...]:
+def schedule_info(history: StudyHistory, now: float) -> tuple[Box, ...]:
     """The bars of the schedule, by device and begin.
 
     Args:
@@ -123,7 +123,7 @@ def device_names(devices: Iterable[str]) -> dict[str, str]:
     return {id_: id_ for id_ in ids}
 
 
-def curves_info(history: History, axis: Axis) -> CurvesInfo:
+def curves_info(history: StudyHistory, axis: Axis) -> CurvesInfo:
     """The curves of trials, grouped by state.
 
     Args:
@@ -140,7 +140,7 @@ def curves_info(history: History, axis: Axis) -> CurvesInfo:
     scale, unit = _time_unit(most)
     lines = {trial.number: _curve(trial, axis, scale) for trial in shown}
     best = _best(shown, history.maximize)
-    groups = {name: list[Line]() for name in ("suspended", "failed", "done", "running")}
+    groups = {name: list[InfoLine]() for name in ("suspended", "failed", "done", "running")}
     for trial in shown:
         groups[_GROUPS.get(trial.state, trial.state)].append(lines[trial.number])
     return CurvesInfo(
@@ -152,7 +152,7 @@ def curves_info(history: History, axis: Axis) -> CurvesInfo:
 
 
 def best_info(
-    history: History, against: Sequence[tuple[str, Sequence[tuple[float, float]]]]
+    history: StudyHistory, against: Sequence[tuple[str, Sequence[tuple[float, float]]]]
 ) -> BestInfo:
     """The best value so far over device time, of a study and of other policies.
 
@@ -210,9 +210,9 @@ def _values(trial: TrialHistory) -> Iterator[float]:
     return (point.value for point in trial.points)
 
 
-def _curve(trial: TrialHistory, axis: Axis, scale: float) -> Line:
+def _curve(trial: TrialHistory, axis: Axis, scale: float) -> InfoLine:
     finite = [point for point in trial.points if math.isfinite(point.value)]
-    return Line(
+    return InfoLine(
         str(trial.number),
         tuple(point.unit if axis == "unit" else point.device_seconds / scale for point in finite),
         tuple(point.value for point in finite),
@@ -227,9 +227,9 @@ def _best(trials: Iterable[TrialHistory], maximize: bool) -> int | None:
     return min(finite, key=lambda each: (-each[0] if maximize else each[0], each[1]))[1]
 
 
-def _steps(name: str, steps: Sequence[tuple[float, float]], end: float, scale: float) -> Line:
+def _steps(name: str, steps: Sequence[tuple[float, float]], end: float, scale: float) -> InfoLine:
     points = [*steps, (end, steps[-1][1])]
-    return Line(name, tuple(x / scale for x, _ in points), tuple(y for _, y in points))
+    return InfoLine(name, tuple(x / scale for x, _ in points), tuple(y for _, y in points))
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:

@@ -180,12 +180,12 @@ def _time(seconds: float) -> str:
 _ISO = "%Y-%m-%d %H:%M:%S.%f"
 
 
-def _mode(lines: Iterable[drawn.Line]) -> str:
+def _mode(lines: Iterable[drawn.InfoLine]) -> str:
     """The mode of drawing; markers if a line has one point, which would be invisible."""
     return "lines+markers" if any(len(line.xs) == 1 for line in lines) else "lines"
 
 
-def _joined(lines: Sequence[drawn.Line]) -> dict[str, Any]:
+def _joined(lines: Sequence[drawn.InfoLine]) -> dict[str, Any]:
     """Many curves as one trace with gaps, so that a figure of hundreds stays small."""
     joined: dict[str, list[Any]] = {"x": [], "y": [], "customdata": []}
     for line in lines:

@@ -13,7 +13,7 @@ import optuna
 from optuna_hermes import _optuna
 from optuna_hermes.broker import broker_status
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.view import History, read_history
+from optuna_hermes.view import StudyHistory, read_history
 
 if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
@@ -24,7 +24,7 @@ _logger = optuna.logging.get_logger("optuna.hermes")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class StudyData:
     """The data of a study to plot.
 
     Args:
@@ -35,12 +35,12 @@ class Told:
     """
 
     name: str
-    history: History
+    history: StudyHistory
     now: float
     curve_set: CurveSet | None = None
 
 
-def tell(study: optuna.Study, *, to_replay: bool = False) -> Told:
+def tell(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
     """Read the ledger of a study; log a warning if it has nothing to plot.
 
     Args:
@@ -61,13 +61,13 @@ def tell(study: optuna.Study, *, to_replay: bool = False) -> Told:
                 f"Study {name!r} has no ledger to plot: run it with optuna_hermes.optimize, or "
                 "with HermesSampler and HermesPruner."
             )
-            return Told(name=name, history=History(key=""), now=time.time())
+            return StudyData(name=name, history=StudyHistory(key=""), now=time.time())
         history = read_history(ledger, _optuna.facts(study), broker=broker_status())
         if not any(trial.points for trial in history.trials):
             _logger.warning(f"No trial of study {name!r} has reported a value yet.")
             to_replay = False
         found = _replayable(study, ledger) if to_replay else None
-    return Told(name=name, history=history, now=time.time(), curve_set=found)
+    return StudyData(name=name, history=history, now=time.time(), curve_set=found)
 
 
 @contextlib.contextmanager

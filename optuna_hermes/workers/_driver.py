@@ -31,7 +31,7 @@ from optuna_hermes.errors import (
 from optuna_hermes.ledger import FULL, Ledger, is_full, open_ledger
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._said import forget_said
-from optuna_hermes.view import Progress, plural
+from optuna_hermes.view import ProgressDisplay, plural
 from optuna_hermes.workers._losses import Losses
 from optuna_hermes.workers._news import NOTED_SECONDS, DeviceNews
 from optuna_hermes.workers._opening import descriptions, most_alive, opening
@@ -46,7 +46,7 @@ from optuna_hermes.workers._settings import Settings
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
 from optuna_hermes.workers._taken import TAKEN, wait_for_driver
 from optuna_hermes.workers._words import NOTHING_LEFT, STOP, Starts
-from optuna_hermes.workers._worker import Job
+from optuna_hermes.workers._worker import WorkerInput
 from optuna_hermes.workers._worker_pool import WorkerPool
 
 PARK_SECONDS = 10.0
@@ -98,7 +98,7 @@ class Driver:
         study: optuna.Study,
         pool: WorkerPool,
         settings: Settings,
-        progress: Progress,
+        progress: ProgressDisplay,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self._study = study
@@ -191,7 +191,7 @@ class Driver:
         problem = why_unwritable(root)
         if problem is not None:
             self._progress.note(f"{problem} Until then suspended trials wait in memory only.")
-        job = Job(
+        job = WorkerInput(
             study=study,
             spec=spec,
             seed=seed,

@@ -30,7 +30,7 @@ from optuna_hermes.workers._objective import Objective, file_of, unpack
 from optuna_hermes.workers._preload import preload
 from optuna_hermes.workers._signals import leave_to_driver
 from optuna_hermes.workers._words import FAILED, sayer
-from optuna_hermes.workers._worker import Job, work
+from optuna_hermes.workers._worker import WorkerInput, work
 
 _PR_SET_PDEATHSIG = 1
 
@@ -135,7 +135,7 @@ def _tell(parent: socket.socket, line: dict[str, Any]) -> None:
 
 class _ForkServer:
     def __init__(
-        self, parent: socket.socket, job: Job, objective: Objective, fresh: int | None
+        self, parent: socket.socket, job: WorkerInput, objective: Objective, fresh: int | None
     ) -> None:
         self._parent = parent
         self._job = job
@@ -237,7 +237,7 @@ def end_with(server: int) -> None:
         os._exit(1)
 
 
-def serve(job: Job, objective: Objective, words_end: int) -> NoReturn:
+def serve(job: WorkerInput, objective: Objective, words_end: int) -> NoReturn:
     """Work, writing messages to ``words_end``; exit without cleaning up what was inherited."""
     status, say = 1, sayer(words_end)
     try:

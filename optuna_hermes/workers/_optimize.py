@@ -11,7 +11,7 @@ from optuna_hermes import _optuna
 from optuna_hermes.broker._power_commands import commands_for
 from optuna_hermes.errors import HermesError, InvalidInputError, StorageError, TrialsFailedError
 from optuna_hermes.sampler import default_devices
-from optuna_hermes.view import Progress, make_progress
+from optuna_hermes.view import ProgressDisplay, make_progress
 from optuna_hermes.workers._driver import Callback, Driver
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._result import OptimizeResult, TrialResult
@@ -113,7 +113,7 @@ def run_study(
     study: optuna.Study,
     pool: WorkerPool,
     settings: Settings,
-    progress: Progress,
+    progress: ProgressDisplay,
     callbacks: Sequence[Callback] = (),
 ) -> OptimizeResult:
     """As ``optimize``, for callers that start the pool and show progress and outcome themselves."""

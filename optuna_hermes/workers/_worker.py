@@ -43,7 +43,7 @@ _TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class WorkerInput:
     """The common input of all workers of a study.
 
     Args:
@@ -61,7 +61,7 @@ class Job:
     unwritable: bool = False
 
 
-def work(job: Job, objective: Objective, say: Say) -> None:
+def work(job: WorkerInput, objective: Objective, say: Say) -> None:
     """Train one trial over its leases; ``say`` sends its progress and its end to the driver."""
     study: optuna.Study = _optuna.patiently(cloudpickle.loads, job.study)
     _optuna.rest(study)
@@ -69,7 +69,7 @@ def work(job: Job, objective: Objective, say: Say) -> None:
         _work(job, study, objective, say)
 
 
-def _work(job: Job, study: optuna.Study, objective: Objective, say: Say) -> None:
+def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say) -> None:
     study.get_trials(deepcopy=False)  # fills the cache before a device waits for it
     _optuna.disconnect(study)
     ready = Ready(study=job.spec.key)
@@ -92,7 +92,9 @@ def _work(job: Job, study: optuna.Study, objective: Objective, say: Say) -> None
 class _Engagement:
     """The execution of a trial in this process, from its grant to its end or its suspension."""
 
-    def __init__(self, job: Job, study: optuna.Study, session: RunSession, say: Say) -> None:
+    def __init__(
+        self, job: WorkerInput, study: optuna.Study, session: RunSession, say: Say
+    ) -> None:
         self._job = job
         self._study = study
         self._session = session

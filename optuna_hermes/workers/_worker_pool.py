@@ -29,7 +29,7 @@ from optuna_hermes.workers._words import Starts, described
 
 if TYPE_CHECKING:
     from optuna_hermes.workers._settings import Settings
-    from optuna_hermes.workers._worker import Job
+    from optuna_hermes.workers._worker import WorkerInput
 
 END_SECONDS = 10.0
 
@@ -126,7 +126,7 @@ class WorkerPool:
                 self._ready = True
         return True
 
-    def configure(self, job: Job) -> None:
+    def configure(self, job: WorkerInput) -> None:
         """Send the job of all workers, once and before the first of them is forked."""
         self._send(job)
 

@@ -15,7 +15,7 @@ from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
 from optuna_hermes.ledger import MemoryLedger, open_ledger
 from optuna_hermes.workers._opening import opening
 from optuna_hermes.workers._words import LEFT, NOTHING_LEFT, STOP
-from optuna_hermes.workers._worker import Job, _Engagement
+from optuna_hermes.workers._worker import WorkerInput, _Engagement
 
 GRID = {"x": [-1.0, 0.0, 1.0], "k": [0, 1]}
 N_TRIALS = 7
@@ -145,7 +145,7 @@ def test_a_study_is_stopped_as_in_optuna(way: str, storage_url: str) -> None:
 def test_a_worker_says_who_has_called_stop() -> None:
     """Its objective, or the sampler once the trial is told."""
     study = optuna.create_study()
-    job = Job(study=b"", spec=None, seed=0, checkpoint_root=Path())  # type: ignore[arg-type]
+    job = WorkerInput(study=b"", spec=None, seed=0, checkpoint_root=Path())  # type: ignore[arg-type]
     found = []
     for calls in (False, True):
         worker = _Engagement(job, study, None, lambda word, reason: None)  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision,
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend import State, StoredState
+from optuna_hermes.suspend import StoredState, TrialState
 from optuna_hermes.suspend._loader import RandomWatch
 from optuna_hermes.testing import FakeSession
 
@@ -890,7 +890,7 @@ class Waits(FakeSession):
         super().__init__({3: "resident"})
         self._pipe = pipe
 
-    def park(self, state: State) -> None:
+    def park(self, state: TrialState) -> None:
         self._pipe.send("parked")
         while not state.ended():
             time.sleep(0.01)

@@ -28,7 +28,7 @@ from optuna_hermes.broker._core._events import Command, Event, Send, StudyRead
 from optuna_hermes.broker._core._run import Run
 from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.broker._core._wishes import Wishes
+from optuna_hermes.broker._core._wishes import Overrides
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.testing._broker_clients import Mixed, Process
@@ -419,7 +419,7 @@ def epochs_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_is_asked_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Wishes, "heed", lambda *_: None)
+    monkeypatch.setattr(Overrides, "heed", lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._server._outbox import Asked, Outbox
+from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox
 
 
 class Sent(list[Any]):
@@ -63,8 +63,8 @@ def test_who_waits_to_hear_that_a_checkpoint_is_safe_can_be_told_to_leave(sent: 
     sent.outbox.put(1, leave, ())
     sent.outbox.put(1, evict, ())
     assert sent == [(1, leave), (1, evict)]
-    sent.outbox.put(1, leave, {Asked(5)})
-    sent.outbox.release({Asked(5)})
+    sent.outbox.put(1, leave, {DatabaseProof(5)})
+    sent.outbox.release({DatabaseProof(5)})
     assert sent[2:] == [(1, leave)]
     sent.outbox.release({"end of 4"})
     sent.outbox.release({"/c"})
@@ -101,12 +101,12 @@ def test_a_client_that_is_gone_is_forgotten(sent: Sent) -> None:
 def test_nobody_is_asked_to_leave_before_the_database_answers(sent: Sent) -> None:
     """A device that nobody could be granted stays with whoever has it."""
     leave = wire.Yield(epoch=5, tier="resident")
-    sent.outbox.put(1, leave, {Asked(5)})
-    sent.outbox.put(2, wire.Yield(epoch=6, tier="resident"), {Asked(6)})
+    sent.outbox.put(1, leave, {DatabaseProof(5)})
+    sent.outbox.put(2, wire.Yield(epoch=6, tier="resident"), {DatabaseProof(6)})
     assert sent == []
     assert sent.outbox.unasked == (5, 6)
-    sent.outbox.release({Asked(5)})
+    sent.outbox.release({DatabaseProof(5)})
     assert sent == [(1, leave)]
-    sent.outbox.drop({Asked(6)})
+    sent.outbox.drop({DatabaseProof(6)})
     assert sent == [(1, leave)]
     assert sent.outbox.unasked == ()

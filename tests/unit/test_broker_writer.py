@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker._core._events import EndLease, SaveMemory
-from optuna_hermes.broker._server._writer import News, Refused, Unreachable, Writer, Written
+from optuna_hermes.broker._server._writer import News, RecordsRefused, Unreachable, Writer, Written
 from optuna_hermes.errors import LedgerAwayError, LedgerError
 from optuna_hermes.ledger import CheckpointRecord, LeaseRecord, MemoryLedger, ReportRecord
 
@@ -172,7 +172,7 @@ def test_a_stale_lease_takes_nothing_else_with_it(bench: Bench) -> None:
     bench.hear(Written)
     bench.writer.write("s", [report(1), checkpoint(1), lease(5)])
     bench.writer.write("s", [lease(6)])
-    refused = bench.hear(Refused)
+    refused = bench.hear(RecordsRefused)
     assert refused.items == (lease(5),)
     assert "above every earlier one" in refused.reason
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
@@ -184,7 +184,7 @@ def test_what_is_refused_is_told_and_tried_again(bench: Bench) -> None:
     """A report that the ledger will not have is kept, and nothing else waits for it."""
     bench.ledger.refused.append(ReportRecord)
     bench.writer.write("s", [report(1), checkpoint(1)])
-    assert bench.hear(Refused).items == (report(1),)
+    assert bench.hear(RecordsRefused).items == (report(1),)
     assert len(bench.flushed(lambda ledger: ledger.load_checkpoints("s"))) == 1
     assert bench.writer.pending == 1
     bench.ledger.refused.clear()
@@ -196,7 +196,7 @@ def test_what_is_refused_is_told_and_tried_again(bench: Bench) -> None:
 def test_a_memory_that_is_not_json_is_refused_alone(bench: Bench) -> None:
     """A policy is the user's code: what it remembers may be impossible, and is not kept."""
     bench.writer.write("s", [report(1), SaveMemory(study="s", memory={1, 2})])
-    assert bench.hear(Refused).reason == (
+    assert bench.hear(RecordsRefused).reason == (
         "The ledger cannot hold what it was given (Object of type set is not JSON serializable): a "
         "policy's memory must be JSON."
     )

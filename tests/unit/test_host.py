@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 
 class Point:
-    """A run that consists of what it is given (``suspend.State``)."""
+    """A run that consists of what it is given (``suspend.TrialState``)."""
 
     name = "trial 7"
     units = 1

@@ -16,7 +16,7 @@ import torch
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend import _saver, read, rng_state, set_rng_state
 from optuna_hermes.suspend._disk import why_unwritable
-from optuna_hermes.suspend._parking import Parking
+from optuna_hermes.suspend._parking import TierMover
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.testing import FakeSession
 from optuna_hermes.testing._tier import Training
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written(
     fault(folder)
     run = Training()
     run.train(1)
-    parking = Parking(folder, lambda: ())
+    parking = TierMover(folder, lambda: ())
     for _ in range(2):
         assert parking.put(run, "disk").stored is None
         assert parking.tier == "resident"
@@ -184,7 +184,7 @@ def test_a_run_that_should_be_stored_waits_where_it_is(
     """It can be asked again, goes on unchanged, and is stored as there is room."""
     run, rng = Training(), rng_state()
     run.train(1)
-    parking = Parking(tmp_path, lambda: ())
+    parking = TierMover(tmp_path, lambda: ())
     parking.put(run, first)
     held = parking.put(run, "disk")
     assert held.stored is None

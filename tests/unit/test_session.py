@@ -18,7 +18,7 @@ from optuna_hermes.broker import RunSession
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _journal, _reconnecting, _session
 from optuna_hermes.errors import BrokerError
-from optuna_hermes.suspend import BatchSizes, StoredState
+from optuna_hermes.suspend import BatchChoice, StoredState
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
 READY = wire.Ready(study="s")
@@ -217,7 +217,7 @@ def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     wait_for(lambda: session.batch_size)
     assert session.batch_size == 16
     seconds = {size: 0.1 for size in range(1, 100)}
-    session.stretches(BatchSizes(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
+    session.stretches(BatchChoice(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
     (told,) = brokers.last.of(wire.Stretches)
     assert (told.epoch, told.sizes.now, told.sizes.unit_samples) == (7, 16, 90)
     assert set(told.sizes.seconds) == set(range(36, 100)), "those that were measured last"
@@ -439,7 +439,7 @@ def test_several_devices_are_named_and_their_time_is_counted(
     session.wait_for_grant()
     assert session.devices == ("cpu:0", "cpu:2")
     session.started(stores=True)
-    session.stretches(BatchSizes(now=8, least=8, most=8, most_devices=4))
+    session.stretches(BatchChoice(now=8, least=8, most=8, most_devices=4))
     assert brokers.last.of(wire.Stretches)[-1].sizes.most_devices == 4
     at = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: at)

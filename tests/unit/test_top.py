@@ -18,7 +18,7 @@ from optuna_hermes.view._history import Bar
 from optuna_hermes.view._top._app import Top
 from optuna_hermes.view._top._picture import ORDERS, DeviceLine, Picture, TrialLine
 from optuna_hermes.view._top._screens import Confirm, Help, Policies, Story
-from optuna_hermes.view._top._source import Source
+from optuna_hermes.view._top._source import TopSource
 from optuna_hermes.view._top._trials import Trials
 
 NARROW, WIDE = (80, 24), (160, 50)
@@ -68,7 +68,7 @@ def picture(count: int = 24, **fields: Any) -> Picture:
     )
 
 
-class FakeSource(Source):
+class FakeSource(TopSource):
     """Shows one picture until it is given another; remembers what people wanted."""
 
     def __init__(self, shown: Picture) -> None:

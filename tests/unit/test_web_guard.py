@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from optuna_hermes.view._web._guard import COMMAND_HEADER, HEADERS, Asked, Guard
+from optuna_hermes.view._web._guard import COMMAND_HEADER, HEADERS, Guard, RequestParts
 from optuna_hermes.view._web._peer import is_ours, owner
 from optuna_hermes.view._web._server import is_loopback, names_of
 
@@ -26,12 +26,12 @@ def asked(
     own: bool = False,
     host: str = "localhost:8470",
     **more: str,
-) -> Asked:
+) -> RequestParts:
     headers = {"host": host, **{name.replace("_", "-"): value for name, value in more.items()}}
-    return Asked(method=method, path=path, headers=headers, is_own=own)
+    return RequestParts(method=method, path=path, headers=headers, is_own=own)
 
 
-def status(request: Asked) -> int:
+def status(request: RequestParts) -> int:
     refusal = GUARD.refuse(request)
     return 200 if refusal is None else refusal.status
 

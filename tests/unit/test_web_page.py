@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optuna_hermes.ledger import RunRecord
-from optuna_hermes.view import Bar, History, Point, TrialHistory
+from optuna_hermes.view import Bar, Point, StudyHistory, TrialHistory
 from optuna_hermes.view._web._curves import MOST_CURVES, MOST_POINTS
 from optuna_hermes.view._web._delta import delta
 from optuna_hermes.view._web._devices import short
@@ -29,7 +29,7 @@ TRIAL = TrialHistory(
     run=RUN,
     points=(Point(1, 0.5, 1.0, 101.0), Point(2, 0.25, 2.0, 102.0)),
 )
-HISTORY = History(
+HISTORY = StudyHistory(
     key="key", trials=(TRIAL,), bars=(Bar("vm/cpu:0", 3, 100.0, 104.0, 7),), position=2
 )
 ENTRY: dict[str, Any] = {

@@ -21,11 +21,11 @@ from optuna_hermes.broker._client._sessions import sessions
 from optuna_hermes.broker._client._wired import unwired, wired, wired_sizes
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
 from optuna_hermes.model import RunState, TierName
-from optuna_hermes.suspend._base import BatchSizes, Held, State, StoredState
+from optuna_hermes.suspend._base import BatchChoice, Footprint, StoredState, TrialState
 from optuna_hermes.suspend._disk import read_ahead
 
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._parking import Parking
+    from optuna_hermes.suspend._parking import TierMover
 
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
@@ -85,7 +85,7 @@ class RunSession:
         self._lost = False
         self._refused: str | None = None
         self._noted_end = False
-        self._parked_in: Parking | None = None
+        self._parked_in: TierMover | None = None
         self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
         self._lease = LeaseState()
         self._connection = ReconnectingConnection(
@@ -194,7 +194,7 @@ class RunSession:
                 said.training, said.stores, said.params = True, stores, params or said.params
                 self._connection.send(wire.Training(epoch=said.epoch, stores=stores, params=params))
 
-    def stretches(self, sizes: BatchSizes) -> None:
+    def stretches(self, sizes: BatchChoice) -> None:
         """See ``suspend.Session``."""
         told = wired_sizes(sizes)
         with self._connection.lock:
@@ -241,7 +241,7 @@ class RunSession:
             self._keep_unconfirmed()  # this process and the broker may die before it is written
             self._connection.send(wire.Saved(epoch=self._lease.epoch, checkpoint=checkpoint))
 
-    def park(self, state: State | None) -> None:
+    def park(self, state: TrialState | None) -> None:
         """See ``suspend.Session``; without a state the run can only wait in its process.
 
         Raises:
@@ -299,7 +299,7 @@ class RunSession:
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def _put(self, state: State | None, tier: TierName, begin: float) -> None:
+    def _put(self, state: TrialState | None, tier: TierName, begin: float) -> None:
         """Suspend the run into a tier, or move it there; from disk there is no way back."""
         if state is None:
             held, tier = None, "resident"
@@ -316,7 +316,7 @@ class RunSession:
             raise Suspended(f"The run is stored in {held.stored.path}.")
 
     def _say_parked(
-        self, state: State | None, tier: TierName, held: Held | None, spent: float
+        self, state: TrialState | None, tier: TierName, held: Footprint | None, spent: float
     ) -> None:
         stored = None if held is None or held.stored is None else wired(held.stored)
         stores = state is not None and self._parking().stores(state)
@@ -346,7 +346,7 @@ class RunSession:
         if self.checkpoint_dir is not None:
             keep(self.checkpoint_dir, self._lease.resume(self._study, time.monotonic()))
 
-    def _wait(self, state: State | None) -> None:
+    def _wait(self, state: TrialState | None) -> None:
         begin = time.monotonic()
         while True:
             message = self._next(state, begin)
@@ -370,7 +370,7 @@ class RunSession:
         """True if a grant is of the current lease, under which the run has not parked yet."""
         return grant.epoch == self._lease.epoch and self._lease.parked is None
 
-    def _next(self, state: State | None, begin: float) -> wire.FromBroker | None:
+    def _next(self, state: TrialState | None, begin: float) -> wire.FromBroker | None:
         while True:
             try:
                 return self._inbox.get(timeout=_LOOK_SECONDS)
@@ -380,7 +380,7 @@ class RunSession:
                     self._put(state, "disk", time.monotonic())
                     raise SystemExit(_TERMINATED) from None
 
-    def _back(self, state: State | None) -> bool:
+    def _back(self, state: TrialState | None) -> bool:
         """Bring the run back to its device; False if it has no room there, and waits on."""
         if state is None:
             self.started(stores=False)
@@ -392,11 +392,11 @@ class RunSession:
             return False
         return True
 
-    def _parking(self) -> Parking:
+    def _parking(self) -> TierMover:
         if self._parked_in is None:
-            from optuna_hermes.suspend._parking import Parking  # it needs torch
+            from optuna_hermes.suspend._parking import TierMover  # it needs torch
 
-            self._parked_in = Parking(self.checkpoint_dir, lambda: self.checkpoints)
+            self._parked_in = TierMover(self.checkpoint_dir, lambda: self.checkpoints)
         return self._parked_in
 
     # -- on the connection's thread ------------------------------------------------------------

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True, eq=False)
-class Held:
+class OwnSession:
     """A session of a trial in this process.
 
     Args:
@@ -58,7 +58,7 @@ class Sessions:
     def __init__(self) -> None:
         self.worker: RunSession | None = None
         self.importing = False
-        self._held: dict[tuple[str, int], Held] = {}
+        self._held: dict[tuple[str, int], OwnSession] = {}
         self._lock = threading.Lock()
 
     def add(
@@ -67,9 +67,9 @@ class Sessions:
         number: int,
         session: RunSession,
         **known: Any,
-    ) -> Held:
-        """Add the session of a trial, with further ``known`` fields of ``Held``."""
-        held = Held(session=session, study=study, number=number, **known)
+    ) -> OwnSession:
+        """Add the session of a trial, with further ``known`` fields of ``OwnSession``."""
+        held = OwnSession(session=session, study=study, number=number, **known)
         with self._lock:
             self._held[study, number] = held
         return held
@@ -85,18 +85,18 @@ class Sessions:
             held = self._held.pop((study, number), None)
         return None if held is None else held.session
 
-    def all(self) -> list[Held]:
+    def all(self) -> list[OwnSession]:
         """Every session of a trial in this process."""
         with self._lock:
             return list(self._held.values())
 
-    def of_thread(self) -> Held | None:
+    def of_thread(self) -> OwnSession | None:
         """A session of the trials that the calling thread trains, None if there is none."""
         me = threading.current_thread()
         return next((held for held in self.all() if held.thread is me), None)
 
     @contextmanager
-    def using(self, study: str, number: int) -> Iterator[Held | None]:
+    def using(self, study: str, number: int) -> Iterator[OwnSession | None]:
         """Session of a trial, None if there is none; it is not taken away within the block."""
         with self._lock:
             held = self._held.get((study, number))
@@ -111,7 +111,7 @@ class Sessions:
                 held.in_use = False
                 held.seen_at = time.monotonic()
 
-    def take_away(self, held: Held) -> bool:
+    def take_away(self, held: OwnSession) -> bool:
         """Remove a session, unless a call works with it now or it was removed; True if this did."""
         key = held.study, held.number
         with self._lock:

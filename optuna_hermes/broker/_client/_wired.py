@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.suspend._base import BatchSizes, StoredState
+from optuna_hermes.suspend._base import BatchChoice, StoredState
 
 
 def wired(state: StoredState) -> wire.SavedCheckpoint:
@@ -28,7 +28,7 @@ def unwired(saved: wire.SavedCheckpoint) -> StoredState:
     )
 
 
-def wired_sizes(sizes: BatchSizes) -> wire.BatchSizes:
+def wired_sizes(sizes: BatchChoice) -> wire.BatchSizes:
     """Batch sizes as a message holds them, with the ``MOST_SIZES`` speeds measured last."""
     return wire.BatchSizes(
         now=sizes.now,

@@ -1,4 +1,4 @@
-"""Parking of runs in their process, on the device or in host memory, or on disk. Pure."""
+"""Suspensions of runs in their process, on the device or in host memory, or on disk. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optuna_hermes.broker._core._rows import save
 from optuna_hermes.broker._core._run import Run
 
 
-class Parking:
+class Suspensions:
     """Handles runs that have stopped, or have gone from one tier to another.
 
     Args:

@@ -48,7 +48,7 @@ from optuna_hermes.broker._core._events import (
 from optuna_hermes.broker._core._faults import Faults
 from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._outage import Outage
-from optuna_hermes.broker._core._parking import Parking
+from optuna_hermes.broker._core._parking import Suspensions
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._power import Power
 from optuna_hermes.broker._core._prefetch import Prefetch
@@ -60,7 +60,7 @@ from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, Watchdog, record_heartbeat
-from optuna_hermes.broker._core._wishes import Heard, Wishes
+from optuna_hermes.broker._core._wishes import Heard, Overrides
 from optuna_hermes.curves import Remembered
 from optuna_hermes.ledger._base import HostRecord
 from optuna_hermes.model import Device
@@ -115,7 +115,7 @@ class State:
         self._dispatcher = Dispatcher(self.book, counsel, self._memory)
         self._prefetch = Prefetch(self.book, counsel, self._memory)
         self._ends = Ends(self.book, self._memory)
-        self._parking = Parking(self.book, self._memory, self._ends)
+        self._parking = Suspensions(self.book, self._memory, self._ends)
         self._outage = Outage(self.book, self._ends)
         self._sharing = Sharing(self.book, counsel, self._memory, self._ends)
         self._faults = Faults(self.book, self._memory, self._dispatcher)
@@ -125,7 +125,7 @@ class State:
         self._owes_decision = False
         self._recovery = Recovery(self.book, recovery_seconds)
         self._shapes = Remembered(shape_of)
-        self._wishes = Wishes(self.book, self._memory, self._dispatcher)
+        self._wishes = Overrides(self.book, self._memory, self._dispatcher)
         self._power = Power(self.book)
         self._power.expect_off(unpowered)
 

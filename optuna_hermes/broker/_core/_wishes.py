@@ -23,7 +23,7 @@ from optuna_hermes.policies import make_policy
 Heard = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
 
 
-class Wishes:
+class Overrides:
     """Keeps the overrides of the runs of a ``Book``; adds commands to ``out``."""
 
     def __init__(self, book: Book, memory: Memory, dispatcher: Dispatcher) -> None:

@@ -22,7 +22,7 @@ from optuna_hermes.broker._core._events import (
 )
 from optuna_hermes.broker._server._meter import Times
 from optuna_hermes.broker._server._outbox import proof_of_end
-from optuna_hermes.broker._server._records import Terms
+from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._writer import (
     LONGEST_PAUSE_SECONDS,
     News,
@@ -82,7 +82,7 @@ class Ledgers:
         post: calls a function soon, in the thread that uses this object.
         opener: opens a ledger.
         times: histogram of the durations of transactions.
-        terms: see ``Terms``.
+        terms: see ``WriterTerms``.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class Ledgers:
         post: Callable[[Callable[[], None]], None],
         opener: Callable[[str], Ledger] = open_ledger,
         times: Times | None = None,
-        terms: Terms | None = None,
+        terms: WriterTerms | None = None,
     ) -> None:
-        self._terms = terms or Terms()
+        self._terms = terms or WriterTerms()
         self._times = times or Times()
         self._hear = hear
         self._post = post

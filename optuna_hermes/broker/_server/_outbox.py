@@ -10,13 +10,13 @@ from optuna_hermes.broker._protocol import FromBroker, Grant, Kept, Noted, Yield
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DatabaseProof:
     """Proof that the database answers, so that the holder of this lease may be asked to yield."""
 
     epoch: int
 
 
-Proof = int | str | Asked
+Proof = int | str | DatabaseProof
 """Proof that a message waits for: the record of a lease (its epoch) or of a checkpoint (its
 path), the end of a lease, or a sign that a database is there."""
 
@@ -106,7 +106,7 @@ class Outbox:
     @property
     def unasked(self) -> tuple[int, ...]:
         """The epochs of leases whose yields wait."""
-        return tuple(proof.epoch for proof in self._proofs() if isinstance(proof, Asked))
+        return tuple(proof.epoch for proof in self._proofs() if isinstance(proof, DatabaseProof))
 
     def _proofs(self) -> Iterator[Proof | None]:
         for queue in self._waiting.values():
@@ -133,7 +133,7 @@ def _proof(message: FromBroker) -> Proof | None:
     if isinstance(message, Grant):
         return message.epoch
     if isinstance(message, Yield):
-        return Asked(message.epoch)
+        return DatabaseProof(message.epoch)
     if isinstance(message, Noted):
         return proof_of_end(message.epoch)
     return message.path if isinstance(message, Kept) else None

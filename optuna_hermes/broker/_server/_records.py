@@ -26,7 +26,7 @@ _RACES = (NotOwnerError, StaleEpochError, StudyFullError)
 
 
 @dataclass(kw_only=True)
-class Terms:
+class WriterTerms:
     """Name and limits with which a broker writes.
 
     Args:
@@ -40,7 +40,7 @@ class Terms:
     limits: dict[str, int] = field(default_factory=dict)
 
 
-def write(ledger: Ledger, item: Write, terms: Terms) -> None:
+def write(ledger: Ledger, item: Write, terms: WriterTerms) -> None:
     """Carry a record out in the ledger."""
     if isinstance(item, LeaseRecord):
         ledger.commit_lease(item, limit=_limit(ledger, item, terms))
@@ -109,12 +109,12 @@ def outrun(
     return event, rest
 
 
-def _limit(ledger: Ledger, lease: LeaseRecord, terms: Terms) -> int | None:
+def _limit(ledger: Ledger, lease: LeaseRecord, terms: WriterTerms) -> int | None:
     is_new = ledger.shared and lease.number is None
     return terms.limits.get(lease.study) if is_new else None
 
 
-def _claim(ledger: Ledger, item: Claim, terms: Terms) -> None:
+def _claim(ledger: Ledger, item: Claim, terms: WriterTerms) -> None:
     run = ledger.claim_run(
         item.study,
         item.number,

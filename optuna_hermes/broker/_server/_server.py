@@ -53,12 +53,12 @@ from optuna_hermes.broker._server._loop import soon
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._meter import Meter
 from optuna_hermes.broker._server._metrics import Figures, serving
-from optuna_hermes.broker._server._outbox import Asked, Outbox, proof_of_end
+from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
 from optuna_hermes.broker._server._peer_sync import PeerSync
 from optuna_hermes.broker._server._power_switches import PowerSwitches, left_unpowered
 from optuna_hermes.broker._server._processes import kill
 from optuna_hermes.broker._server._readings import Readings
-from optuna_hermes.broker._server._records import Terms
+from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
 from optuna_hermes.broker._server._succession import Succession
 from optuna_hermes.errors import HermesError
@@ -167,7 +167,7 @@ class Server:
     async def _serve(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         times = self._meter.ledger_writes
-        terms = Terms(host=self._host, instance=self._instance)
+        terms = WriterTerms(host=self._host, instance=self._instance)
         self._ledgers = Ledgers(self._heard, partial(soon, loop), times=times, terms=terms)
         self._heed_signals(loop)
         self._succession.expect()
@@ -354,11 +354,11 @@ class Server:
                 log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
                 kill(command.pid)
 
-    def _questions(self, commands: Sequence[Command]) -> set[Asked]:
+    def _questions(self, commands: Sequence[Command]) -> set[DatabaseProof]:
         """Ask the database for an answer for each yield; return the proofs that come with them."""
         asked = set()
         for epoch, key in away.to_answer(self._state.book, commands).items():
-            proof = Asked(epoch)
+            proof = DatabaseProof(epoch)
             self._ledgers.ask(key, partial(self._outbox.release, {proof}))
             asked.add(proof)
         return asked
@@ -377,10 +377,10 @@ class Server:
         elif isinstance(news, LedgerAway):
             log.warning("a database is away, what is to be written waits: %s", news.reason)
             held, unasked = self._outbox.held, self._unasked(news.studies, draining=False)
-            self._outbox.drop({Asked(epoch) for epoch in unasked})
+            self._outbox.drop({DatabaseProof(epoch) for epoch in unasked})
             # A run that goes to disk needs no database.
             leaving = self._unasked(news.studies, draining=True)
-            self._outbox.release({Asked(epoch) for epoch in leaving})
+            self._outbox.release({DatabaseProof(epoch) for epoch in leaving})
             self._apply(replace(news, held=held, unasked=unasked))
         else:
             log.info("the database is back")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from optuna_hermes.broker._core._events import Outrun, SaveMemory, Write
-from optuna_hermes.broker._server._records import Terms, is_race, outrun, write
+from optuna_hermes.broker._server._records import WriterTerms, is_race, outrun, write
 from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
 from optuna_hermes.ledger import Ledger, open_ledger
 from optuna_hermes.ledger._base import (
@@ -56,7 +56,7 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
+class RecordsRefused:
     """The ledger refuses these records, for a reason that waiting does not mend."""
 
     study: str
@@ -71,7 +71,7 @@ class Unreachable:
     reason: str
 
 
-News = Written | Refused | Unreachable | Outrun
+News = Written | RecordsRefused | Unreachable | Outrun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class Writer:
         url: of the ledger, which is opened on the thread, when it is needed first.
         tell: called on the thread with the outcome of a batch.
         opener: opens the ledger.
-        terms: see ``Terms``.
+        terms: see ``WriterTerms``.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Writer:
         tell: Callable[[News], None],
         *,
         opener: Callable[[str], Ledger] = open_ledger,
-        terms: Terms | None = None,
+        terms: WriterTerms | None = None,
     ) -> None:
-        self._terms = terms or Terms()
+        self._terms = terms or WriterTerms()
         self._url = url
         self._tell = tell
         self._opener = opener
@@ -311,7 +311,7 @@ class Writer:
             with self._changed:
                 self._kept += [replace(batch, items=(each,), again=True) for each in lasting]
         if refused and not batch.again:
-            self._tell(Refused(study=batch.study, items=refused, reason=_reason(error)))
+            self._tell(RecordsRefused(study=batch.study, items=refused, reason=_reason(error)))
 
     def _outrun(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
         """Drop what a claim conflict has voided; try the rest again."""

@@ -23,9 +23,9 @@ from optuna_hermes.view._top._devices import device_lines
 from optuna_hermes.view._top._past import Past
 from optuna_hermes.view._top._picture import Picture, TrialLine
 from optuna_hermes.view._top._screens import Confirm, Help, Policies, Story
-from optuna_hermes.view._top._source import Source
+from optuna_hermes.view._top._source import TopSource
 from optuna_hermes.view._top._trials import Trials
-from optuna_hermes.view._top._watch import Lost, Said, Seen, Told, Watcher
+from optuna_hermes.view._top._watch import LogRead, Lost, Said, Seen, Watcher
 
 _COUNT_SECONDS = 0.25
 """Seconds between redraws that count slices down between two pictures."""
@@ -41,7 +41,7 @@ class Top(App[None]):
     """The screen of ``top``.
 
     Args:
-        source: see ``Source``.
+        source: see ``TopSource``.
     """
 
     TITLE = "optuna-hermes top"
@@ -75,7 +75,7 @@ class Top(App[None]):
         Binding("question_mark,f1", "help"),
     ]
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TopSource) -> None:
         super().__init__()
         self._source = source
         self._watcher = Watcher(source, self.post_message)
@@ -223,9 +223,9 @@ class Top(App[None]):
         if trial is None:
             return
         number = trial.number
-        self._watcher.do(lambda: Told(number, self._source.story(key, number)))
+        self._watcher.do(lambda: LogRead(number, self._source.story(key, number)))
 
-    def on_told(self, message: Told) -> None:
+    def on_told(self, message: LogRead) -> None:
         """Show an event log that was read."""
         self.push_screen(Story(message.number, message.story))
 

@@ -13,7 +13,7 @@ from optuna_hermes.view import _words as words
 from optuna_hermes.view._top._picture import DeviceLine, Picture, TrialLine
 
 if TYPE_CHECKING:
-    from optuna_hermes.view._history import History, TrialHistory
+    from optuna_hermes.view._history import StudyHistory, TrialHistory
 
 
 def picture_of(
@@ -56,7 +56,7 @@ def picture_of(
     )
 
 
-def picture_of_history(history: History, study: str, at: float, read_only: str) -> Picture:
+def picture_of_history(history: StudyHistory, study: str, at: float, read_only: str) -> Picture:
     """The picture of a study that this host's broker does not serve, from its ledger.
 
     Args:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-class Source(ABC):
-    """Source of pictures and target of commands; calls may block, so they are made on threads.
+class TopSource(ABC):
+    """TopSource of pictures and target of commands; calls may block, so they are made on threads.
 
     ``look`` and ``past`` are called in one thread, the others in any. A call that fails raises a
     ``HermesError`` whose message is shown.

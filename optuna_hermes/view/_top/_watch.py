@@ -12,7 +12,7 @@ from textual.message import Message
 from optuna_hermes.errors import HermesError
 from optuna_hermes.view._history import Bar
 from optuna_hermes.view._top._picture import Picture
-from optuna_hermes.view._top._source import Source
+from optuna_hermes.view._top._source import TopSource
 
 LOOK_SECONDS = 1.0
 """Seconds between two requests to the broker."""
@@ -38,7 +38,7 @@ class Lost(Message):
         self.words = words
 
 
-class Told(Message):
+class LogRead(Message):
     """Message: a trial's event log was read."""
 
     def __init__(self, number: int, story: RenderableType) -> None:
@@ -60,11 +60,11 @@ class Watcher:
     """Polls a source for pictures, and carries out commands, on threads of its own.
 
     Args:
-        source: see ``Source``.
+        source: see ``TopSource``.
         post: posts a message to the screen, from any thread.
     """
 
-    def __init__(self, source: Source, post: Callable[[Message], object]) -> None:
+    def __init__(self, source: TopSource, post: Callable[[Message], object]) -> None:
         self._source = source
         self._post = post
         self._read_at: float | None = None

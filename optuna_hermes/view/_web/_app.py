@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from optuna_hermes.errors import HermesError
 from optuna_hermes.view._web._feed import Feed
-from optuna_hermes.view._web._guard import HEADERS, Asked, Guard, Refusal
+from optuna_hermes.view._web._guard import HEADERS, Guard, Refusal, RequestParts
 from optuna_hermes.view._web._peer import is_ours
 
 FILES = Path(__file__).parent / "static"
@@ -189,11 +189,11 @@ class _Gate:
         else:
             await self._app(scope, receive, send_with_headers)
 
-    def _asked(self, scope: Scope) -> Asked:
+    def _asked(self, scope: Scope) -> RequestParts:
         request = Request(scope)
         client, server = scope.get("client"), scope.get("server")
         is_own = self._trusts_own and client and server and is_ours(client, server)
-        return Asked(
+        return RequestParts(
             method=request.method,
             path=request.url.path,
             headers={name.lower(): value for name, value in request.headers.items()},

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from optuna_hermes.view._history import Bar, History, Point, TrialHistory, best_so_far
+from optuna_hermes.view._history import Bar, Point, StudyHistory, TrialHistory, best_so_far
 from optuna_hermes.view._web._values import LIVE, Json, rounded
 
 MOST_CURVES = 500
@@ -21,9 +21,9 @@ class Charts:
 
     def __init__(self) -> None:
         self._columns: dict[int, tuple[tuple[Point, ...], Json]] = {}
-        self._best: tuple[History | None, list[list[Any]]] = (None, [])
+        self._best: tuple[StudyHistory | None, list[list[Any]]] = (None, [])
 
-    def curves(self, history: History | None, trials: Json) -> Json:
+    def curves(self, history: StudyHistory | None, trials: Json) -> Json:
         """Units and values of the curves that are drawn, by trial."""
         found = {}
         reported = [trial for trial in history.trials if trial.points] if history else []
@@ -36,7 +36,7 @@ class Charts:
             found[str(trial.number)] = columns
         return found
 
-    def path(self, history: History | None) -> list[list[Any]]:
+    def path(self, history: StudyHistory | None) -> list[list[Any]]:
         """Best so far against device time; the same object if no value was reported since."""
         before, path = self._best
         same = before is not None and history is not None and before.position == history.position
@@ -49,13 +49,13 @@ class Charts:
         return path
 
 
-def beginning(history: History | None) -> float:
+def beginning(history: StudyHistory | None) -> float:
     """The begin of the schedule: that of the first lease, in wall clock seconds."""
     bars = history.bars if history else ()
     return round(min((bar.begin for bar in bars), default=0.0), 2)
 
 
-def bars(history: History | None, begin: float) -> Json:
+def bars(history: StudyHistory | None, begin: float) -> Json:
     """The bars of the schedule, by epoch and device."""
     found: Json = {}
     for bar in history.bars if history else ():

@@ -12,7 +12,7 @@ STEADY_SECONDS = 0.5
 """Changes of a slice's times below this are ignored: the broker's answers take their time."""
 
 
-class Devices:
+class DeviceRows:
     """Entries of devices; remembers the times of their leases, so that they do not jitter."""
 
     def __init__(self) -> None:

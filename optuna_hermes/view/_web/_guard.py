@@ -47,7 +47,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class RequestParts:
     """The parts of a request that are checked.
 
     Args:
@@ -88,7 +88,7 @@ class Guard:
     cookie: str
     names: frozenset[str]
 
-    def refuse(self, asked: Asked) -> Refusal | None:
+    def refuse(self, asked: RequestParts) -> Refusal | None:
         """The reason for refusing a request, None if it is to be served."""
         return self._misled(asked) or self._forged(asked) or self._unknown(asked) or _unsaid(asked)
 
@@ -96,7 +96,7 @@ class Guard:
         """True if this is the token; compared in constant time."""
         return _same(token, self.token)
 
-    def _misled(self, asked: Asked) -> Refusal | None:
+    def _misled(self, asked: RequestParts) -> Refusal | None:
         name = _host_name(asked.headers.get("host", ""))
         if name in self.names or _is_address(name):
             return None
@@ -106,7 +106,7 @@ class Guard:
             reason=f"This server is called {known}, or by its address: use one of these.",
         )
 
-    def _forged(self, asked: Asked) -> Refusal | None:
+    def _forged(self, asked: RequestParts) -> Refusal | None:
         """Refuse requests by pages of other sites, by ``Sec-Fetch-Site``; links are allowed."""
         site = asked.headers.get("sec-fetch-site", "none")
         if site in ("same-origin", "none"):
@@ -116,7 +116,7 @@ class Guard:
             return None
         return Refusal(status=403, reason="A page of another site has asked: only this one may.")
 
-    def _unknown(self, asked: Asked) -> Refusal | None:
+    def _unknown(self, asked: RequestParts) -> Refusal | None:
         if asked.is_own or asked.path in PUBLIC or self._is_known(asked.headers):
             return None
         return Refusal(
@@ -131,7 +131,7 @@ class Guard:
         return _same(_cookie(headers.get("cookie", ""), self.cookie), self.session)
 
 
-def _unsaid(asked: Asked) -> Refusal | None:
+def _unsaid(asked: RequestParts) -> Refusal | None:
     """Refuse a change unless it comes from our own page, or from a program that is no browser."""
     if asked.method in SAFE_METHODS:
         return None

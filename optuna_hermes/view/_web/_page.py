@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optuna_hermes.view import _words as words
-from optuna_hermes.view._history import History
+from optuna_hermes.view._history import StudyHistory
 from optuna_hermes.view._web._curves import Charts, bars, beginning
-from optuna_hermes.view._web._devices import Devices
+from optuna_hermes.view._web._devices import DeviceRows
 from optuna_hermes.view._web._trials import shown_trials
 from optuna_hermes.view._web._values import LIVE, OVER, Json, rounded
 
@@ -31,7 +31,7 @@ class Scene:
 
     name: str | None
     named: bool = False
-    history: History | None = None
+    history: StudyHistory | None = None
     broker: Mapping[str, Any] | None = None
     was_served: bool = False
     problem: str | None = None
@@ -44,7 +44,7 @@ class Painter:
 
     def __init__(self) -> None:
         self._charts = Charts()
-        self._devices = Devices()
+        self._devices = DeviceRows()
 
     def paint(self, scene: Scene) -> Json:
         """The page of a scene."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import BrokerError, HermesError
-from optuna_hermes.view._history import History, read_history
+from optuna_hermes.view._history import StudyHistory, read_history
 from optuna_hermes.view._web._page import Painter, Scene, served
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ ASK_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class NamedStudy:
     """A study that the user has named.
 
     Args:
@@ -47,7 +47,7 @@ class Watch:
         study: the study to show; None for one that the broker serves.
     """
 
-    def __init__(self, study: Named | None) -> None:
+    def __init__(self, study: NamedStudy | None) -> None:
         self._study = study
         self._painter = Painter()
         self._connection: Connection | None = None
@@ -55,7 +55,7 @@ class Watch:
         self._told_at = 0.0
         self._ask_due = 0.0
         self._ledger: Ledger | None = None
-        self._history: History | None = None
+        self._history: StudyHistory | None = None
         self._facts: StudyFacts | None = None
         self._facts_due = 0.0
         self._wishes: Mapping[int, str] = {}

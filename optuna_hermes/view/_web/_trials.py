@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from optuna_hermes.view._history import History, TrialHistory
+from optuna_hermes.view._history import StudyHistory, TrialHistory
 from optuna_hermes.view._web._values import LIVE, OVER, Json, rounded
 
 
 def shown_trials(
-    history: History | None, entry: Mapping[str, Any] | None, wishes: Mapping[int, str]
+    history: StudyHistory | None, entry: Mapping[str, Any] | None, wishes: Mapping[int, str]
 ) -> Json:
     """Every trial by its number: the broker's data where it has them, else the ledger's.
 

@@ -200,6 +200,6 @@ def _days(seconds: float) -> float:
     return float(date2num(datetime.fromtimestamp(seconds)))  # type: ignore[no-untyped-call]
 
 
-def _dot(line: drawn.Line) -> dict[str, Any]:
+def _dot(line: drawn.InfoLine) -> dict[str, Any]:
     """The marker for a line of one point, which would be invisible."""
     return {"marker": "o", "markersize": 3} if len(line.xs) == 1 else {}
