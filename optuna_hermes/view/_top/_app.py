@@ -225,7 +225,7 @@ class Top(App[None]):
         number = trial.number
         self._watcher.do(lambda: LogRead(number, self._source.story(key, number)))
 
-    def on_told(self, message: LogRead) -> None:
+    def on_log_read(self, message: LogRead) -> None:
         """Show an event log that was read."""
         self.push_screen(Story(message.number, message.story))
 
