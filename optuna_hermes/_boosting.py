@@ -14,17 +14,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from optuna_hermes._turns import Turns, session_of
+from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session
-from optuna_hermes.suspend._named import NamedObjects
 from optuna_hermes.suspend._saver import Saver
 
 _SAVE_SECONDS = 1.0
 """Least time between two checkpoints: writing one takes longer than many rounds."""
 
 
-class Rounds(Turns):
+class Rounds(CooperativeLoop):
     """The rounds of one trial.
 
     Args:
@@ -38,8 +37,8 @@ class Rounds(Turns):
         CheckpointError: the trial's checkpoints cannot be used.
     """
 
-    _maker: ClassVar[str] = "HermesCallback()"
-    _moves = False
+    maker: ClassVar[str] = "HermesCallback()"
+    movable = False
 
     def __init__(
         self, trial: Any, monitor: str, report_interval: int, session: Session | None
@@ -55,9 +54,7 @@ class Rounds(Turns):
         self._used = False
         self._end: int | None = None
         self._next_save = 0.0
-        super().__init__(
-            trial, NamedObjects({"booster": self._booster}), session or session_of(trial)
-        )
+        super().__init__(trial, {"booster": self._booster}, session)
         self._trained = self._batches  # rounds below this number are replayed
 
     @property
@@ -65,7 +62,9 @@ class Rounds(Turns):
         """The booster of the trial's earlier process, serialised; None for a new trial."""
         return self._booster.saved
 
-    def begin(self, save: Callable[[], bytes], problem: str | None, end: int | None = None) -> None:
+    def begin_training(
+        self, save: Callable[[], bytes], problem: str | None, end: int | None = None
+    ) -> None:
         """Begin the training.
 
         Args:
@@ -82,8 +81,7 @@ class Rounds(Turns):
                 "leave it out of the others."
             )
         self._used, self._booster.save, self._end = True, save, end
-        if self._session is not None:
-            self._watch(self._session, problem)
+        self.begin(problem)
 
     def check_direction(self, name: str, higher_is_better: bool) -> None:
         """Refuse a monitored metric that the study would be optimised away from.
@@ -91,7 +89,7 @@ class Rounds(Turns):
         Raises:
             InvalidInputError: the study minimises what is better higher, or the other way round.
         """
-        if name == self._monitor and self._maximizes() is (not higher_is_better):
+        if name == self._monitor and self.maximizes() is (not higher_is_better):
             wanted = "maximize" if higher_is_better else "minimize"
             raise InvalidInputError(
                 f"{name!r} is better {'higher' if higher_is_better else 'lower'}, but the study "
@@ -110,7 +108,7 @@ class Rounds(Turns):
             CheckpointError: the trial cannot be stored.
         """
         if number >= self._trained:
-            self._pass_point()
+            self.switch_point()
 
     def end_round(self, said: Any, values: dict[str, float]) -> None:
         """Record a trained round, and report if it ends a unit.
@@ -135,22 +133,22 @@ class Rounds(Turns):
         if self._batches % self._interval == 0:
             self.report(self.value)
         if self._batches == self._end:
-            self._leave()
+            self.leave()
 
-    def _units_left(self) -> int | None:
+    def units_left(self) -> int | None:
         return None if self._end is None else (self._end - self._batches) // self._interval
 
-    def _saves(self, saver: Saver) -> bool:
+    def saves_now(self, saver: Saver) -> bool:
         now = time.monotonic()
         if saver.busy or now < self._next_save:
             return False
         self._next_save = now + _SAVE_SECONDS
         return True
 
-    def _where(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         return {}
 
-    def _be_at(self, tree: dict[str, Any]) -> None:
+    def go_to(self, tree: dict[str, Any]) -> None:
         """Do nothing: the replayed rounds restore the position."""
 
 

@@ -15,10 +15,9 @@ from accelerate.data_loader import SeedableRandomSampler
 from transformers import Trainer, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from optuna_hermes._turns import Turns
+from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.suspend import Session, StoredState, rng_state, set_rng_state
 from optuna_hermes.suspend._loader import Replay
-from optuna_hermes.suspend._named import NamedObjects
 from optuna_hermes.suspend._place import Place
 
 Fetch = Callable[[Iterator[Any], int, Any], Any]
@@ -35,10 +34,10 @@ _COUNTERS = (
 """Counters of a ``Trainer`` that its logged values are computed from."""
 
 
-class Steps(Turns):
+class Steps(CooperativeLoop):
     """The steps of one training."""
 
-    _maker: ClassVar[str] = "HermesCallback.train()"
+    maker: ClassVar[str] = "HermesCallback.train()"
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Steps(Turns):
         }
         if trainer.accelerator.scaler is not None:
             owners["scaler"] = trainer.accelerator.scaler
-        super().__init__(trial, NamedObjects(owners), session)
+        super().__init__(trial, owners, session)
 
     def next_step(self, fetch: Fetch, iterator: Any, number: int, device: Any) -> Any:
         """Yield the device if asked to; then fetch the batches of the next step."""
@@ -75,7 +74,7 @@ class Steps(Turns):
         self._place.batch += self._fetched
         self._batches += self._fetched
         self.begun = True
-        self._pass_point()
+        self.switch_point()
         samples, items = fetch(self._ours, number, device)
         self._fetched = len(samples)
         return samples, items
@@ -103,8 +102,7 @@ class Steps(Turns):
             problem = self._place.problem
         else:
             self._ours, problem = iterator, "its training data are no map-style data set"
-        if session is not None:
-            self._watch(session, problem)
+        self.begin(problem)
 
     def _seed(self, loader: Any) -> None:
         """Let the sampler draw what it would have drawn in the trial's first process."""
@@ -121,18 +119,18 @@ class Steps(Turns):
         found, self._found = self._found, None
         return found
 
-    def _units_left(self) -> int | None:
+    def units_left(self) -> int | None:
         """Units until the end; known if all reports are the same number of steps apart."""
         state = self._trainer.state
         left, rest = divmod((state.max_steps - state.global_step) * self._unit, state.global_step)
         return left if rest == 0 else None
 
-    def _warning(self) -> str | None:
+    def inexact(self) -> str | None:
         warning = None if self._told else self._place.warning
         self._told = self._told or warning is not None
         return warning
 
-    def _where(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         step = self._trainer.state.global_step
         return {
             "place": self._place.state_dict(),
@@ -141,11 +139,11 @@ class Steps(Turns):
             "data_seed": self._data_seed,
         }
 
-    def _be_at(self, tree: dict[str, Any]) -> None:
+    def go_to(self, tree: dict[str, Any]) -> None:
         """Do nothing: the trainer got its step from ``position``."""
 
-    def _leave(self) -> None:
-        super()._leave()
+    def leave(self) -> None:
+        super().leave()
         self._place.leave()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes._extras import extra
-from optuna_hermes._turns import session_of
+from optuna_hermes.cooperative import session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session, StoredState, read
 from optuna_hermes.suspend import _supported as _supported
@@ -89,7 +89,7 @@ class HermesCallback(TrainerCallback):
         finally:
             self._trainer = None
             if self._steps is not None:
-                self._steps._leave()
+                self._steps.leave()
 
     # -- the trainer's events ------------------------------------------------------------------
 

@@ -106,12 +106,12 @@ class HermesCallback:
                 f"{type(model).__name__}: lightgbm.cv cannot be suspended."
             )
         params = _parameters(model)
-        rounds.begin(
+        rounds.begin_training(
             lambda: model.model_to_string(num_iteration=-1).encode(),
             _why_not_stored(model, params, env.begin_iteration),
             env.end_iteration - env.begin_iteration,
         )
-        if rounds._stores and params["force_row_wise"] == params["force_col_wise"] == "0":
+        if rounds.storable and params["force_row_wise"] == params["force_col_wise"] == "0":
             log.warning(
                 "The run of %s may differ in the last bits: LightGBM chooses the order of its sums "
                 "by a race. Give it force_row_wise=True, or force_col_wise=True.",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, ClassVar, TypeVar
 
-from optuna_hermes._turns import Turns, hear, session_of
+from optuna_hermes.cooperative import CooperativeLoop, hear, session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend import _supported as _supported
@@ -58,10 +58,10 @@ def suspendable(trial: Any, /, **named: Any) -> Run:
     return Run(trial, named, session_of(trial))
 
 
-class Run(Turns):
+class Run(CooperativeLoop):
     """A training loop that can be suspended; see ``suspendable``."""
 
-    _way_out: ClassVar[str] = (
+    remedy: ClassVar[str] = (
         "Keep it in run.kept, or give what holds it state_dict() and load_state_dict() and name it "
         "in suspendable()."
     )
@@ -121,15 +121,14 @@ class Run(Turns):
                 if self._session is not None:
                     self._locals.epoch(sys._getframe().f_back, self._known())
                 if self._whole:
-                    if self._session is not None:
-                        self._watch(self._session, None)
+                    self.begin()
                     self._pass(sys._getframe().f_back)
                 yield numbers[place]
                 if self._due:
                     self._whole = True
                     self._batches += 1
         finally:
-            self._leave()
+            self.leave()
 
     def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
         """An epoch's batches, from the trial's present one, with the loader's other attributes.
@@ -189,8 +188,7 @@ class Run(Turns):
     def _pass_over(
         self, loader: Iterable[Batch], report: Callable[[], float] | None
     ) -> Iterator[Batch]:
-        if self._session is not None:
-            self._watch(self._session, "its loops are in a function, which begins anew")
+        self.begin("its loops are in a function, which begins anew")
         self._pass(None)
         for batch in loader:
             yield batch
@@ -217,7 +215,7 @@ class Run(Turns):
         if self._session is not None and self._restored is not None:
             return  # code before an epoch's batches runs again: this value was reported before
         if self._session is not None and not self._begun:
-            self._watch(self._session, None)
+            self.begin()
             self._begin_training(self._session)
         self._reports = True
         super().report(value)
@@ -228,11 +226,11 @@ class Run(Turns):
             return
         assert self._session is not None
         if not self._begun:
-            self._watch(self._session, None)
+            self.begin()
             self._begin_training(self._session)
         self._say(self._count(value))
 
-    def _units_left(self) -> int | None:
+    def units_left(self) -> int | None:
         """Units until the end; known if each epoch until now had one report."""
         if self._n_epochs is None or self._unit != self._epoch + 1:
             return None
@@ -242,7 +240,7 @@ class Run(Turns):
         """Pass a clean point; the local variables of ``caller`` are checked for lost state."""
         self._caller = caller
         try:
-            self._pass_point()
+            self.switch_point()
         finally:
             self._caller = None
 
@@ -271,24 +269,28 @@ class Run(Turns):
             return iter(loader)
         self._beside.release(loader)
         iterator = self._place.iterate(loader, None if restored is None else restored["place"])
-        self._watch(session, self._place.problem)
+        self.begin(self._place.problem)
         return iterator
 
-    def _stores_here(self) -> bool:
+    def storable_here(self) -> bool:
+        """See ``CooperativeLoop``: a stream may hold what no checkpoint can."""
         return self._place.stores_here()
 
-    def _waits(self) -> bool:
+    def waits_for_next_point(self) -> bool:
+        """See ``CooperativeLoop``: true after the last batch of an epoch."""
         # After an epoch's last batch the loop may still use its loss, which would not be restored.
         return self._place.batch == self._place.length
 
     # -- checkpoints ---------------------------------------------------------------------------
 
-    def _warning(self) -> str | None:
+    def inexact(self) -> str | None:
+        """See ``CooperativeLoop``: a warning about the loader, once."""
         warning = None if self._warned else self._place.warning
         self._warned = self._warned or warning is not None
         return warning
 
-    def _where(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
+        """See ``CooperativeLoop``: the epoch, and where it is in its loader."""
         return {
             "place": self._place.state_dict(),
             "epoch": self._epoch,
@@ -298,7 +300,8 @@ class Run(Turns):
             "steps": self._beside.steps(),
         }
 
-    def _be_at(self, tree: dict[str, Any]) -> None:
+    def go_to(self, tree: dict[str, Any]) -> None:
+        """See ``CooperativeLoop``: the loader goes there when its next pass begins."""
         self._epoch, self._whole = tree["epoch"], tree["whole"]
 
     def _restore(self) -> None:
@@ -308,7 +311,8 @@ class Run(Turns):
             self._beside.load_state(tree["beside"])
             self._beside.load_steps(tree["steps"])
 
-    def _leave(self) -> None:
-        super()._leave()
+    def leave(self) -> None:
+        """See ``CooperativeLoop``; the loaders are released, too."""
+        super().leave()
         self._place.leave()
         self._beside.leave()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from optuna_hermes._extras import extra
-from optuna_hermes._turns import session_of
+from optuna_hermes.cooperative import session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._objects import Objects
@@ -80,8 +80,8 @@ class _Run(Run):
             self._at_begin = {name: each.state_dict() for name, each in self._generators.items()}
         super()._begin(epoch)
 
-    def _where(self) -> dict[str, Any]:
-        return {**super()._where(), "epoch_generators": self._at_begin}
+    def position(self) -> dict[str, Any]:
+        return {**super().position(), "epoch_generators": self._at_begin}
 
 
 def _kept(name: str, each: Any) -> Any:

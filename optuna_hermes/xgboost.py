@@ -68,7 +68,7 @@ class HermesCallback(TrainingCallback):
                 " xgboost.cv cannot be suspended."
             )
         rounds = self._rounds
-        rounds.begin(lambda: bytes(model.save_raw("ubj")), _why_not_stored(model))
+        rounds.begin_training(lambda: bytes(model.save_raw("ubj")), _why_not_stored(model))
         watched[model] = rounds
         # The class of this very object: the training calls its update and eval_set.
         model.__class__ = _Watched
@@ -92,7 +92,7 @@ class HermesCallback(TrainingCallback):
         """Remove the hooks from the booster."""
         watched.pop(model, None)
         model.__class__ = xgboost.Booster
-        self._rounds._leave()
+        self._rounds.leave()
         return model
 
 

@@ -1,4 +1,9 @@
-"""The cooperative loop: the part that all trainings which yield at clean points share."""
+"""The cooperative loop: the way to let trials of another framework share devices.
+
+A training is a ``CooperativeLoop`` that says where it is, can go there again, and calls
+``switch_point`` wherever another trial may have its device: between two batches, rounds or steps.
+The loops of plain PyTorch, Hugging Face, XGBoost and LightGBM are made of it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from optuna_hermes._optuna import (
@@ -34,7 +39,7 @@ from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge
 from optuna_hermes.suspend._tree import frozen
 
-__all__ = ["Turns", "hear", "session_of"]
+__all__ = ["CooperativeLoop", "hear", "session_of"]
 
 _BEAT_SECONDS = 1.0
 
@@ -43,38 +48,52 @@ log = logging.getLogger(__name__)
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-class Turns:
+class CooperativeLoop:
     """A training that reports values, and yields its device and resumes at clean points.
 
-    A subclass gives its position by ``_where``, takes it up again in ``_be_at``, and calls
-    ``_pass_point`` at each clean point.
+    A subclass returns its position from ``position``, takes it up again in ``go_to``, calls
+    ``begin`` before the first clean point, ``switch_point`` at each of them, and ``leave`` at the
+    end. The random states of Python, NumPy and torch are kept for it.
 
     Args:
         trial: the ``optuna.Trial`` that trains.
-        named: all objects that the training changes.
-        session: of the trial; None if its trials are not scheduled.
+        objects: all objects that the training changes, by names of your choice, each with
+            ``state_dict`` and ``load_state_dict``.
+        session: None for that of the trial, which it has if its trials are scheduled.
+
+    Raises:
+        InvalidInputError: an object lacks these methods, or the trial has such a loop already.
+        CheckpointError: the trial's checkpoints cannot be used.
     """
 
-    _maker: ClassVar[str] = "suspendable()"
+    maker: ClassVar[str] = "suspendable()"
     """The user's call that makes it, as messages name it."""
-    _way_out: ClassVar[str] = "Give what holds it state_dict() and load_state_dict()."
+    remedy: ClassVar[str] = "Give what holds it state_dict() and load_state_dict()."
     """Advice about values that no checkpoint holds."""
-    _moves = True
+    movable = True
     """True if it holds only torch's tensors on its device, which may be moved."""
 
-    def __init__(self, trial: Any, named: NamedObjects, session: Session | None) -> None:
+    def __init__(
+        self,
+        trial: Any,
+        objects: NamedObjects | Mapping[str, Any],
+        session: Session | None = None,
+    ) -> None:
         self.value: float | None = None
         """The value reported last."""
+        self.storable = False
+        """True if the trial can be suspended to disk."""
         self._trial = trial
         self._run = f"trial {getattr(trial, 'number', '?')}"
+        named = objects if isinstance(objects, NamedObjects) else NamedObjects(dict(objects))
         self._named = named
-        self._session = session
+        self._session = session = session or session_of(trial)
         self._batches = 0
         self._unit = 0
         self._reported: frozenset[int] = frozenset()
         self._restored: dict[str, Any] | None = None
         self._saver: Saver | None = None
-        self._stores = self._begun = self._unsaved = False
+        self._begun = self._unsaved = False
         self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
@@ -109,7 +128,7 @@ class Turns:
             return
         lower_is_better = sign(self._trial) * value
         self._session.report(
-            unit=self._unit, step=self._unit, value=lower_is_better, units_left=self._units_left()
+            unit=self._unit, step=self._unit, value=lower_is_better, units_left=self.units_left()
         )
 
     def beat(self) -> None:
@@ -122,36 +141,36 @@ class Turns:
 
     # -- to be overridden ----------------------------------------------------------------------
 
-    def _where(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """The training's position, as a tree of plain values and tensors."""
         raise NotImplementedError
 
-    def _be_at(self, tree: dict[str, Any]) -> None:
-        """Resume from a position that ``_where`` returned."""
+    def go_to(self, tree: dict[str, Any]) -> None:
+        """Take up a position that ``position`` has returned, in this or an earlier process."""
         raise NotImplementedError
 
-    def _maximizes(self) -> bool | None:
+    def maximizes(self) -> bool | None:
         """True if a higher value is better, None if the trial belongs to no study."""
         study = getattr(self._trial, "study", None)
         return None if study is None else sign(study) < 0
 
-    def _units_left(self) -> int | None:
+    def units_left(self) -> int | None:
         """Units until the end, None if unknown."""
         return None
 
-    def _stores_here(self) -> bool:
+    def storable_here(self) -> bool:
         """False at a clean point where a trial that can be stored elsewhere cannot be stored."""
         return True
 
-    def _waits(self) -> bool:
+    def waits_for_next_point(self) -> bool:
         """True to go on to the next clean point, if the trial can be stored."""
         return False
 
-    def _saves(self, saver: Saver) -> bool:
+    def saves_now(self, saver: Saver) -> bool:
         """True to save the unit now, False to leave it to a later one."""
         return True
 
-    def _warning(self) -> str | None:
+    def inexact(self) -> str | None:
         """A warning about what cannot be restored exactly, None if all can."""
         return None
 
@@ -161,17 +180,30 @@ class Turns:
 
     # -- at a clean point ----------------------------------------------------------------------
 
-    def _watch(self, session: Session, problem: str | None) -> None:
-        """Set the reason why the trial cannot be stored, None if it can."""
+    def begin(self, problem: str | None = None) -> None:
+        """Prepare for the next clean point.
+
+        Args:
+            problem: the reason why the trial cannot be stored from here on, None if it can.
+        """
+        session = self._session
+        if session is None:
+            return
         if session.checkpoint_dir is None:
             problem = "it has no folder for checkpoints"
         if problem is not None and not self._begun:
             log.info("The run of %s can only wait in memory: %s.", self._run, problem)
-        self._stores = problem is None
-        if self._stores and self._saver is None:
+        self.storable = problem is None
+        if self.storable and self._saver is None:
             self._saver = Saver(session, self._run)
 
-    def _pass_point(self) -> None:
+    def switch_point(self) -> None:
+        """Yield the device if asked to, and save the last unit; to be called at clean points.
+
+        Raises:
+            Suspended: the trial is on disk.
+            CheckpointError: the trial cannot be stored.
+        """
         session = self._session
         if session is None:
             return
@@ -186,44 +218,44 @@ class Turns:
         saver = self._saver
         if saver is not None:
             saver.finish(wait=False)
-        if self._stores and self._waits():
+        if self.storable and self.waits_for_next_point():
             return
         if session.must_yield:
             self._park(session)
-        here = self._stores and self._stores_here()
-        if self._unsaved and here and saver is not None and self._saves(saver):
+        here = self.storable and self.storable_here()
+        if self._unsaved and here and saver is not None and self.saves_now(saver):
             saver.begin(self._dump(rng_state()), units=self._unit)
             self._unsaved = False
-        self._busy = saver is not None and (saver.busy or (self._unsaved and self._stores))
+        self._busy = saver is not None and (saver.busy or (self._unsaved and self.storable))
 
     def _begin_training(self, session: Session) -> None:
         self._begun = True
         self._restore()
-        session.training(stores=self._stores)
+        session.training(stores=self.storable)
 
     def _park(self, session: Session) -> None:
         with kept_rng() as rng:
             session.park(_LoopState(self, rng))
         if self._saver is not None and self._saver.behind:
             self._busy = self._unsaved = True
-        session.training(stores=self._stores)
+        session.training(stores=self.storable)
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
-        warning = self._warning()
+        warning = self.inexact()
         if warning is not None:
             log.warning("%s: %s", self._run.capitalize(), warning)
         tree = {
             "named": self._named.state_dict(),
-            **self._where(),
+            **self.position(),
             "batches": self._batches,
             "unit": self._unit,
             "value": self.value,
             "rng": rng,
         }
         assert self._session is not None
-        say_lost(self._run, self._session.checkpoint_dir, self._lost(), self._way_out)
+        say_lost(self._run, self._session.checkpoint_dir, self._lost(), self.remedy)
         return tree
 
     def _find(self, session: Session) -> tuple[StoredState, Any] | None:
@@ -254,18 +286,19 @@ class Turns:
 
     def _load(self, tree: dict[str, Any]) -> None:
         self._named.load_state_dict(tree["named"])
-        self._be_at(tree)
+        self.go_to(tree)
         self._batches, self._unit, self.value = tree["batches"], tree["unit"], tree["value"]
 
     def _own(self, session: Session) -> None:
         if session in _sessions:
             raise InvalidInputError(
-                f"{self._maker} must be called once in an objective, but {self._run} calls it "
+                f"{self.maker} must be called once in an objective, but {self._run} calls it "
                 "again: name all objects in one call."
             )
         _sessions.add(session)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Wait until the last checkpoint is written; to be called when the training is over."""
         try:
             if self._saver is not None:
                 self._saver.finish(wait=True)
@@ -276,21 +309,21 @@ class Turns:
 class _LoopState:
     """A trial at a clean point (``suspend.TrialState``)."""
 
-    def __init__(self, turns: Turns, rng: dict[str, Any]) -> None:
-        self.name = turns._run
-        self.units = turns._unit
-        self.stores = turns._stores and turns._stores_here()
-        self.moves = turns._moves and not captured_graphs()
-        self._turns = turns
+    def __init__(self, loop: CooperativeLoop, rng: dict[str, Any]) -> None:
+        self.name = loop._run
+        self.units = loop._unit
+        self.stores = loop.storable and loop.storable_here()
+        self.moves = loop.movable and not captured_graphs()
+        self._loop = loop
         self._rng = rng
 
     def ended(self) -> bool:
         return False
 
     def roots(self) -> Iterable[object]:
-        return self._turns._named.roots()
+        return self._loop._named.roots()
 
     def dump(self) -> dict[str, Any]:
-        if self._turns._saver is not None:
-            self._turns._saver.finish(wait=True)  # files are numbered in the order of states
-        return self._turns._dump(self._rng)
+        if self._loop._saver is not None:
+            self._loop._saver.finish(wait=True)  # files are numbered in the order of states
+        return self._loop._dump(self._rng)

@@ -1,0 +1,88 @@
+"""The loop of docs/how-to-add-a-framework.md, as somebody adds a framework from the page alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from optuna_hermes.errors import InvalidInputError, Suspended
+from optuna_hermes.testing import FakeSession
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to-add-a-framework.md"
+GENERATIONS = 6
+
+
+@pytest.fixture
+def shown() -> dict[str, Any]:
+    """What the page's code defines."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {"__name__": "shown"}
+    exec(code, names)
+    return names
+
+
+class Ticking:
+    """A loss that counts a batch of the session once in a generation."""
+
+    def __init__(self, session: FakeSession | None) -> None:
+        self._session = session
+        self._calls = 0
+
+    def __call__(self, x: Any) -> float:
+        self._calls += 1
+        if self._session is not None and self._calls % 33 == 0:  # 32 members, and what is reported
+            self._session.tick()
+        return float(((x - 1) ** 2).sum())
+
+
+def train(shown: dict[str, Any], session: FakeSession | None) -> tuple[float, bytes]:
+    """Train a trial; its value, and its population in the end."""
+    np.random.seed(3)
+    trial = optuna.create_study().ask()
+    population = shown["Population"](16, 0.5)
+    loop = shown["Evolution"](trial, population, session)
+    value = loop.run(Ticking(session), GENERATIONS)
+    return value, population.members.tobytes()
+
+
+def test_a_new_process_after_each_unit_changes_nothing(
+    shown: dict[str, Any], tmp_path: Path
+) -> None:
+    """Stored after each generation and resumed from disk, values are the same to the bit."""
+    wanted = train(shown, None)
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
+    processes = 1
+    while True:
+        try:
+            got = train(shown, session)
+            break
+        except Suspended:
+            session = session.again({1: "disk"})
+            processes += 1
+    assert got == wanted
+    assert processes == GENERATIONS
+
+
+def test_waiting_in_memory_changes_nothing(shown: dict[str, Any], tmp_path: Path) -> None:
+    """What others draw while the trial waits is not seen by it."""
+    wanted = train(shown, None)
+    session = FakeSession(
+        {2: "resident", 4: "host"},
+        checkpoint_dir=tmp_path,
+        while_parked=lambda: np.random.seed(99),
+    )
+    assert train(shown, session) == wanted
+    assert session.parks == ["resident", "host"]
+
+
+def test_a_second_loop_of_a_trial_is_refused(shown: dict[str, Any], tmp_path: Path) -> None:
+    """The error names the user's own call."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    train(shown, session)
+    with pytest.raises(InvalidInputError, match=re.escape("Evolution() must be called once")):
+        train(shown, session)
