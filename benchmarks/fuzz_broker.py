@@ -36,6 +36,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.errors import BrokerError
 
+ATTACKS = Path(__file__).parents[1] / "tests" / "support" / "attacks.py"
 KEY = "honest"
 ATTACKERS = 2
 ROUND_SECONDS = 30.0
@@ -161,7 +162,7 @@ class Attacks:
         return done
 
     def _start(self, seed: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "optuna_hermes.testing._attacks", "--seconds", "1e6"]
+        command = [sys.executable, str(ATTACKS), "--seconds", "1e6"]
         command += ["--socket", str(self._folder.parent / "broker.sock")]
         command += ["--folder", str(self._folder), "--seed", str(seed)]
         return subprocess.Popen(command, stdout=self._output)

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from optuna_hermes.testing._databases import DatabaseServer, mariadb_server, postgres_server
+from support.databases import DatabaseServer, mariadb_server, postgres_server
 
 T = TypeVar("T")
 

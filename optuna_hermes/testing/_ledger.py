@@ -15,18 +15,22 @@ from hypothesis import strategies as st
 
 from optuna_hermes.errors import StaleEpochError
 from optuna_hermes.ledger import Ledger, MemoryLedger
-from optuna_hermes.testing._operations import Operation, apply, content, leases, operations
-from optuna_hermes.testing._records import (
+from optuna_hermes.testing.records import (
     OTHER,
     STUDY,
     UNICODE,
+    Operation,
+    apply,
     checkpoint,
+    content,
     event,
     lease,
+    leases,
+    operations,
     report,
     run,
 )
-from optuna_hermes.testing._sharing import SharingContract
+from optuna_hermes.testing.sharing import SharingContract
 
 _STUDIES = count()
 _PROPERTY = settings(

@@ -1,4 +1,8 @@
-"""Fake sessions whose grants and revocations are scripted."""
+"""Fake sessions whose grants and revocations are scripted.
+
+They are in the package because a suspended training leaves the package's own objects alone: of a
+session from elsewhere, as of any object of its user, it would store and restore the attributes.
+"""
 
 from __future__ import annotations
 

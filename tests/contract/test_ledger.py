@@ -14,8 +14,8 @@ import sqlalchemy
 
 from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger, _sharing, open_ledger
 from optuna_hermes.testing import LedgerContract
-from optuna_hermes.testing._records import STUDY, run
-from optuna_hermes.testing._sharing import SharingContract
+from optuna_hermes.testing.records import STUDY, run
+from optuna_hermes.testing.sharing import SharingContract
 
 
 class TestMemoryLedger(LedgerContract):

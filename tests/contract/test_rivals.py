@@ -16,7 +16,7 @@ from optuna_hermes.model import Curve, Device, RunView, Snapshot
 from optuna_hermes.policies import Fifo
 from optuna_hermes.simulator import RIVALS, Cluster, FixedList, Recording, arrange, make_rival
 from optuna_hermes.testing import PolicyContract
-from optuna_hermes.testing._policy import curves, snapshots
+from optuna_hermes.testing.policy import curves, snapshots
 
 N_UNITS = 13
 

@@ -11,7 +11,7 @@ from optuna_hermes.suspend._disk import Disk
 from optuna_hermes.suspend._host import Host
 from optuna_hermes.suspend._resident import Resident
 from optuna_hermes.testing import TierContract
-from optuna_hermes.testing._tier import STEPS, Training, uninterrupted
+from optuna_hermes.testing.tier import STEPS, Training, uninterrupted
 
 
 class TestResident(TierContract):

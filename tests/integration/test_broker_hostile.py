@@ -21,7 +21,8 @@ from optuna_hermes.broker._server import _socket_server
 from optuna_hermes.broker._server._server import Server
 from optuna_hermes.errors import BrokerError
 from optuna_hermes.model import Device
-from optuna_hermes.testing import FakeDevices
+from support import attacks
+from support.devices import FakeDevices
 
 ATTACK_SECONDS = 4
 DEADLINE = 30.0
@@ -183,7 +184,7 @@ def test_an_attack_disturbs_nobody_else(
     worker.send(wire.Training(epoch=grant.epoch, stores=False))
     driver.ask_status()
     handles, memory = broker.num_fds(), broker.memory_info().rss
-    command = [sys.executable, "-m", "optuna_hermes.testing._attacks", "--seconds"]
+    command = [sys.executable, attacks.__file__, "--seconds"]
     command += [str(ATTACK_SECONDS), "--socket", str(runtime_dir / "broker.sock")]
     attacker = subprocess.Popen([*command, "--folder", str(tmp_path)], stdout=subprocess.PIPE)
     sent = 0

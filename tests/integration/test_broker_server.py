@@ -15,7 +15,7 @@ from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._server._server import Server
 from optuna_hermes.model import Device
-from optuna_hermes.testing import FakeDevices
+from support.devices import FakeDevices
 
 PARKED = wire.Parked(epoch=1, tier="resident", suspend_seconds=0.0)
 ENDED = wire.Ended(epoch=1, state="done")

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from optuna_hermes import _optuna
 from optuna_hermes.ledger import open_ledger
-from optuna_hermes.testing._records import checkpoint, event, lease, report, run
+from optuna_hermes.testing.records import checkpoint, event, lease, report, run
 
 Cli = Callable[..., "CompletedProcess[str]"]
 

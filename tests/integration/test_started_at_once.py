@@ -16,7 +16,7 @@ import pytest
 
 from optuna_hermes import _optuna, ledger
 from optuna_hermes._optuna._storages import backend_of
-from optuna_hermes.testing._databases import DatabaseServer
+from support.databases import DatabaseServer
 
 PROCESSES = 4
 ROUNDS = 5

@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._events import (
     WritesFailed,
 )
 from optuna_hermes.broker._core._outage import AWAY_SECONDS, to_answer
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 SLICE = 1.0
 

@@ -11,7 +11,7 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Received
-from optuna_hermes.testing._broker import FakeBroker
+from support.broker import FakeBroker
 
 CROWDS = (10, 300)
 

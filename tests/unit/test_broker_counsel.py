@@ -17,7 +17,7 @@ from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.ledger._base import RunRecord
 from optuna_hermes.model import Decision, RunView, Snapshot, Unstarted
 from optuna_hermes.policies import Fifo, Policy
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 
 class Watching(Policy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from optuna_hermes.broker._core._events import Disconnected
 from optuna_hermes.model import Decision, Snapshot
 from optuna_hermes.policies import Policy
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 
 class Counted(Policy):

@@ -9,7 +9,7 @@ from optuna_hermes.broker._core._events import DevicesPolled
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import Device, TierName
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 
 def on_gpus(n_gpus: int, **driver: Any) -> FakeBroker:

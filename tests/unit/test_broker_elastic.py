@@ -9,8 +9,8 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import Assignment, Decision, Elastic, RunView, Snapshot, Speed
 from optuna_hermes.policies import Policy, RoundRobin
-from optuna_hermes.testing import FakeBroker
 from optuna_hermes.view._trial import say
+from support.broker import FakeBroker
 
 SIZES = wire.BatchSizes(
     now=8, least=4, most=32, seconds={8: 0.5, 16: 0.75, 4: 0.0}, unit_samples=90

@@ -8,7 +8,7 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import Device
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 
 def _gpu(**fields: Any) -> Device:

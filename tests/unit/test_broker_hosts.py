@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from optuna_hermes.broker._core._sharing import DEAD_SECONDS, REFRESH_SECONDS
 from optuna_hermes.ledger._memory import MemoryLedger
-from optuna_hermes.testing._hosts import KEY, UNITS, Host, Optuna
+from support.hosts import KEY, UNITS, Host, Optuna
 
 N_TRIALS = 5
 

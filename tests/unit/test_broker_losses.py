@@ -8,7 +8,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Activity, Observed
 from optuna_hermes.broker._core._failures import MOST_ALIKE
 from optuna_hermes.broker._core._run import MOST_LOSSES
-from optuna_hermes.testing._broker import FakeBroker
+from support.broker import FakeBroker
 
 
 def begin(broker: FakeBroker, worker: int, number: int) -> int:

@@ -31,10 +31,10 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._wishes import Overrides
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.testing._broker_clients import Mixed, Process
-from optuna_hermes.testing._broker_liars import about_lease, lie, own_epochs
-from optuna_hermes.testing._broker_rules import check, check_broken
-from optuna_hermes.testing._broker_world import World
+from support.broker_clients import Mixed, Process
+from support.broker_liars import about_lease, lie, own_epochs
+from support.broker_rules import check, check_broken
+from support.broker_world import World
 
 STEPS = 50
 EXAMPLES = int(os.environ.get("HERMES_EXAMPLES", "40"))
@@ -45,7 +45,7 @@ WISHES: tuple[Literal["held", "boosted"] | None, ...] = ("held", "held", "booste
 PATIENCE = 600
 """Rounds in which processes that behave finish what was begun."""
 
-STRETCHING = "optuna_hermes.testing._stretching:Stretching"
+STRETCHING = "support.broker_world:Stretching"
 
 numbers = st.integers(0, 2**16)
 

@@ -8,7 +8,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._book import Want
 from optuna_hermes.broker._core._events import Kill, LedgerAway, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import RunRecord
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
 OPENING = wire.OpenStudy(study=SPEC, unstarted=1, max_alive=1)

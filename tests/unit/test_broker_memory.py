@@ -9,7 +9,7 @@ from optuna_hermes.broker._core._events import Send
 from optuna_hermes.broker._core._memory import SETTLE_SECONDS
 from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import Device
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 GPU = "GPU-0"
 BIG = 60

@@ -15,7 +15,7 @@ from optuna_hermes.broker._core._events import Received, Tick
 from optuna_hermes.broker._server._meter import BOUNDS_SECONDS, Meter, Times
 from optuna_hermes.broker._server._metrics import Figures, metrics, serving
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 
 def figures(broker: FakeBroker, meter: Meter | None = None) -> Figures:

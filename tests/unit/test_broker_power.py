@@ -13,7 +13,7 @@ from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
 from optuna_hermes.broker._core._power import RETRY_SECONDS, unpowered
 from optuna_hermes.broker._core._state import State
 from optuna_hermes.model import Device
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 
 def _begin(broker: FakeBroker, worker: int, number: int) -> int:

@@ -14,7 +14,7 @@ from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies._base import free_devices, opened, unopened
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 
 class Wanting(Policy):

@@ -11,7 +11,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, NameLease, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Assignment, Curve, Decision
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 
 def checkpoint(units: int = 1) -> wire.SavedCheckpoint:

@@ -7,7 +7,7 @@ from typing import Any
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import StudyRead
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, RunRecord
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 
 def told(broker: FakeBroker, number: int) -> list[tuple[str, dict[str, Any]]]:

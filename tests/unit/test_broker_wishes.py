@@ -12,7 +12,7 @@ from optuna_hermes.broker._core._boost import boosted_first
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.model import Decision, Device, RunView, Snapshot
 from optuna_hermes.policies import make_policy
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 
 def training(broker: FakeBroker, number: int, *, stores: bool = True) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from optuna_hermes.broker._devices._source import (
 )
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
-from optuna_hermes.testing import FakeDevices
+from support.devices import FakeDevices
 
 
 @pytest.fixture

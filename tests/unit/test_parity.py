@@ -18,7 +18,7 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot, Unstarted
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 from optuna_hermes.simulator import Cluster, CurveSet, FixedList, Recording, SwitchCosts
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 CURVES = "OPTUNA_HERMES_CURVES"
 COSTS = SwitchCosts(fraction=0.004, resident_runs=1_000)

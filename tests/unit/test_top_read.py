@@ -10,12 +10,12 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import Device
-from optuna_hermes.testing import FakeBroker
 from optuna_hermes.view._history import Bar
 from optuna_hermes.view._top._past import Past
 from optuna_hermes.view._top._picture import DeviceLine, Picture
 from optuna_hermes.view._top._read import picture_of
 from optuna_hermes.view._top._text import sparkline
+from support.broker import FakeBroker
 
 
 def reporting(broker: FakeBroker, number: int, *values: float, key: str = "s") -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from optuna_hermes._tables import StudyFacts
 from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger
-from optuna_hermes.testing._records import OTHER, STUDY, checkpoint, lease, report, run
+from optuna_hermes.testing.records import OTHER, STUDY, checkpoint, lease, report, run
 from optuna_hermes.view import Bar, Best, best_so_far, read_history
 
 

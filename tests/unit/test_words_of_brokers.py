@@ -23,7 +23,7 @@ from optuna_hermes.errors import BrokerError, LedgerError, ProtocolError
 from optuna_hermes.ledger import EventRecord, HostRecord, LeaseRecord, MemoryLedger, RunRecord
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot
 from optuna_hermes.policies import Policy
-from optuna_hermes.testing import FakeBroker
+from support.broker import FakeBroker
 
 OTHER = "the other end is of another version, or no part of optuna-hermes: end it."
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")

@@ -21,7 +21,7 @@ from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.broker._server._server import Server
 from optuna_hermes.errors import BrokerError
 from optuna_hermes.model import Device
-from optuna_hermes.testing import FakeDevices
+from support.devices import FakeDevices
 
 # -- the start ---------------------------------------------------------------------------------
 

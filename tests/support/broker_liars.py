@@ -6,8 +6,8 @@ from random import Random
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import TierName
-from optuna_hermes.testing._broker_clients import Process, Trial
-from optuna_hermes.testing._broker_world import World
+from support.broker_clients import Process, Trial
+from support.broker_world import World
 
 _TIERS: tuple[TierName, ...] = ("resident", "host", "disk")
 _ENDS: tuple[wire.Ending, ...] = ("done", "failed")

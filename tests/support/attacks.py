@@ -1,4 +1,4 @@
-"""``python -m optuna_hermes.testing._attacks``: a process that attacks a broker's socket.
+"""``python tests/support/attacks.py``: a process that attacks a broker's socket.
 
 The broker may kill it for its messages; the test then starts another one. Every second it
 prints one line of JSON: counts of its actions since the line before.

@@ -39,8 +39,10 @@ from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, Proof
 from optuna_hermes.broker._server._records import WriterTerms, write
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
-from optuna_hermes.model import Device
-from optuna_hermes.testing._broker_clients import Behaviour, Optuna, Process
+from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot
+from optuna_hermes.policies import Policy
+from optuna_hermes.policies._base import free_devices, opened, unopened
+from support.broker_clients import Behaviour, Optuna, Process
 
 Wanted = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
 
@@ -529,6 +531,38 @@ class World:
             return device
         free = max(0, self.free(device.id)) if self.told == "all" else None
         return replace(device, memory_bytes=SIZE, memory_free_bytes=free)
+
+
+class Stretching(Policy):
+    """A policy that assigns the free devices at random, with the same draws for the same snapshot.
+
+    Slices end with whole seconds, so that several devices are free at once.
+    """
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Assign to waiting trials random numbers of devices within their limits."""
+        units = sum(run.curve.units for run in snapshot.runs)
+        random = Random(f"{snapshot.seed} {snapshot.now} {units}")
+        free = [device.id for device in free_devices(snapshot)]
+        waiting: list[RunView | None] = [*opened(snapshot), *unopened(snapshot)]
+        random.shuffle(waiting)
+        given: list[Assignment] = []
+        for run in waiting:
+            least, most = (1, 1) if run is None else run.device_range
+            its = [id_ for id_ in free if run is None or not run.bound_to or id_ in run.bound_to]
+            if len(its) < least:
+                continue
+            most = min(most, len(its))
+            devices = its[: random.choice([most, most, random.randint(least, most)])]
+            free = [id_ for id_ in free if id_ not in devices]
+            given.append(
+                Assignment(
+                    run=None if run is None else run.number,
+                    devices=tuple(devices),
+                    slice_seconds=1.0 + -snapshot.now % 1.0,
+                )
+            )
+        return Decision(assignments=tuple(given))
 
 
 def _leases(writes: Sequence[Write]) -> list[int]:

@@ -13,7 +13,7 @@ import pytest
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
 from optuna_hermes.ledger import Ledger, RunRecord
 from optuna_hermes.model import RunState
-from optuna_hermes.testing._records import (
+from optuna_hermes.testing.records import (
     OTHER,
     STUDY,
     UNICODE,

@@ -12,7 +12,7 @@ from optuna_hermes.broker._core._book import Lease, Slot
 from optuna_hermes.broker._core._events import Send
 from optuna_hermes.broker._core._run import Run
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.testing._broker_world import World
+from support.broker_world import World
 
 
 def check(world: World) -> None:

@@ -1,4 +1,4 @@
-"""All operations on a ledger, for Hypothesis, and the content to compare afterwards.
+"""Records and operations for tests of ledgers, and the content to compare afterwards.
 
 A ledger serves many examples, so each has a study, hosts and brokers of its own, and epochs that
 continue from the last epoch of the example before.
@@ -22,10 +22,48 @@ from optuna_hermes.ledger import (
     RunRecord,
 )
 
+STUDY = "study"
+OTHER = "another study"
+UNICODE = "größe 学習 🌱 'quoted' \"%s\" \\"
+
 Operation = tuple[str, tuple[Any, ...]]
 
 _REFUSALS = (NotOwnerError, StaleEpochError, StudyFullError)
 _EVERY_BROKER, _NO_BROKER = 0.0, 1e9  # count as gone, by the age of the heartbeat in seconds
+
+
+def run(number: int = 0, **fields: Any) -> RunRecord:
+    """A run, with defaults for fields that the test does not set."""
+    defaults: dict[str, Any] = {"study": STUDY, "trial_id": number, "state": "pending"}
+    return RunRecord(**{**defaults, **fields}, number=number)
+
+
+def report(unit: int, value: float, *, number: int = 0, **fields: Any) -> ReportRecord:
+    """A report of a run that takes a second and ten steps for each unit."""
+    defaults = {"study": STUDY, "step": unit * 10, "device_seconds": float(unit), "at": 0.0}
+    return ReportRecord(**{**defaults, **fields}, number=number, unit=unit, value=value)
+
+
+def lease(epoch: int, *, number: int | None = 0, **fields: Any) -> LeaseRecord:
+    """A live lease of one device."""
+    defaults = {"study": STUDY, "devices": ("a/cpu:0",), "host": "a", "started": 1.5}
+    return LeaseRecord(**{**defaults, **fields}, number=number, epoch=epoch)
+
+
+def checkpoint(path: str, *, number: int = 0, **fields: Any) -> CheckpointRecord:
+    """A checkpoint at a path."""
+    defaults = {"study": STUDY, "units": 3, "size_bytes": 2**40, "sha256": "0" * 64, "at": 2.5}
+    return CheckpointRecord(**{**defaults, **fields}, number=number, path=path)
+
+
+def event(kind: str, *, number: int | None = 0, **fields: Any) -> EventRecord:
+    """An event."""
+    return EventRecord(**{"study": STUDY, "at": 3.5, **fields}, number=number, kind=kind)
+
+
+def host(instance: str, *, name: str = "a", **fields: Any) -> HostRecord:
+    """A broker with two devices."""
+    return HostRecord(name=name, instance=instance, **{"devices": ("0", "1"), **fields})
 
 
 def content(ledger: Ledger, study: str) -> str:

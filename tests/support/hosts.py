@@ -9,7 +9,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Kill, Send
 from optuna_hermes.ledger._base import RunRecord
 from optuna_hermes.ledger._memory import MemoryLedger
-from optuna_hermes.testing._broker import FakeBroker
+from support.broker import FakeBroker
 
 KEY = "s"
 UNITS = 4
