@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optuna_hermes._lightning._around import ended, parked
-from optuna_hermes._lightning._callbacks import expect_suspension
+from optuna_hermes._lightning._callbacks import expect_suspension, tunes
 from optuna_hermes._lightning._checkpoints import Checkpoints
 from optuna_hermes._lightning._ddp import (
     merged,
@@ -12,7 +12,6 @@ from optuna_hermes._lightning._ddp import (
     why_not_exact,
 )
 from optuna_hermes._lightning._loggers import own_root, release_loggers
-from optuna_hermes._lightning._tuners import tunes
 from optuna_hermes._lightning._units import Units
 from optuna_hermes._lightning._wiring import (
     Wiring,

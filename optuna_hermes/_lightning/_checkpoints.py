@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optuna_hermes._lightning._callbacks import tuner_state
 from optuna_hermes._lightning._ddp import (
     buffers,
     count_of,
@@ -18,7 +19,6 @@ from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, rest
 from optuna_hermes._lightning._module import restore_attributes
 from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
-from optuna_hermes._lightning._tuners import tuner_state
 from optuna_hermes._lightning._unsaved import WAY_OUT, unsaved
 from optuna_hermes._lightning._wiring import Wiring
 from optuna_hermes.suspend import Session, StoredState, kept_rng, read, rng_state, set_rng_state

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from optuna_hermes._lightning._elastic import Stopwatch
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes._lightning._stopwatch import Stopwatch
 from optuna_hermes._lightning._wiring import Wiring, batches_done
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import BatchChoice

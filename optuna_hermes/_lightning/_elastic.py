@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, Literal, get_args
@@ -10,11 +11,8 @@ from typing import Any, Literal, get_args
 from torch.utils.data import DataLoader
 
 from optuna_hermes._lightning._around import show_length
-from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes._lightning._pace import Pace
-from optuna_hermes._lightning._rates import scale_rates
-from optuna_hermes._lightning._stopwatch import Stopwatch
-from optuna_hermes._lightning._stretch import why_not_elastic
+from optuna_hermes._lightning._namespace import GradientAccumulationScheduler, Trainer
+from optuna_hermes._lightning._schedules import Pace, scale_rates
 from optuna_hermes._lightning._wiring import Wiring, clean
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import BatchChoice, kept_rng
@@ -22,6 +20,31 @@ from optuna_hermes.suspend._elastic import ElasticReplay, why_not_regrouped
 from optuna_hermes.suspend._loader import Replay
 
 Scaling = Literal["linear", "sqrt", "accumulate"]
+
+
+class Stopwatch:
+    """Measures the time from the end of a batch to the end of the next one."""
+
+    def __init__(self) -> None:
+        self._spent: dict[int, tuple[int, float]] = {}
+        self._last_end: float | None = None
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        """Mean seconds of a batch, by the sizes that were trained."""
+        return {size: spent / batches for size, (batches, spent) in self._spent.items()}
+
+    def batch_ended(self, size: int) -> None:
+        """Measure the time of a batch; the first one after an interruption does not count."""
+        now = time.monotonic()
+        if self._last_end is not None:
+            batches, spent = self._spent.get(size, (0, 0.0))
+            self._spent[size] = batches + 1, spent + now - self._last_end
+        self._last_end = now
+
+    def interrupted(self) -> None:
+        """Stop the watch: something other than training comes next."""
+        self._last_end = None
 
 
 class ElasticBatch:
@@ -253,3 +276,43 @@ def _is_searched(size: int, params: Mapping[str, Any]) -> bool:
         "batch" in name.lower() and type(value) is int and value == size
         for name, value in params.items()
     )
+
+
+def why_not_elastic(trainer: Trainer, scaling: str) -> str | None:
+    """The reason why the batch size of a ``fit`` cannot change, None if it can."""
+    loader_reason = _why_not_loader(trainer)
+    if loader_reason is not None:
+        return loader_reason
+    if trainer.max_steps >= 0:
+        return "max_steps counts steps, and would be another number of samples"
+    if trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch is None:
+        return "its validations are not at the ends of epochs"
+    if any(isinstance(each, GradientAccumulationScheduler) for each in _callbacks(trainer)):
+        return "GradientAccumulationScheduler changes its steps too"
+    if not trainer.lightning_module.automatic_optimization:
+        return "it optimizes by hand" if scaling == "accumulate" else None
+    if scaling == "accumulate":
+        own = trainer.strategy.handles_gradient_accumulation
+        return "its strategy accumulates gradients by itself" if own else None
+    paced = [each for each in trainer.lr_scheduler_configs if not each.reduce_on_plateau]
+    if any(each.interval == "step" and each.frequency != 1 for each in paced):
+        return "a scheduler of it steps after every few batches (frequency)"
+    return None
+
+
+def _why_not_loader(trainer: Trainer) -> str | None:
+    combined = trainer.fit_loop._combined_loader
+    if trainer.world_size > 1:
+        return "it trains in several processes"
+    if combined is None or len(combined.flattened) != 1:
+        return "it must have one train loader"
+    if trainer.overfit_batches:  # type: ignore[attr-defined]  # it is set by a connector
+        return "overfit_batches repeats some of its batches"
+    sampler = getattr(combined.flattened[0], "batch_sampler", None)
+    if not isinstance(sampler, ElasticReplay):
+        return why_not_regrouped(combined.flattened[0]) or "its train loader is another one"
+    return None
+
+
+def _callbacks(trainer: Trainer) -> list[Any]:
+    return list(trainer.callbacks)  # type: ignore[attr-defined]  # it is set by a connector

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch.utils._pytree import tree_map
 
+from optuna_hermes._lightning._callbacks import skip_tuners
+from optuna_hermes._lightning._loops import go_on_within_epoch
 from optuna_hermes._lightning._namespace import ModelCheckpoint, Trainer, _DataLoaderIterDataFetcher
 from optuna_hermes._lightning._pruning import kept_pruned, prune, without_masks
-from optuna_hermes._lightning._restart import go_on_within_epoch
-from optuna_hermes._lightning._tuners import skip_tuners
 from optuna_hermes._lightning._unsaved import made_of
 from optuna_hermes.suspend._loader import OwnStates, RandomWatch, Replay, idle, is_stateful
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optuna_hermes.cli._output import FAILED, show, show_json
 from optuna_hermes.cli._studies import Json, storage_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from optuna_hermes.cli._checks import Check
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(
@@ -46,8 +54,23 @@ def doctor(
         ]
         show_json({"ok": not failed, "checks": document})
     else:
-        from optuna_hermes.view import checks_view
-
-        show(checks_view([(c.state, c.name, c.found, c.hint) for c in checks]))
+        show(_table(checks))
     if failed:
         raise typer.Exit(FAILED)
+
+
+def _table(checks: Sequence[Check]) -> RenderableType:
+    """A table with a line for each check."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from optuna_hermes.view import printable
+
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for check in checks:
+        name, found, hint = map(printable, (check.name, check.found, check.hint))
+        words = found if not hint else f"{found}. {hint}"
+        table.add_row(Text(check.state, style=_COLOURS[check.state]), Text(name), Text(words))
+    return table

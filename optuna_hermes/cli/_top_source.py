@@ -11,9 +11,8 @@ from optuna_hermes.broker._protocol import ChangePolicy, Wishes
 from optuna_hermes.cli._studies import broker_status, facts_and_ledger
 from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.view._history import Bar, StudyHistory, read_history
-from optuna_hermes.view._top._picture import Picture
+from optuna_hermes.view._top._picture import Picture, TopSource
 from optuna_hermes.view._top._read import picture_of, picture_of_history
-from optuna_hermes.view._top._source import TopSource
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,8 +10,7 @@ from optuna_hermes.upkeep._files import (
     remove,
     with_files_of,
 )
-from optuna_hermes.upkeep._finish import FinishPlan, finish, plan_finish
-from optuna_hermes.upkeep._held import held_trials
+from optuna_hermes.upkeep._finish import FinishPlan, finish, held_trials, plan_finish
 from optuna_hermes.upkeep._rows import Rows, find_rows, remove_rows
 from optuna_hermes.upkeep._wishes import change_policy, finish_live, want
 

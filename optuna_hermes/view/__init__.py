@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from optuna_hermes.view._chart import BEST_MARK, chart
-from optuna_hermes.view._checks import checks_view
 from optuna_hermes.view._history import (
     Bar,
     Best,
@@ -11,13 +10,15 @@ from optuna_hermes.view._history import (
     StudyHistory,
     TrialHistory,
     best_so_far,
+    holds,
     read_history,
+    serves,
+    state_of,
 )
 from optuna_hermes.view._jobs import jobs_view
 from optuna_hermes.view._notebook import shown
 from optuna_hermes.view._progress import ProgressDisplay, make_progress
 from optuna_hermes.view._simulation import counting, loop_view, simulation_view
-from optuna_hermes.view._states import holds, serves, state_of
 from optuna_hermes.view._status import status_view
 from optuna_hermes.view._summary import summary_view, suspensions
 from optuna_hermes.view._trial import say, trial_view
@@ -33,7 +34,6 @@ __all__ = [
     "TrialHistory",
     "best_so_far",
     "chart",
-    "checks_view",
     "counting",
     "duration",
     "holds",

@@ -1,16 +1,16 @@
-"""The history of a study, read from its ledger: curves, leases as bars, the best so far."""
+"""The history of a study, read from its ledger, and the states that its trials can still have."""
 
 from __future__ import annotations
 
 import math
+import socket
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optuna_hermes.model import LIVE_STATES
-from optuna_hermes.view._states import holds, serves, state_of
 
 if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts
@@ -169,6 +169,40 @@ def best_so_far(history: StudyHistory) -> tuple[Best, ...]:
     """
     reports = ((point, trial.number) for trial in history.trials for point in trial.points)
     return tuple(_improvements(sorted(reports, key=lambda each: each[0].at), history.maximize))
+
+
+def serves(broker: Mapping[str, Any] | None, key: str) -> bool:
+    """True if this host's broker serves a study."""
+    return broker is not None and any(entry["key"] == key for entry in broker["studies"])
+
+
+def holds(run: RunRecord, *, served: bool, alive: Container[str]) -> bool:
+    """True if a process may have a trial, by its row of the ledger.
+
+    Args:
+        run: its row.
+        served: true if this host's broker serves its study.
+        alive: the brokers of all hosts whose heartbeat in the ledger is recent.
+    """
+    if run.host in (None, socket.gethostname()):
+        return served
+    return run.owner is None or run.owner in alive
+
+
+def state_of(run: RunRecord, end: str | None, *, held: bool, stored: bool) -> str:
+    """The state of a trial: its end in Optuna, else the ledger's state if that can still be true.
+
+    Args:
+        run: its row of the ledger.
+        end: its end in Optuna, None if it has not ended.
+        held: see ``holds``.
+        stored: true if it has a checkpoint.
+    """
+    if end is not None:
+        return end
+    if run.state in ("running", "parked") and not held:
+        return "stored" if stored else "pending"
+    return run.state
 
 
 def _improvements(reports: Iterable[tuple[Point, int]], maximize: bool) -> Iterator[Best]:

@@ -1,4 +1,4 @@
-"""The plots, drawn by plotly."""
+"""The plots, drawn by plotly, and their way into optuna-dashboard."""
 
 from __future__ import annotations
 
@@ -151,6 +151,46 @@ def plot_best_over_device_time(
             hovertemplate="%{y:.4g} after %{x:.4g}",
         )
     return figure.update_layout(showlegend=bool(info.lines), legend=_ABOVE)
+
+
+def save_to_dashboard(
+    study: optuna.Study, against: Sequence[str] = ("fifo", "round-robin")
+) -> list[str]:
+    """Show the three plots on the study's page of optuna-dashboard, in place of earlier ones.
+
+    Args:
+        study: a study that was run with this package.
+        against: see ``plot_best_over_device_time``.
+
+    Returns:
+        The plots' ids in the dashboard.
+
+    Raises:
+        InvalidInputError: plotly or optuna-dashboard is not installed.
+
+    Example:
+        ```python
+        from optuna_hermes.visualization import save_to_dashboard
+
+        save_to_dashboard(study)  # then: optuna-dashboard sqlite:///study.db
+        ```
+    """
+    try:
+        from optuna_dashboard import save_plotly_graph_object
+    except ImportError as error:
+        raise InvalidInputError(
+            "Plots in the dashboard need optuna-dashboard, which is not installed: run "
+            '`pip install "optuna-hermes[dashboard]"`.'
+        ) from error
+    figures = {
+        "hermes-schedule": plot_schedule(study),
+        "hermes-curves": plot_curves(study),
+        "hermes-best": plot_best_over_device_time(study, against),
+    }
+    return [
+        save_plotly_graph_object(study, figure, graph_object_id=name)
+        for name, figure in figures.items()
+    ]
 
 
 _ABOVE = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}

@@ -16,9 +16,8 @@ from textual.widgets import Static
 from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.view._history import Bar
 from optuna_hermes.view._top._app import Top
-from optuna_hermes.view._top._picture import ORDERS, DeviceLine, Picture, TrialLine
+from optuna_hermes.view._top._picture import ORDERS, DeviceLine, Picture, TopSource, TrialLine
 from optuna_hermes.view._top._screens import Confirm, Help, Policies, Story
-from optuna_hermes.view._top._source import TopSource
 from optuna_hermes.view._top._trials import Trials
 
 NARROW, WIDE = (80, 24), (160, 50)

@@ -20,7 +20,7 @@ from optuna_hermes.view._web._delta import delta
 from optuna_hermes.view._web._devices import short
 from optuna_hermes.view._web._feed import UNREAD, Feed
 from optuna_hermes.view._web._page import Painter, Scene
-from optuna_hermes.view._web._values import rounded
+from optuna_hermes.view._web._trials import rounded
 
 RUN = RunRecord(study="key", number=3, trial_id=3, state="parked", tier="host", device_seconds=4.0)
 TRIAL = TrialHistory(

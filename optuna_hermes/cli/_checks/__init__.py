@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from optuna_hermes.cli._checks import _around, _broker, _devices, _host, _software, _storage
+from optuna_hermes.cli._checks import _around, _host, _software, _storage
 from optuna_hermes.cli._checks._base import Check
 from optuna_hermes.errors import HermesError
 
@@ -29,10 +29,10 @@ def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, L
     yield "Python", _software.python
     yield "packages", _software.packages
     yield "optional packages", _software.optional_packages
-    yield "NVIDIA driver", _devices.nvidia_driver
-    yield "devices", _devices.devices
-    yield "runtime folder", _broker.runtime_folder
-    yield "broker", _broker.broker
+    yield "NVIDIA driver", _host.nvidia_driver
+    yield "devices", _host.devices
+    yield "runtime folder", _host.runtime_folder
+    yield "broker", _host.broker
     yield "SLURM", _around.slurm
     yield "container", _around.container
     yield "working folder", _around.working_folder

@@ -1,17 +1,20 @@
-"""Checks of the limits of this host, or of this container."""
+"""Checks of this host, or of this container: its limits, its GPUs and its broker."""
 
 from __future__ import annotations
 
 import os
 import resource
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from optuna_hermes._cgroups import left_bytes
-from optuna_hermes.cli._checks._base import LITTLE_BYTES, Check, enough, judged
-from optuna_hermes.view import size
+from optuna_hermes.cli._checks._base import LITTLE_BYTES, Check, State, enough, good, judged
+from optuna_hermes.cli._checks._software import version
+from optuna_hermes.cli._studies import broker_status
+from optuna_hermes.view import plural, size
 
 SHARED_MEMORY = Path("/dev/shm")
 FEW_FILES = 1024
@@ -49,3 +52,71 @@ def shared_memory(total_bytes: int) -> Check:
         else ""
     )
     return judged("shared memory", size(total_bytes), problem=problem)
+
+
+def nvidia_driver() -> Iterator[Check]:
+    """Check the NVIDIA driver and the GPUs that ``auto`` leaves out, mostly without a message."""
+    from optuna_hermes.broker._devices import _nvml as nvml
+
+    try:
+        with nvml.driver() as binding:
+            troubles = dict(nvml.troubles(binding))
+    except nvml.NoDriverError as error:
+        if error.installed:
+            yield Check(name="NVIDIA driver", state="warn", found="does not work", hint=str(error))
+        return
+    for index, words in troubles.items():
+        hint = f"See `nvidia-smi -i {index}`; reset it, or restart the host."
+        yield Check(name=f"GPU {index}", state="warn", found=words, hint=hint)
+
+
+def devices() -> Iterator[Check]:
+    """Check the devices that a broker takes by ``auto``."""
+    from optuna_hermes.broker._devices._source import Devices, parse_devices
+
+    source = Devices(parse_devices("auto"), named=False)
+    try:
+        polled = source.poll()
+    finally:
+        source.close()
+    for device in polled:
+        memory = "" if device.memory_bytes is None else f", {size(device.memory_bytes)}"
+        state: State = "fail" if not device.healthy else "warn" if device.problem else "ok"
+        yield Check(
+            name=f"device {device.id}",
+            state=state,
+            found=("healthy" if device.healthy else "not healthy") + memory,
+            hint=device.problem,
+        )
+    torch = version("torch") or ""
+    if torch.endswith("+cpu") and any(device.kind == "gpu" for device in polled):
+        problem = "Install a build of torch with CUDA, or say --devices cpu:2."
+        yield judged("torch and GPUs", f"torch {torch}", problem=problem)
+
+
+def runtime_folder() -> Iterator[Check]:
+    """Check the broker's private folder; an error is raised if others have access to it."""
+    from optuna_hermes.broker._election import runtime_dir
+
+    path = runtime_dir()
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    yield good("runtime folder", f"{path}, uid {status.st_uid}, mode {mode:04o}")
+
+
+def broker() -> Iterator[Check]:
+    """Check that the broker answers, and report the problems of its studies."""
+    from optuna_hermes.broker import _election as election
+
+    document = broker_status()
+    if document is None:
+        yield good("broker", "none runs; `optimize` starts one")
+        return
+    directory = election.runtime_dir()
+    status = election.socket_path(directory).stat()
+    found = f"{election.socket_path(directory)}, mode {stat.S_IMODE(status.st_mode):04o}"
+    yield good("socket", found)
+    studies = plural(len(document["studies"]), "study", "studies")
+    problems = [entry["problem"] for entry in document["studies"] if entry["problem"]]
+    found = f"{plural(len(document['devices']), 'device')}, {studies}"
+    yield judged("broker", found, problem="; ".join(problems))

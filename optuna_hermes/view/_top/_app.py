@@ -21,9 +21,8 @@ from optuna_hermes.view import _words as words_of
 from optuna_hermes.view._top import _text as text
 from optuna_hermes.view._top._devices import device_lines
 from optuna_hermes.view._top._past import Past
-from optuna_hermes.view._top._picture import Picture, TrialLine
+from optuna_hermes.view._top._picture import Picture, TopSource, TrialLine
 from optuna_hermes.view._top._screens import Confirm, Help, Policies, Story
-from optuna_hermes.view._top._source import TopSource
 from optuna_hermes.view._top._trials import Trials
 from optuna_hermes.view._top._watch import LogRead, Lost, Said, Seen, Watcher
 

@@ -1,9 +1,16 @@
-"""The content of ``top`` at one moment, and the orders of its trials; no I/O."""
+"""The content of ``top`` at one moment, the orders of its trials, and the source of all that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from optuna_hermes.view._history import Bar
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 STATES = ("running", "parked", "stored", "pending", "done", "failed")
 """The states of a trial, in the order of its life cycle."""
@@ -156,3 +163,49 @@ def ordered(
 
     lines = sorted(trials, key=place, reverse=back)
     return [t for t in lines if not is_unknown(t)] + [t for t in lines if is_unknown(t)]
+
+
+# -- source ------------------------------------------------------------------------------------
+
+
+class TopSource(ABC):
+    """TopSource of pictures and target of commands; calls may block, so they are made on threads.
+
+    ``look`` and ``past`` are called in one thread, the others in any. A call that fails raises a
+    ``HermesError`` whose message is shown.
+    """
+
+    @abstractmethod
+    def look(self, key: str) -> Picture:
+        """Return the present picture.
+
+        Args:
+            key: of the study to show; empty for any.
+
+        Raises:
+            BrokerError: no broker answers, and no ledger is known.
+        """
+
+    @abstractmethod
+    def past(self) -> Sequence[Bar]:
+        """Return past leases from the ledger, if one is known; quick after the first call."""
+
+    @abstractmethod
+    def want(self, key: str, number: int, wish: Literal["held", "boosted"] | None) -> None:
+        """Hold, boost or (None) release a trial."""
+
+    @abstractmethod
+    def finish(self, key: str, number: int) -> None:
+        """Finish a trial at its last value."""
+
+    @abstractmethod
+    def change_policy(self, key: str, policy: str) -> None:
+        """Change the study's policy."""
+
+    @abstractmethod
+    def story(self, key: str, number: int) -> RenderableType:
+        """Return the event log of a trial."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; a blocked ``look`` returns."""

@@ -11,8 +11,7 @@ from textual.message import Message
 
 from optuna_hermes.errors import HermesError
 from optuna_hermes.view._history import Bar
-from optuna_hermes.view._top._picture import Picture
-from optuna_hermes.view._top._source import TopSource
+from optuna_hermes.view._top._picture import Picture, TopSource
 
 LOOK_SECONDS = 1.0
 """Seconds between two requests to the broker."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optuna_hermes.view._history import Bar, Point, StudyHistory, TrialHistory, best_so_far
-from optuna_hermes.view._web._values import LIVE, Json, rounded
+from optuna_hermes.view._web._trials import LIVE, Json, rounded
 
 MOST_CURVES = 500
 """Most curves that are drawn: those of live trials first, then the best ones."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna_hermes.view import _words as words
-from optuna_hermes.view._web._values import Json
+from optuna_hermes.view._web._trials import Json
 
 STEADY_SECONDS = 0.5
 """Changes of a slice's times below this are ignored: the broker's answers take their time."""

@@ -10,8 +10,7 @@ from optuna_hermes.view import _words as words
 from optuna_hermes.view._history import StudyHistory
 from optuna_hermes.view._web._curves import Charts, bars, beginning
 from optuna_hermes.view._web._devices import DeviceRows
-from optuna_hermes.view._web._trials import shown_trials
-from optuna_hermes.view._web._values import LIVE, OVER, Json, rounded
+from optuna_hermes.view._web._trials import LIVE, OVER, Json, rounded, shown_trials
 
 
 @dataclass(frozen=True, kw_only=True)

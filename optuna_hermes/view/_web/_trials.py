@@ -1,12 +1,27 @@
-"""The trials as the web page shows them; pure functions."""
+"""The trials as the web page shows them, and values for its JSON; pure functions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from optuna_hermes.view._history import StudyHistory, TrialHistory
-from optuna_hermes.view._web._values import LIVE, OVER, Json, rounded
+
+Json = dict[str, Any]
+
+DIGITS = 6
+"""Significant digits of values: more than a screen has pixels."""
+
+OVER = ("done", "failed")
+LIVE = ("running", "parked")
+
+
+def rounded(value: float | None) -> float | None:
+    """A value for JSON, rounded; None for NaN and infinity, which JSON lacks."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{DIGITS}g}")
 
 
 def shown_trials(
