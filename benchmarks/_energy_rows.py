@@ -28,9 +28,14 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from optuna_hermes.cluster.energy_forecast import seasonal_peak
+from optuna_hermes.cluster.nodes import (
+    NodeSeries,
+    never_powered_down,
+    replay_nodes,
+)
+from optuna_hermes.cluster.nodes_bound import clairvoyant_nodes
 from optuna_hermes.errors import HermesError, InvalidInputError
-from optuna_hermes.policies._energy_forecast import seasonal_peak
-from optuna_hermes.simulator import NodeSeries, clairvoyant_nodes, never_powered_down, replay_nodes
 
 GPUS_OF_A_NODE = 8
 DELAYED_TARGET = 0.02

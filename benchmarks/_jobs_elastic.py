@@ -20,9 +20,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optuna_hermes.cluster.elastic_files import (
+    read_application,
+    read_elastic_jobs,
+)
+from optuna_hermes.cluster.job_cluster import JobCluster
+from optuna_hermes.cluster.job_estimates import alone_seconds
+from optuna_hermes.cluster.job_metrics import measure_jobs
+from optuna_hermes.cluster.jobs import JobTrace
 from optuna_hermes.policies import Fifo, LeastAttainedService, Ones, Policy, Smd
-from optuna_hermes.replay import read_application, read_elastic_jobs
-from optuna_hermes.simulator import JobCluster, JobTrace, alone_seconds, measure_jobs
 
 HOSTS = [4] * 16
 SLICE_SECONDS = 60.0

@@ -19,15 +19,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from optuna_hermes.replay import (
+from optuna_hermes.cluster.job_files import (
     DEVICES_OF_A_NODE,
-    JobRules,
     JobSet,
     read_philly,
-    simulate_jobs,
-    spread,
 )
-from optuna_hermes.simulator import JobMetrics, measure_jobs
+from optuna_hermes.cluster.job_metrics import JobMetrics, measure_jobs
+from optuna_hermes.cluster.job_replay import JobRules, simulate_jobs
+from optuna_hermes.replay import spread
 
 SHARES = {"philly": 1 / 5, "philly-1-of-3": 1 / 3, "philly-2-of-5": 2 / 5, "philly-all-nodes": 1.0}
 """Of the nodes of each virtual cluster."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from optuna_hermes.policies._knapsack import Item, Knapsack
+from optuna_hermes.cluster.knapsack import Item, Knapsack
 
 GB = 1e9
 RUNS = (5, 10, 20, 30, 60)

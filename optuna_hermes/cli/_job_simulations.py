@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes.cli._output import libraries_to_stderr, note, show, show_json
 
 if TYPE_CHECKING:
-    from optuna_hermes.replay import JobRules
-    from optuna_hermes.simulator import Job
+    from optuna_hermes.cluster.job_replay import JobRules
+    from optuna_hermes.cluster.jobs import Job
 
 REFERENCE = "fifo"
 """The policy that others are compared with; always simulated."""
@@ -62,18 +62,20 @@ def of_jobs(
     """The document of ``simulate --jobs``: settings, and a result for each policy and seed."""
     from dataclasses import replace
 
-    from optuna_hermes import replay
+    from optuna_hermes.cluster.job_files import read_jobs
+    from optuna_hermes.cluster.job_replay import JobRules, check_job_policy, one_group
+    from optuna_hermes.replay import spread
     from optuna_hermes.view import counting
 
     names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
-        replay.check_job_policy(name)
-    found = replay.read_jobs(path)
+        check_job_policy(name)
+    found = read_jobs(path)
     jobs = [replace(job, group=None, params=_params(job)) for job in found.jobs]
-    rules = replay.JobRules(groups=replay.one_group(*hosts), slice_seconds=slice_seconds)
+    rules = JobRules(groups=one_group(*hosts), slice_seconds=slice_seconds)
     each = list(product(names, seeds))
     with counting(len(each)) as step:
-        results = replay.spread(partial(_result, jobs, rules), each, on_answer=step)
+        results = spread(partial(_result, jobs, rules), each, on_answer=step)
     return {
         "settings": {
             "trace": found.name,
@@ -99,8 +101,8 @@ def _params(job: Job) -> dict[str, Any]:
 
 
 def _result(jobs: Sequence[Job], rules: JobRules, each: tuple[str, int]) -> Document:
-    from optuna_hermes.replay import simulate_jobs
-    from optuna_hermes.simulator import measure_jobs
+    from optuna_hermes.cluster.job_metrics import measure_jobs
+    from optuna_hermes.cluster.job_replay import simulate_jobs
 
     name, seed = each
     return asdict(measure_jobs(simulate_jobs(jobs, name, rules, seed=seed)))

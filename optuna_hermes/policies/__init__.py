@@ -7,23 +7,29 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnknownPolicyError
-from optuna_hermes.policies._base import ENERGY, Policy, opened, place, unopened, with_openings
-from optuna_hermes.policies._custom import load_policy
+from optuna_hermes.policies.base import (
+    ENERGY,
+    Policy,
+    Ranked,
+    opened,
+    place,
+    unopened,
+    with_openings,
+)
 
 if TYPE_CHECKING:
+    from optuna_hermes.cluster.energy import Energy
+    from optuna_hermes.cluster.ones import Ones
+    from optuna_hermes.cluster.qssf import Qssf, QssfNonPreemptive
+    from optuna_hermes.cluster.smd import Smd
     from optuna_hermes.policies._asha import Asha
-    from optuna_hermes.policies._energy import Energy
     from optuna_hermes.policies._fifo import Fifo
     from optuna_hermes.policies._freeze_thaw import FreezeThaw
     from optuna_hermes.policies._hermes import Hermes
     from optuna_hermes.policies._hermes_slope import HermesSlope
     from optuna_hermes.policies._las import LeastAttainedService
-    from optuna_hermes.policies._ones import Ones
-    from optuna_hermes.policies._qssf import Qssf, QssfNonPreemptive
-    from optuna_hermes.policies._ranked import Ranked
     from optuna_hermes.policies._round_robin import RoundRobin
     from optuna_hermes.policies._slaq import Slaq
-    from optuna_hermes.policies._smd import Smd
 
 __all__ = [
     "ENERGY",
@@ -51,27 +57,27 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Asha": "_asha",
-    "Energy": "_energy",
-    "Fifo": "_fifo",
-    "FreezeThaw": "_freeze_thaw",
-    "Hermes": "_hermes",
-    "HermesSlope": "_hermes_slope",
-    "LeastAttainedService": "_las",
-    "Ones": "_ones",
-    "Qssf": "_qssf",
-    "QssfNonPreemptive": "_qssf",
-    "Ranked": "_ranked",
-    "RoundRobin": "_round_robin",
-    "Slaq": "_slaq",
-    "Smd": "_smd",
+    "Asha": "policies._asha",
+    "Energy": "cluster.energy",
+    "Fifo": "policies._fifo",
+    "FreezeThaw": "policies._freeze_thaw",
+    "Hermes": "policies._hermes",
+    "HermesSlope": "policies._hermes_slope",
+    "LeastAttainedService": "policies._las",
+    "Ones": "cluster.ones",
+    "Qssf": "cluster.qssf",
+    "QssfNonPreemptive": "cluster.qssf",
+    "RoundRobin": "policies._round_robin",
+    "Slaq": "policies._slaq",
+    "Smd": "cluster.smd",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Most processes need one policy or none, and some import SciPy: each is imported on first use.
+    # Most processes need one policy or none, and some import SciPy: each is imported on first use,
+    # and this room knows those of `cluster/` by name alone.
     if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return getattr(importlib.import_module(f"optuna_hermes.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -126,10 +132,11 @@ def make_policy(name: str) -> Policy:
     if name in POLICIES:
         return POLICIES[name]()
     if name.startswith(ENERGY):
-        from optuna_hermes.policies._energy import Energy
-
-        return Energy(make_policy(name.removeprefix(ENERGY)))
+        energy: type[Energy] = __getattr__("Energy")
+        return energy(make_policy(name.removeprefix(ENERGY)))
     if ":" in name:
+        from optuna_hermes.policies._custom import load_policy  # few have one of their own
+
         return load_policy(name)
     names = ", ".join(POLICIES)
     raise UnknownPolicyError(

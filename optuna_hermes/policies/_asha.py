@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, RunView, Snapshot
-from optuna_hermes.policies._base import Policy, opened, place, unopened
+from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 
 class Asha(Policy):

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.policies._base import Policy
+from optuna_hermes.policies.base import Policy
 
 
 def load_policy(target: str) -> Policy:

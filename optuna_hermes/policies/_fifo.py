@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optuna_hermes.model import RunView
-from optuna_hermes.policies._ranked import Ranked
+from optuna_hermes.policies.base import Ranked
 
 
 class Fifo(Ranked):

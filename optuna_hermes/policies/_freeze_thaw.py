@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from optuna_hermes.curves import Remembered
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Curve, Decision, RunView, Snapshot
-from optuna_hermes.policies._base import Policy, opened, place, with_openings
+from optuna_hermes.policies.base import Policy, opened, place, with_openings
 
 Acquisition = Literal["random-horizon", "expected-improvement"]
 

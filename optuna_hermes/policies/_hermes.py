@@ -12,7 +12,7 @@ import numpy as np
 from optuna_hermes.curves import CurveTable, Floats, Places, reach
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, RunView, Snapshot
-from optuna_hermes.policies._base import Policy, opened, place, unopened
+from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 MAX_ALPHA = 16
 """Beyond this the order stays the same, and the index of a trial ranked last would overflow."""

@@ -9,7 +9,13 @@ from functools import partial
 from optuna_hermes.curves import Remembered
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Curve, Decision, RunView, Snapshot
-from optuna_hermes.policies._base import Policy, holders, opened, place, with_openings
+from optuna_hermes.policies.base import (
+    Policy,
+    holders,
+    opened,
+    place,
+    with_openings,
+)
 
 
 class HermesSlope(Policy):

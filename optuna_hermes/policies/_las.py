@@ -9,7 +9,7 @@ from statistics import median
 
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, RunView, Snapshot
-from optuna_hermes.policies._base import Policy, opened, place, unopened
+from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 
 class LeastAttainedService(Policy):

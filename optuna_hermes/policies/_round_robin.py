@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optuna_hermes.model import Decision, RunView, Snapshot
-from optuna_hermes.policies._base import Policy, opened, place, unopened
+from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 
 class RoundRobin(Policy):

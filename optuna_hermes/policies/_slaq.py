@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from optuna_hermes.curves import Remembered
 from optuna_hermes.model import Curve, Decision, RunView, Snapshot
-from optuna_hermes.policies._base import Policy, opened, place, with_openings
+from optuna_hermes.policies.base import Policy, opened, place, with_openings
 
 WINDOW = 30
 """Reports that a fit looks back on; the weight of older ones would be below 5 %."""

@@ -12,10 +12,10 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Device, RunView, Snapshot
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator._costs import SwitchCosts
-from optuna_hermes.simulator._kernel import Agenda
 from optuna_hermes.simulator._roster import Roster
 from optuna_hermes.simulator._trace import Failure, Slice, Trace
 from optuna_hermes.simulator._workload import Source
+from optuna_hermes.simulator.kernel import Agenda
 
 
 class _Seat:

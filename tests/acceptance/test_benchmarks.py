@@ -15,16 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optuna_hermes.cluster.job_files import read_philly
+from optuna_hermes.cluster.job_replay import JobRules, simulate_jobs
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.replay import (
-    JobRules,
-    Rules,
-    read_curve_set,
-    read_philly,
-    simulate,
-    simulate_jobs,
-    tabulate,
-)
+from optuna_hermes.replay import Rules, read_curve_set, simulate, tabulate
 from optuna_hermes.simulator import RIVALS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

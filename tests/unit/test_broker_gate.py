@@ -8,7 +8,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._gate import pays
 from optuna_hermes.model import Assignment, Decision, Elastic, Snapshot, Speed
 from optuna_hermes.policies import Policy
-from optuna_hermes.policies._base import free_devices, opened, unopened
+from optuna_hermes.policies.base import free_devices, opened, unopened
 from support.broker import FakeBroker
 
 

@@ -13,7 +13,7 @@ from optuna_hermes.broker._core._run import Run
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot
 from optuna_hermes.policies import Policy
-from optuna_hermes.policies._base import free_devices, opened, unopened
+from optuna_hermes.policies.base import free_devices, opened, unopened
 from support.broker import FakeBroker
 
 

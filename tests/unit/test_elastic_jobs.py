@@ -9,21 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from optuna_hermes.cluster.elastic_applications import Application, Validation
+from optuna_hermes.cluster.elastic_files import (
+    read_application,
+    read_elastic_jobs,
+)
+from optuna_hermes.cluster.elastic_times import Measured, StepTime, StepTimes
+from optuna_hermes.cluster.elastic_work import ElasticWork
+from optuna_hermes.cluster.job_cluster import JobCluster
+from optuna_hermes.cluster.jobs import Job, SoFar
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, RunView, Snapshot, Speed
 from optuna_hermes.policies import Policy
-from optuna_hermes.replay._elastic_files import read_application, read_elastic_jobs
-from optuna_hermes.simulator import (
-    Application,
-    ElasticWork,
-    Job,
-    JobCluster,
-    Measured,
-    SoFar,
-    StepTime,
-    StepTimes,
-    Validation,
-)
 
 TRACES = "OPTUNA_HERMES_TRACES"
 SHAPES = [(1,), (2,), (4,), (1, 1), (2, 2), (4, 4)]

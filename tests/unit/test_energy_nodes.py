@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.policies import _energy_forecast as forecasting
-from optuna_hermes.policies._energy_forecast import (
+from optuna_hermes.cluster import energy_forecast as forecasting
+from optuna_hermes.cluster.energy_forecast import (
     DAY_TICKS,
     KEPT_TICKS,
     LEARNING_TICKS,
@@ -23,9 +22,14 @@ from optuna_hermes.policies._energy_forecast import (
     features,
     remembered,
 )
-from optuna_hermes.policies._energy_rules import Rules
-from optuna_hermes.simulator import NodeSeries, clairvoyant_nodes, never_powered_down, replay_nodes
-from optuna_hermes.simulator._nodes_bound import _least_minutes, _levels
+from optuna_hermes.cluster.energy_rules import Rules
+from optuna_hermes.cluster.nodes import (
+    NodeSeries,
+    never_powered_down,
+    replay_nodes,
+)
+from optuna_hermes.cluster.nodes_bound import _least_minutes, _levels, clairvoyant_nodes
+from optuna_hermes.errors import InvalidInputError
 
 _demands = st.lists(st.integers(0, 6), min_size=1, max_size=90)
 _small_rules = st.builds(

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optuna_hermes.broker._imports import anywhere
+from optuna_hermes.cluster.energy_forecast import DAY_TICKS, KEPT_TICKS
+from optuna_hermes.cluster.energy_memory import Demand, recall
+from optuna_hermes.cluster.energy_rules import TICK_SECONDS, Rules
 from optuna_hermes.errors import UnknownPolicyError
 from optuna_hermes.model import Decision, Device, RunView, Snapshot, Unstarted
 from optuna_hermes.policies import Energy, Fifo, Hermes, Policy, make_policy
-from optuna_hermes.policies._energy_forecast import DAY_TICKS, KEPT_TICKS
-from optuna_hermes.policies._energy_memory import Demand, recall
-from optuna_hermes.policies._energy_rules import TICK_SECONDS, Rules
 
 HOUR = 3600.0
 

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 
 from optuna_hermes.cli import run
-from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.replay import (
+from optuna_hermes.cluster.job_files import read_jobs, read_philly
+from optuna_hermes.cluster.job_metrics import measure_jobs
+from optuna_hermes.cluster.job_replay import (
+    JOB_POLICIES,
     JobRules,
     check_job_policy,
     one_group,
-    read_jobs,
-    read_philly,
     simulate_jobs,
 )
-from optuna_hermes.replay._jobs import JOB_POLICIES
-from optuna_hermes.simulator import measure_jobs
+from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 
 TINY = "submitted,seconds,devices,group,user\n" + "".join(
     f"{60 * n},{20 if n % 3 else 900},{1 + n % 2},{'ab'[n % 2]},u{n % 3}\n" for n in range(40)

@@ -10,20 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optuna_hermes.cluster.job_cluster import JobCluster
+from optuna_hermes.cluster.job_estimates import Clairvoyant
+from optuna_hermes.cluster.job_metrics import Watts, measure_jobs
+from optuna_hermes.cluster.jobs import (
+    FixedWork,
+    Job,
+    JobTrace,
+    Placement,
+    Work,
+)
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, RunView, Snapshot
 from optuna_hermes.policies import Fifo, Policy, Ranked, RoundRobin
-from optuna_hermes.simulator import (
-    Clairvoyant,
-    FixedWork,
-    Job,
-    JobCluster,
-    JobTrace,
-    Placement,
-    Watts,
-    Work,
-    measure_jobs,
-)
 
 
 def job(number: int, at: float, seconds: float, devices: int = 1, group: str | None = None) -> Job:

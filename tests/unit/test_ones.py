@@ -12,24 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optuna_hermes.cluster.contenders import contenders
+from optuna_hermes.cluster.elastic_applications import Application, Validation
+from optuna_hermes.cluster.elastic_times import Measured, StepTime, StepTimes
+from optuna_hermes.cluster.elastic_work import ElasticWork
+from optuna_hermes.cluster.elasticity import worth_of_samples
+from optuna_hermes.cluster.job_cluster import JobCluster
+from optuna_hermes.cluster.job_metrics import measure_jobs
+from optuna_hermes.cluster.jobs import Job
+from optuna_hermes.cluster.ones_evolution import Evolution, Schedules
+from optuna_hermes.cluster.ones_field import Field
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Curve, Device, Elastic, RunView, Snapshot, Speed
 from optuna_hermes.policies import LeastAttainedService, Ones, Policy
-from optuna_hermes.policies._contenders import contenders
-from optuna_hermes.policies._ones_evolution import Evolution, Schedules
-from optuna_hermes.policies._ones_field import Field
-from optuna_hermes.policies._stretch import fit_steps, worth_of_samples
-from optuna_hermes.simulator import (
-    Application,
-    ElasticWork,
-    Job,
-    JobCluster,
-    Measured,
-    StepTime,
-    StepTimes,
-    Validation,
-    measure_jobs,
-)
+from optuna_hermes.policies.step_model import fit_steps
 
 
 def run(

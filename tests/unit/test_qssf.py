@@ -10,21 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optuna_hermes.cluster.job_cluster import JobCluster
+from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Noisy
+from optuna_hermes.cluster.job_learning import Learned
+from optuna_hermes.cluster.job_metrics import measure_jobs
+from optuna_hermes.cluster.job_replay import ShortestRemaining
+from optuna_hermes.cluster.jobs import FixedWork, Job, JobRecord
+from optuna_hermes.cluster.similar import Service
 from optuna_hermes.model import Device, RunView, Snapshot, Unstarted
 from optuna_hermes.policies import Fifo, Qssf, QssfNonPreemptive
-from optuna_hermes.policies._similar import Service
-from optuna_hermes.simulator import (
-    Clairvoyant,
-    Estimator,
-    FixedWork,
-    Job,
-    JobCluster,
-    JobRecord,
-    Learned,
-    Noisy,
-    ShortestRemaining,
-    measure_jobs,
-)
 
 ONE = (Device(id="cpu:0", free=True),)
 

@@ -20,7 +20,7 @@ from optuna_hermes.simulator import (
     SwitchCosts,
     Trace,
 )
-from optuna_hermes.simulator._kernel import Agenda
+from optuna_hermes.simulator.kernel import Agenda
 
 Line = tuple[float, float, int, int, int]
 """Start, end, device, trial, unit."""

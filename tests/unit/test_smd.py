@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optuna_hermes.cluster.knapsack import Item, Knapsack
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import (
     Curve,
@@ -22,7 +23,6 @@ from optuna_hermes.model import (
     Unstarted,
 )
 from optuna_hermes.policies import Smd
-from optuna_hermes.policies._knapsack import Item, Knapsack
 
 GB = 1 << 30
 

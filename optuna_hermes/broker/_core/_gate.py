@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from optuna_hermes.model import Elastic
-from optuna_hermes.policies._stretch import fit_steps
 
 WORTH = 1.1
 """Factor by which the gain of a change must exceed its cost."""
@@ -44,6 +43,8 @@ def pays(
 
 def _speedup(elastic: Elastic, before: int, after: int) -> float:
     """Factor by which a step is quicker; 1.0 if no step was measured."""
+    from optuna_hermes.policies.step_model import fit_steps  # few trials are elastic
+
     model = fit_steps(elastic.speeds, elastic.device_batch_size)
     if model is None:
         return 1.0

@@ -16,7 +16,6 @@ from optuna_hermes.simulator.rivals._asha_stop import AshaStop
 from optuna_hermes.simulator.rivals._hyperband_stop import HyperbandStop
 from optuna_hermes.simulator.rivals._median_stop import MedianStop
 from optuna_hermes.simulator.rivals._oracle import Oracle, OracleBreadth
-from optuna_hermes.simulator.rivals._shortest import ShortestRemaining
 
 __all__ = [
     "RIVALS",
@@ -25,7 +24,6 @@ __all__ = [
     "MedianStop",
     "Oracle",
     "OracleBreadth",
-    "ShortestRemaining",
     "arrange",
     "make_rival",
 ]

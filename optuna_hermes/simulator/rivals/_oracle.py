@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from optuna_hermes.model import Decision, RunView, Snapshot
 from optuna_hermes.policies import Policy
-from optuna_hermes.policies._base import opened, place, unopened
+from optuna_hermes.policies.base import opened, place, unopened
 from optuna_hermes.simulator._workload import Recording
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 
-from optuna_hermes.policies._energy_rules import Rules
-from optuna_hermes.simulator._nodes import BOOT_MINUTES, TICK_MINUTES, NodeSeries
+from optuna_hermes.cluster.energy_rules import Rules
+from optuna_hermes.cluster.nodes import BOOT_MINUTES, TICK_MINUTES, NodeSeries
 
 Interval = tuple[int, int]
 """A half-open interval of minutes: its first minute, and the first one after it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from optuna_hermes.cluster.jobs import Job, Placement, SoFar
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Device, RunView
-from optuna_hermes.simulator._jobs import Job, Placement, SoFar
 
 
 @dataclass(kw_only=True)

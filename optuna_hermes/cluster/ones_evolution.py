@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from optuna_hermes.policies._ones_field import Field
-from optuna_hermes.policies._seats import Ints
+from optuna_hermes.cluster.ones_field import Field
+from optuna_hermes.cluster.placement import Ints
 
 MUTATION = 0.1
 """Probability that a trial loses its devices, or gets another batch size, in a child."""

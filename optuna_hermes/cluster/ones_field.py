@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from optuna_hermes.policies._seats import Ints, side_by_side
+from optuna_hermes.cluster.placement import Ints, side_by_side
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from optuna_hermes.simulator._jobs import Job, JobRecord
+from optuna_hermes.cluster.jobs import Job, JobRecord
 
 
 class Estimator(ABC):

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from optuna_hermes.cluster.job_estimates import Estimator
+from optuna_hermes.cluster.job_hosts import Hosts, Progress
+from optuna_hermes.cluster.job_queue import Line
+from optuna_hermes.cluster.jobs import Job, JobRecord, JobTrace, SoFar
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, RunView, Snapshot
 from optuna_hermes.policies import Policy
-from optuna_hermes.simulator._jobs import Job, JobRecord, JobTrace, SoFar
-from optuna_hermes.simulator._jobs_estimates import Estimator
-from optuna_hermes.simulator._jobs_group import Hosts, Progress
-from optuna_hermes.simulator._jobs_line import Line
-from optuna_hermes.simulator._kernel import Agenda
+from optuna_hermes.simulator.kernel import Agenda
 
 
 class JobCluster:

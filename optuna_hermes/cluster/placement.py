@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from optuna_hermes.cluster.contenders import Contender
 from optuna_hermes.model import Assignment, Device, RunView, Snapshot
-from optuna_hermes.policies._base import holders, opened, place, unopened
-from optuna_hermes.policies._contenders import Contender
+from optuna_hermes.policies.base import holders, opened, place, unopened
 
 Ints = NDArray[np.int64]
 

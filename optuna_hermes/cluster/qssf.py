@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from optuna_hermes.cluster.similar import Service
 from optuna_hermes.model import Decision, RunView, Snapshot
-from optuna_hermes.policies._base import opened, place, unopened
-from optuna_hermes.policies._ranked import Ranked
-from optuna_hermes.policies._similar import Service
+from optuna_hermes.policies.base import Ranked, opened, place, unopened
 
 FEWEST = 5
 """Number of finished trials that a prediction needs."""

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from optuna_hermes.policies._energy_forecast import KEPT_TICKS, remembered
-from optuna_hermes.policies._energy_rules import TICK_SECONDS
+from optuna_hermes.cluster.energy_forecast import KEPT_TICKS, remembered
+from optuna_hermes.cluster.energy_rules import TICK_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

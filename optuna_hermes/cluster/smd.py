@@ -9,12 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from optuna_hermes.cluster.contenders import Contender, contenders
+from optuna_hermes.cluster.knapsack import Item, Knapsack
+from optuna_hermes.cluster.placement import (
+    hosts_of,
+    leftovers,
+    seated,
+    side_by_side,
+    sitting,
+)
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Device, Resources, RunView, Snapshot
-from optuna_hermes.policies._base import Policy, free_devices
-from optuna_hermes.policies._contenders import Contender, contenders
-from optuna_hermes.policies._knapsack import Item, Knapsack
-from optuna_hermes.policies._seats import hosts_of, leftovers, seated, side_by_side, sitting
+from optuna_hermes.policies.base import Policy, free_devices
 
 MOST_DEVICES = 16
 """A trial is tried on every number of devices up to this, and on those it wants and has."""

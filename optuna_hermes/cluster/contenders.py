@@ -9,17 +9,10 @@ from statistics import fmean, median
 
 import numpy as np
 
+from optuna_hermes.cluster.elasticity import batch_choices, most_devices, pooled, unit_seconds
 from optuna_hermes.model import Elastic, RunView, Snapshot
-from optuna_hermes.policies._base import free_devices, opened, unopened
-from optuna_hermes.policies._stretch import (
-    HUGE,
-    Array,
-    batch_choices,
-    fit_steps,
-    most_devices,
-    pooled,
-    unit_seconds,
-)
+from optuna_hermes.policies.base import free_devices, opened, unopened
+from optuna_hermes.policies.step_model import HUGE, Array, fit_steps
 
 LEAST_UNITS = 0.5
 """The least number of units left of a trial that is not over, also if fewer were expected."""

@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from optuna_hermes.cluster.contenders import Contender, contenders
+from optuna_hermes.cluster.ones_evolution import Evolution, Schedules
+from optuna_hermes.cluster.ones_field import Field
+from optuna_hermes.cluster.placement import (
+    hosts_of,
+    leftovers,
+    seated,
+    sitting,
+)
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot
-from optuna_hermes.policies._base import Policy, free_devices
-from optuna_hermes.policies._contenders import Contender, contenders
-from optuna_hermes.policies._ones_evolution import Evolution, Schedules
-from optuna_hermes.policies._ones_field import Field
-from optuna_hermes.policies._seats import hosts_of, leftovers, seated, sitting
+from optuna_hermes.policies.base import Policy, free_devices
 
 KEPT = 4
 """Number of schedules kept in the policy memory, which the next decision begins with."""

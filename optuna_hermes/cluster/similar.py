@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optuna_hermes.model import RunView
-from optuna_hermes.policies._trees import Numbers, fit_trees
+
+Numbers: TypeAlias = NDArray[np.float64]
 
 NEAREST = 5
 """Number of nearest trials that a rolling estimate is the mean of."""
 
 ROLLING = 0.1
 """Weight of the rolling estimate; the rest is that of the trees."""
+
+TREES = 100
+"""Number of trees of a fit."""
+
+_TREE_SETTINGS: dict[str, Any] = {
+    "objective": "regression",
+    "learning_rate": 0.1,
+    "num_leaves": 15,
+    "min_data_in_bin": 1,
+    # The same rows give the same trees, on every machine: decisions have to be reproducible.
+    "deterministic": True,
+    "force_row_wise": True,
+    "num_threads": 1,
+    "seed": 0,
+    "verbosity": -1,
+}
 
 
 class Service:
@@ -136,3 +154,30 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value)
+
+
+def fit_trees(
+    features: Numbers, targets: Numbers, *, categories: Sequence[int] = ()
+) -> Callable[[Numbers], Numbers] | None:
+    """Fit gradient boosted trees to rows of features. Deterministic.
+
+    Args:
+        features: [rows, columns]; NaN is unknown.
+        targets: [rows].
+        categories: columns that hold codes of categories, 0 or more.
+
+    Returns:
+        A function that predicts [rows] from features, or None without LightGBM (extra ``[qssf]``).
+    """
+    try:
+        import lightgbm
+    except ImportError:
+        return None
+    settings = {**_TREE_SETTINGS, "min_data_in_leaf": max(1, min(20, len(targets) // 10))}
+    rows = lightgbm.Dataset(features, targets, categorical_feature=[*categories])
+    booster = lightgbm.train(settings, rows, TREES)
+
+    def predict(wanted: Numbers) -> Numbers:
+        return np.asarray(booster.predict(wanted, num_threads=1), dtype=np.float64)
+
+    return predict

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
+from typing import Any
 
 from optuna_hermes.model import Assignment, Decision, Device, RunState, RunView, Snapshot
-from optuna_hermes.policies._hosts import place_on_hosts
 
 OPENING_POWER = 4 / 3
 """Exponent: trial ``m`` is due once the opened trials have had ``m ** OPENING_POWER`` units."""
@@ -40,6 +40,37 @@ class Policy(ABC):
             ``stored`` (or to new trials, ``run=None``), no device and no run twice, and no run
             on a device that its ``bound_to`` excludes.
         """
+
+
+class Ranked(Policy):
+    """Serves the waiting trials in the order of their ranks, then opens new trials.
+
+    The rank of a trial depends on nothing but the trial, so a queue of a hundred thousand jobs can
+    be kept in order, and a simulator has to show only the first ones of each size: with as many of
+    them as there are free devices the decision is the same.
+
+    Args:
+        backfill: whether those behind a trial that finds too few devices may have them.
+    """
+
+    def __init__(self, *, backfill: bool = True) -> None:
+        self.backfill = backfill
+
+    @abstractmethod
+    def rank(self, run: RunView) -> tuple[Any, ...] | None:
+        """Sort key of a waiting trial, the smallest first; it ends with the trial's number.
+
+        Returns:
+            None where the key depends on the rest of the snapshot.
+        """
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Assign devices to the waiting trials, best first."""
+        waiting = unopened(snapshot)
+        new = [run for run in waiting if run is None]
+        runs = [*opened(snapshot), *(run for run in waiting if run is not None)]
+        runs.sort(key=lambda run: self.rank(run) or ())
+        return Decision(assignments=place(snapshot, [*runs, *new], backfill=self.backfill))
 
 
 def free_devices(snapshot: Snapshot) -> list[Device]:
@@ -135,6 +166,8 @@ def place(
     if not free:
         return ()
     if any(device.host != free[0].host for device in snapshot.devices):
+        from optuna_hermes.policies._hosts import place_on_hosts  # a broker has one host
+
         return place_on_hosts(snapshot, free, order, backfill=backfill)
     ids = [device.id for device in sorted(free, key=place_of)]
     if len(ids) == 1:
@@ -204,6 +237,7 @@ def _seats(runs: Sequence[RunView | None], free: Sequence[str]) -> dict[str, int
 
 
 def place_of(device: Device) -> tuple[str, int, str]:
+    """Sort key of a device: its host, then its id, by number where ids end with one."""
     return device.host, len(device.id), device.id
 
 

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from optuna_hermes.cluster.energy_forecast import expected_peak, remembered
+from optuna_hermes.cluster.energy_rules import TICK_SECONDS, Rules
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.policies._energy_forecast import expected_peak, remembered
-from optuna_hermes.policies._energy_rules import TICK_SECONDS, Rules
 
 BOOT_MINUTES = 5
 """Time from a node's wake-up to its first job."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from optuna_hermes.cluster.energy_forecast import LEARNING_TICKS, seasonal_rise
+from optuna_hermes.cluster.energy_memory import Demand, recall
+from optuna_hermes.cluster.energy_rules import TICK_SECONDS, Rules
 from optuna_hermes.model import Decision, Device, Snapshot
-from optuna_hermes.policies._base import Policy, place_of
-from optuna_hermes.policies._energy_forecast import LEARNING_TICKS, seasonal_rise
-from optuna_hermes.policies._energy_memory import Demand, recall
-from optuna_hermes.policies._energy_rules import TICK_SECONDS, Rules
+from optuna_hermes.policies.base import Policy, place_of
 
 
 class Energy(Policy):

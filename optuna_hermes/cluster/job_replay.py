@@ -6,18 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from optuna_hermes.cluster.job_cluster import JobCluster
+from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Noisy
+from optuna_hermes.cluster.job_learning import Learned
+from optuna_hermes.cluster.jobs import Job, JobTrace
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.policies import POLICIES, Fifo, Policy, Qssf, make_policy
-from optuna_hermes.simulator import (
-    Clairvoyant,
-    Estimator,
-    Job,
-    JobCluster,
-    JobTrace,
-    Learned,
-    Noisy,
-    ShortestRemaining,
-)
+from optuna_hermes.model import RunView
+from optuna_hermes.policies import POLICIES, Fifo, Policy, Qssf, Ranked, make_policy
 
 ORACLE_SLICE_SECONDS = 600.0
 """Slice length of ``srtf`` where jobs are not interrupted otherwise."""
@@ -122,3 +117,27 @@ def _made(name: str, seed: int) -> tuple[Policy, Estimator | None]:
         "srtf": (ShortestRemaining(backfill=False), Clairvoyant()),
     }
     return made[name] if name in made else (make_policy(name), Learned())
+
+
+class ShortestRemaining(Ranked):
+    """Serves the job that has least time left: an oracle, for comparison.
+
+    Where jobs are not interrupted it is shortest job first. It needs a simulation whose
+    ``estimator`` is ``Clairvoyant``.
+
+    A textbook rule; as an oracle in Hu et al., "Helios", SC 2021.
+
+    Args:
+        backfill: whether those behind a job that finds too few devices may have them.
+    """
+
+    def rank(self, run: RunView) -> tuple[float, float, int]:
+        """Rank by the time left on the devices it wants, then by arrival.
+
+        Raises:
+            ValueError: the job has no ``expected_seconds``.
+        """
+        if run.expected_seconds is None:
+            raise ValueError(f"Run {run.number} must have expected_seconds but has none.")
+        left = (run.expected_seconds - run.attained_seconds) / run.devices_wanted
+        return left, run.submitted, run.number

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from optuna_hermes.policies._similar import ROLLING
-from optuna_hermes.policies._trees import Numbers, fit_trees
-from optuna_hermes.simulator._jobs import Job, JobRecord
-from optuna_hermes.simulator._jobs_estimates import Estimator, alone_seconds
-from optuna_hermes.simulator._jobs_history import CATEGORIES, History
+from optuna_hermes.cluster.job_estimates import Estimator, alone_seconds
+from optuna_hermes.cluster.job_history import CATEGORIES, History
+from optuna_hermes.cluster.jobs import Job, JobRecord
+from optuna_hermes.cluster.similar import ROLLING, Numbers, fit_trees
 
 FIRST = 100
 """Number of finished jobs from which trees are first fitted."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from optuna_hermes.cluster.elastic_applications import Application
+from optuna_hermes.cluster.elastic_times import Shape
+from optuna_hermes.cluster.jobs import Placement, SoFar, Work
 from optuna_hermes.model import Curve, Elastic, Speed
-from optuna_hermes.simulator._elastic import Application
-from optuna_hermes.simulator._elastic_times import Shape
-from optuna_hermes.simulator._jobs import Placement, SoFar, Work
 
 HOST_DEVICES = 4
 """Number of devices of the measured hosts; a larger host counts as several of them."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
+from optuna_hermes.cluster.elastic_times import Shape, StepTimes
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.simulator._elastic_times import Shape, StepTimes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

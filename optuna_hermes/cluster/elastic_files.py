@@ -8,16 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from optuna_hermes.cluster.elastic_applications import Application, Validation
+from optuna_hermes.cluster.elastic_times import Measured, StepTime, StepTimes
+from optuna_hermes.cluster.elastic_work import ElasticWork
+from optuna_hermes.cluster.jobs import Job
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.simulator import (
-    Application,
-    ElasticWork,
-    Job,
-    Measured,
-    StepTime,
-    StepTimes,
-    Validation,
-)
 
 _Number = TypeVar("_Number", int, float)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optuna_hermes.simulator._jobs import JobTrace
-from optuna_hermes.simulator._jobs_estimates import alone_seconds
+from optuna_hermes.cluster.job_estimates import alone_seconds
+from optuna_hermes.cluster.jobs import JobTrace
 
 
 @dataclass(frozen=True, kw_only=True)

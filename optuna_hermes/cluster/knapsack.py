@@ -54,7 +54,7 @@ class Knapsack:
         good = self._good
         if not good:
             return []
-        from scipy.optimize import LinearConstraint, milp  # as in ``_stretch``: it takes long
+        from scipy.optimize import LinearConstraint, milp  # as in ``step_model``: it takes long
         from scipy.sparse import coo_array
 
         runs = sorted({self._items[index].run for index in good})

@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from optuna_hermes.cluster.jobs import FixedWork, Job
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.simulator import FixedWork, Job
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "submitted": ("submitted", "timestamp", "submit_time"),

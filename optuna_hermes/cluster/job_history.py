@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from optuna_hermes.simulator._jobs import Job
+from optuna_hermes.cluster.jobs import Job
 
 PACES = (0.2, 0.02)
 """Weights of the latest job in the exponential means."""
