@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.broker._client._connection import (
-    Connection,
-    broker_status,
-    connect,
-    connect_or_start,
-    connect_patiently,
-)
-from optuna_hermes.broker._client._pending_endings import pending_endings
-from optuna_hermes.broker._client._sessions import OwnSession, sessions
-from optuna_hermes.broker._protocol import OpenStudy, StudySpec
-
 if TYPE_CHECKING:
+    from optuna_hermes.broker._client._connection import (
+        Connection,
+        broker_status,
+        connect,
+        connect_or_start,
+        connect_patiently,
+    )
+    from optuna_hermes.broker._client._pending_endings import pending_endings
     from optuna_hermes.broker._client._session import RunSession
+    from optuna_hermes.broker._client._sessions import OwnSession, sessions
+    from optuna_hermes.broker._protocol import OpenStudy, StudySpec
 
 __all__ = [
     "Connection",
@@ -33,10 +33,24 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # A session imports NumPy to suspend; a client that only asks for the status need not.
-    if name == "RunSession":
-        from optuna_hermes.broker._client._session import RunSession
+_MODULES = {
+    "Connection": "_client._connection",
+    "OpenStudy": "_protocol",
+    "OwnSession": "_client._sessions",
+    "RunSession": "_client._session",
+    "StudySpec": "_protocol",
+    "broker_status": "_client._connection",
+    "connect": "_client._connection",
+    "connect_or_start": "_client._connection",
+    "connect_patiently": "_client._connection",
+    "pending_endings": "_client._pending_endings",
+    "sessions": "_client._sessions",
+}
 
-        return RunSession
+
+def __getattr__(name: str) -> Any:
+    # The broker's own process is no client, and a client that only asks for the status needs no
+    # session, which imports NumPy to suspend.
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

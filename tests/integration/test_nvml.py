@@ -19,7 +19,8 @@ import pytest
 PREAMBLE = """
 import ctypes, dataclasses, json, logging
 from optuna_hermes.broker._devices import _nvml
-from optuna_hermes.broker._devices._source import Devices, NvmlDevices, hidden, parse_devices
+from optuna_hermes.broker._devices._nvml import NvmlDevices
+from optuna_hermes.broker._devices._source import Devices, hidden, parse_devices
 from optuna_hermes.errors import DeviceSpecError
 
 libc = ctypes.CDLL(None)

@@ -127,7 +127,7 @@ def test_names_keep_the_rules_of_prometheus() -> None:
         assert metric.type != "histogram" or metric.name.endswith("_seconds")
 
 
-def serve(port: int | None, look: Callable[[], Figures]) -> None:
+def serve(port: int, look: Callable[[], Figures]) -> None:
     async def run() -> None:
         with serving(port, look):
             pass

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pynvml
 import pytest
 
+from optuna_hermes.broker._devices._nvml import NvmlDevices
 from optuna_hermes.broker._devices._source import (
     CpuSlots,
     Devices,
     DeviceSlot,
     DeviceSource,
-    NvmlDevices,
     environment,
     parse_devices,
 )

@@ -71,6 +71,25 @@ def test_import_loads_nothing_heavy() -> None:
     assert not HEAVY & added
 
 
+def test_a_broker_of_cpu_slots_is_no_client_and_knows_no_clusters() -> None:
+    """A broker loads a client's side, the driver's, or a policy for clusters on first use only."""
+    loaded = _modules_after(
+        "import optuna_hermes.broker.__main__\n"
+        "from optuna_hermes.broker._devices._source import Devices, parse_devices\n"
+        "from optuna_hermes.policies import make_policy\n"
+        "Devices(parse_devices('cpu:2')).poll()\n"
+        "make_policy('hermes')"
+    )
+    later = (
+        "broker._client.",
+        "broker._devices._nvml",
+        "broker._server._metrics",
+        "cluster",
+    )
+    names = tuple(f"optuna_hermes.{name}" for name in later)
+    assert not [module for module in loaded if module.startswith(names)]
+
+
 @pytest.mark.timeout(600)
 def test_import_is_as_fast_as_optuna() -> None:
     """``import optuna_hermes`` takes at most 1.2 times as long as ``import optuna``."""

@@ -12,6 +12,7 @@ import pytest
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._core._book import Book
 from optuna_hermes.broker._core._events import Kill, LedgerAway, WritesFailed
+from optuna_hermes.broker._devices import _nvml
 from optuna_hermes.broker._devices import _source as _devices
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.broker._holder import Holder
@@ -71,9 +72,9 @@ def test_gpus_that_lie_idle_are_spoken_of(
     """Where a driver is installed and does not work, ``auto`` says what it means and why."""
 
     def broken() -> Any:
-        raise _devices.nvml.NoDriverError("load the driver with `modprobe nvidia`", installed=True)
+        raise _nvml.NoDriverError("load the driver with `modprobe nvidia`", installed=True)
 
-    monkeypatch.setattr(_devices.nvml, "driver", broken)
+    monkeypatch.setattr(_nvml, "driver", broken)
     count = _devices.DEFAULT_CPU_SLOTS
     assert len(_devices.parse_devices("auto")) == count
     assert caplog.messages == [

@@ -10,14 +10,14 @@ import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from optuna_hermes.broker._devices import _nvml as nvml
-from optuna_hermes.broker._devices._nvml import NvmlDevices
 from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE, visible
-from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._devices._xid import Xid
 
 DEFAULT_CPU_SLOTS = 2
 """CPU slots that ``auto`` stands for on a host without a GPU."""
@@ -111,6 +111,8 @@ def hidden(device_ids: Iterable[str]) -> bool:
     named = os.environ.get(VISIBLE_VARIABLE)
     if not gpus or named is None:
         return False
+    from optuna_hermes.broker._devices import _nvml as nvml
+
     with nvml.driver() as binding:
         return gpus.isdisjoint(visible(list(nvml.gpus(binding)), named))
 
@@ -162,6 +164,8 @@ class Devices:
         gpus = [slot.id for slot in slots if slot.kind == "gpu"]
         by_kind: dict[str, DeviceSource] = {"cpu": CpuSlots(len(slots) - len(gpus), host)}
         if gpus:
+            from optuna_hermes.broker._devices._nvml import NvmlDevices  # CPU slots have no driver
+
             by_kind["gpu"] = NvmlDevices(gpus, host, named=named)
         self._sources = {slot.id: by_kind[slot.kind] for slot in slots}
 
@@ -209,6 +213,8 @@ def _slots(part: str) -> list[DeviceSlot]:
 
 
 def _auto() -> list[DeviceSlot]:
+    from optuna_hermes.broker._devices import _nvml as nvml
+
     uuids: list[str] = []
     try:
         with nvml.driver() as binding:
@@ -224,6 +230,8 @@ def _auto() -> list[DeviceSlot]:
 
 def _require(uuids: Sequence[str]) -> None:
     """Raise unless this host has all of these devices."""
+    from optuna_hermes.broker._devices import _nvml as nvml
+
     with nvml.driver(uuids) as binding:
         present = visible(list(nvml.gpus(binding)), None)
     for uuid in uuids:

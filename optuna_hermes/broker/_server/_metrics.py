@@ -36,8 +36,8 @@ class Figures:
 
 
 @contextlib.contextmanager
-def serving(port: int | None, look: Callable[[], Figures]) -> Iterator[None]:
-    """Serve figures over HTTP inside of this block, from a thread; None serves none.
+def serving(port: int, look: Callable[[], Figures]) -> Iterator[None]:
+    """Serve figures over HTTP inside of this block, from a thread.
 
     Args:
         port: on ``ADDRESS``.
@@ -46,9 +46,6 @@ def serving(port: int | None, look: Callable[[], Figures]) -> Iterator[None]:
     Raises:
         InvalidInputError: the extra is missing, or the port cannot be had.
     """
-    if port is None:
-        yield
-        return
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:

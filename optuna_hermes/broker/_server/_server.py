@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import _holders
@@ -52,7 +52,6 @@ from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._loop import soon
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._meter import Meter
-from optuna_hermes.broker._server._metrics import Figures, serving
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
 from optuna_hermes.broker._server._peer_sync import PeerSync
 from optuna_hermes.broker._server._power_switches import PowerSwitches, left_unpowered
@@ -64,6 +63,9 @@ from optuna_hermes.broker._server._succession import Succession
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._server._metrics import Figures
 
 POLL_SECONDS = 2.0
 HOST_SHARE = 0.4
@@ -156,10 +158,17 @@ class Server:
         Raises:
             InvalidInputError: figures cannot be served.
         """
+        if self._metrics_port is None:
+            await self._serve(ready)
+            return
+        from optuna_hermes.broker._server._metrics import serving
+
         with serving(self._metrics_port, self._figures):
             await self._serve(ready)
 
     def _figures(self) -> Figures:
+        from optuna_hermes.broker._server._metrics import Figures
+
         document = self._state.status(time.monotonic(), runs=False)
         roles = tuple(client.role for client in self._state.book.clients.values())
         return Figures(document=document, roles=roles, meter=self._meter)
