@@ -40,7 +40,7 @@ def hosts_of(devices: Sequence[Device]) -> Ints:
 def side_by_side(counts: Ints, owner: Ints, host: Ints) -> Ints:
     """Owners of the devices, -1 for none [plan, device].
 
-        first, and hosts with more free devices are taken first.
+    A trial stays if it keeps its number of devices; others are side by side. Larger ones choose
     first, and hosts with more free devices are taken first.
 
     Args:
