@@ -14,9 +14,8 @@ from optuna_hermes.ledger._base import (
 )
 from optuna_hermes.ledger._claims import DEAD_SECONDS
 from optuna_hermes.ledger._engine import few_connections, rest_when_idle
-from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.ledger._migrations import SCHEMA_VERSION, schema_version
-from optuna_hermes.ledger._sql import SqlLedger
+from optuna_hermes.ledger._sql import MemoryLedger, SqlLedger
 
 __all__ = [
     "DEAD_SECONDS",

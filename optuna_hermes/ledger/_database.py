@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
 from sqlalchemy import URL, Connection, Engine, Select, column, select, table
-from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from optuna_hermes.errors import LedgerAwayError, LedgerError
 from optuna_hermes.ledger._away import is_away
-from optuna_hermes.ledger._engine import connectable, for_writing, parse
+from optuna_hermes.ledger._engine import connectable, for_writing, memory_engine, parse, set_clock
 from optuna_hermes.ledger._secrets import redacted
 
+MEMORY = "memory:"
+"""URL of a database in the memory of this process, which ends with its ``Database``."""
 
-class ConflictError(LedgerError):
-    """The database refused a row because another one has its key."""
+_Begin = Callable[[], AbstractContextManager[Connection]]
 
 
 @final
@@ -26,26 +28,30 @@ class Database:
     """A database that is shared between threads, but not across a fork.
 
     Args:
-        url: as SQLAlchemy and Optuna read it.
+        url: as SQLAlchemy and Optuna read it, or ``MEMORY``.
+        clock: the clock of a database in memory, in seconds of Unix time.
 
     Raises:
         LedgerError: the URL cannot be read, or its driver is missing.
     """
 
-    def __init__(self, url: str) -> None:
-        parsed = parse(url)
-        self.shown = parsed.set(query={}).render_as_string(hide_password=True)
+    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
+        self.shown = url
         """The URL without its password."""
+        self.file: str | None = None
+        """The path of an SQLite file, which hosts do not share; None for a server or memory."""
         self._url = url
         self._pid = os.getpid()
-        self._engine = self._connectable(parsed)
-        self._writer = for_writing(self._engine)
         self._batch = _Batch()
-
-    @property
-    def file(self) -> str | None:
-        """The path of an SQLite file, which hosts do not share; None for a server."""
-        return self._engine.url.database if self._engine.dialect.name == "sqlite" else None
+        self._source: _Server | _Memory
+        if url == MEMORY:
+            self._source = _Memory(clock)
+        else:
+            parsed = parse(url)
+            self.shown = parsed.set(query={}).render_as_string(hide_password=True)
+            self._source = _Server(self._connectable(parsed))
+            if parsed.get_backend_name() == "sqlite":
+                self.file = parsed.database
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A transaction that reads.
@@ -54,33 +60,38 @@ class Database:
             LedgerError: the database refuses, also a statement inside of the block.
             LedgerAwayError: it cannot be reached, is locked or is full.
         """
-        return self._transaction(self._engine)
+        return self._transaction(self._source.reading)
 
     def writing(self) -> AbstractContextManager[Connection]:
         """A transaction that writes: this thread's batch, or one that ends with the block.
 
         Raises:
-            ConflictError: a row with the same key is there.
-            LedgerError: as for ``reading``.
+            LedgerError: as for ``reading``, or a row with the same key is there.
         """
         if self._batch.connection is not None:
             return nullcontext(self._batch.connection)
-        return self._transaction(self._writer)
+        return self._transaction(self._source.writing)
 
     @contextmanager
-    def batch(self) -> Iterator[Connection]:
-        """One transaction for all writes of this thread inside of the block."""
-        with self.writing() as connection:
-            self._batch.connection = connection
-            try:
-                yield connection
-            finally:
-                self._batch.connection = None
+    def batch(self, connection: Connection) -> Iterator[None]:
+        """Combine all writes of this thread inside of the block into this transaction."""
+        before, self._batch.connection = self._batch.connection, connection
+        try:
+            yield
+        finally:
+            self._batch.connection = before
 
-    def rows(self, query: Select[Any]) -> list[dict[str, Any]]:
+    @property
+    def in_batch(self) -> bool:
+        """True if writes of this thread are combined into one transaction."""
+        return self._batch.connection is not None
+
+    def rows(
+        self, query: Select[Any], parameters: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
         """The rows that a query finds, as dictionaries."""
         with self.reading() as connection:
-            result = connection.execute(query)
+            result = connection.execute(query, parameters)
             names = tuple(result.keys())
             return [dict(zip(names, row, strict=True)) for row in result.all()]
 
@@ -95,10 +106,10 @@ class Database:
     def close(self) -> None:
         """Close the connections."""
         # After a fork the sockets are shared with the parent: closing them would end its sessions.
-        self._engine.dispose(close=os.getpid() == self._pid)
+        self._source.close(own=os.getpid() == self._pid)
 
     @contextmanager
-    def _transaction(self, engine: Engine) -> Iterator[Connection]:
+    def _transaction(self, begin: _Begin) -> Iterator[Connection]:
         if os.getpid() != self._pid:
             raise LedgerError(
                 f"A ledger is used in the process that opened it, {self._pid}, but this is "
@@ -106,10 +117,8 @@ class Database:
             )
         try:
             # SQLAlchemy raises at commit too, so the whole block is inside of the ``try``.
-            with engine.begin() as connection:
+            with begin() as connection:
                 yield connection
-        except IntegrityError as error:
-            raise ConflictError(self._failed(error)) from error
         except SQLAlchemyError as error:
             kind = LedgerAwayError if is_away(error) else LedgerError
             raise kind(self._failed(error)) from error
@@ -126,6 +135,49 @@ class Database:
             return connectable(url)
         except (ImportError, ArgumentError, OSError) as error:
             raise LedgerError(self._failed(error)) from error
+
+
+class _Server:
+    """Transactions of a server or of a file, whose connections are pooled."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.reading: _Begin = engine.begin
+        self.writing: _Begin = for_writing(engine).begin
+
+    def close(self, *, own: bool) -> None:
+        self._engine.dispose(close=own)
+
+
+class _Memory:
+    """Transactions of a database in memory: one connection, for one thread at a time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._connection = memory_engine().connect()
+        self._driver: Any = self._connection.connection.driver_connection
+        set_clock(self._driver, clock)
+        self._turn = threading.RLock()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self._turn:
+            yield self._connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        # By the driver: SQLAlchemy's savepoint takes longer than all that a broker writes in it.
+        with self._turn:
+            self._driver.execute("SAVEPOINT hermes")
+            try:
+                yield self._connection
+            except BaseException:
+                self._driver.execute("ROLLBACK TO hermes")
+                raise
+            finally:
+                self._driver.execute("RELEASE hermes")
+
+    def close(self, *, own: bool) -> None:
+        self._connection.close()
 
 
 class _Batch(threading.local):

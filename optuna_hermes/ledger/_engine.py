@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import NullPool
 
 from optuna_hermes.errors import LedgerError
 
@@ -140,14 +142,33 @@ def _sqlite_engine(url: URL) -> Engine:
         Path(str(url.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     arguments = {} if "timeout" in url.query else {"timeout": _LOCK_TIMEOUT_SECONDS}
     engine = create_engine(url, hide_parameters=True, connect_args=arguments)
-    event.listen(engine, "connect", _leave_transactions_to_us)
+    event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin)
     return engine
 
 
-def _leave_transactions_to_us(connection: Any, _record: object) -> None:
+def _prepare_sqlite(connection: Any, _record: object) -> None:
     # The driver would begin late, and DEFERRED: two writers could both read before either writes.
     connection.isolation_level = None
+    set_clock(connection, time.time)
+
+
+def set_clock(connection: Any, clock: Callable[[], float]) -> None:
+    """Set the clock of a connection of SQLite's driver; it gives seconds of Unix time."""
+    connection.create_function("hermes_now", 0, clock)
+
+
+@cache
+def memory_engine() -> Engine:
+    """An engine each of whose connections is a database of its own, in memory.
+
+    All ledgers in memory share it, since a new engine would compile every statement again.
+    """
+    engine = create_engine(
+        "sqlite://", poolclass=NullPool, connect_args={"check_same_thread": False}
+    )
+    event.listen(engine, "connect", _prepare_sqlite)
+    return engine
 
 
 def _begin(connection: Connection) -> None:

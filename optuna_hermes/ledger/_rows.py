@@ -1,19 +1,22 @@
-"""Conversion of records to rows and back."""
+"""Conversion of records to rows and back, and of reports to curves."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Select, Table, select
-
-from optuna_hermes.ledger._curves import Report
 from optuna_hermes.ledger._records import ReportRecord
+from optuna_hermes.model import Curve
 
 _LISTS = ("devices", "wants")
+
+_Report = tuple[int, int, int, float, float]
+"""A trial's number, unit, step, value and device seconds: there may be hundreds of thousands."""
+
+_Unit = tuple[int, float, float]
 
 
 def row(record: Any) -> dict[str, Any]:
@@ -27,17 +30,6 @@ def with_lists(found: dict[str, Any]) -> dict[str, Any]:
     return found | {name: tuple(json.loads(found[name])) for name in _LISTS if name in found}
 
 
-def all_of(table: Table, record: type[Any]) -> Select[Any]:
-    """Select the columns of a record, which have its fields' names."""
-    return select(*(table.c[entry.name] for entry in fields(record)))
-
-
-def of_run(query: Select[Any], table: Table, study: str, number: int | None) -> Select[Any]:
-    """Restrict a query to a study, or to one run."""
-    query = query.where(table.c.study == study)
-    return query if number is None else query.where(table.c.number == number)
-
-
 def number_or_word(value: float) -> dict[str, Any]:
     """The columns of a value: a number, or its name as a string if it is NaN or infinite."""
     number = float(value)
@@ -46,19 +38,14 @@ def number_or_word(value: float) -> dict[str, Any]:
     return {"value": None, "not_finite": str(number)}
 
 
-REPORTED = ("number", "unit", "step", "value", "not_finite", "device_seconds")
-"""Columns that ``reported`` reads, in its order."""
-
-
-def reported(found: Sequence[Any]) -> Report:
-    """A report from its row."""
-    number, unit, step, value, word, device_seconds = found
-    return number, unit, step, value if word is None else float(word), device_seconds
+def value_of(number: float | None, word: str | None) -> float:
+    """The value from its two columns."""
+    return float(number if word is None else word)  # type: ignore[arg-type]
 
 
 def report_of(study: str, found: Sequence[Any], at: float) -> ReportRecord:
     """The record of a report from its row."""
-    number, unit, step, value, device_seconds = reported(found)
+    number, unit, step, value, device_seconds = _reported(found)
     return ReportRecord(
         study=study,
         number=number,
@@ -68,3 +55,28 @@ def report_of(study: str, found: Sequence[Any], at: float) -> ReportRecord:
         device_seconds=device_seconds,
         at=at,
     )
+
+
+def curves_of(rows: Iterable[Sequence[Any]]) -> dict[int, Curve]:
+    """The curve of each run from the rows of its reports, which come in the order of writing.
+
+    A unit that was reported twice has its later report.
+    """
+    runs: dict[int, dict[int, _Unit]] = {}
+    for number, unit, step, value, device_seconds in map(_reported, rows):
+        units = runs.get(number)
+        if units is None:
+            units = runs[number] = {}
+        units[unit] = (step, value, device_seconds)
+    return {number: _curve(runs[number]) for number in sorted(runs)}
+
+
+def _reported(found: Sequence[Any]) -> _Report:
+    """A report from its row."""
+    number, unit, step, value, word, device_seconds = found
+    return number, unit, step, value if word is None else float(word), device_seconds
+
+
+def _curve(units: dict[int, _Unit]) -> Curve:
+    steps, values, device_seconds = zip(*(units[unit] for unit in sorted(units)), strict=True)
+    return Curve(steps=steps, values=values, device_seconds=device_seconds)

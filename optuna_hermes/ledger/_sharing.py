@@ -1,40 +1,15 @@
-"""Statements for brokers that share a database: locks, epochs, owners, heartbeats, claims."""
+"""Rules of brokers that share a database: turns, epochs, owners, heartbeats, claims."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    and_,
-    delete,
-    func,
-    insert,
-    literal_column,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import Connection
 
+from optuna_hermes.ledger import _statements as sql
 from optuna_hermes.ledger._claims import not_owner
 from optuna_hermes.ledger._records import HostRecord, RunRecord
-from optuna_hermes.ledger._rows import all_of, row, with_lists
-from optuna_hermes.ledger._schema import CHECKPOINTS, HOSTS, LEASES, RUNS
-from optuna_hermes.ledger._statements import EPOCHS, OWNER, TURN
-
-# Unix time of now, not of the transaction's begin, independent of the connection's time zone.
-_CLOCKS = {
-    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
-    "postgresql": "extract(epoch FROM clock_timestamp())::double precision",
-    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000000.0e0",
-}
-
-
-def clock(connection: Connection) -> ColumnElement[float]:
-    """Seconds of Unix time by the database's clock."""
-    backend = connection.dialect.name
-    return literal_column(_CLOCKS["mysql" if backend == "mariadb" else backend])
+from optuna_hermes.ledger._rows import row, with_lists
 
 
 def skips_locked(connection: Connection) -> bool:
@@ -52,7 +27,7 @@ def in_turn(connection: Connection) -> None:
     SQLite has no row locks; there, BEGIN IMMEDIATE has locked the database.
     """
     if connection.dialect.name != "sqlite":
-        connection.execute(TURN)
+        connection.execute(sql.TURN)
 
 
 # -- epochs ------------------------------------------------------------------------------------
@@ -60,23 +35,13 @@ def in_turn(connection: Connection) -> None:
 
 def last_epoch(connection: Connection) -> int:
     """The highest epoch of all leases, removed ones included."""
-    kept, forgotten = connection.execute(EPOCHS).one()
+    kept, forgotten = connection.execute(sql.EPOCHS).one()
     return max(kept or 0, forgotten or 0)
 
 
 def known_runs(connection: Connection, study: str) -> int:
     """Number of a study's runs, plus its live leases of trials not created yet."""
-    here = RUNS.c.study == study
-    runs = select(func.count()).where(here).scalar_subquery()
-    same = and_(here, RUNS.c.number == LEASES.c.number)
-    further = and_(
-        LEASES.c.study == study,
-        LEASES.c.ended.is_(None),
-        or_(LEASES.c.number.is_(None), ~select(RUNS.c.number).where(same).exists()),
-    )
-    # One statement: a lease whose run is inserted between two would be counted by neither.
-    leases = select(func.count()).select_from(LEASES).where(further).scalar_subquery()
-    return cast(int, connection.scalar(select(runs + leases)))
+    return cast(int, connection.scalar(sql.KNOWN_RUNS, {"of_study": study}))
 
 
 # -- owners ------------------------------------------------------------------------------------
@@ -88,33 +53,43 @@ def check_owner(connection: Connection, study: str, number: int, by: str | None)
     Raises:
         NotOwnerError: it has another owner.
     """
-    found = connection.execute(OWNER, {"of_study": study, "of_number": number}).first()
+    found = connection.execute(sql.OWNER, {"of_study": study, "of_number": number}).first()
     if found is not None and found.owner != by:
         raise not_owner(study, number, found.owner, by)
 
 
+def save_run(connection: Connection, run: RunRecord, by: str | None) -> None:
+    """Add the row of a run, or replace it, if ``by`` is its owner.
+
+    Raises:
+        NotOwnerError: it has another owner.
+    """
+    found = row(run)
+    of = {"of_study": run.study, "of_number": run.number, "of_owner": by}
+    # Update first: a run is inserted once and replaced many times.
+    if not connection.execute(sql.REPLACE_RUN, {**found, **of}).rowcount:
+        check_owner(connection, run.study, run.number, by)
+        connection.execute(sql.ADD_RUN, found)
+
+
 def locked_run(connection: Connection, study: str, number: int) -> RunRecord | None:
     """Read a run and lock its row; None if it is missing or another transaction has locked it."""
-    query = all_of(RUNS, RunRecord).where(RUNS.c.study == study, RUNS.c.number == number)
-    query = query.with_for_update(skip_locked=skips_locked(connection))
-    found = connection.execute(query).mappings().first()
+    query = sql.locked_run(skip_locked=skips_locked(connection))
+    found = connection.execute(query, {"of_study": study, "of_number": number}).mappings().first()
     return None if found is None else RunRecord(**found)
 
 
 def has_checkpoint(connection: Connection, study: str, number: int) -> bool:
     """True if a run has a checkpoint to resume from."""
-    query = select(CHECKPOINTS.c.id).where(
-        CHECKPOINTS.c.study == study, CHECKPOINTS.c.number == number
-    )
-    return connection.execute(query.limit(1)).first() is not None
+    of = {"of_study": study, "of_number": number}
+    return connection.execute(sql.HAS_CHECKPOINT, of).first() is not None
 
 
 def take(connection: Connection, run: RunRecord) -> None:
     """Write the row of a claimed run, and end its live leases."""
-    same = and_(RUNS.c.study == run.study, RUNS.c.number == run.number)
-    connection.execute(update(RUNS).where(same).values(row(run)))
-    held = and_(LEASES.c.study == run.study, LEASES.c.number == run.number)
-    _end(connection, held)
+    of = {"of_study": run.study, "of_number": run.number}
+    connection.execute(sql.CHANGE_RUN, {**row(run), **of})
+    _end(connection, of, of_host=False)
 
 
 # -- hosts -------------------------------------------------------------------------------------
@@ -122,43 +97,36 @@ def take(connection: Connection, run: RunRecord) -> None:
 
 def hosts_of(connection: Connection) -> list[HostRecord]:
     """All brokers, by name."""
-    age = (clock(connection) - HOSTS.c.seen).label("age_seconds")
-    query = select(
-        HOSTS.c.name, HOSTS.c.instance, HOSTS.c.devices, HOSTS.c.load, HOSTS.c.wants, age
-    )
     # The database's clock may have been set back, which would give a negative age.
     hosts = [
         HostRecord(**{**with_lists(dict(each)), "age_seconds": max(0.0, each["age_seconds"])})
-        for each in connection.execute(query).mappings()
+        for each in connection.execute(sql.hosts(connection.dialect.name)).mappings()
     ]
     return sorted(hosts, key=lambda host: (host.name, host.instance))
 
 
 def beat(connection: Connection, host: HostRecord) -> None:
     """Add the row of a broker, or replace it."""
-    found = row(host)
+    backend, found = connection.dialect.name, row(host)
     del found["age_seconds"]
-    found["seen"] = clock(connection)
-    same = HOSTS.c.instance == host.instance
-    if not connection.execute(update(HOSTS).where(same).values(found)).rowcount:
-        connection.execute(insert(HOSTS).values(found))
+    same = {"of_instance": host.instance}
+    if not connection.execute(sql.replace_host(backend), {**found, **same}).rowcount:
+        connection.execute(sql.add_host(backend), found)
 
 
 def forget_host(connection: Connection, instance: str, dead_after_seconds: float) -> bool:
     """Remove a broker and end its leases, if it is gone; return whether it is."""
-    in_turn(connection)
     for host in hosts_of(connection):
         if host.instance == instance and host.age_seconds < dead_after_seconds:
             return False
-    connection.execute(delete(HOSTS).where(HOSTS.c.instance == instance))
-    _end(connection, LEASES.c.owner == instance)
+    connection.execute(sql.DROP_HOST, {"of_instance": instance})
+    _end(connection, {"of_instance": instance}, of_host=True)
     return True
 
 
-def _end(connection: Connection, which: ColumnElement[bool]) -> None:
+def _end(connection: Connection, of: dict[str, Any], *, of_host: bool) -> None:
     # A lease that another transaction has locked is being ended by it: waiting could deadlock.
-    live = select(LEASES.c.epoch).where(which, LEASES.c.ended.is_(None))
-    epochs = connection.scalars(live.with_for_update(skip_locked=skips_locked(connection))).all()
-    ended = update(LEASES).where(LEASES.c.epoch.in_(epochs)).values(ended=clock(connection))
+    live = sql.live_leases(of_host=of_host, skip_locked=skips_locked(connection))
+    epochs = connection.scalars(live, of).all()
     if epochs:
-        connection.execute(ended)
+        connection.execute(sql.end_leases(connection.dialect.name), {"of_epochs": epochs})

@@ -1,40 +1,246 @@
-"""Statements of every grant, built once, since building one takes longer than running it.
+"""Statements of the ledger, each built once, since building one takes longer than running it.
 
-A record's ``row`` gives the columns; other parameters are conditions on the rows to be written.
+A record's ``row`` gives the columns that are written. Parameters named ``of_...`` are conditions.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import bindparam, func, insert, select, update
+from dataclasses import fields
+from functools import cache
+from typing import Any
 
-from optuna_hermes.ledger._schema import EVENTS, LEASES, REPORTS, RUNS, SCHEMA
-
-TURN = select(SCHEMA.c.id).with_for_update()
-"""Locks the row by which transactions of brokers are serialised."""
-
-ADD_REPORT = insert(REPORTS)
-
-ADD_EVENT = insert(EVENTS)
-
-ADD_LEASE = insert(LEASES)
-
-END_LEASE = (
-    update(LEASES)
-    .where(LEASES.c.epoch == bindparam("of_epoch"), LEASES.c.ended.is_(None))
-    .values(ended=bindparam("at"))
+from sqlalchemy import (
+    ColumnElement,
+    Insert,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    union,
+    update,
 )
+
+from optuna_hermes.ledger._records import LeaseRecord, RunRecord
+from optuna_hermes.ledger._schema import (
+    CHECKPOINTS,
+    EVENTS,
+    HOSTS,
+    LEASES,
+    MEMORY,
+    OF_STUDIES,
+    REPORTS,
+    RUNS,
+    SCHEMA,
+)
+
+# Unix time of now, not of the transaction's begin, independent of the connection's time zone.
+_CLOCKS = {
+    "sqlite": "hermes_now()",  # a function of ``_engine``
+    "postgresql": "extract(epoch FROM clock_timestamp())::double precision",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000000.0e0",
+}
+
+
+def clock(backend: str) -> ColumnElement[float]:
+    """Seconds of Unix time by the clock of a database of this kind."""
+    return literal_column(_CLOCKS["mysql" if backend == "mariadb" else backend])
+
+
+def _of_study(table: Table) -> ColumnElement[bool]:
+    return table.c.study == bindparam("of_study")
+
+
+def _of_run(table: Table) -> ColumnElement[bool]:
+    return and_(_of_study(table), table.c.number == bindparam("of_number"))
+
+
+def _all_of(table: Table, record: type[Any]) -> Select[Any]:
+    """Select the columns of a record, which have its fields' names, in the order of the key."""
+    columns = (table.c[entry.name] for entry in fields(record))
+    return select(*columns).order_by(*table.primary_key)
+
+
+@cache
+def load(table: Table, record: type[Any], *, of_run: bool = False) -> Select[Any]:
+    """Select the records of a study, or of one run."""
+    return _all_of(table, record).where(_of_run(table) if of_run else _of_study(table))
+
+
+# -- runs --------------------------------------------------------------------------------------
 
 ADD_RUN = insert(RUNS)
 
-_RUN = (RUNS.c.study == bindparam("of_study"), RUNS.c.number == bindparam("of_number"))
+REPLACE_RUN = update(RUNS).where(
+    _of_run(RUNS), RUNS.c.owner.is_not_distinct_from(bindparam("of_owner"))
+)
 
-REPLACE_RUN = update(RUNS).where(*_RUN, RUNS.c.owner.is_not_distinct_from(bindparam("by")))
-
-OWNER = select(RUNS.c.owner).where(*_RUN).with_for_update()
+OWNER = select(RUNS.c.owner).where(_of_run(RUNS)).with_for_update()
 """Reads a run's owner and locks its row until the end of the transaction."""
+
+CHANGE_RUN = update(RUNS).where(_of_run(RUNS))
+
+WISHES = (
+    select(RUNS.c.number, RUNS.c.wish)
+    .where(_of_study(RUNS), RUNS.c.wish.is_not(None))
+    .order_by(RUNS.c.number)
+)
+
+
+@cache
+def locked_run(*, skip_locked: bool) -> Select[Any]:
+    """Read a run and lock its row."""
+    query = _all_of(RUNS, RunRecord).where(_of_run(RUNS))
+    return query.with_for_update(skip_locked=skip_locked)
+
+
+# -- reports -----------------------------------------------------------------------------------
+
+ADD_REPORT = insert(REPORTS)
+
+_REPORTED = tuple(
+    REPORTS.c[name] for name in ("number", "unit", "step", "value", "not_finite", "device_seconds")
+)
+CURVES = select(*_REPORTED).where(_of_study(REPORTS)).order_by(REPORTS.c.id)
+"""Reports as ``reported`` reads them."""
+
+SOME_CURVES = CURVES.where(REPORTS.c.number.in_(bindparam("of_numbers", expanding=True)))
+
+LATER_REPORTS = (
+    select(REPORTS.c.id, REPORTS.c.at, *_REPORTED)
+    .where(_of_study(REPORTS), REPORTS.c.id > bindparam("of_position"))
+    .order_by(REPORTS.c.id)
+)
+
+_LAST_UNITS = (
+    select(REPORTS.c.number, func.max(REPORTS.c.unit).label("unit"))
+    .where(_of_study(REPORTS))
+    .group_by(REPORTS.c.number)
+    .subquery()
+)
+LAST_VALUES = (
+    select(REPORTS.c.number, REPORTS.c.value, REPORTS.c.not_finite)
+    .join(
+        _LAST_UNITS,
+        and_(REPORTS.c.number == _LAST_UNITS.c.number, REPORTS.c.unit == _LAST_UNITS.c.unit),
+    )
+    .where(_of_study(REPORTS))
+    .order_by(REPORTS.c.id)
+)
+
+# -- leases ------------------------------------------------------------------------------------
+
+ADD_LEASE = insert(LEASES)
+
+CHANGE_LEASE = update(LEASES).where(LEASES.c.epoch == bindparam("of_epoch"))
+
+END_LEASE = CHANGE_LEASE.where(LEASES.c.ended.is_(None))
 
 EPOCHS = select(
     select(func.max(LEASES.c.epoch)).scalar_subquery(),
     SCHEMA.c.forgotten_epoch,
 )
 """The highest epoch of the leases in the table, and of removed ones."""
+
+
+@cache
+def leases(*, of_study: bool, live: bool, since: bool) -> Select[Any]:
+    """Select leases of a study, live ones, or those since an epoch."""
+    query = _all_of(LEASES, LeaseRecord)
+    if since:
+        query = query.where(LEASES.c.epoch >= bindparam("of_epoch"))
+    if of_study:
+        query = query.where(_of_study(LEASES))
+    return query.where(LEASES.c.ended.is_(None)) if live else query
+
+
+@cache
+def live_leases(*, of_host: bool, skip_locked: bool) -> Select[Any]:
+    """Select and lock the epochs of live leases of a broker, or of a run."""
+    which = LEASES.c.owner == bindparam("of_instance") if of_host else _of_run(LEASES)
+    query = select(LEASES.c.epoch).where(which, LEASES.c.ended.is_(None))
+    return query.with_for_update(skip_locked=skip_locked)
+
+
+@cache
+def end_leases(backend: str) -> Update:
+    """End leases now."""
+    some = LEASES.c.epoch.in_(bindparam("of_epochs", expanding=True))
+    return update(LEASES).where(some).values(ended=clock(backend))
+
+
+def _known_runs() -> Select[Any]:
+    runs = select(func.count()).where(_of_study(RUNS)).scalar_subquery()
+    same = and_(_of_study(RUNS), RUNS.c.number == LEASES.c.number)
+    further = and_(
+        _of_study(LEASES),
+        LEASES.c.ended.is_(None),
+        or_(LEASES.c.number.is_(None), ~select(RUNS.c.number).where(same).exists()),
+    )
+    # One statement: a lease whose run is inserted between two would be counted by neither.
+    leases = select(func.count()).select_from(LEASES).where(further).scalar_subquery()
+    return select(runs + leases)
+
+
+KNOWN_RUNS = _known_runs()
+"""Number of a study's runs, plus its live leases of trials not created yet."""
+
+# -- brokers -----------------------------------------------------------------------------------
+
+TURN = select(SCHEMA.c.id).with_for_update()
+"""Locks the row by which transactions of brokers are serialised."""
+
+DROP_HOST = delete(HOSTS).where(HOSTS.c.instance == bindparam("of_instance"))
+
+
+@cache
+def hosts(backend: str) -> Select[Any]:
+    """Select all brokers, with the age of their heartbeats."""
+    age = (clock(backend) - HOSTS.c.seen).label("age_seconds")
+    return select(HOSTS.c.name, HOSTS.c.instance, HOSTS.c.devices, HOSTS.c.load, HOSTS.c.wants, age)
+
+
+@cache
+def add_host(backend: str) -> Insert:
+    """Add the row of a broker that is seen now."""
+    return insert(HOSTS).values(seen=clock(backend))
+
+
+@cache
+def replace_host(backend: str) -> Update:
+    """Replace the row of a broker that is seen now."""
+    same = HOSTS.c.instance == bindparam("of_instance")
+    return update(HOSTS).where(same).values(seen=clock(backend))
+
+
+# -- the rest of a study -----------------------------------------------------------------------
+
+ADD_CHECKPOINT = insert(CHECKPOINTS)
+
+HAS_CHECKPOINT = select(CHECKPOINTS.c.id).where(_of_run(CHECKPOINTS)).limit(1)
+
+DROP_CHECKPOINT = delete(CHECKPOINTS).where(
+    _of_study(CHECKPOINTS), CHECKPOINTS.c.path == bindparam("of_path")
+)
+
+LOAD_MEMORY = select(MEMORY.c.memory).where(_of_study(MEMORY))
+
+REPLACE_MEMORY = update(MEMORY).where(_of_study(MEMORY))
+
+ADD_MEMORY = insert(MEMORY)
+
+ADD_EVENT = insert(EVENTS)
+
+TRIM_EVENTS = delete(EVENTS).where(_of_study(EVENTS), EVENTS.c.at < bindparam("of_time"))
+
+STUDIES = union(*(select(table.c.study) for table in OF_STUDIES))
+
+FORGET_EPOCHS = update(SCHEMA)
+
+FORGET_STUDY = tuple(delete(table).where(_of_study(table)) for table in OF_STUDIES)

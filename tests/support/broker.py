@@ -29,8 +29,8 @@ from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server._ledgers import all_of, news_of
 from optuna_hermes.broker._server._records import WriterTerms, is_race, outrun, write
+from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import LeaseRecord
-from optuna_hermes.ledger._memory import MemoryLedger
 from optuna_hermes.model import Device
 
 

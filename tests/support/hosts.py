@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Kill, Send
+from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import RunRecord
-from optuna_hermes.ledger._memory import MemoryLedger
 from support.broker import FakeBroker
 
 KEY = "s"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from optuna_hermes.broker._core._sharing import DEAD_SECONDS, REFRESH_SECONDS
-from optuna_hermes.ledger._memory import MemoryLedger
+from optuna_hermes.ledger import MemoryLedger
 from support.hosts import KEY, UNITS, Host, Optuna
 
 N_TRIALS = 5

@@ -10,8 +10,8 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, Tick
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
+from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import LeaseRecord
-from optuna_hermes.ledger._memory import MemoryLedger
 from support.broker import FakeBroker
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")

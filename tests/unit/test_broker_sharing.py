@@ -10,7 +10,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import LedgerAway, LedgerBack
 from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._core._sharing import DEAD_SECONDS, REFRESH_SECONDS
-from optuna_hermes.ledger._memory import MemoryLedger
+from optuna_hermes.ledger import MemoryLedger
 from support.broker import FakeBroker
 
 
