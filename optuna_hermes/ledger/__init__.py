@@ -14,7 +14,7 @@ from optuna_hermes.ledger._base import (
 )
 from optuna_hermes.ledger._claims import DEAD_SECONDS
 from optuna_hermes.ledger._engine import few_connections, rest_when_idle
-from optuna_hermes.ledger._migrations import SCHEMA_VERSION, schema_version
+from optuna_hermes.ledger._schema import SCHEMA_VERSION, schema_version
 from optuna_hermes.ledger._sql import MemoryLedger, SqlLedger
 
 __all__ = [
@@ -54,7 +54,7 @@ def open_ledger(url: str) -> Ledger:
             with this process.
 
     Raises:
-        LedgerError: the database cannot be reached, or holds a ledger of a later version.
+        LedgerError: the database cannot be reached, or holds a ledger of another version.
 
     Example:
         >>> open_ledger("memory:").load_runs("a study's key")

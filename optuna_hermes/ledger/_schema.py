@@ -1,18 +1,45 @@
-"""The ledger's tables in the user's database, all named ``hermes_*``.
+"""The ledger's tables in the user's database, all named ``hermes_*``, and their creation.
 
 There is no foreign key to Optuna's tables: one would make ``optuna.delete_study`` fail. Names and
 texts compare byte for byte on MySQL too, whose default collation would take ``a`` for ``A``.
-
-A column added here needs a step in ``_migrations.py`` that adds it to old ledgers.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, Index, Integer, MetaData, String, Table, Text
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
+
+from optuna_hermes.errors import LedgerError
+from optuna_hermes.ledger._database import Database
+
+SCHEMA_VERSION = 1
+"""The version of the tables; a ledger of another version is refused."""
 
 METADATA = MetaData()
 """Metadata of the ledger's tables only, without Optuna's and its ``alembic_version``."""
+
+_LOCK_KEY = 0x6865726D6573
+_LOCK_NAME = "CONCAT('hermes:', MD5(DATABASE()))"
+_LOCK_TIMEOUT_SECONDS = 60
 
 _MYSQL = ("mysql", "mariadb")
 _MYSQL_TEXT = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
@@ -128,3 +155,74 @@ EVENTS = Table(
 
 OF_STUDIES = (RUNS, REPORTS, LEASES, CHECKPOINTS, MEMORY, EVENTS)
 """Tables whose rows each belong to one study, by their column ``study``."""
+
+
+def create_tables(database: Database) -> None:
+    """Create the tables of a new ledger, or those that are missing without a version.
+
+    Raises:
+        LedgerError: the ledger is of another version, or the database refuses.
+    """
+    # Read without a lock first: at most starts the tables are complete.
+    with database.reading() as connection:
+        version = _version(connection)
+    if version is None:
+        with database.writing() as connection, _alone(connection):
+            version = _version(connection)  # another process may just have done it
+            if version is None:
+                # Some may exist: the process that made them died before the last statement.
+                METADATA.create_all(connection)
+                connection.execute(insert(SCHEMA).values(id=1, schema_version=SCHEMA_VERSION))
+                return
+    if version != SCHEMA_VERSION:
+        raise LedgerError(
+            f"A ledger's schema_version must be {SCHEMA_VERSION} but got {version} at "
+            f"{database.shown}. Use the optuna-hermes that made it, or give the ledger another "
+            "database."
+        )
+
+
+def schema_version(url: str) -> int | None:
+    """The version of the ledger's tables in a database, None if they are not there; reads only.
+
+    Args:
+        url: a database URL as for SQLAlchemy and Optuna.
+
+    Raises:
+        LedgerError: the database cannot be read.
+    """
+    database = Database(url)
+    try:
+        with database.reading() as connection:
+            return _version(connection)
+    finally:
+        database.close()
+
+
+def _version(connection: Connection) -> int | None:
+    """The version of the tables, None if they are missing or incomplete."""
+    if not inspect(connection).has_table(SCHEMA.name):
+        return None
+    return connection.scalar(select(SCHEMA.c.schema_version))
+
+
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """Hold the lock under which one process at a time changes the tables."""
+    backend = connection.dialect.name
+    if backend == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK_KEY)))
+    if backend not in ("mysql", "mariadb"):  # SQLite: the transaction has locked the database
+        yield
+        return
+    # DDL commits MySQL's transaction and frees its row locks; a named lock stays.
+    if not connection.scalar(text(f"SELECT GET_LOCK({_LOCK_NAME}, {_LOCK_TIMEOUT_SECONDS})")):
+        raise LedgerError(
+            f"The ledger's tables must be changed by one process at a time but another has been "
+            f"at it for {_LOCK_TIMEOUT_SECONDS} s. Try again when it has ended."
+        )
+    try:
+        yield
+        connection.execute(text("COMMIT"))  # the next process must see it
+    finally:
+        connection.execute(text(f"SELECT RELEASE_LOCK({_LOCK_NAME})"))

@@ -16,7 +16,6 @@ from optuna_hermes.ledger._base import Ledger
 from optuna_hermes.ledger._claims import claimable, claimed, stale_epoch, study_full
 from optuna_hermes.ledger._database import MEMORY, Database
 from optuna_hermes.ledger._locks import StudyLocks
-from optuna_hermes.ledger._migrations import bring_up
 from optuna_hermes.ledger._records import (
     CheckpointRecord,
     EventRecord,
@@ -33,7 +32,7 @@ from optuna_hermes.ledger._rows import (
     value_of,
     with_lists,
 )
-from optuna_hermes.ledger._schema import CHECKPOINTS, EVENTS, RUNS
+from optuna_hermes.ledger._schema import CHECKPOINTS, EVENTS, RUNS, create_tables
 from optuna_hermes.ledger._sharing import (
     beat,
     check_owner,
@@ -60,7 +59,7 @@ class SqlLedger(Ledger):
             missing, with its folder, which only its user may read.
 
     Raises:
-        LedgerError: the database cannot be reached, or holds a ledger of a later version.
+        LedgerError: the database cannot be reached, or holds a ledger of another version.
 
     Example:
         >>> import tempfile
@@ -79,7 +78,7 @@ class SqlLedger(Ledger):
         self._database = database
         self._locks = StudyLocks(database.file) if database.file else None
         try:
-            bring_up(self._database)
+            create_tables(self._database)
         except BaseException:
             self.close()
             raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,13 @@ from optuna_hermes import _optuna
 from optuna_hermes.cli import run
 from optuna_hermes.cli._checks._around import folder_checks, kind_of, slurm_checks
 from optuna_hermes.cli._checks._host import shared_memory
-from optuna_hermes.ledger import SCHEMA_VERSION, CheckpointRecord, RunRecord, open_ledger
-from optuna_hermes.ledger._migrations import schema_version
+from optuna_hermes.ledger import (
+    SCHEMA_VERSION,
+    CheckpointRecord,
+    RunRecord,
+    open_ledger,
+    schema_version,
+)
 
 STORAGE = ("--storage", "sqlite:///s.db")
 
@@ -66,6 +73,17 @@ def test_a_storage_is_looked_at_and_left_as_it_is(capsys: pytest.CaptureFixture[
     assert found["studies"]["found"].startswith("1 study in sqlite:///s.db")
     assert found["ledger"]["found"] == "none yet; `optimize` makes it"
     assert schema_version(STORAGE[1]) is None
+
+
+def test_a_ledger_of_another_version_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The check says which version there is, and which one is read."""
+    optuna.create_study(storage=STORAGE[1], study_name="digits")
+    open_ledger(STORAGE[1]).close()
+    with contextlib.closing(sqlite3.connect(here / "s.db")) as connection, connection:
+        connection.execute(f"UPDATE hermes_schema SET schema_version = {SCHEMA_VERSION + 1}")
+    check = checks(capsys, *STORAGE, status=1)["ledger"]
+    assert (check["state"], check["found"]) == ("fail", f"schema version {SCHEMA_VERSION + 1}")
+    assert f"reads version {SCHEMA_VERSION}: use the one that made it" in check["hint"]
 
 
 def test_a_storage_that_is_not_there_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

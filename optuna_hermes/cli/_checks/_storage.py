@@ -86,10 +86,12 @@ def _ledger(url: str) -> Iterator[Check]:
     if version is None:
         yield good("ledger", "none yet; `optimize` makes it")
         return
-    old = "" if version == SCHEMA_VERSION else f"; {SCHEMA_VERSION} when it is opened next"
-    newer = "It is of a later optuna-hermes: upgrade this one." if version > SCHEMA_VERSION else ""
-    found = f"schema version {version}" + (old if not newer else "")
-    yield judged("ledger", found, problem=newer, state="fail")
+    other = (
+        ""
+        if version == SCHEMA_VERSION
+        else f"This optuna-hermes reads version {SCHEMA_VERSION}: use the one that made it."
+    )
+    yield judged("ledger", f"schema version {version}", problem=other, state="fail")
 
 
 def _where(folder: Path) -> Check:
