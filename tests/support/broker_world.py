@@ -35,7 +35,7 @@ from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._core._status import finished
 from optuna_hermes.broker._server._ledgers import all_of
-from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, Proof
+from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox
 from optuna_hermes.broker._server._records import WriterTerms, write
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
@@ -107,6 +107,7 @@ class World:
         self.max_alive = devices + random.randint(1, 3)
         self.processes: dict[int, Process] = {}
         self.epochs: list[int] = [0]
+        self._written: set[str] = set()
         self.done: set[tuple[str, int]] = set()
         self.lagging = False
         self.refusals = 0
@@ -253,6 +254,7 @@ class World:
         asked = {
             DatabaseProof(e): key for e, key in away.to_answer(self.state.book, commands).items()
         }
+        self._outbox.expect({*_leases(writes), *_paths(writes), *asked})
         for ledger in dict.fromkeys(self.ledgers.values()):
             its = [item for item in writes if self.ledgers[item.study] is ledger]
             to_answer = {proof for proof, key in asked.items() if self.ledgers[key] is ledger}
@@ -265,8 +267,7 @@ class World:
                 self._outbox.drop({command.epoch})
             elif isinstance(command, Send):
                 wire.frame(command.message)
-                proofs: set[Proof | None] = {*_leases(writes), *_paths(writes), *asked}
-                self._outbox.put(command.connection, command.message, proofs)
+                self._outbox.put(command.connection, command.message)
         if not self.lagging:
             self.catch_up()
 
@@ -291,6 +292,7 @@ class World:
         if isinstance(item, LeaseRecord):
             self.epochs.append(item.epoch)
         elif isinstance(item, CheckpointRecord):
+            self._written.add(item.path)
             trials = self.studies[item.study].trials
             if item.number < len(trials) and item.path in trials[item.number].files:
                 trials[item.number].safe = max(trials[item.number].safe, item.units)
@@ -302,15 +304,21 @@ class World:
         return any(
             lease.epoch == epoch
             for ledger in self.ledgers.values()
-            for lease in ledger.load_leases()
+            for lease in ledger.load_leases(since=epoch)
         )
 
     def _send(self, connection: int, message: wire.FromBroker) -> None:
         if isinstance(message, wire.Grant):
             assert self.committed(message.epoch), "a grant before its lease"
+        if isinstance(message, wire.Kept):
+            assert self._has_checkpoint(message.path), "an acknowledgement before its checkpoint"
         process = self.processes.get(connection)
         if process is not None:
             process.unread.append(message)
+
+    def _has_checkpoint(self, path: str) -> bool:
+        """True if the record of a checkpoint is committed, even if it was dropped since then."""
+        return path in self._written
 
     # -- processes -----------------------------------------------------------------------------
 

@@ -50,19 +50,20 @@ class Outbox:
     def __init__(self, send: Callable[[int, FromBroker], None]) -> None:
         self._send = send
         self._waiting: dict[int, deque[_Waiting]] = {}
+        self._expected: set[Proof] = set()
 
-    def put(
-        self, connection: int, message: FromBroker, unwritten: Collection[Proof | None] = ()
-    ) -> None:
-        """Send a message, now or as soon as it may go.
+    def expect(self, proofs: Collection[Proof]) -> None:
+        """Hold back all messages that depend on these proofs, until they come or are dropped.
 
-        Args:
-            connection: to whom.
-            message: what.
-            unwritten: proofs that messages of the same answer have to wait for.
+        Messages of later answers too: a client that repeats itself, or comes back on another
+        connection, is not told of what is not written yet.
         """
+        self._expected.update(proofs)
+
+    def put(self, connection: int, message: FromBroker) -> None:
+        """Send a message, now or as soon as it may go."""
         proof = _proof(message)
-        if proof not in unwritten:
+        if proof not in self._expected:
             proof = None
         if proof is None and not self._is_held_up(connection):
             self._send(connection, message)
@@ -72,21 +73,20 @@ class Outbox:
 
     def release(self, written: Collection[Proof]) -> None:
         """Release the messages that wait for these proofs."""
-        if not self._waiting:
-            return
-        left = set(written)
+        self._expected.difference_update(written)
         for connection, queue in list(self._waiting.items()):
             for each in queue:
-                if each.proof in left:
-                    left.discard(each.proof)
+                if each.proof in written:
                     each.proof = None
             self._advance(connection)
 
     def drop(self, proofs: Collection[Proof]) -> None:
         """Drop the messages that wait for these proofs, which will not come, or do not count.
 
-        Messages about the lease of a grant that is dropped are dropped too.
+        Messages about the lease of a grant that is dropped are dropped too. The record of a
+        checkpoint, or of a lease's end, is tried again: messages about it have still to wait.
         """
+        self._expected.difference_update(each for each in proofs if not isinstance(each, str))
         for connection, queue in list(self._waiting.items()):
             dropped = {e.proof for e in queue if e.proof in proofs}
             if dropped:

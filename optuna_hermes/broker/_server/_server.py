@@ -350,10 +350,11 @@ class Server:
             self._succession.remember()
         writes = [c for c in commands if not isinstance(c, Deed)]
         self._ledgers.write(writes)
-        unwritten = {_proof(record) for record in writes} | self._questions(commands)
+        self._outbox.expect({proof for each in writes if (proof := _proof(each)) is not None})
+        self._outbox.expect(self._questions(commands))
         for command in commands:
             if isinstance(command, Send):
-                self._outbox.put(command.connection, command.message, unwritten)
+                self._outbox.put(command.connection, command.message)
             elif isinstance(command, Withdraw):
                 self._outbox.drop({command.epoch})
             elif isinstance(command, SwitchPower):
