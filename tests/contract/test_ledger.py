@@ -74,6 +74,30 @@ class SqlContract(LedgerContract):
         with closing(open_ledger(url)) as ledger:
             assert ledger.load_runs(STUDY) == [run(number) for number in (0, 1, 2, 3, 99)]
 
+    def test_a_new_row_may_be_saved_by_a_batch_and_another_handle_at_once(
+        self, ledger: Ledger, reopen: Callable[[], Ledger]
+    ) -> None:
+        """Neither fails because the other one was faster to insert it."""
+        rounds, start, other = 40, Barrier(2), reopen()
+
+        def alone() -> None:
+            for number in range(rounds):
+                start.wait(timeout=60)
+                other.save_run(run(number))
+                other.save_memory(f"study {number}", "alone")
+
+        def in_batch() -> None:
+            for number in range(rounds):
+                start.wait(timeout=60)
+                with ledger.batch():
+                    ledger.save_run(run(number))
+                    ledger.save_memory(f"study {number}", "in a batch")
+
+        with ThreadPoolExecutor(2) as pool:
+            for work in [pool.submit(alone), pool.submit(in_batch)]:
+                work.result(timeout=120)
+        assert ledger.load_runs(STUDY) == [run(number) for number in range(rounds)]
+
 
 class TestSqlite(SqlContract):
     """A file of SQLite."""
