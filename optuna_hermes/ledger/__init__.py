@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from optuna_hermes.ledger._away import FULL, is_full, lost_race, mends
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from optuna_hermes.ledger._base import (
     CheckpointRecord,
     EventRecord,
@@ -13,9 +15,12 @@ from optuna_hermes.ledger._base import (
     RunRecord,
 )
 from optuna_hermes.ledger._claims import DEAD_SECONDS
-from optuna_hermes.ledger._engine import few_connections, rest_when_idle
-from optuna_hermes.ledger._schema import SCHEMA_VERSION, schema_version
-from optuna_hermes.ledger._sql import MemoryLedger, SqlLedger
+
+if TYPE_CHECKING:
+    from optuna_hermes.ledger._away import FULL, is_full, lost_race, mends
+    from optuna_hermes.ledger._engine import few_connections, rest_when_idle
+    from optuna_hermes.ledger._schema import SCHEMA_VERSION, schema_version
+    from optuna_hermes.ledger._sql import MemoryLedger, SqlLedger
 
 __all__ = [
     "DEAD_SECONDS",
@@ -33,12 +38,42 @@ __all__ = [
     "few_connections",
     "is_full",
     "live_hosts",
+    "load",
     "lost_race",
     "mends",
     "open_ledger",
     "rest_when_idle",
     "schema_version",
 ]
+
+_HOMES = {
+    "FULL": "_away",
+    "MemoryLedger": "_sql",
+    "SCHEMA_VERSION": "_schema",
+    "SqlLedger": "_sql",
+    "few_connections": "_engine",
+    "is_full": "_away",
+    "lost_race": "_away",
+    "mends": "_away",
+    "rest_when_idle": "_engine",
+    "schema_version": "_schema",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # SQLAlchemy takes long to import: a broker listens before it has.
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load() -> None:
+    """Import what opening a ledger in a database takes, so that the first is opened sooner."""
+    importlib.import_module(f"{__name__}._sql")
 
 
 def live_hosts(ledger: Ledger) -> list[HostRecord]:
@@ -60,4 +95,6 @@ def open_ledger(url: str) -> Ledger:
         >>> open_ledger("memory:").load_runs("a study's key")
         []
     """
+    from optuna_hermes.ledger._sql import MemoryLedger, SqlLedger
+
     return MemoryLedger() if url == "memory:" else SqlLedger(url)

@@ -71,6 +71,22 @@ def test_import_loads_nothing_heavy() -> None:
     assert not HEAVY & added
 
 
+def test_a_broker_listens_before_it_imports_what_takes_long() -> None:
+    """SQLAlchemy and NumPy are imported once it listens."""
+    added = _modules_after("import optuna_hermes.broker.__main__")
+    assert not {"sqlalchemy", "numpy", "optuna"} & added
+
+
+@pytest.mark.parametrize("name", ["ledger", "view"])
+def test_lazy_packages_have_every_name(name: str) -> None:
+    """Names whose modules are imported on first use are there, and listed; others are not."""
+    package = importlib.import_module(f"optuna_hermes.{name}")
+    assert all(hasattr(package, each) for each in package.__all__)
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="nothing_of_this_name"):
+        _ = package.nothing_of_this_name
+
+
 @pytest.mark.timeout(600)
 def test_import_is_as_fast_as_optuna() -> None:
     """``import optuna_hermes`` takes at most 1.2 times as long as ``import optuna``."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from optuna_hermes.model import Elastic
 
 WORTH = 1.1
@@ -43,7 +41,9 @@ def pays(
 
 def _speedup(elastic: Elastic, before: int, after: int) -> float:
     """Factor by which a step is quicker; 1.0 if no step was measured."""
-    from optuna_hermes.policies.step_model import fit_steps  # few trials are elastic
+    import numpy as np  # here, since few trials are elastic and a broker starts quickly without
+
+    from optuna_hermes.policies.step_model import fit_steps
 
     model = fit_steps(elastic.speeds, elastic.device_batch_size)
     if model is None:

@@ -7,7 +7,8 @@ clock; what goes into the ledger is turned into wall clock seconds.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
@@ -55,15 +56,17 @@ from optuna_hermes.broker._core._prefetch import Prefetch
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS, Recovery
 from optuna_hermes.broker._core._rows import save
 from optuna_hermes.broker._core._run import Run
-from optuna_hermes.broker._core._shape import shape_of
+from optuna_hermes.broker._core._shape import Shape, shape_of
 from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, Watchdog, record_heartbeat
 from optuna_hermes.broker._core._wishes import Heard, Overrides
-from optuna_hermes.curves import Remembered
 from optuna_hermes.ledger._base import HostRecord
 from optuna_hermes.model import Device
+
+if TYPE_CHECKING:
+    from optuna_hermes.curves import Remembered
 
 _OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.Training | wire.Begin
 """Messages of a run that trains: most messages by far."""
@@ -124,7 +127,6 @@ class State:
         self._wakeup_known = True
         self._owes_decision = False
         self._recovery = Recovery(self.book, recovery_seconds)
-        self._shapes = Remembered(shape_of)
         self._wishes = Overrides(self.book, self._memory, self._dispatcher)
         self._power = Power(self.book)
         self._power.expect_off(unpowered)
@@ -225,6 +227,12 @@ class State:
     def presence(self) -> HostRecord:
         """Presence of this broker, for those of other hosts."""
         return self._sharing.presence()
+
+    @cached_property
+    def _shapes(self) -> Remembered[Shape]:
+        from optuna_hermes.curves import Remembered  # imports NumPy; few ask for shapes
+
+        return Remembered(shape_of)
 
     def status(self, now: float, *, runs: bool = True, curves: bool = False) -> dict[str, Any]:
         """Status as plain JSON."""

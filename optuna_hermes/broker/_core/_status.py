@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _failures as failures
@@ -13,8 +13,10 @@ from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._run import Run
 from optuna_hermes.broker._core._shape import Shape
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.curves import Remembered
 from optuna_hermes.model import Wish
+
+if TYPE_CHECKING:
+    from optuna_hermes.curves import Remembered
 
 MAX_LISTED = 5_000
 """Runs of a study up to which all are listed; beyond, those that have a process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import os
@@ -61,6 +62,7 @@ from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
 from optuna_hermes.broker._server._succession import Succession
 from optuna_hermes.errors import HermesError
+from optuna_hermes.ledger import load as load_ledger
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
 
@@ -184,10 +186,11 @@ class Server:
         news = PeerSync(self._state, self._ledgers, self._apply)
         routines = (self._poll(), self._flush(), news.refresh(), self._trim(), self._observe())
         chores = [loop.create_task(each) for each in routines]
-        for chore in chores:
-            chore.add_done_callback(self._chore_ended)
         log.info("listening, devices %s", self._devices)
         ready()
+        chores.append(loop.create_task(_load()))
+        for chore in chores:
+            chore.add_done_callback(self._chore_ended)
         async with server:
             await self._stop.wait()
             self._succession.remember()
@@ -496,6 +499,14 @@ class Server:
         while True:
             await asyncio.sleep(TRIM_SECONDS)
             give_back_free_pages()
+
+
+async def _load() -> None:
+    """Import what the first study will take, on a thread: SQLAlchemy and NumPy take long."""
+    await asyncio.to_thread(load_ledger)
+    await asyncio.to_thread(make_policy, "hermes")
+    if gc.get_freeze_count():  # as what was imported before: see ``run_broker``
+        gc.freeze()
 
 
 def _nothing() -> None:
