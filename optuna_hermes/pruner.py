@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import optuna
 from optuna.pruners import BasePruner, HyperbandPruner
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker import RunSession
 from optuna_hermes.errors import UnsupportedPrunerError
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker import RunSession
 
 
 class HermesPruner(BasePruner):

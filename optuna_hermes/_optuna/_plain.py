@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -22,8 +22,11 @@ from optuna_hermes._optuna._storages import disconnect
 from optuna_hermes._optuna._studies import study_spec
 from optuna_hermes._optuna._trials import Note, end_of, params_of_id
 from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
-from optuna_hermes.broker import OwnSession, RunSession, connect_or_start, pending_endings, sessions
+from optuna_hermes.broker import OwnSession, connect_or_start, pending_endings, sessions
 from optuna_hermes.broker._protocol import Ending, Register
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker import RunSession
 
 IDLE_SECONDS = 10.0
 """Idle seconds after which a trial made by ``study.ask`` loses its device: this or three times its
@@ -151,6 +154,8 @@ def _terms(study: Any) -> SharingTerms | None:
 
 def _take(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms, *, lazy: bool) -> None:
     """Wait for a trial's first lease; it gets no session if it trains on another one's device."""
+    from optuna_hermes.broker import RunSession  # here: a process that calls `optimize` has none
+
     spec = study_spec(study, policy=terms.policy, slice_seconds=terms.slice_seconds)
     number, trial_id = trial.number, trial._trial_id
     unit_seconds = _since_last_sign(trial) if lazy else 0.0

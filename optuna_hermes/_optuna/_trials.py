@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
@@ -16,11 +16,13 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes._optuna._patience import patiently
 from optuna_hermes._optuna._patient import at_once, is_late
 from optuna_hermes._optuna._storages import line
-from optuna_hermes.broker import RunSession
 from optuna_hermes.broker._protocol import Params
 from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger import mends
 from optuna_hermes.model import RunState
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker import RunSession
 
 STATE_ATTRIBUTE = "hermes:state"
 SECONDS_ATTRIBUTE = "hermes:device_seconds"

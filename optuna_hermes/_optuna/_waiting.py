@@ -8,13 +8,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
-import psutil
 
 from optuna_hermes.broker import OwnSession, broker_status, sessions
 from optuna_hermes.errors import HermesError
+
+if TYPE_CHECKING:
+    import psutil
 
 NOTICE_SECONDS = 5.0
 """Seconds of waiting after which the holders of the devices are logged."""
@@ -76,6 +78,8 @@ class Idleness:
 
 def _thread_seconds() -> dict[int, float]:
     """The processor time of each thread of this process."""
+    import psutil  # here: few trials wait long enough
+
     with contextlib.suppress(psutil.Error):
         return {each.id: each.user_time + each.system_time for each in psutil.Process().threads()}
     return {}
@@ -160,12 +164,16 @@ _outer: weakref.WeakKeyDictionary[OwnSession, str] = weakref.WeakKeyDictionary()
 
 
 def _ancestors() -> list[psutil.Process]:
+    import psutil
+
     with contextlib.suppress(psutil.Error):
         return psutil.Process().parents()
     return []
 
 
 def _cpu_seconds(process: psutil.Process) -> float | None:
+    import psutil
+
     with contextlib.suppress(psutil.Error):
         times = process.cpu_times()
         return float(times.user + times.system)

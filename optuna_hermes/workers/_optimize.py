@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import optuna
 
@@ -12,11 +13,13 @@ from optuna_hermes.broker._power_commands import commands_for
 from optuna_hermes.errors import HermesError, InvalidInputError, StorageError, TrialsFailedError
 from optuna_hermes.sampler import default_devices
 from optuna_hermes.view import ProgressDisplay, make_progress
-from optuna_hermes.workers._driver import Callback, Driver
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._result import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import Settings
 from optuna_hermes.workers._worker_pool import WorkerPool, start
+
+if TYPE_CHECKING:
+    from optuna_hermes.workers._driver import Callback
 
 __all__ = ["OptimizeResult", "TrialResult", "optimize", "run_study"]
 
@@ -117,6 +120,9 @@ def run_study(
     callbacks: Sequence[Callback] = (),
 ) -> OptimizeResult:
     """As ``optimize``, for callers that start the pool and show progress and outcome themselves."""
+    # Here: the fork server and the broker are being started meanwhile.
+    from optuna_hermes.workers._driver import Driver
+
     return Driver(study, pool, settings, progress, callbacks).run()
 
 

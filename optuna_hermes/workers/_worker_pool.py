@@ -21,7 +21,7 @@ from optuna_hermes import errors
 from optuna_hermes._cgroups import usable_cpus
 from optuna_hermes.broker import connect_or_start
 from optuna_hermes.errors import HermesError, ObjectiveError
-from optuna_hermes.policies import make_policy
+from optuna_hermes.policies import POLICIES, make_policy
 from optuna_hermes.workers._command import command
 from optuna_hermes.workers._guard import INSIDE_VARIABLE, refuse_inside
 from optuna_hermes.workers._objective import Objective, arguments, pack
@@ -46,7 +46,8 @@ def start(objective: Objective | str, settings: Settings) -> Iterator[WorkerPool
             started by ``optimize``.
     """
     refuse_inside()
-    make_policy(settings.policy)
+    if settings.policy != next(iter(POLICIES)):  # the default needs nothing that may be missing
+        make_policy(settings.policy)
 
     def start_broker() -> None:
         with contextlib.suppress(HermesError):

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import psutil
-
 from optuna_hermes.broker._devices._nvml_events import Listener
 from optuna_hermes.broker._devices._visible import Gpu
 from optuna_hermes.broker._devices._xid import Xid
@@ -348,6 +346,8 @@ def _is_ours(pid: int, own_pids: Collection[int]) -> bool:
     """True if a process is one of ours, or was started by one."""
     if pid in own_pids:
         return True
+    import psutil  # here: hosts without a GPU need it not
+
     try:
         return any(parent.pid in own_pids for parent in psutil.Process(pid).parents())
     except psutil.Error:  # it is gone, or in a container that we do not see into
@@ -355,6 +355,8 @@ def _is_ours(pid: int, own_pids: Collection[int]) -> bool:
 
 
 def _described(pid: int) -> str:
+    import psutil
+
     try:
         process = psutil.Process(pid)
         return f"process {pid} ({process.name()} of {process.username()})"
