@@ -33,6 +33,7 @@ from optuna_hermes._optuna._storages import (
     for_workers,
     load_study,
     no_such_study,
+    prepare_storages,
     rest,
     study_names,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "params_of_id",
     "patient",
     "patiently",
+    "prepare_storages",
     "pruned",
     "reattach",
     "report",

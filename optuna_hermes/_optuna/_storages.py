@@ -14,6 +14,7 @@ import optuna
 from optuna.storages import RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb import storage as rdb
+from optuna.storages._rdb.models import BaseModel
 
 from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger import few_connections, lost_race, rest_when_idle
@@ -46,6 +47,11 @@ def racing(call: Callable[..., T], *args: object, **named: object) -> T:
             if not lost_race(error) or time.monotonic() > end:
                 raise
         time.sleep(_RACE_PAUSE_SECONDS)
+
+
+def prepare_storages() -> None:
+    """Do once what each fork of this process would do at its first look into a database."""
+    BaseModel.registry.configure()
 
 
 def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:

@@ -6,7 +6,7 @@ import os
 import sys
 
 _START = (
-    "import sys; sys.path[:] = [each for each in sys.path if each] + [{!r}]; "
+    "import gc, sys; gc.disable(); sys.path[:] = [each for each in sys.path if each] + [{!r}]; "
     "from optuna_hermes.workers.{} import main; sys.exit(main())"
 )
 
@@ -14,6 +14,7 @@ _START = (
 def command(module: str, *arguments: object) -> list[str]:
     """The command line that runs ``main`` of a module in this folder.
 
+    Its garbage collection is off, since imports make many objects that stay: ``main`` enables it.
     Not ``python -m``, which would import from the current folder first.
     """
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -21,6 +21,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+from optuna_hermes import _optuna
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers._command import command
@@ -49,6 +50,8 @@ def main() -> int:
     """Load the objective, send success or the error to the driver, then fork workers on request."""
     die_with_parent()
     _leave_group()
+    gc.freeze()  # nor does the import of the objective look at what is imported by now
+    gc.enable()
     parent = socket.socket(fileno=int(sys.argv[1]))
     packed, path, arguments = _read_payload(parent)
     prepare_imports(packed, path, arguments)
@@ -57,6 +60,7 @@ def main() -> int:
     except HermesError as error:
         _tell(parent, {"error": str(error), "kind": type(error).__name__})
         return 2
+    _optuna.prepare_storages()
     unsafe = why_not_fork()
     if unsafe is not None:
         print(_SLOW.format(unsafe.value), file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import sys
@@ -16,6 +17,7 @@ from optuna_hermes.workers._signals import leave_to_driver
 
 def main() -> int:
     """Read the fork server's order, load the objective, and work."""
+    gc.enable()
     order, words_end, server = map(int, sys.argv[1:])
     os.set_inheritable(words_end, False)  # not for programs that the objective starts
     end_with(server)

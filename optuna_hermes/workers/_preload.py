@@ -33,6 +33,14 @@ _LIBRARIES = {
 """Libraries whose import takes long, and starts neither threads nor devices; with the modules to
 import for them."""
 
+_OF_WORKERS = (
+    "sqlalchemy.dialects.sqlite",
+    "numpy.random",
+    "optuna_hermes.sampler",
+    "optuna_hermes.pruner",
+)
+"""What workers import themselves as they begin, whatever the objective."""
+
 
 def preload(objective: Any) -> None:
     """Import the libraries that an objective, or other code of its module, will import.
@@ -41,7 +49,7 @@ def preload(objective: Any) -> None:
     """
     named = {*imported_late(objective), *(name for name in _LIBRARIES if name in sys.modules)}
     wanted = dict.fromkeys(each for name in named for each in _LIBRARIES.get(name, ()))
-    for name in ("sqlalchemy", *wanted):
+    for name in (*_OF_WORKERS, *wanted):
         try:
             __import__(name)
         except Exception:

@@ -305,3 +305,16 @@ def test_a_worker_does_not_look_for_tables_that_are_there(
     said = subprocess.run(script, check=True, capture_output=True, text=True).stdout
     assert said.split() == ["1", "False"]
     assert len(study.trials) == 1
+
+
+def test_mappers_are_configured_before_a_fork() -> None:
+    """The first query of each fork would configure them again."""
+    script = (
+        "from optuna.storages._rdb.models import TrialModel; from optuna_hermes import _optuna; "
+        "print(TrialModel.__mapper__.configured); _optuna.prepare_storages(); "
+        "print(TrialModel.__mapper__.configured)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert said.stdout.split() == ["False", "True"]
