@@ -41,7 +41,7 @@ from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
 from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot
 from optuna_hermes.policies import Policy
-from optuna_hermes.policies._base import free_devices, opened, unopened
+from optuna_hermes.policies.base import free_devices, opened, unopened
 from support.broker_clients import Behaviour, Optuna, Process
 
 Wanted = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
