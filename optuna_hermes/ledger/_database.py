@@ -43,13 +43,13 @@ class Database:
         self._url = url
         self._pid = os.getpid()
         self._batch = _Batch()
-        self._source: _Server | _Memory
+        self._source: _Pooled | _Memory
         if url == MEMORY:
             self._source = _Memory(clock)
         else:
             parsed = parse(url)
             self.shown = parsed.set(query={}).render_as_string(hide_password=True)
-            self._source = _Server(self._connectable(parsed))
+            self._source = _Pooled(self._connectable(parsed))
             if parsed.get_backend_name() == "sqlite":
                 self.file = parsed.database
 
@@ -137,7 +137,7 @@ class Database:
             raise LedgerError(self._failed(error)) from error
 
 
-class _Server:
+class _Pooled:
     """Transactions of a server or of a file, whose connections are pooled."""
 
     def __init__(self, engine: Engine) -> None:

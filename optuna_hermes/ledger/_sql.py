@@ -308,7 +308,7 @@ class SqlLedger(Ledger):
     def forget_study(self, study: str) -> None:
         """Remove all rows of a study; epochs still grow above those of its leases."""
         with self._turn() as connection:
-            connection.execute(sql.FORGET_EPOCHS, {"forgotten_epoch": last_epoch(connection)})
+            connection.execute(sql.SET_FORGOTTEN_EPOCH, {"forgotten_epoch": last_epoch(connection)})
             for statement in sql.FORGET_STUDY:
                 connection.execute(statement, {"of_study": study})
 

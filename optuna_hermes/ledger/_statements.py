@@ -76,16 +76,13 @@ def load(table: Table, record: type[Any], *, of_run: bool = False) -> Select[Any
 # -- runs --------------------------------------------------------------------------------------
 
 ADD_RUN = insert(RUNS)
-
 REPLACE_RUN = update(RUNS).where(
     _of_run(RUNS), RUNS.c.owner.is_not_distinct_from(bindparam("of_owner"))
 )
-
 OWNER = select(RUNS.c.owner).where(_of_run(RUNS)).with_for_update()
 """Reads a run's owner and locks its row until the end of the transaction."""
 
 CHANGE_RUN = update(RUNS).where(_of_run(RUNS))
-
 WISHES = (
     select(RUNS.c.number, RUNS.c.wish)
     .where(_of_study(RUNS), RUNS.c.wish.is_not(None))
@@ -103,7 +100,6 @@ def locked_run(*, skip_locked: bool) -> Select[Any]:
 # -- reports -----------------------------------------------------------------------------------
 
 ADD_REPORT = insert(REPORTS)
-
 _REPORTED = tuple(
     REPORTS.c[name] for name in ("number", "unit", "step", "value", "not_finite", "device_seconds")
 )
@@ -111,13 +107,11 @@ CURVES = select(*_REPORTED).where(_of_study(REPORTS)).order_by(REPORTS.c.id)
 """Reports as ``reported`` reads them."""
 
 SOME_CURVES = CURVES.where(REPORTS.c.number.in_(bindparam("of_numbers", expanding=True)))
-
 LATER_REPORTS = (
     select(REPORTS.c.id, REPORTS.c.at, *_REPORTED)
     .where(_of_study(REPORTS), REPORTS.c.id > bindparam("of_position"))
     .order_by(REPORTS.c.id)
 )
-
 _LAST_UNITS = (
     select(REPORTS.c.number, func.max(REPORTS.c.unit).label("unit"))
     .where(_of_study(REPORTS))
@@ -137,11 +131,8 @@ LAST_VALUES = (
 # -- leases ------------------------------------------------------------------------------------
 
 ADD_LEASE = insert(LEASES)
-
 CHANGE_LEASE = update(LEASES).where(LEASES.c.epoch == bindparam("of_epoch"))
-
 END_LEASE = CHANGE_LEASE.where(LEASES.c.ended.is_(None))
-
 EPOCHS = select(
     select(func.max(LEASES.c.epoch)).scalar_subquery(),
     SCHEMA.c.forgotten_epoch,
@@ -222,25 +213,15 @@ def replace_host(backend: str) -> Update:
 # -- the rest of a study -----------------------------------------------------------------------
 
 ADD_CHECKPOINT = insert(CHECKPOINTS)
-
 HAS_CHECKPOINT = select(CHECKPOINTS.c.id).where(_of_run(CHECKPOINTS)).limit(1)
-
 DROP_CHECKPOINT = delete(CHECKPOINTS).where(
     _of_study(CHECKPOINTS), CHECKPOINTS.c.path == bindparam("of_path")
 )
-
 LOAD_MEMORY = select(MEMORY.c.memory).where(_of_study(MEMORY))
-
 REPLACE_MEMORY = update(MEMORY).where(_of_study(MEMORY))
-
 ADD_MEMORY = insert(MEMORY)
-
 ADD_EVENT = insert(EVENTS)
-
 TRIM_EVENTS = delete(EVENTS).where(_of_study(EVENTS), EVENTS.c.at < bindparam("of_time"))
-
 STUDIES = union(*(select(table.c.study) for table in OF_STUDIES))
-
-FORGET_EPOCHS = update(SCHEMA)
-
+SET_FORGOTTEN_EPOCH = update(SCHEMA)
 FORGET_STUDY = tuple(delete(table).where(_of_study(table)) for table in OF_STUDIES)

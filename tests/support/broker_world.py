@@ -311,14 +311,10 @@ class World:
         if isinstance(message, wire.Grant):
             assert self.committed(message.epoch), "a grant before its lease"
         if isinstance(message, wire.Kept):
-            assert self._has_checkpoint(message.path), "an acknowledgement before its checkpoint"
+            assert message.path in self._written, "an acknowledgement before its checkpoint"
         process = self.processes.get(connection)
         if process is not None:
             process.unread.append(message)
-
-    def _has_checkpoint(self, path: str) -> bool:
-        """True if the record of a checkpoint is committed, even if it was dropped since then."""
-        return path in self._written
 
     # -- processes -----------------------------------------------------------------------------
 
