@@ -113,7 +113,7 @@ class Crowd:
         self.granted.append((client.device, now))
         self._holders[client.number] = now + self._slice_seconds
         client.epoch = grant.epoch
-        self._say(client, wire.Training(epoch=grant.epoch, stores=False))
+        self._say(client, wire.FirstBatch(epoch=grant.epoch, stores=False))
 
     def _park(self, client: Client) -> None:
         assert client.device is not None

@@ -1,7 +1,7 @@
 """Curve sets under policies, each until the best trial has finished: then the measures are known.
 
-Rules, results and processes are those of ``optuna-hermes simulate``; only the end differs, so that
-``switches`` counts those until then.
+Settings, results and processes are those of ``optuna-hermes simulate``; only the end differs, so
+that ``switches`` counts those until then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count, product
 
 from optuna_hermes.policies import make_policy
-from optuna_hermes.replay import Result, Rules
+from optuna_hermes.replay import Result, SimulationRules
 from optuna_hermes.replay._processes import spread
 from optuna_hermes.simulator import (
     RIVALS,
@@ -37,7 +37,7 @@ STEPS = 200
 class Setting:
     """What one table is about."""
 
-    rules: Rules
+    rules: SimulationRules
     n_seeds: int
 
 
@@ -81,7 +81,7 @@ def _job(
     ]
 
 
-def _result(curves: CurveSet, rules: Rules, name: str, seed: int) -> Result:
+def _result(curves: CurveSet, rules: SimulationRules, name: str, seed: int) -> Result:
     recordings = arrange(name, curves.draw(rules.n_trials, seed))
     cluster = Cluster(
         make_rival(name, recordings) if name in RIVALS else make_policy(name),

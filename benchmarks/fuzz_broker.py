@@ -211,7 +211,7 @@ class Honest:
                 if not begun:
                     self._worker.send(wire.Begin(epoch=grant.epoch, number=0, trial_id=0))
                     begun = True
-                self._worker.send(wire.Training(epoch=grant.epoch, stores=False))
+                self._worker.send(wire.FirstBatch(epoch=grant.epoch, stores=False))
                 self._slice(grant.epoch)
         except BrokerError as error:
             if not self._trained.is_set():

@@ -36,7 +36,7 @@ from _policies_run import Setting, simulate_to_best, tuned
 
 from optuna_hermes.errors import HermesError
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.replay import Rules, check_policy, read_curve_set
+from optuna_hermes.replay import SimulationRules, check_policy, read_curve_set
 from optuna_hermes.simulator import RIVALS, CurveSet
 
 DEVICES = (1, 4, 16)
@@ -126,7 +126,7 @@ def _sets(options: argparse.Namespace) -> list[CurveSet]:
 def _setting(options: argparse.Namespace, n_devices: int, cost: float) -> Setting:
     is_main = (n_devices, cost) in MAIN
     return Setting(
-        rules=Rules(n_devices=n_devices, n_trials=options.trials, switch_cost=cost),
+        rules=SimulationRules(n_devices=n_devices, n_trials=options.trials, switch_cost=cost),
         n_seeds=options.seeds if is_main else min(options.seeds, options.seeds_elsewhere),
     )
 

@@ -183,7 +183,7 @@ class Worker:
         number = self._study.new_trial() if grant.number is None else grant.number
         unit = max((each.units for each in grant.checkpoints), default=0)
         self._say(wire.Begin(epoch=grant.epoch, number=number, trial_id=number))
-        self._say(wire.Training(epoch=grant.epoch, stores=True, params={"lr": 0.1}))
+        self._say(wire.FirstBatch(epoch=grant.epoch, stores=True, params={"lr": 0.1}))
         while unit < UNITS:
             unit += 1
             time.sleep(PAUSE_SECONDS)
@@ -207,7 +207,7 @@ class Worker:
         while True:
             message = self._wait(wire.Grant, wire.Evict)
             if isinstance(message, wire.Grant):
-                self._say(wire.Training(epoch=message.epoch, stores=True))
+                self._say(wire.FirstBatch(epoch=message.epoch, stores=True))
                 return message
             if message is None:
                 return None

@@ -42,7 +42,7 @@ def of_lists(
     names = list(dict.fromkeys([*policies, *replay.REFERENCES]))
     for name in names:
         replay.check_policy(name)
-    rules = replay.Rules(n_devices=n_devices, n_trials=n_trials, switch_cost=switch_cost)
+    rules = replay.SimulationRules(n_devices=n_devices, n_trials=n_trials, switch_cost=switch_cost)
     with counting(len(sets) * len(names) * len(seeds)) as step:
         results = replay.simulate(sets, names, rules, seeds=seeds, on_result=step)
     return {

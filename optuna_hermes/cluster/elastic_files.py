@@ -88,7 +88,7 @@ def read_elastic_jobs(
     return jobs
 
 
-class _Row:
+class _ElasticRow:
     """A line of a file, which raises errors that name its place."""
 
     def __init__(self, path: Path, line: int, cells: Mapping[str, str | None]) -> None:
@@ -111,18 +111,18 @@ class _Row:
             ) from error
 
 
-def _rows(path: Path) -> Iterator[_Row]:
+def _rows(path: Path) -> Iterator[_ElasticRow]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             for line, cells in enumerate(csv.DictReader(file), start=2):
-                yield _Row(path, line, cells)
+                yield _ElasticRow(path, line, cells)
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path} must be a file of comma-separated text.") from error
 
 
-def _placed(row: _Row) -> Measured:
+def _placed(row: _ElasticRow) -> Measured:
     digits = row.text("placement")
     if not re.fullmatch(r"[1-9]+", digits):
         raise InvalidInputError(
@@ -138,7 +138,7 @@ def _placed(row: _Row) -> Measured:
     )
 
 
-def _counted(row: _Row) -> Measured:
+def _counted(row: _ElasticRow) -> Measured:
     return Measured(
         shape=None,
         hosts=row.number("num_nodes", int),
@@ -148,7 +148,7 @@ def _counted(row: _Row) -> Measured:
     )
 
 
-def _time(row: _Row) -> StepTime:
+def _time(row: _ElasticRow) -> StepTime:
     return StepTime(
         step_seconds=row.number("step_time", float), sync_seconds=row.number("sync_time", float)
     )

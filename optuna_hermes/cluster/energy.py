@@ -8,7 +8,7 @@ from typing import Any
 
 from optuna_hermes.cluster.energy_forecast import LEARNING_TICKS, seasonal_rise
 from optuna_hermes.cluster.energy_memory import Demand, recall
-from optuna_hermes.cluster.energy_rules import TICK_SECONDS, Rules
+from optuna_hermes.cluster.energy_rules import TICK_SECONDS, EnergyRules
 from optuna_hermes.model import Decision, Device, Snapshot
 from optuna_hermes.policies.base import Policy, place_of
 
@@ -17,10 +17,10 @@ class Energy(Policy):
     """Decides as another policy does, and names the devices that need no power.
 
     Hu et al. (Helios), SC 2021, call it cluster energy saving: demand is forecast, and nodes
-    beyond it and a buffer are powered down. ``Rules.wanted`` names this project's changes. Here a
-    node is a device, and demand is mostly known: the devices that the study's trials, and those
-    that may still be created, could use at once. While demand has only ever fallen, the study has
-    a fixed number of trials and no rise is forecast. Where it has risen, as it does when trials
+    beyond it and a buffer are powered down. ``EnergyRules.wanted`` names this project's changes.
+    Here a node is a device, and demand is mostly known: the devices that the study's trials, and
+    those that may still be created, could use at once. While demand has only ever fallen, the study
+    has a fixed number of trials and no rise is forecast. Where it has risen, as it does when trials
     come from elsewhere, the demand of the last hours stays powered, and that expected by the time
     of day: a seasonal mean, since fitting trees takes longer than a decision may, and gained
     nothing on the traces that were replayed.
@@ -33,9 +33,9 @@ class Energy(Policy):
         rules: buffer and delays of powering down.
     """
 
-    def __init__(self, inner: Policy, rules: Rules | None = None) -> None:
+    def __init__(self, inner: Policy, rules: EnergyRules | None = None) -> None:
         self.inner = inner
-        self.rules = rules or Rules()
+        self.rules = rules or EnergyRules()
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Assign as the other policy does, and power down idle devices beyond the buffer."""

@@ -12,7 +12,7 @@ TICK_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
+class EnergyRules:
     """Buffer and delays of powering nodes down.
 
     Args:

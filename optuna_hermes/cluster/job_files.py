@@ -134,7 +134,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str | None]]]:
         raise InvalidInputError(f"{path} must be a CSV file but: {error}.") from error
 
 
-class _Row(NamedTuple):
+class _JobRow(NamedTuple):
     at: float
     dated: bool
     seconds: float
@@ -143,7 +143,7 @@ class _Row(NamedTuple):
     user: str | None
 
 
-def _row(path: Path, line: int, row: Mapping[str, str | None]) -> _Row:
+def _row(path: Path, line: int, row: Mapping[str, str | None]) -> _JobRow:
     def cell(name: str, read: Callable[[str], Any], default: str | None = None) -> Any:
         text = next((row[key] for key in COLUMNS[name] if row.get(key)), default)
         if text is None:
@@ -159,7 +159,7 @@ def _row(path: Path, line: int, row: Mapping[str, str | None]) -> _Row:
             ) from error
 
     at, dated = cell("submitted", _moment)
-    return _Row(
+    return _JobRow(
         at,
         dated,
         cell("seconds", _positive),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from optuna_hermes.cluster.energy_forecast import expected_peak, remembered
-from optuna_hermes.cluster.energy_rules import TICK_SECONDS, Rules
+from optuna_hermes.cluster.energy_rules import TICK_SECONDS, EnergyRules
 from optuna_hermes.errors import InvalidInputError
 
 BOOT_MINUTES = 5
@@ -81,7 +81,7 @@ def never_powered_down(series: NodeSeries) -> NodeUse:
 
 def replay_nodes(
     series: NodeSeries,
-    rules: Rules | None = None,
+    rules: EnergyRules | None = None,
     *,
     boot_minutes: int = BOOT_MINUTES,
     forecast: Forecast = expected_peak,
@@ -96,7 +96,7 @@ def replay_nodes(
         boot_minutes: time from a node's wake-up to its first job.
         forecast: function from the peaks of past ticks to the highest expected demand.
     """
-    rules = rules or Rules()
+    rules = rules or EnergyRules()
     cluster = _Cluster(boot_minutes=boot_minutes, up=series.total[0])
     peaks: tuple[int, ...] = ()
     powered: list[int] = []

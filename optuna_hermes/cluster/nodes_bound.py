@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 
-from optuna_hermes.cluster.energy_rules import Rules
+from optuna_hermes.cluster.energy_rules import EnergyRules
 from optuna_hermes.cluster.nodes import BOOT_MINUTES, TICK_MINUTES, NodeSeries
 
 Interval = tuple[int, int]
@@ -15,7 +15,7 @@ Interval = tuple[int, int]
 
 def clairvoyant_nodes(
     series: NodeSeries,
-    rules: Rules | None = None,
+    rules: EnergyRules | None = None,
     *,
     boot_minutes: int = BOOT_MINUTES,
     with_buffer: bool = False,
@@ -32,7 +32,7 @@ def clairvoyant_nodes(
         boot_minutes: time from a node's wake-up to its first job.
         with_buffer: whether the buffer of ``rules`` counts as demand.
     """
-    rules = rules or Rules()
+    rules = rules or EnergyRules()
     keep = max(0, rules.keep_ticks * TICK_MINUTES - boot_minutes)
     demand = series.demand
     if with_buffer:

@@ -7,7 +7,7 @@ from optuna_hermes.replay._processes import spread
 from optuna_hermes.replay._simulate import (
     REFERENCES,
     Result,
-    Rules,
+    SimulationRules,
     check_names,
     check_policy,
     replay,
@@ -20,7 +20,7 @@ __all__ = [
     "REFERENCES",
     "Result",
     "Row",
-    "Rules",
+    "SimulationRules",
     "check_names",
     "check_policy",
     "curve_set_of",

@@ -48,7 +48,7 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class SimulationRules:
     """Settings that are the same in every simulation.
 
     Args:
@@ -80,7 +80,7 @@ class Rules:
 def simulate(
     sets: Sequence[CurveSet],
     policies: Sequence[str],
-    rules: Rules,
+    rules: SimulationRules,
     *,
     seeds: Sequence[int],
     processes: int | None = None,
@@ -136,7 +136,9 @@ def check_names(sets: Sequence[CurveSet]) -> None:
         )
 
 
-def replay(recordings: Sequence[Recording], policy: str, rules: Rules, *, seed: int = 0) -> Trace:
+def replay(
+    recordings: Sequence[Recording], policy: str, rules: SimulationRules, *, seed: int = 0
+) -> Trace:
     """Replay one list of trials under one policy, in its order except for the oracles.
 
     Args:
@@ -158,7 +160,7 @@ def replay(recordings: Sequence[Recording], policy: str, rules: Rules, *, seed: 
     ).run()
 
 
-def _result(sets: Sequence[CurveSet], rules: Rules, job: tuple[int, str, int]) -> Result:
+def _result(sets: Sequence[CurveSet], rules: SimulationRules, job: tuple[int, str, int]) -> Result:
     index, name, seed = job
     chosen = sets[index]
     recordings = arrange(name, chosen.draw(rules.n_trials, seed))

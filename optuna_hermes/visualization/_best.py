@@ -37,12 +37,14 @@ def _replayed(
         n_devices: number of devices.
         maximize: true if the study maximises; a replay's values are negated then.
     """
-    from optuna_hermes.replay import Rules, replay
+    from optuna_hermes.replay import SimulationRules, replay
 
     if told.curve_set is None:
         return ()
     recordings = told.curve_set.recordings
-    trace = replay(recordings, policy, Rules(n_devices=n_devices, n_trials=len(recordings)))
+    trace = replay(
+        recordings, policy, SimulationRules(n_devices=n_devices, n_trials=len(recordings))
+    )
     spent, best, found = 0.0, float("inf"), []
     for each in trace.slices:
         spent += each.end - each.start

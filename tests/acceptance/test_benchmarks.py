@@ -18,7 +18,7 @@ import pytest
 from optuna_hermes.cluster.job_files import read_philly
 from optuna_hermes.cluster.job_replay import JobRules, simulate_jobs
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.replay import Rules, read_curve_set, simulate, tabulate
+from optuna_hermes.replay import SimulationRules, read_curve_set, simulate, tabulate
 from optuna_hermes.simulator import RIVALS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -146,7 +146,7 @@ def test_policies_is_what_simulate_says(curves: Path) -> None:
     options += ["--policy=asha,asha-stop"]
     result = json.loads(run("policies.py", f"--curves={curves}", *options, cwd=curves).stdout)
     sets = [read_curve_set(path) for path in sorted(curves.glob("*.npz"))]
-    rules = Rules(n_devices=2, switch_cost=0.25)
+    rules = SimulationRules(n_devices=2, switch_cost=0.25)
     names = ["hermes", "fifo", "asha", "asha-stop"]
     expected = {row.policy: row for row in tabulate(simulate(sets, names, rules, seeds=[0, 1]))}
     (block,) = result["blocks"]

@@ -61,7 +61,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
         wire.Ready(study=key),
         wire.Register(study=spec, number=number, trial_id=number),
         wire.Begin(epoch=epoch, number=number, trial_id=number),
-        wire.Training(epoch=epoch, stores=True, params=params),
+        wire.FirstBatch(epoch=epoch, stores=True, params=params),
         wire.Report(
             epoch=epoch,
             unit=random.choice([1, 2, 2**53]),

@@ -255,7 +255,7 @@ class Behaviour:
             self._put("disk")
         else:
             process.doing = "trains"
-            self._say(wire.Training(epoch=process.epoch, stores=self._stores))
+            self._say(wire.FirstBatch(epoch=process.epoch, stores=self._stores))
             sizes = process.sizes()
             if sizes is not None:
                 self._say(wire.Stretches(epoch=process.epoch, sizes=sizes))

@@ -10,7 +10,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _residency as residency
 from optuna_hermes.broker._core._book import Lease, Slot
 from optuna_hermes.broker._core._events import Send
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from support.broker_world import World
 
@@ -95,7 +95,7 @@ def _check_study(world: World, study: Study) -> None:
         assert known <= study.runs.keys(), "a run was forgotten"
 
 
-def _check_run(world: World, run: Run, leases: list[Lease]) -> None:
+def _check_run(world: World, run: LiveTrial, leases: list[Lease]) -> None:
     lease = next((a for a in leases if (a.study, a.number) == (run.study, run.number)), None)
     assert (run.state == "running") == (lease is not None), f"{run.state} with {lease}"
     assert run.connection is None or run.connection in world.state.book.clients, "its process"
@@ -157,7 +157,7 @@ def _check_grant(world: World, slot: Slot, lease: Lease) -> None:
         assert not any(other.stores for other in near), "alone is alone"
 
 
-def _near(slot: Slot, run: Run, other: Run) -> bool:
+def _near(slot: Slot, run: LiveTrial, other: LiveTrial) -> bool:
     """True if two trials compete for memory: on a GPU always, on a CPU slot within a study."""
     return slot.device.kind == "gpu" or run.study == other.study
 
@@ -172,7 +172,7 @@ def _promised(world: World) -> int:
     return sum(run.host_claim_bytes for run in world.state.book.runs())
 
 
-def _could_go(world: World, run: Run) -> bool:
+def _could_go(world: World, run: LiveTrial) -> bool:
     book = world.state.book
     room = book.host_budget_bytes - _promised(world)
     takes = run.takes_bytes

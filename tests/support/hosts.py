@@ -169,7 +169,7 @@ class Host:
         begin = wire.Begin(epoch=grant.epoch, number=worker.number, trial_id=worker.number)
         self.broker.say(connection, begin)
         if connection in self.workers:
-            self.broker.say(connection, wire.Training(epoch=grant.epoch, stores=True))
+            self.broker.say(connection, wire.FirstBatch(epoch=grant.epoch, stores=True))
 
     def _train(self, connection: int, worker: Worker) -> None:
         worker.units += 1

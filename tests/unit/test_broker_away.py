@@ -31,7 +31,7 @@ def training(broker: FakeBroker, number: int = 0) -> tuple[int, int]:
     worker = broker.worker()
     epoch = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
     return worker, epoch
 
 
@@ -179,7 +179,7 @@ def test_a_lease_that_never_was_leaves_its_run_as_it_was() -> None:
     broker.say(first, parked)
     second = broker.last(3, "Grant").epoch
     broker.say(3, wire.Begin(epoch=second, number=1, trial_id=1))
-    broker.say(3, wire.Training(epoch=second, stores=True))
+    broker.say(3, wire.FirstBatch(epoch=second, stores=True))
     broker.say(3, wire.Ended(epoch=second, state="done"))
     again = broker.last(first, "Grant")
     assert again.number == 0

@@ -53,7 +53,7 @@ def watching(broker: FakeBroker) -> Watching:
 def begin(broker: FakeBroker, worker: int, number: int, **training: wire.Params) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=True, **training))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True, **training))
     return epoch
 
 
@@ -246,7 +246,7 @@ def test_parameters_are_plain_json() -> None:
             trial.suggest_categorical(name, [value])
     plain = _optuna.params_of(trial)
     assert plain == params | {"huge": float(2**70), "single": "0.5", "shape": "(1, 2)"}
-    wire.frame(wire.Training(epoch=1, stores=True, params=plain))
+    wire.frame(wire.FirstBatch(epoch=1, stores=True, params=plain))
 
 
 def test_a_run_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker) -> None:

@@ -24,7 +24,7 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
     """A worker begins the new trial it was granted; returns the epoch."""
     epoch = int(broker.last(worker, "Grant").epoch)
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
     return epoch
 
 
@@ -135,7 +135,7 @@ def test_a_run_that_cannot_be_stored_does_not_stay_on_a_faulty_gpu() -> None:
     worker = broker.worker()
     epoch = int(broker.last(worker, "Grant").epoch)
     broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-    broker.say(worker, wire.Training(epoch=epoch, stores=False))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=False))
     broker.poll("GPU-0", **FAULTY)
     assert broker.killed() == [worker]
 

@@ -55,7 +55,7 @@ def sizing(broker: FakeBroker) -> Sizing:
 def begin(broker: FakeBroker, worker: int, number: int, sizes: Any = SIZES) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
     if sizes is not None:
         broker.say(worker, wire.Stretches(epoch=epoch, sizes=sizes))
     return epoch
@@ -132,7 +132,7 @@ def test_a_run_that_comes_back_is_told_with_its_grant(broker: FakeBroker, sizing
     broker.say(second, wire.Parked(epoch=after, tier="resident", suspend_seconds=0.0, stores=True))
     grant = broker.last(first, "Grant")
     assert (grant.number, grant.batch_size) == (0, 16)
-    broker.say(first, wire.Training(epoch=grant.epoch, stores=True))
+    broker.say(first, wire.FirstBatch(epoch=grant.epoch, stores=True))
     stretch(broker, first, grant.epoch, 8)  # as it was suspended
     stretch(broker, first, grant.epoch, 16)
     assert [(each["from"], each["to"]) for each in changes(broker, 0)] == [(8, 16)]

@@ -94,7 +94,7 @@ def studying(devices: int, unstarted: int) -> tuple[FakeBroker, Greedy]:
 def begin(broker: FakeBroker, worker: int, number: int, seconds: float = 1.0) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
     sizes = wire.BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
     broker.say(worker, wire.Stretches(epoch=epoch, sizes=sizes))
     return epoch

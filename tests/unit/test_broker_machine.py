@@ -25,7 +25,7 @@ from optuna_hermes.broker._core import _state
 from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, Event, Send, StudyRead
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._wishes import Overrides
@@ -406,7 +406,7 @@ def a_lease_ends_on_its_first_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ranks_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Run, "suits", lambda self, slots: True)
+    monkeypatch.setattr(LiveTrial, "suits", lambda self, slots: True)
 
 
 def epochs_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:

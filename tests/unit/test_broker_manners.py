@@ -23,7 +23,7 @@ def register(broker: FakeBroker, connection: int, number: int, **known: object) 
 def begin(broker: FakeBroker, worker: int, number: int) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
     return epoch
 
 

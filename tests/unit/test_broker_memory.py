@@ -32,7 +32,7 @@ def train(broker: FakeBroker, worker: int, *, need: int | None = BIG, stores: bo
     if grant.number is None:
         runs = len(broker.state.book.studies["s"].runs)
         broker.say(worker, wire.Begin(epoch=grant.epoch, number=runs, trial_id=runs))
-    broker.say(worker, wire.Training(epoch=grant.epoch, stores=stores))
+    broker.say(worker, wire.FirstBatch(epoch=grant.epoch, stores=stores))
     broker.say(worker, wire.Beat(epoch=grant.epoch, batches=1, memory_bytes=need))
     return int(grant.epoch)
 
@@ -297,7 +297,7 @@ def test_a_plain_trial_that_does_not_answer_is_let_be() -> None:
     broker = on_gpu(unstarted=0)
     first, second = broker.plain(0), broker.plain(1)
     epoch = broker.last(first, "Grant").epoch
-    broker.say(first, wire.Training(epoch=epoch, stores=True))
+    broker.say(first, wire.FirstBatch(epoch=epoch, stores=True))
     broker.say(first, wire.Beat(epoch=epoch, batches=1, memory_bytes=BIG))
     broker.poll(GPU, memory_free_bytes=40)
     broker.advance(1.5)
@@ -353,7 +353,7 @@ def test_a_run_that_outgrew_its_memory_is_tried_again_alone() -> None:
     broker.poll(GPU, memory_free_bytes=70)
     broker.hang_up(second)
     epoch = broker.last(first, "Grant").epoch
-    broker.say(first, wire.Training(epoch=epoch, stores=True))
+    broker.say(first, wire.FirstBatch(epoch=epoch, stores=True))
     third = broker.worker()
     broker.advance(1.5)
     assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="disk")
@@ -377,7 +377,7 @@ def test_a_run_is_alone_when_nobody_can_leave() -> None:
     broker.say(second, wire.Released(epoch=after, reason="out of memory", outgrown=True))
     broker.hang_up(second)
     epoch = broker.last(first, "Grant").epoch
-    broker.say(first, wire.Training(epoch=epoch, stores=False))
+    broker.say(first, wire.FirstBatch(epoch=epoch, stores=False))
     third = broker.worker()
     broker.advance(1.5)
     park(broker, first, epoch, free=70, held_bytes=30, stores=False, moves=False)

@@ -41,7 +41,7 @@ def scraped(given: Figures) -> dict[str, float]:
 def begin(broker: FakeBroker, worker: int, number: int) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
     return epoch
 
 
@@ -73,7 +73,7 @@ def test_switches_and_their_cost_are_counted() -> None:
     broker.say(worker, parked)
     broker.advance(0.25)
     again = broker.last(worker, "Grant").epoch
-    broker.say(worker, wire.Training(epoch=again, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=again, stores=True))
     seen = scraped(figures(broker))
     assert seen['optuna_hermes_switches_total{study="digits"}'] == 1
     assert seen['optuna_hermes_overhead_seconds_total{study="digits"}'] == pytest.approx(0.75)

@@ -25,7 +25,7 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
     """A worker that was granted a new trial starts to train it; returns the epoch."""
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
     return epoch
 
 

@@ -9,7 +9,7 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._book import Lease
 from optuna_hermes.broker._core._events import WritesFailed
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot
 from optuna_hermes.policies import Policy
@@ -60,7 +60,7 @@ class Host:
     def begin(broker: FakeBroker, worker: int, seconds: float = 1.0, *, stores: bool = True) -> int:
         epoch: int = broker.last(worker, "Grant").epoch
         broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-        broker.say(worker, wire.Training(epoch=epoch, stores=stores))
+        broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
         sizes = wire.BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
         broker.say(worker, wire.Stretches(epoch=epoch, sizes=sizes))
         return epoch
@@ -88,7 +88,7 @@ class Host:
         self.epoch = self.begin(self.broker, self.worker, 0.6)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> LiveTrial:
         return self.broker.state.book.studies["s"].runs[0]
 
     @property
@@ -149,7 +149,7 @@ def test_a_parked_run_goes_over_disk_too(host: Host) -> None:
 
 def test_a_run_that_cannot_be_stored_keeps_its_number(host: Host) -> None:
     """A policy is not offered what would need a disk."""
-    host.broker.say(host.worker, wire.Training(epoch=host.epoch, stores=False))
+    host.broker.say(host.worker, wire.FirstBatch(epoch=host.epoch, stores=False))
     host.broker.advance(1.0)
     assert host.policy.run(0).device_range == (1, 1)
 

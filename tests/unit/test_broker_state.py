@@ -22,7 +22,7 @@ def begin(broker: FakeBroker, worker: int, number: int, *, stores: bool = True) 
     """A worker that was granted a new trial starts to train it; returns the epoch."""
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=stores))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
     return epoch
 
 
@@ -372,13 +372,13 @@ def test_plain_trials_take_turns() -> None:
     first, second = broker.plain(0, policy="round-robin"), broker.plain(1, policy="round-robin")
     epoch = broker.last(first, "Grant").epoch
     assert broker.last(second, "Grant") is None
-    broker.say(first, wire.Training(epoch=epoch, stores=False))
+    broker.say(first, wire.FirstBatch(epoch=epoch, stores=False))
     report(broker, first, epoch, 1, 0.5)
     broker.advance(1.5)
     park(broker, first, epoch, stores=False)
     after = broker.last(second, "Grant").epoch
     assert after > epoch
-    broker.say(second, wire.Training(epoch=after, stores=False))
+    broker.say(second, wire.FirstBatch(epoch=after, stores=False))
     broker.advance(1.5)
     park(broker, second, after, stores=False)
     assert broker.last(first, "Grant").epoch > after

@@ -22,7 +22,7 @@ def kinds(broker: FakeBroker, number: int) -> list[str]:
 def begin(broker: FakeBroker, worker: int, number: int) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
     return epoch
 
 
@@ -164,7 +164,7 @@ def carried_on(host: str) -> tuple[FakeBroker, int, int]:
     worker = broker.worker()
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-    broker.say(worker, wire.Training(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
     return broker, worker, epoch
 
 

@@ -20,7 +20,7 @@ def training(broker: FakeBroker, number: int, *, stores: bool = True) -> tuple[i
     worker = broker.worker()
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=stores))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
     broker.say(worker, wire.Report(epoch=epoch, unit=1, step=1, value=1.0))
     return worker, epoch
 
@@ -182,7 +182,7 @@ def test_who_is_boosted_gets_the_next_device_and_keeps_it() -> None:
     park(broker, *workers[2])
     grant = broker.last(workers[1][0], "Grant")
     assert grant.epoch > workers[2][1]
-    broker.say(workers[1][0], wire.Training(epoch=grant.epoch, stores=True))
+    broker.say(workers[1][0], wire.FirstBatch(epoch=grant.epoch, stores=True))
     broker.say(workers[1][0], wire.Beat(epoch=grant.epoch, batches=1))
     before = len(broker.leases())
     broker.advance(5.0)

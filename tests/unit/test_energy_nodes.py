@@ -22,7 +22,7 @@ from optuna_hermes.cluster.energy_forecast import (
     features,
     remembered,
 )
-from optuna_hermes.cluster.energy_rules import Rules
+from optuna_hermes.cluster.energy_rules import EnergyRules
 from optuna_hermes.cluster.nodes import (
     NodeSeries,
     never_powered_down,
@@ -33,7 +33,7 @@ from optuna_hermes.errors import InvalidInputError
 
 _demands = st.lists(st.integers(0, 6), min_size=1, max_size=90)
 _small_rules = st.builds(
-    Rules,
+    EnergyRules,
     buffer_share=st.floats(0, 1),
     look_back_ticks=st.integers(1, 3),
     keep_ticks=st.integers(1, 3),
@@ -74,7 +74,7 @@ def _days(n_days: int) -> list[int]:
     may_fall=st.booleans(),
 )
 def test_what_is_wanted_has_power(
-    rules: Rules,
+    rules: EnergyRules,
     n_nodes: int,
     powered: int,
     demand: int,
@@ -100,7 +100,7 @@ def test_what_is_wanted_has_power(
 
 def test_half_of_the_buffer_is_used_before_anything_is_woken() -> None:
     """With a buffer of 4 nothing is woken while 2 are spare, then the whole buffer is."""
-    rules = Rules(buffer_share=0.04)
+    rules = EnergyRules(buffer_share=0.04)
 
     def wanted(powered: int) -> int:
         return rules.wanted(
@@ -112,11 +112,11 @@ def test_half_of_the_buffer_is_used_before_anything_is_woken() -> None:
 
 
 def test_bad_rules_are_refused() -> None:
-    """Rules that mean nothing are an error that says what must hold."""
+    """EnergyRules that mean nothing are an error that says what must hold."""
     with pytest.raises(InvalidInputError, match=r"buffer_share must be between 0 and 1 but got 2"):
-        Rules(buffer_share=2)
+        EnergyRules(buffer_share=2)
     with pytest.raises(InvalidInputError, match=r"keep_ticks must be 1 or more but got 0"):
-        Rules(keep_ticks=0)
+        EnergyRules(keep_ticks=0)
 
 
 # -- the forecast ------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_what_is_old_is_forgotten_by_the_day() -> None:
 @settings(deadline=None)
 @given(demand=_demands, rules=_small_rules, data=st.data())
 def test_a_replay_knows_nothing_of_the_future(
-    demand: list[int], rules: Rules, data: st.DataObject
+    demand: list[int], rules: EnergyRules, data: st.DataObject
 ) -> None:
     """Whatever comes after a minute, power was given up to it in the same way."""
     cut = data.draw(st.integers(0, len(demand)))
@@ -195,7 +195,9 @@ def test_forecasts_in_a_replay_know_nothing_of_the_future() -> None:
 def test_a_replay_minute_by_minute() -> None:
     """A job finds its node down: it waits while nodes boot, which takes power and no job."""
     demand = [4, *[1] * 30, *[4] * 10]
-    use = replay_nodes(_series(demand), Rules(look_back_ticks=1, keep_ticks=1), boot_minutes=3)
+    use = replay_nodes(
+        _series(demand), EnergyRules(look_back_ticks=1, keep_ticks=1), boot_minutes=3
+    )
     # After the second tick one node and the buffer are left; demand takes all of that, and more.
     assert use.powered == (*[6] * 10, *[5] * 10, *[2] * 12, *[5] * 9)
     assert (use.wakeups, use.delayed, use.delayed_fraction) == (3, 3, 3 / 7)
@@ -254,7 +256,7 @@ def test_the_bound_is_what_trying_everything_finds(
 
 @settings(deadline=None)
 @given(demand=_demands, rules=_small_rules)
-def test_nobody_beats_the_bound_without_a_delay(demand: list[int], rules: Rules) -> None:
+def test_nobody_beats_the_bound_without_a_delay(demand: list[int], rules: EnergyRules) -> None:
     """A replay in which nobody waited uses its nodes no better than the clairvoyant one."""
     series = _series(demand)
     use = replay_nodes(series, rules)
@@ -265,7 +267,7 @@ def test_nobody_beats_the_bound_without_a_delay(demand: list[int], rules: Rules)
 
 def test_a_bound_by_hand() -> None:
     """A gap is worth a wake-up only if it is longer than a boot."""
-    rules = replace(Rules(), keep_ticks=1)
+    rules = replace(EnergyRules(), keep_ticks=1)
     for gap, powered in ((5, 2 + 5), (6, 2 + 5), (60, 2 + 5)):
         series = _series([1, *[0] * gap, 1], 1)
         assert clairvoyant_nodes(series, rules) == pytest.approx(2 / powered)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from optuna_hermes.broker._imports import anywhere
 from optuna_hermes.cluster.energy_forecast import DAY_TICKS, KEPT_TICKS
 from optuna_hermes.cluster.energy_memory import Demand, recall
-from optuna_hermes.cluster.energy_rules import TICK_SECONDS, Rules
+from optuna_hermes.cluster.energy_rules import TICK_SECONDS, EnergyRules
 from optuna_hermes.errors import UnknownPolicyError
 from optuna_hermes.model import Decision, Device, RunView, Snapshot, Unstarted
 from optuna_hermes.policies import Energy, Fifo, Hermes, Policy, make_policy
@@ -23,7 +23,7 @@ HOUR = 3600.0
 class Played:
     """A study whose devices do at once what `energy:fifo` says of their power."""
 
-    def __init__(self, n_devices: int = 4, rules: Rules | None = None) -> None:
+    def __init__(self, n_devices: int = 4, rules: EnergyRules | None = None) -> None:
         self.policy = Energy(Fifo(), rules)
         self.ids = [f"cpu:{index}" for index in range(n_devices)]
         self.down: set[str] = set()
@@ -99,7 +99,7 @@ def test_demand_that_has_risen_may_do_so_again() -> None:
 
 def test_devices_are_awake_before_the_load_of_every_day() -> None:
     """After some days what comes at this time is expected, and its devices have power."""
-    study = Played(8, Rules(look_back_ticks=6))
+    study = Played(8, EnergyRules(look_back_ticks=6))
     awake = {}
     for tick in range(4 * DAY_TICKS):
         study.now = tick * TICK_SECONDS

@@ -150,7 +150,7 @@ class Player:
     def say_training(self, worker: Worker) -> None:
         assert worker.number is not None
         params = dict(self.recordings[worker.number].params)
-        message = wire.Training(epoch=worker.epoch, stores=False, params=params)
+        message = wire.FirstBatch(epoch=worker.epoch, stores=False, params=params)
         self.broker.say(worker.connection, message)
 
     def end_unit(self, worker: Worker, device: str) -> None:

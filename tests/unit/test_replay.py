@@ -23,7 +23,7 @@ from optuna_hermes.ledger import Ledger, ReportRecord, open_ledger
 from optuna_hermes.replay import (
     REFERENCES,
     Result,
-    Rules,
+    SimulationRules,
     check_policy,
     curve_set_of,
     read_curve_set,
@@ -269,7 +269,9 @@ def tiny(name: str = "tiny", family: str = "family", n: int = 6) -> CurveSet:
 
 def test_every_combination_is_simulated_once() -> None:
     """Sets, policies and seeds in this order."""
-    found = simulate([tiny("a"), tiny("b")], ["fifo", "oracle"], Rules(), seeds=[0, 3], processes=1)
+    found = simulate(
+        [tiny("a"), tiny("b")], ["fifo", "oracle"], SimulationRules(), seeds=[0, 3], processes=1
+    )
     assert [(each.curve_set, each.policy, each.seed) for each in found] == [
         (name, policy, seed) for name in "ab" for policy in ("fifo", "oracle") for seed in (0, 3)
     ]
@@ -278,7 +280,7 @@ def test_every_combination_is_simulated_once() -> None:
 def test_the_draw_is_that_of_the_rules() -> None:
     """fifo finishes the best trial where ``default_rng(seed).choice`` has put it."""
     order = np.random.default_rng(7).choice(6, 4, replace=False).tolist()
-    rules = Rules(n_trials=4, switch_cost=0.5)
+    rules = SimulationRules(n_trials=4, switch_cost=0.5)
     (found,) = simulate([tiny()], ["fifo"], rules, seeds=[7], processes=1)
     assert found.metrics.best_seconds == 3.5 * (1 + order.index(max(order)))
     assert found.metrics.work_seconds == 12.0
@@ -287,14 +289,16 @@ def test_the_draw_is_that_of_the_rules() -> None:
 
 def test_the_oracle_trains_the_best_trial_first() -> None:
     """The list is put into the order in which the oracle would open it."""
-    (found,) = simulate([tiny()], ["oracle"], Rules(switch_cost=0.0), seeds=[1], processes=1)
+    (found,) = simulate(
+        [tiny()], ["oracle"], SimulationRules(switch_cost=0.0), seeds=[1], processes=1
+    )
     assert found.metrics.best_seconds == 3.0
 
 
 def test_processes_change_nothing() -> None:
     """Two processes find what one finds, and say after each simulation that it is done."""
     steps: list[None] = []
-    words: dict[str, Any] = {"policies": ["fifo", "hermes"], "rules": Rules(n_devices=2)}
+    words: dict[str, Any] = {"policies": ["fifo", "hermes"], "rules": SimulationRules(n_devices=2)}
     alone = simulate([tiny()], **words, seeds=range(3), processes=1)
     shared = simulate(
         [tiny()], **words, seeds=range(3), processes=2, on_result=lambda: steps.append(None)
@@ -329,7 +333,7 @@ def test_answers_are_in_the_order_of_the_jobs() -> None:
 def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], says: str) -> None:
     """The error has the value."""
     with pytest.raises(InvalidInputError, match=says):
-        Rules(**rules)
+        SimulationRules(**rules)
 
 
 def test_an_unknown_policy_is_answered_with_all_there_are() -> None:
@@ -341,7 +345,7 @@ def test_an_unknown_policy_is_answered_with_all_there_are() -> None:
 def test_sets_of_one_name_are_refused() -> None:
     """Their figures could not be told apart."""
     with pytest.raises(InvalidInputError, match="2 are called 'a'"):
-        simulate([tiny("a"), tiny("b"), tiny("a")], ["fifo"], Rules(), seeds=[0])
+        simulate([tiny("a"), tiny("b"), tiny("a")], ["fifo"], SimulationRules(), seeds=[0])
 
 
 # -- the table ---------------------------------------------------------------------------------

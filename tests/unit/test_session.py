@@ -249,7 +249,7 @@ def test_a_parked_run_waits_on_and_goes_on_by_a_lease_of_the_next_broker(
     after.say(grant(9, 3))
     thread.join(10)
     assert not thread.is_alive()
-    assert after.of(wire.Training)[0].epoch == 9
+    assert after.of(wire.FirstBatch)[0].epoch == 9
 
 
 def test_a_worker_that_is_refused_lets_go(
@@ -284,7 +284,7 @@ def test_a_plain_trial_that_is_refused_asks_for_a_new_turn(
     thread.join(10)
     assert not thread.is_alive()
     assert after.of(wire.Parked) == []
-    assert after.of(wire.Training)[-1].epoch == 11
+    assert after.of(wire.FirstBatch)[-1].epoch == 11
 
 
 def test_without_any_broker_a_run_stops_in_the_end(

@@ -32,7 +32,7 @@ SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-rob
 def begin(broker: FakeBroker, worker: int, number: int = 0, *, stores: bool = True) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.Training(epoch=epoch, stores=stores))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
     return epoch
 
 

@@ -192,7 +192,9 @@ class RunSession:
             with self._connection.lock:
                 said = self._lease
                 said.training, said.stores, said.params = True, stores, params or said.params
-                self._connection.send(wire.Training(epoch=said.epoch, stores=stores, params=params))
+                self._connection.send(
+                    wire.FirstBatch(epoch=said.epoch, stores=stores, params=params)
+                )
 
     def stretches(self, sizes: BatchChoice) -> None:
         """See ``suspend.Session``."""

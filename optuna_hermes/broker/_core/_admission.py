@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from optuna_hermes.broker._core._book import Book, Client
 from optuna_hermes.broker._core._events import Command, EndLease, Refreshed, SaveWish, StudyRead
 from optuna_hermes.broker._core._rows import give_back
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._protocol import (
     ChangePolicy,
@@ -169,10 +169,10 @@ def _take_orphans(
             study.runs[holder.number].awaited = True
 
 
-def admit_run(study: Study, number: int, trial_id: int, now: float) -> Run:
+def admit_run(study: Study, number: int, trial_id: int, now: float) -> LiveTrial:
     """Return a run of the study, added if it is new."""
     if number not in study.runs:
-        study.runs[number] = Run(
+        study.runs[number] = LiveTrial(
             study=study.spec.key,
             number=number,
             trial_id=trial_id,
@@ -185,7 +185,7 @@ def admit_run(study: Study, number: int, trial_id: int, now: float) -> Run:
 
 def take_charge(
     book: Book, study: Study, connection: int, message: OpenStudy, now: float
-) -> list[Run]:
+) -> list[LiveTrial]:
     """Give the study to a driver, and take from it what Optuna knows better than the ledger.
 
     Returns:
@@ -220,7 +220,7 @@ def take_charge(
     return changed
 
 
-def _with_new_chances(study: Study) -> list[Run]:
+def _with_new_chances(study: Study) -> list[LiveTrial]:
     """Reset the losses of runs under an earlier driver, which may have caused them."""
     lost = [run for run in study.runs.values() if run.losses and run.live]
     found = [run for run in lost if not study.is_elsewhere(run)]
@@ -247,15 +247,15 @@ def _pid(book: Book, connection: int | None) -> int | None:
     return None if client is None else client.pid
 
 
-def known_run(book: Book, known: RunRecord, event: StudyRead | Refreshed, now: float) -> Run:
-    """Run as its ledger left it: its process is gone, so it is stored or begins again."""
+def known_run(book: Book, known: RunRecord, event: StudyRead | Refreshed, now: float) -> LiveTrial:
+    """LiveTrial as its ledger left it: its process is gone, so it is stored or begins again."""
     curve = event.curves.get(known.number, Curve())
     saved = [
         SavedCheckpoint(path=c.path, units=c.units, size_bytes=c.size_bytes, sha256=c.sha256)
         for c in event.checkpoints
         if c.number == known.number
     ]
-    run = Run(
+    run = LiveTrial(
         study=known.study,
         number=known.number,
         trial_id=known.trial_id,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._holder import Awaited
 from optuna_hermes.broker._protocol import Params
@@ -216,7 +216,7 @@ class Book:
                 return slot
         return None
 
-    def run_of(self, lease: Lease) -> Run | None:
+    def run_of(self, lease: Lease) -> LiveTrial | None:
         """The run that holds a lease; None for a new trial that has not begun."""
         if lease.number is None:
             return None
@@ -227,12 +227,12 @@ class Book:
         """Bytes of the host budget that are taken, or promised."""
         return sum(run.host_claim_bytes for run in self.runs())
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[LiveTrial]:
         """Every run of every study."""
         for study in self.studies.values():
             yield from study.runs.values()
 
-    def parked_on(self, slot: Slot) -> list[Run]:
+    def parked_on(self, slot: Slot) -> list[LiveTrial]:
         """Runs whose processes are parked on a device, in its memory or in the host's."""
         return [r for r in self.runs() if r.state == "parked" and slot.device.id in r.devices]
 
@@ -255,7 +255,7 @@ class Book:
             study = self.studies[want.study]
             study.unstarted = None if study.unstarted is None else study.unstarted + 1
 
-    def record(self, run: Run, now: float) -> RunRecord:
+    def record(self, run: LiveTrial, now: float) -> RunRecord:
         """Row of a run for the ledger, as of ``now``."""
         return RunRecord(
             study=run.study,

@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._policy_runner import PolicyRunner, elastic_of
 from optuna_hermes.broker._core._prefetch import worker_for
 from optuna_hermes.broker._core._rows import claim, save
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Grant, Resize, Yield
 from optuna_hermes.ledger._base import LeaseRecord
@@ -234,7 +234,7 @@ class Dispatcher:
             return False
         return not any(run.stores and run.connection is not None for run in study.runs.values())
 
-    def _goes_over_disk(self, run: Run) -> bool:
+    def _goes_over_disk(self, run: LiveTrial) -> bool:
         """True if a run has a reservation for devices that its process cannot use."""
         wants = self._book.reserved(run.study)
         want = next((each for each in wants if each.number == run.number), None)
@@ -303,7 +303,7 @@ class Dispatcher:
         self,
         study: Study,
         slots: Sequence[Slot],
-        run: Run | None,
+        run: LiveTrial | None,
         connection: int,
         slice_seconds: float | None,
         now: float,
@@ -376,7 +376,9 @@ def _resize(study: Study, lease: Lease, batch_size: int | None, out: list[Comman
         out.append(Send(connection=lease.connection, message=message))
 
 
-def _grant_message(lease: Lease, run: Run | None, alone: bool, batch_size: int | None) -> Grant:
+def _grant_message(
+    lease: Lease, run: LiveTrial | None, alone: bool, batch_size: int | None
+) -> Grant:
     return Grant(
         epoch=lease.epoch,
         devices=lease.devices,

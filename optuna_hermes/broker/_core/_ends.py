@@ -11,7 +11,7 @@ from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._events import Command, EndLease, Withdraw, WritesFailed
 from optuna_hermes.broker._core._memory import Memory, size
 from optuna_hermes.broker._core._rows import save
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 
 
@@ -52,7 +52,7 @@ class Ends:
         run.suspensions += 1
         self.lost(run, lease.connection, now, out)
 
-    def lost(self, run: Run, connection: int, now: float, out: list[Command]) -> None:
+    def lost(self, run: LiveTrial, connection: int, now: float, out: list[Command]) -> None:
         """Handle the end of a run's process that gave no notice."""
         client = self._book.clients.get(connection)
         if client is not None:
@@ -60,7 +60,7 @@ class Ends:
         out.append(_event_log.lost(self._book, run, now))
         self.process(run, now, out)
 
-    def process(self, run: Run, now: float, out: list[Command]) -> None:
+    def process(self, run: LiveTrial, now: float, out: list[Command]) -> None:
         """Take a run back to its last checkpoint, if there is one: its process is gone."""
         self._memory.leaves(run, now)
         if run.live:
@@ -128,7 +128,7 @@ class Ends:
             save(self._book, run, now, out)
 
     def room(
-        self, slots: Sequence[Slot], run: Run, what: str, now: float, out: list[Command]
+        self, slots: Sequence[Slot], run: LiveTrial, what: str, now: float, out: list[Command]
     ) -> None:
         """Handle that the memory of a device, or of one of several, did not suffice for its run.
 

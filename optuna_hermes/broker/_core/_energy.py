@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from optuna_hermes.broker._core._book import Lease, Slot
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 
 JOULES_PER_WATT_HOUR = 3600.0
 
@@ -28,7 +28,7 @@ def taken_joules(slots: Sequence[Slot], lease: Lease, now: float) -> float | Non
     return None if watts is None else watts * (now - lease.started)
 
 
-def add(run: Run, joules: float | None) -> None:
+def add(run: LiveTrial, joules: float | None) -> None:
     """Add the energy of a lease to its run."""
     if joules is not None:
         run.energy_joules = (run.energy_joules or 0.0) + joules

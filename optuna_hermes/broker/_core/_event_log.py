@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes.broker._core._book import Book, Lease
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._protocol import Ended, Report
 from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import TierName, Wish
@@ -19,14 +19,14 @@ POWER = frozenset({"powered down", "powered up", "power-down failed", "power-up 
 _ORDER: tuple[TierName, ...] = ("resident", "host", "disk")
 
 
-def admitted(book: Book, run: Run, now: float) -> EventRecord:
+def admitted(book: Book, run: LiveTrial, now: float) -> EventRecord:
     """Event: a run has come into the ``Book`` for the first time."""
     detail = {} if run.device is None else {"device": run.device, "epoch": run.epoch}
     return book.event(run.study, run.number, "admitted", detail, now)
 
 
 def granted(
-    book: Book, run: Run, lease: Lease, came_from: str | None, now: float
+    book: Book, run: LiveTrial, lease: Lease, came_from: str | None, now: float
 ) -> list[EventRecord]:
     """Events: a run has a device again, maybe on another host than before."""
     events = []
@@ -44,25 +44,25 @@ def granted(
     return events
 
 
-def resumed(book: Book, run: Run, now: float) -> EventRecord:
+def resumed(book: Book, run: LiveTrial, now: float) -> EventRecord:
     """Event: a run goes on, or waits on, with another broker than before."""
     detail = {"device": run.device, "epoch": run.epoch, "state": run.state}
     return book.event(run.study, run.number, "resumed", detail, now)
 
 
-def suspended(book: Book, run: Run, tier: TierName, now: float) -> EventRecord:
+def suspended(book: Book, run: LiveTrial, tier: TierName, now: float) -> EventRecord:
     """Event: a run has given its device back."""
     detail = {"tier": tier, "device": run.device, "units": run.curve.units}
     return book.event(run.study, run.number, "suspended", detail, now)
 
 
-def resized(book: Book, run: Run, before: int, size: int, now: float) -> EventRecord:
+def resized(book: Book, run: LiveTrial, before: int, size: int, now: float) -> EventRecord:
     """Event: the batches of a run have another size from here on."""
     detail = {"from": before, "to": size, "device": run.device, "units": run.curve.units}
     return book.event(run.study, run.number, "batch size", detail, now)
 
 
-def moved(book: Book, run: Run, tier: TierName, now: float) -> list[EventRecord]:
+def moved(book: Book, run: LiveTrial, tier: TierName, now: float) -> list[EventRecord]:
     """Event: a parked run is in another tier than before, ``evicted`` if that is a lower one."""
     before = run.tier
     if before is None or before == tier:
@@ -72,7 +72,9 @@ def moved(book: Book, run: Run, tier: TierName, now: float) -> list[EventRecord]
     return [book.event(run.study, run.number, kind, detail, now)]
 
 
-def went_back(book: Book, lease: Lease, run: Run, message: Report, now: float) -> list[EventRecord]:
+def went_back(
+    book: Book, lease: Lease, run: LiveTrial, message: Report, now: float
+) -> list[EventRecord]:
     """Event: a run from disk reports a known unit again, so it took an older checkpoint."""
     newest = run.checkpoints[-1] if run.checkpoints else None
     if lease.reported or lease.from_tier != "disk" or newest is None:
@@ -83,7 +85,9 @@ def went_back(book: Book, lease: Lease, run: Run, message: Report, now: float) -
     return [book.event(run.study, run.number, "checkpoint unreadable", detail, now)]
 
 
-def killed(book: Book, run: Run | None, pid: int, reason: str, now: float) -> list[EventRecord]:
+def killed(
+    book: Book, run: LiveTrial | None, pid: int, reason: str, now: float
+) -> list[EventRecord]:
     """Event: the process of a run is sent SIGKILL."""
     if run is None:
         return []
@@ -91,13 +95,13 @@ def killed(book: Book, run: Run | None, pid: int, reason: str, now: float) -> li
     return [book.event(run.study, run.number, "killed", detail, now)]
 
 
-def lost(book: Book, run: Run, now: float) -> EventRecord:
+def lost(book: Book, run: LiveTrial, now: float) -> EventRecord:
     """Event: the process of a run is gone without notice; made while the run still has it."""
     detail = {"device": run.device, "units": run.curve.units}
     return book.event(run.study, run.number, "process lost", detail, now)
 
 
-def ended(book: Book, run: Run, message: Ended, now: float) -> EventRecord:
+def ended(book: Book, run: LiveTrial, message: Ended, now: float) -> EventRecord:
     """Event: a run is over, ``failed`` if its own code raised."""
     if message.state == "failed":
         detail = {} if message.error is None else {"error": message.error}
@@ -105,7 +109,9 @@ def ended(book: Book, run: Run, message: Ended, now: float) -> EventRecord:
     return book.event(run.study, run.number, "finished", {"units": run.curve.units}, now)
 
 
-def wished(book: Book, run: Run, before: Wish | None, wish: Wish | None, now: float) -> EventRecord:
+def wished(
+    book: Book, run: LiveTrial, before: Wish | None, wish: Wish | None, now: float
+) -> EventRecord:
     """Event: the override of a run has changed."""
     kind = f"no longer {before}" if wish is None else wish
     return book.event(run.study, run.number, kind, {}, now)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from optuna_hermes.broker._core._book import Book
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 
 MOST_ALIKE = 10
@@ -15,7 +15,7 @@ MOST_ALIKE = 10
 _NUMBER = re.compile(r"0x[0-9a-f]+|-?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 
 
-def failed(book: Book, run: Run, error: str, now: float) -> None:
+def failed(book: Book, run: LiveTrial, error: str, now: float) -> None:
     """Count a failed trial. Reasons are equal if they differ in their numbers only."""
     study = book.studies[run.study]
     known, without_numbers = study.failures, _NUMBER.sub("#", error)

@@ -8,7 +8,7 @@ from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._dispatch import Dispatcher
 from optuna_hermes.broker._core._events import Command, Kill
 from optuna_hermes.broker._core._memory import Memory
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.model import Device
 
@@ -64,7 +64,7 @@ class Faults:
                 continue
             self._memory.evict(run, "disk", now, out)
 
-    def _end(self, slot: Slot, run: Run, out: list[Command]) -> bool:
+    def _end(self, slot: Slot, run: LiveTrial, out: list[Command]) -> bool:
         """Kill a worker from whose process nothing can be saved; True if it was killed.
 
         Its run goes on elsewhere from its last checkpoint. Processes of users are left alone.

@@ -9,7 +9,7 @@ from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._book import Book, Client
 from optuna_hermes.broker._core._events import Command
 from optuna_hermes.broker._core._rows import save
-from optuna_hermes.broker._core._run import MOST_LOSSES, Run
+from optuna_hermes.broker._core._run import MOST_LOSSES, LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Ended, GiveUp
 
@@ -17,7 +17,7 @@ TOGETHER_SECONDS = 5.0
 """Processes that end so shortly before their driver have ended with it."""
 
 
-def count(book: Book, run: Run, client: Client, now: float) -> None:
+def count(book: Book, run: LiveTrial, client: Client, now: float) -> None:
     """Count the loss of a worker that was training this run, or waiting with it.
 
     It does not count where its device has failed, or its driver is gone. A plain
@@ -55,7 +55,7 @@ def shown(study: Study) -> Iterator[dict[str, Any]]:
             }
 
 
-def give_up(book: Book, message: GiveUp, now: float, out: list[Command]) -> Run | None:
+def give_up(book: Book, message: GiveUp, now: float, out: list[Command]) -> LiveTrial | None:
     """Close a run that is given up, as its driver has told Optuna.
 
     Returns:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from optuna_hermes.broker._core import _residency as residency
 from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._events import Command, Send
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Evict, Recall
 from optuna_hermes.model import TierName
@@ -32,13 +32,13 @@ class Memory:
     """
 
     def __init__(
-        self, book: Book, wanted_last: Callable[[Iterable[Run], float], list[Run]]
+        self, book: Book, wanted_last: Callable[[Iterable[LiveTrial], float], list[LiveTrial]]
     ) -> None:
         self._book = book
         self._wanted_last = wanted_last
 
     def tier_to_leave(
-        self, slots: Iterable[Slot], run: Run, now: float, out: list[Command]
+        self, slots: Iterable[Slot], run: LiveTrial, now: float, out: list[Command]
     ) -> TierName:
         """Tier by which ``run`` leaves its devices; others that have to go are asked now."""
         if self._book.studies[run.study].draining:
@@ -100,7 +100,7 @@ class Memory:
         study, run = self._next(slot)
         return (run is not None and run.alone) or self._is_alone(slot, study, run)
 
-    def fits_beside(self, slot: Slot, run: Run) -> bool:
+    def fits_beside(self, slot: Slot, run: LiveTrial) -> bool:
         """True if ``run`` can come back to its GPU while another trains there."""
         holder = None if slot.lease is None else self._book.run_of(slot.lease)
         if run.alone or holder is None or holder.alone or self._is_moving(slot):
@@ -109,13 +109,13 @@ class Memory:
             return False
         return bool(self._has_room(slot, self._book.studies[run.study], run))
 
-    def evict(self, run: Run, tier: TierName, now: float, out: list[Command]) -> None:
+    def evict(self, run: LiveTrial, tier: TierName, now: float, out: list[Command]) -> None:
         """Ask a parked run, which has no open request, to go to a lower tier."""
         assert run.connection is not None
         run.asked, run.asked_at = tier, now
         out.append(Send(connection=run.connection, message=Evict(epoch=run.epoch, tier=tier)))
 
-    def recall(self, run: Run, now: float, out: list[Command]) -> None:
+    def recall(self, run: LiveTrial, now: float, out: list[Command]) -> None:
         """Ask a run in host memory, which has no open request, to come back."""
         assert run.connection is not None
         run.asked, run.asked_at = "resident", now
@@ -130,14 +130,14 @@ class Memory:
         for run in self._book.runs():
             run.stranded = False
 
-    def leaves(self, run: Run, now: float) -> None:
+    def leaves(self, run: LiveTrial, now: float) -> None:
         """Note that a run's process ends, or will: until then it has its memory."""
         client = self._book.clients.get(run.connection or 0)
         if client is not None:
             client.leaving, client.left_at = run.devices, now
         self.left(run.devices, now)
 
-    def shares(self, slot: Slot, run: Run) -> bool:
+    def shares(self, slot: Slot, run: LiveTrial) -> bool:
         """True if other runs have memory of this run's device."""
         return bool(self._others(slot, self._book.studies[run.study], run))
 
@@ -153,14 +153,14 @@ class Memory:
 
     # -- who goes ------------------------------------------------------------------------------
 
-    def _next(self, slot: Slot) -> tuple[Study, Run | None]:
+    def _next(self, slot: Slot) -> tuple[Study, LiveTrial | None]:
         """Study and run for which a device is reserved."""
         assert slot.next is not None
         study = self._book.studies[slot.next.study]
         return study, None if slot.next.number is None else study.runs[slot.next.number]
 
     def _moves(
-        self, slot: Slot, leaving: Sequence[Run], now: float
+        self, slot: Slot, leaving: Sequence[LiveTrial], now: float
     ) -> dict[residency.RunId, TierName]:
         """Tiers to which runs go for the reservation of ``slot``, with those that leave it."""
         if slot.next is None:
@@ -178,7 +178,7 @@ class Memory:
         sitters = self._sitters(self._wanted_last([*here, *in_host], now))
         return residency.make_room(short, sitters, host_room)
 
-    def _sitters(self, runs: Iterable[Run]) -> list[residency.Sitter]:
+    def _sitters(self, runs: Iterable[LiveTrial]) -> list[residency.Sitter]:
         """Those of ``runs`` that may be asked to go, without reservation or open request."""
         wanted = {(s.next.study, s.next.number) for s in self._book.slots.values() if s.next}
         free = (run for run in runs if run.asked is None and _id(run) not in wanted)
@@ -192,7 +192,7 @@ class Memory:
 
     # -- who is there --------------------------------------------------------------------------
 
-    def _others(self, slot: Slot, study: Study, run: Run | None) -> list[Run]:
+    def _others(self, slot: Slot, study: Study, run: LiveTrial | None) -> list[LiveTrial]:
         """The parked runs, but ``run``, whose processes have memory of a device.
 
         The memory of a CPU slot is a matter between the runs of one study.
@@ -202,7 +202,7 @@ class Memory:
             return parked
         return [each for each in parked if each.study == study.spec.key]
 
-    def _is_alone(self, slot: Slot, study: Study, run: Run | None) -> bool:
+    def _is_alone(self, slot: Slot, study: Study, run: LiveTrial | None) -> bool:
         return not self._others(slot, study, run) and not self._leaving(slot)
 
     def _leaving(self, slot: Slot) -> bool:
@@ -214,7 +214,7 @@ class Memory:
         here = any(each.asked for each in self._book.parked_on(slot))
         return here or any(r.tier == "host" and r.asked == "disk" for r in self._book.runs())
 
-    def _is_settling(self, slot: Slot, study: Study, run: Run | None, now: float) -> bool:
+    def _is_settling(self, slot: Slot, study: Study, run: LiveTrial | None, now: float) -> bool:
         """True if memory that a process left may still become free, and would suffice."""
         missing, free = _missing(slot, study, run), self.free_bytes(slot)
         if now >= slot.settles_at or _less(self._unclaimed(slot), missing):
@@ -223,12 +223,12 @@ class Memory:
 
     # -- bytes ---------------------------------------------------------------------------------
 
-    def _has_room(self, slot: Slot, study: Study, run: Run | None) -> bool | None:
+    def _has_room(self, slot: Slot, study: Study, run: LiveTrial | None) -> bool | None:
         if slot.device.kind == "cpu":
             return None
         return residency.fits(self.free_bytes(slot), _missing(slot, study, run))
 
-    def _short(self, slot: Slot, study: Study, run: Run | None) -> float:
+    def _short(self, slot: Slot, study: Study, run: LiveTrial | None) -> float:
         """Bytes that have to become free beside what is becoming free; infinite if unknown."""
         free, missing = self.free_bytes(slot), _missing(slot, study, run)
         if free is None or missing is None:
@@ -277,7 +277,7 @@ def size(count: int | None) -> str:
     return "an unknown number of bytes" if count is None else f"{count / 1e9:.2f} GB"
 
 
-def _missing(slot: Slot, study: Study, run: Run | None) -> int | None:
+def _missing(slot: Slot, study: Study, run: LiveTrial | None) -> int | None:
     """Bytes that the next run needs beside what it holds on the device."""
     need = study.need_of(run)
     if need is None or run is None or slot.device.id not in run.devices:
@@ -290,11 +290,11 @@ def _less(count: int | None, than: int | None) -> bool:
     return count is not None and than is not None and count < than
 
 
-def _id(run: Run) -> residency.RunId:
+def _id(run: LiveTrial) -> residency.RunId:
     return run.study, run.number
 
 
-def _sitter(run: Run) -> residency.Sitter:
+def _sitter(run: LiveTrial) -> residency.Sitter:
     """Sitter for a run; one on several devices stays there, or goes to disk."""
     in_host = run.tier == "host"
     return residency.Sitter(

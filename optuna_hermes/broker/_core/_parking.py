@@ -10,7 +10,7 @@ from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, Send
 from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._rows import save
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 
 
 class Suspensions:
@@ -27,7 +27,7 @@ class Suspensions:
         self._memory = memory
         self._ends = ends
 
-    def run_of(self, connection: int, epoch: int, slot: Slot | None) -> Run | None:
+    def run_of(self, connection: int, epoch: int, slot: Slot | None) -> LiveTrial | None:
         """The run that has this lease, or had it and is parked."""
         if slot is not None and slot.lease is not None:
             return self._book.run_of(slot.lease) if slot.lease.connection == connection else None
@@ -63,7 +63,7 @@ class Suspensions:
             self._memory.evict(run, "disk", now, out)
 
     def _stopped(
-        self, lease: Lease, run: Run, message: wire.Parked, now: float, out: list[Command]
+        self, lease: Lease, run: LiveTrial, message: wire.Parked, now: float, out: list[Command]
     ) -> None:
         """End a lease whose run is suspended."""
         spent = message.suspend_seconds * len(lease.devices)
@@ -77,7 +77,7 @@ class Suspensions:
         run.stores = run.moves = True  # as far as it says so
         self._ends.lease(lease, now, out)
 
-    def _put(self, run: Run, message: wire.Parked, now: float) -> None:
+    def _put(self, run: LiveTrial, message: wire.Parked, now: float) -> None:
         """Put a run into a tier; a request that it did not carry out is not made again there."""
         asked, run.asked = run.asked, None
         run.state, run.tier = "parked", message.tier

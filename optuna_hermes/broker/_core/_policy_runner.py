@@ -10,7 +10,7 @@ from functools import partial
 from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._boost import boosted_first
 from optuna_hermes.broker._core._order import wanted_first
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import (
     Decision,
@@ -55,15 +55,15 @@ class PolicyRunner:
         boosted = frozenset(n for n, wish in study.wishes.items() if wish == "boosted")
         return boosted_first(partial(_ask, study), snapshot, boosted)
 
-    def wanted_last(self, runs: Iterable[Run], now: float) -> list[Run]:
+    def wanted_last(self, runs: Iterable[LiveTrial], now: float) -> list[LiveTrial]:
         """The runs, of any studies, from the one that will be wanted last to the first.
 
         Where studies meet, those that are equally far from their study's next slice are equal.
         """
-        by_study: dict[str, dict[int, Run]] = {}
+        by_study: dict[str, dict[int, LiveTrial]] = {}
         for run in runs:
             by_study.setdefault(run.study, {})[run.number] = run
-        placed: list[tuple[int, Run]] = []
+        placed: list[tuple[int, LiveTrial]] = []
         for key, own in by_study.items():
             study = self._book.studies[key]
             numbers = list(own)
@@ -157,7 +157,7 @@ class PolicyRunner:
         taken = sum(map(self._book.wants_process, self._book.reserved(study.spec.key)))
         return max(0, len(study.idle) + may_leave - taken)
 
-    def _bound(self, run: Run) -> bool:
+    def _bound(self, run: LiveTrial) -> bool:
         """True if a run can go on only on the GPUs of its process, whose number is fixed."""
         slot = None if run.connection is None else self._book.slots.get(run.device or "")
         if slot is None or slot.device.kind != "gpu":
@@ -174,7 +174,7 @@ def _fixed(view: RunView) -> RunView:
 
 
 def _view(
-    run: Run,
+    run: LiveTrial,
     *,
     now: float,
     held: float,
@@ -222,7 +222,7 @@ def _view(
 
 
 def _new_view(
-    run: Run,
+    run: LiveTrial,
     now: float,
     held: float,
     cost: float,
@@ -257,7 +257,7 @@ def _new_view(
     )
 
 
-def elastic_of(run: Run) -> Elastic | None:
+def elastic_of(run: LiveTrial) -> Elastic | None:
     """Limits within which a run may be stretched, None if it has reported none."""
     sizes = run.sizes
     if sizes is None:

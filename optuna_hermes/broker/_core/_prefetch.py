@@ -8,7 +8,7 @@ from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._events import Command, Send
 from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Prepare
 
@@ -60,7 +60,7 @@ class Prefetch:
         elif run.tier == "host" and self._memory.fits_beside(slots[0], run):
             self._memory.recall(run, now, out)
 
-    def _prepare(self, study: Study, run: Run, out: list[Command]) -> None:
+    def _prepare(self, study: Study, run: LiveTrial, out: list[Command]) -> None:
         """Let a worker that waits read a checkpoint; it gets that run if it is free then."""
         connection = worker_for(self._book, study, run)
         if connection is None or self._book.clients[connection].prepared == run.number:
@@ -70,7 +70,7 @@ class Prefetch:
         out.append(Send(connection=connection, message=message))
 
 
-def worker_for(book: Book, study: Study, run: Run | None) -> int | None:
+def worker_for(book: Book, study: Study, run: LiveTrial | None) -> int | None:
     """Best worker that waits: one that has prepared for this run, else one for none."""
 
     def distance(connection: int) -> int:

@@ -10,7 +10,7 @@ from optuna_hermes.broker._core._admission import KEPT_CHECKPOINTS, admit_run
 from optuna_hermes.broker._core._book import Book, Lease
 from optuna_hermes.broker._core._events import Command, DropCheckpoint, Kill, NameLease, Send
 from optuna_hermes.broker._core._rows import claim, save
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
 from optuna_hermes.model import Curve, Speed
@@ -49,7 +49,7 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
     save(book, run, now, out)
 
 
-def _is_taken(study: Study, run: Run, lease: Lease) -> bool:
+def _is_taken(study: Study, run: LiveTrial, lease: Lease) -> bool:
     """True if a run is not for the holder of a lease that begins it."""
     if run.connection not in (None, lease.connection) or study.is_elsewhere(run):
         return True
@@ -58,7 +58,9 @@ def _is_taken(study: Study, run: Run, lease: Lease) -> bool:
     return found and (run.awaited or bool(run.checkpoints))
 
 
-def training(book: Book, lease: Lease, run: Run, message: wire.Training, now: float) -> None:
+def training(
+    book: Book, lease: Lease, run: LiveTrial, message: wire.FirstBatch, now: float
+) -> None:
     """Note the first batch since the grant: all of the run is on its device."""
     run.stores, run.host_bytes = message.stores, 0
     run.params = message.params or run.params
@@ -73,7 +75,7 @@ def training(book: Book, lease: Lease, run: Run, message: wire.Training, now: fl
 
 
 def report(
-    book: Book, lease: Lease, run: Run, message: wire.Report, now: float, out: list[Command]
+    book: Book, lease: Lease, run: LiveTrial, message: wire.Report, now: float, out: list[Command]
 ) -> None:
     """Add a unit; one that is reported late may be known."""
     if message.age_seconds and has_reported(run, message):
@@ -85,7 +87,7 @@ def report(
     add_report(book, run, max(0.0, lease.device_seconds(then)), message, now, out)
 
 
-def has_reported(run: Run, message: wire.Report) -> bool:
+def has_reported(run: LiveTrial, message: wire.Report) -> bool:
     """True if a unit is known with this value."""
     place = message.unit - 1
     if place >= run.curve.units or run.curve.steps[place] != message.step:
@@ -95,7 +97,7 @@ def has_reported(run: Run, message: wire.Report) -> bool:
 
 
 def add_report(
-    book: Book, run: Run, held: float, message: wire.Report, now: float, out: list[Command]
+    book: Book, run: LiveTrial, held: float, message: wire.Report, now: float, out: list[Command]
 ) -> None:
     """Add a report to curve and ledger; ``held`` is the device time of its lease until then."""
     then = now - message.age_seconds
@@ -119,7 +121,7 @@ def add_report(
 
 
 def stretches(
-    book: Book, run: Run, message: wire.Stretches, now: float, out: list[Command]
+    book: Book, run: LiveTrial, message: wire.Stretches, now: float, out: list[Command]
 ) -> None:
     """Take the sizes of a run's batches, with an event if the current one has changed."""
     sizes = message.sizes
@@ -130,7 +132,7 @@ def stretches(
     take_sizes(run, sizes)
 
 
-def take_sizes(run: Run, sizes: wire.BatchSizes) -> None:
+def take_sizes(run: LiveTrial, sizes: wire.BatchSizes) -> None:
     """Take sizes of batches; speeds measured on other numbers of devices still hold."""
     run.sizes = sizes
     here = len(run.devices)
@@ -144,7 +146,7 @@ def take_sizes(run: Run, sizes: wire.BatchSizes) -> None:
 
 
 def saved(
-    book: Book, connection: int, run: Run, message: wire.Saved, now: float, out: list[Command]
+    book: Book, connection: int, run: LiveTrial, message: wire.Saved, now: float, out: list[Command]
 ) -> None:
     """Add a checkpoint; it is acknowledged once the ledger has it."""
     keep(book, run, message.checkpoint, now, out)
@@ -154,7 +156,7 @@ def saved(
 
 
 def keep(
-    book: Book, run: Run, checkpoint: wire.SavedCheckpoint, now: float, out: list[Command]
+    book: Book, run: LiveTrial, checkpoint: wire.SavedCheckpoint, now: float, out: list[Command]
 ) -> None:
     """Add a checkpoint to the ledger, unless it is there, and drop those that it replaces."""
     if any(each.path == checkpoint.path for each in run.checkpoints):

@@ -11,7 +11,7 @@ from optuna_hermes.broker._core._admission import end_orphan
 from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._events import Command, Expected, Kill, Send
 from optuna_hermes.broker._core._rows import give_back, save
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._holder import Awaited, Holder
 from optuna_hermes.broker._protocol import Begin, Resume
@@ -161,7 +161,12 @@ class Recovery:
         return None
 
     def _problem(
-        self, study: Study, run: Run | None, lease: LeaseRecord | None, message: Resume, known: bool
+        self,
+        study: Study,
+        run: LiveTrial | None,
+        lease: LeaseRecord | None,
+        message: Resume,
+        known: bool,
     ) -> str | None:
         """Reason why the report of a process disagrees with what is known; None if it agrees."""
         if run is None and message.parked is not None:
@@ -239,7 +244,7 @@ class Recovery:
             lease.yielding = run.asked = message.asked
             run.asked_at = now
 
-    def _hear(self, run: Run, message: Resume, now: float, out: list[Command]) -> None:
+    def _hear(self, run: LiveTrial, message: Resume, now: float, out: list[Command]) -> None:
         """Take in the last reports and checkpoints of a process, as far as they are new."""
         for report in message.reports:
             if not progress.has_reported(run, report):
@@ -328,7 +333,7 @@ def _is_now(message: Resume, holder: Holder) -> bool:
     return holder.epoch == message.epoch
 
 
-def _is_on_disk(run: Run, message: Resume) -> bool:
+def _is_on_disk(run: LiveTrial, message: Resume) -> bool:
     """True if a process has left its run on disk, and the ledger knows where."""
     stored = None if message.parked is None else message.parked.checkpoint
     return stored is not None and any(each.path == stored.path for each in run.checkpoints)
@@ -339,7 +344,7 @@ def _kept(connection: int, message: Resume) -> list[Send]:
     return [Send(connection=connection, message=each) for each in kept]
 
 
-def _adopt_parked(run: Run, connection: int, message: Resume, now: float) -> None:
+def _adopt_parked(run: LiveTrial, connection: int, message: Resume, now: float) -> None:
     """Adopt a parked run that is in the memory of its process, as it was."""
     run.connection, run.epoch = connection, message.epoch
     run.sits_on(message.devices)

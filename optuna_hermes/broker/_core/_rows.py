@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from optuna_hermes.broker._core._book import Book
 from optuna_hermes.broker._core._events import Claim, Command
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.ledger._base import RunRecord
 
 
-def save(book: Book, run: Run, now: float, out: list[Command]) -> None:
+def save(book: Book, run: LiveTrial, now: float, out: list[Command]) -> None:
     """Write a run as it is now, unless it is another host's.
 
     A run that is in no process's memory has no owner: any host may carry it on.
@@ -25,7 +25,7 @@ def save(book: Book, run: Run, now: float, out: list[Command]) -> None:
     out.append(run.row)
 
 
-def claim(book: Book, run: Run, out: list[Command]) -> RunRecord | None:
+def claim(book: Book, run: LiveTrial, out: list[Command]) -> RunRecord | None:
     """Claim a run for this broker before it is written, if it has no owner.
 
     Returns:
@@ -39,7 +39,7 @@ def claim(book: Book, run: Run, out: list[Command]) -> RunRecord | None:
     return run.row
 
 
-def give_back(book: Book, run: Run, now: float, out: list[Command]) -> None:
+def give_back(book: Book, run: LiveTrial, now: float, out: list[Command]) -> None:
     """Free an earlier broker's run of this host if no process has it any more."""
     if book.studies[run.study].owns(run) and run.live and not run.held:
         save(book, run, now, out)

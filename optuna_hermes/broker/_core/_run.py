@@ -1,4 +1,4 @@
-"""Run: a trial as the broker knows it, a mutable record without a clock."""
+"""LiveTrial: a trial as the broker knows it, a mutable record without a clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_LOSSES = 3
 
 
 @dataclass(kw_only=True)
-class Run:
+class LiveTrial:
     """One run; what it reports of its memory is not in the ledger, for it ends with its process.
 
     Args:

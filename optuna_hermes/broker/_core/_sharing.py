@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, ForgetBroker, Kill, Outrun, Refreshed, Send
 from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Refused
 from optuna_hermes.ledger._base import HostRecord, RunRecord
@@ -175,7 +175,7 @@ class Sharing:
             study.unstarted = 0  # until it is counted anew
             study.coming = max(1, study.coming)
 
-    def _is_anothers(self, run: Run, out: list[Command]) -> None:
+    def _is_anothers(self, run: LiveTrial, out: list[Command]) -> None:
         """Give up a run that went to another host; a process for it here may not go on."""
         run.owner = _ANOTHER  # who it is will be read
         if run.connection is None:
@@ -206,19 +206,19 @@ def recount(book: Book, study: Study) -> None:
     study.unstarted = max(0, study.limit - len(study.runs) - begun - study.coming)
 
 
-def _is_nobodys(run: Run, now: float) -> None:
+def _is_nobodys(run: LiveTrial, now: float) -> None:
     """Free a run whose host is gone: it goes on at its last checkpoint."""
     run.owner, run.waiting_since = None, now
     if run.live:
         run.forget_process()
 
 
-def _was_taken(study: Study, run: Run, record: RunRecord) -> bool:
+def _was_taken(study: Study, run: LiveTrial, record: RunRecord) -> bool:
     """True if another broker has had a run since, though this one takes it for its own."""
     since = run.row is not None and record.slices > run.row.slices
     return study.owns(run) and record.owner != study.broker and since
 
 
-def _is_free(run: Run) -> bool:
+def _is_free(run: LiveTrial) -> bool:
     """True if any host may carry it on."""
     return run.owner is None and run.state in ("pending", "stored") and not run.held

@@ -55,7 +55,7 @@ from optuna_hermes.broker._core._power import Power
 from optuna_hermes.broker._core._prefetch import Prefetch
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS, Recovery
 from optuna_hermes.broker._core._rows import save
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._shape import Shape, shape_of
 from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._status import document
@@ -68,7 +68,7 @@ from optuna_hermes.model import Device
 if TYPE_CHECKING:
     from optuna_hermes.curves import Remembered
 
-_OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.Training | wire.Begin
+_OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.FirstBatch | wire.Begin
 """Messages of a run that trains: most messages by far."""
 _CHANGES_NO_PLAN = (wire.Beat, wire.Report, wire.Stretches)
 """Messages after which nothing is due earlier."""
@@ -299,7 +299,7 @@ class State:
             progress.begin(self.book, lease, message, now, out)
         elif run is None:
             return
-        elif isinstance(message, wire.Training):
+        elif isinstance(message, wire.FirstBatch):
             progress.training(self.book, lease, run, message, now)
         elif isinstance(message, wire.Report):
             progress.report(self.book, lease, run, message, now, out)
@@ -337,7 +337,7 @@ class State:
         progress.saved(self.book, connection, run, message, now, out)
 
     def _ended(
-        self, lease: Lease, run: Run, message: wire.Ended, now: float, out: list[Command]
+        self, lease: Lease, run: LiveTrial, message: wire.Ended, now: float, out: list[Command]
     ) -> None:
         self._ends.lease(lease, now, out)
         self._memory.leaves(run, now)
@@ -359,7 +359,7 @@ class State:
             self._dispatcher.schedule(now, out)
 
     def _released(
-        self, lease: Lease, run: Run, message: wire.Released, now: float, out: list[Command]
+        self, lease: Lease, run: LiveTrial, message: wire.Released, now: float, out: list[Command]
     ) -> None:
         slots = self.book.slots_of(lease)
         self._ends.lease(lease, now, out)

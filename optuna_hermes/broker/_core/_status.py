@@ -10,7 +10,7 @@ from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core._book import Book, Slot
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._shape import Shape
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Wish
@@ -150,7 +150,7 @@ def _joules(study: Study, book: Book, now: float) -> float | None:
     return sum(found) if found else None
 
 
-def _listed(study: Study) -> list[Run]:
+def _listed(study: Study) -> list[LiveTrial]:
     """Every run; of a study with very many those that have a process: a frame is bounded."""
     ordered = sorted(study.runs.values(), key=lambda run: run.number)
     return [r for r in ordered if len(ordered) <= MAX_LISTED or r.connection is not None]
@@ -208,7 +208,7 @@ def _shown(value: float, study: Study) -> float | None:
     return -value if study.spec.maximize else value
 
 
-def _run(run: Run, study: Study) -> dict[str, Any]:
+def _run(run: LiveTrial, study: Study) -> dict[str, Any]:
     return {
         "trial": run.number,
         "state": run.state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._protocol import StudySpec
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import TierName, Unstarted, Wish
@@ -64,7 +64,7 @@ class Study:
 
     spec: StudySpec
     policy: Policy
-    runs: dict[int, Run] = field(default_factory=dict)
+    runs: dict[int, LiveTrial] = field(default_factory=dict)
     driver: int | None = None
     unstarted: int | None = 0
     fixed: bool = False
@@ -95,11 +95,11 @@ class Study:
     failures: Failures = field(default_factory=Failures)
     wishes: dict[int, Wish] = field(default_factory=dict)
 
-    def wish_of(self, run: Run) -> Wish | None:
+    def wish_of(self, run: LiveTrial) -> Wish | None:
         """Override of a run; None once it is over."""
         return self.wishes.get(run.number) if run.live else None
 
-    def is_held(self, run: Run) -> bool:
+    def is_held(self, run: LiveTrial) -> bool:
         """True if an override keeps a run from any device."""
         return self.wish_of(run) in ("held", "finishing")
 
@@ -110,11 +110,11 @@ class Study:
         held = all(self.wish_of(run) == "held" for run in live)
         return bool(live) and not self.may_open.any and held
 
-    def owns(self, run: Run) -> bool:
+    def owns(self, run: LiveTrial) -> bool:
         """True if a run belongs to this broker, where the ledger has owners."""
         return self.broker is not None and run.owner == self.broker
 
-    def is_elsewhere(self, run: Run) -> bool:
+    def is_elsewhere(self, run: LiveTrial) -> bool:
         """True if a run belongs to the broker of another host."""
         return run.owner is not None and run.owner != self.broker
 
@@ -138,7 +138,7 @@ class Study:
         """Expected seconds of bringing a run back from ``tier``."""
         return self.costs.get(tier, 0.0) if tier else 0.0
 
-    def can_run(self, run: Run) -> bool:
+    def can_run(self, run: LiveTrial) -> bool:
         """True if ``run`` could use a device now: it waits, and has or can get a process."""
         waits = run.state in ("pending", "parked", "stored") and not run.evicting
         served = run.connection is not None or self.driver is not None
@@ -173,12 +173,12 @@ class Study:
         return self.may_open.any or any(self.can_run(run) for run in self.runs.values())
 
     @property
-    def parked(self) -> list[Run]:
+    def parked(self) -> list[LiveTrial]:
         """Parked runs whose process could be freed."""
         runs = (run for run in self.runs.values() if run.state == "parked")
         return [run for run in runs if run.stores and run.asked is None]
 
-    def need_of(self, run: Run | None) -> int | None:
+    def need_of(self, run: LiveTrial | None) -> int | None:
         """Device memory a run, or a new trial, will need; as much as the largest if unknown."""
         if run is not None and run.need_bytes is not None:
             return run.need_bytes

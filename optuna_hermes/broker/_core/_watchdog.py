@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._book import Book, Client, Lease
 from optuna_hermes.broker._core._events import Command, Kill, Observed
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 
 GRACE_SECONDS = 300.0
 """Time after which a worker that is silent and idle hangs, unless its study says otherwise."""
@@ -25,7 +25,7 @@ LOOK_SECONDS = 5.0
 """Silence after which a worker is observed."""
 
 
-def record_heartbeat(lease: Lease, run: Run | None, now: float) -> None:
+def record_heartbeat(lease: Lease, run: LiveTrial | None, now: float) -> None:
     """Note a sign of life: the silence before it is normal, if the run was training."""
     silence = now - lease.last_progress
     # Beats come once a second at most: less says nothing of the rhythm.
@@ -127,7 +127,7 @@ class Watchdog:
         leases = (lease for lease in self._book.leases() if lease.connection == connection)
         return any(slot.device.used for lease in leases for slot in self._book.slots_of(lease))
 
-    def _asked(self) -> list[Run]:
+    def _asked(self) -> list[LiveTrial]:
         """Parked runs that have not answered yet."""
         return [run for run in self._book.runs() if run.asked and run.state == "parked"]
 
@@ -167,7 +167,7 @@ class Watchdog:
             due.append(lease.last_progress + BUSY_SHARE * patience)
         return min(due)
 
-    def _kill(self, connection: int, run: Run | None, now: float, out: list[Command]) -> bool:
+    def _kill(self, connection: int, run: LiveTrial | None, now: float, out: list[Command]) -> bool:
         client = self._book.clients.get(connection)
         if client is None or client.role != "worker":
             return False

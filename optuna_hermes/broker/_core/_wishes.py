@@ -15,7 +15,7 @@ from optuna_hermes.broker._core._dispatch import Dispatcher
 from optuna_hermes.broker._core._events import Command, Kill, Refreshed, SaveMemory, SaveWish, Send
 from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._rows import save
-from optuna_hermes.broker._core._run import Run
+from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Wish
 from optuna_hermes.policies import make_policy
@@ -93,7 +93,7 @@ class Overrides:
         self,
         connection: int,
         study: Study,
-        run: Run,
+        run: LiveTrial,
         message: Heard,
         now: float,
         out: list[Command],
@@ -140,7 +140,7 @@ class Overrides:
         return None
 
     def _wish(
-        self, study: Study, run: Run, wish: Wish | None, now: float, out: list[Command]
+        self, study: Study, run: LiveTrial, wish: Wish | None, now: float, out: list[Command]
     ) -> None:
         before = study.wish_of(run)
         if wish == before:
@@ -158,7 +158,7 @@ class Overrides:
         ends = run is not None and study.wish_of(run) == "finishing" and run.stores
         self._dispatcher.ask_to_yield(lease, now, out, to_disk=ends)
 
-    def _stop(self, study: Study, run: Run, now: float, out: list[Command]) -> None:
+    def _stop(self, study: Study, run: LiveTrial, now: float, out: list[Command]) -> None:
         """Let a parked run that is to be finished leave its process, over disk if it can.
 
         Its last values reach Optuna on the way. The process of one that cannot be
@@ -173,7 +173,7 @@ class Overrides:
             reason = f"trial {run.number} is finished as it is"
             out.append(Kill(connection=run.connection, pid=client.pid, reason=reason))
 
-    def _finished(self, study: Study, run: Run, now: float, out: list[Command]) -> None:
+    def _finished(self, study: Study, run: LiveTrial, now: float, out: list[Command]) -> None:
         run.state, run.tier = "done", None
         save(self._book, run, now, out)
         detail = {"units": run.curve.units}
@@ -196,10 +196,10 @@ class Overrides:
 _NOBODY = "No study of this key is served by this broker: run it with `optuna-hermes optimize`."
 
 
-def _waits(study: Study, run: Run) -> bool:
+def _waits(study: Study, run: LiveTrial) -> bool:
     """True if any process may still have a run."""
     return run.connection is not None or run.awaited or study.is_elsewhere(run)
 
 
-def _without(study: Study, run: Run) -> dict[int, Wish]:
+def _without(study: Study, run: LiveTrial) -> dict[int, Wish]:
     return {number: wish for number, wish in study.wishes.items() if number != run.number}

@@ -33,6 +33,7 @@ from optuna_hermes.broker._protocol._from_client import Drain as Drain
 from optuna_hermes.broker._protocol._from_client import Ended as Ended
 from optuna_hermes.broker._protocol._from_client import Finish as Finish
 from optuna_hermes.broker._protocol._from_client import Finished as Finished
+from optuna_hermes.broker._protocol._from_client import FirstBatch as FirstBatch
 from optuna_hermes.broker._protocol._from_client import FromClient as FromClient
 from optuna_hermes.broker._protocol._from_client import GetStatus as GetStatus
 from optuna_hermes.broker._protocol._from_client import GiveUp as GiveUp
@@ -47,7 +48,6 @@ from optuna_hermes.broker._protocol._from_client import Report as Report
 from optuna_hermes.broker._protocol._from_client import Resume as Resume
 from optuna_hermes.broker._protocol._from_client import Saved as Saved
 from optuna_hermes.broker._protocol._from_client import Stretches as Stretches
-from optuna_hermes.broker._protocol._from_client import Training as Training
 from optuna_hermes.broker._protocol._from_client import Wishes as Wishes
 from optuna_hermes.broker._protocol._values import MOST_SIZES as MOST_SIZES
 from optuna_hermes.broker._protocol._values import BatchSizes as BatchSizes

@@ -93,7 +93,7 @@ class Begin(Message, frozen=True, kw_only=True):
     trial_id: Count
 
 
-class Training(Message, frozen=True, kw_only=True):
+class FirstBatch(Message, frozen=True, kw_only=True):
     """The first batch since the grant begins: what came before was the cost of switching.
 
     Args:
@@ -324,7 +324,7 @@ FromClient = (
     | Register
     | Resume
     | Begin
-    | Training
+    | FirstBatch
     | Report
     | Beat
     | Stretches
