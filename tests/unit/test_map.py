@@ -48,3 +48,14 @@ def test_every_file_that_a_recipe_names_is_there() -> None:
         assert Path(name).stem in ("name", "_name", "test_name") or any(
             place.exists() for place in places
         ), name
+
+
+def test_each_way_through_the_code_is_a_page_long() -> None:
+    """The two ways that matter name at most 12 files each, all of which are there."""
+    page = (ROOT / "docs" / "how-it-works.md").read_text()
+    ways = re.findall(r"^## In the code: .*?(?=^## )", page, re.MULTILINE | re.DOTALL)
+    assert len(ways) == 2
+    for way in ways:
+        files = set(re.findall(r"`([\w/]+\.py)`", way))
+        assert 5 < len(files) <= 12
+        assert [name for name in files if not (PACKAGE / name).exists()] == []
