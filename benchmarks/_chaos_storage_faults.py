@@ -14,7 +14,6 @@ from _chaos_scene import SETTLE_SECONDS, Scene, StuckError
 from _chaos_stage import N_TRIALS, POLL_SECONDS
 
 FEW_CONNECTIONS = 20
-_STORED_SECONDS = 5.0
 
 
 def fill_disk(scene: Scene) -> str | None:
@@ -68,26 +67,26 @@ def _hold_until_reported(
 def damage_checkpoint(scene: Scene) -> str | None:
     """Of a stored trial the newest one, which has an older one to fall back on.
 
-    If no trial is stored, one is made so by the loss of its worker.
+    If no trial is stored, one loses its worker, and the checkpoint before another worker reads it.
     """
     before = ""
     among = scene.stored()
     if not among:
-        before, among = _store_one(scene)
+        before, among = _lose_one(scene)
     if not among:
         return None
     number = int(scene.rng.choice(list(among)))
     path = among[number][-1]
     try:
         what = _damage(path, scene.rng)
-    except OSError:  # it went on in this moment
-        return None
+    except OSError:  # a newer one has taken its place in this moment
+        return f"{before}nothing" if before else None
     scene.damaged.append((number, time.time()))
     scene.damaged_files.add(path)
     return f"{before}{what} {path.name} of trial {number}"
 
 
-def _store_one(scene: Scene) -> tuple[str, dict[int, list[Path]]]:
+def _lose_one(scene: Scene) -> tuple[str, dict[int, list[Path]]]:
     with_two = scene.stored(("running",))
     holders = scene.stage.records.holders()
     pids = [pid for pid, trial in holders.items() if trial in with_two]
@@ -96,10 +95,7 @@ def _store_one(scene: Scene) -> tuple[str, dict[int, list[Path]]]:
     pid = int(scene.rng.choice(pids))
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    end = time.monotonic() + _STORED_SECONDS
-    while not (found := scene.stored()) and time.monotonic() < end:
-        time.sleep(POLL_SECONDS)
-    return f"SIGKILL to worker {pid}, then ", found
+    return f"SIGKILL to worker {pid}, then ", {holders[pid]: with_two[holders[pid]]}
 
 
 def stop_postgres(scene: Scene) -> str | None:
