@@ -39,7 +39,7 @@ _OF_WORKERS = (
     "optuna_hermes.sampler",
     "optuna_hermes.pruner",
 )
-"""What workers import themselves as they begin, whatever the objective."""
+"""Modules that every worker imports as it begins, whatever the objective."""
 
 
 def preload(objective: Any) -> None:
