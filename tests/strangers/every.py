@@ -1,6 +1,7 @@
 """One study of all scripts: each trial runs one of them.
 
-``STRANGERS=plain python every.py STORAGE`` trains them with plain Optuna, one after the other.
+``STRANGERS=plain python every.py STORAGE NAME...`` trains some with plain Optuna, one after the
+other.
 """
 
 import importlib
@@ -23,7 +24,8 @@ def objective(trial: optuna.Trial) -> float:
 
 
 if __name__ == "__main__":
-    study = optuna.create_study(study_name="strangers", storage=sys.argv[1])
-    for each in NAMES:
+    _, storage, *chosen = sys.argv
+    study = optuna.create_study(study_name="strangers", storage=storage)
+    for each in chosen:
         study.enqueue_trial({"script": each})
-    study.optimize(objective, len(NAMES))
+    study.optimize(objective, len(chosen))

@@ -92,6 +92,30 @@ def test_a_holder_goes_on_under_its_old_epoch(driver_first: bool) -> None:
     after.check()
 
 
+def test_device_time_of_leases_that_did_not_reach_the_ledger_counts() -> None:
+    """A process knows how much its trial has had; the rows that say so may be lost."""
+    broker, pid, epoch = holding()
+    after = broker.successor()
+    after.driver(policy="round-robin")
+    worker = after.resume(pid, resume(epoch, held_seconds=2.0, device_seconds=9.0))
+    assert shown(after)["device_seconds"] == pytest.approx(7.0)
+    after.advance(1.0)
+    after.say(worker, report(epoch, 1))
+    (curve,) = (run.curve for run in after.state.book.runs())
+    assert curve.device_seconds == pytest.approx((10.0,))
+
+
+def test_device_time_of_a_parked_trial_counts() -> None:
+    """Its last lease is over, and the row that says so is lost."""
+    broker, pid, epoch, _, _ = taking_turns()
+    known = shown(broker)["device_seconds"]
+    after = broker.successor()
+    after.driver(policy="round-robin")
+    said = resume(epoch, parked=parked(epoch), held_seconds=7.0, device_seconds=known + 1)
+    after.resume(pid, said)
+    assert shown(after)["device_seconds"] == pytest.approx(known + 1)
+
+
 def test_a_new_lease_is_above_all_old_ones() -> None:
     """What the next broker grants has an epoch that the ledger has never seen."""
     broker, pid, epoch = holding()

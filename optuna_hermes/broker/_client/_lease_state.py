@@ -71,7 +71,7 @@ class LeaseState:
             parked=None,
         )
 
-    def resume(self, study: StudySpec, now: float) -> Resume:
+    def resume(self, study: StudySpec, now: float, device_seconds: float) -> Resume:
         """Message from which the next broker learns of this lease."""
         return Resume(
             study=study,
@@ -80,6 +80,7 @@ class LeaseState:
             number=self.number,
             trial_id=self.trial_id,
             held_seconds=now - self.granted_at,
+            device_seconds=device_seconds,
             training=self.training,
             asked=self.asked,
             stores=self.stores,

@@ -346,7 +346,7 @@ class RunSession:
     def _keep_unconfirmed(self) -> None:
         """Write what the ledger is not known to have into the journal."""
         if self.checkpoint_dir is not None:
-            keep(self.checkpoint_dir, self._lease.resume(self._study, time.monotonic()))
+            keep(self.checkpoint_dir, self._resume())
 
     def _wait(self, state: TrialState | None) -> None:
         begin = time.monotonic()
@@ -407,8 +407,11 @@ class RunSession:
         said = self._lease
         if not said.epoch:
             return [self._ask]
-        resume = said.resume(self._study, time.monotonic())
+        resume = self._resume()
         return [resume] if said.end is None else [resume, said.end]
+
+    def _resume(self) -> wire.Resume:
+        return self._lease.resume(self._study, time.monotonic(), self.device_seconds)
 
     def _forget_requests(self) -> None:
         """Drop requests of a dead broker that are not begun; keep grants: the ledger has them."""

@@ -150,6 +150,9 @@ class Recovery:
         if message.number is not None:
             run = study.runs[message.number]
             run.units_left, run.params = message.units_left, message.params or run.params
+            # The last leases that ended may not have reached the ledger.
+            had = message.device_seconds - (0.0 if lease is None else _held(message))
+            run.device_seconds = max(run.device_seconds, had)
             run.needs(message.need_bytes)
             if message.sizes and message.sizes.valid:
                 progress.take_sizes(run, message.sizes)
@@ -248,8 +251,7 @@ class Recovery:
         """Take in the last reports and checkpoints of a process, as far as they are new."""
         for report in message.reports:
             if not progress.has_reported(run, report):
-                seconds = max(0.0, message.held_seconds - report.age_seconds)
-                held = seconds * len(message.devices)
+                held = max(0.0, _held(message) - report.age_seconds * len(message.devices))
                 progress.add_report(self._book, run, held, report, now, out)
         for checkpoint in message.checkpoints:
             progress.keep(self._book, run, checkpoint, now, out)
@@ -331,6 +333,11 @@ def _is_about(message: Resume, holder: Holder) -> bool:
 def _is_now(message: Resume, holder: Holder) -> bool:
     """True if a process reports on the very lease for which it is awaited."""
     return holder.epoch == message.epoch
+
+
+def _held(message: Resume) -> float:
+    """Device time under the lease that a process reports."""
+    return message.held_seconds * len(message.devices)
 
 
 def _is_on_disk(run: LiveTrial, message: Resume) -> bool:

@@ -183,6 +183,7 @@ class Resume(Message, frozen=True, kw_only=True):
         epoch: of its last lease.
         device: which that lease was for; the first one if there were several.
         held_seconds: since that lease was granted.
+        device_seconds: device time the trial has had, under this lease too.
         training: its first batch has begun.
         asked: the tier by which it was asked to leave, or to which it moves while it is parked.
         stores: whether it can be suspended to disk.
@@ -202,6 +203,7 @@ class Resume(Message, frozen=True, kw_only=True):
     number: Count | None = None
     trial_id: Count | None = None
     held_seconds: Seconds = 0.0
+    device_seconds: Seconds = 0.0
     training: bool = False
     asked: TierName | None = None
     stores: bool = False
