@@ -50,7 +50,7 @@ class Crowd:
             self._join(number)
 
     def _join(self, number: int) -> None:
-        connection = connect("run")
+        connection = connect("plain")
         sock: socket.socket = connection._socket
         client = Client(number=number, socket=sock)
         self._clients[number] = client

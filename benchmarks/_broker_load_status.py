@@ -18,7 +18,7 @@ from optuna.storages._rdb import models
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
-from optuna_hermes.ledger import RunRecord, open_ledger
+from optuna_hermes.ledger import TrialRecord, open_ledger
 from optuna_hermes.ledger._schema import METADATA
 
 REPORTS = 10
@@ -27,14 +27,14 @@ STUDY, SMALL = "many", "one"
 LR = distribution_to_json(FloatDistribution(0.0, 1.0))
 
 
-def status_rows(runs: int) -> list[dict[str, Any]]:
+def status_rows(trials: int) -> list[dict[str, Any]]:
     """Seconds of ``status`` on each database there is: the whole process, and what it waits for."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="hermes-status-") as folder:
         for database, url in _databases(Path(folder)):
-            _fill(url, STUDY, runs, first_id=2)
+            _fill(url, STUDY, trials, first_id=2)
             _fill(url, SMALL, 1, first_id=1)
-            rows.append({"database": database, "runs": runs, **_seconds(url)})
+            rows.append({"database": database, "trials": trials, **_seconds(url)})
     return rows
 
 
@@ -50,17 +50,17 @@ def _databases(folder: Path) -> Iterator[tuple[str, str]]:
             server.cleanup()
 
 
-def _fill(url: str, name: str, runs: int, *, first_id: int) -> None:
+def _fill(url: str, name: str, trials: int, *, first_id: int) -> None:
     """A study of suspended trials, each with reports."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(storage=url, study_name=name)
-    _add_trials(url, study._study_id, range(runs), first_id)
+    _add_trials(url, study._study_id, range(trials), first_id)
     ledger, key = open_ledger(_optuna.ledger_url(study)), _optuna.study_key(study)
     with ledger.batch():
-        for number in range(runs):
+        for number in range(trials):
             trial_id = first_id + number
-            run = RunRecord(study=key, number=number, trial_id=trial_id, state="stored")
-            ledger.save_run(run)
+            trial = TrialRecord(study=key, number=number, trial_id=trial_id, state="stored")
+            ledger.save_trial(trial)
     ledger.close()
     reports = [
         {
@@ -73,7 +73,7 @@ def _fill(url: str, name: str, runs: int, *, first_id: int) -> None:
             "at": time.time(),
         }
         for unit in range(1, REPORTS + 1)
-        for number in range(runs)
+        for number in range(trials)
     ]
     with sqlalchemy.create_engine(url).begin() as connection:
         connection.execute(sqlalchemy.insert(METADATA.tables["hermes_reports"]), reports)

@@ -113,7 +113,7 @@ def loaders(setting: Any) -> tuple[DataLoader, DataLoader]:
 
 
 def _mark(trial: optuna.Trial, marker: Marker) -> None:
-    """Hold the marker of the run's device whenever the run has the device."""
+    """Hold the marker of the trial's device whenever the trial has the device."""
     session = session_of(trial)
     assert session is not None
     park = session.park

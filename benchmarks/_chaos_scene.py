@@ -148,7 +148,7 @@ class Scene:
         """The last two checkpoints of trials in these states, if both are as they were written."""
         with self.stage.ledger() as (ledger, key):
             found: dict[int, list[Path]] = {
-                run.number: [] for run in ledger.load_runs(key) if run.state in states
+                trial.number: [] for trial in ledger.load_trials(key) if trial.state in states
             }
             for each in ledger.load_checkpoints(key):
                 if each.number in found:

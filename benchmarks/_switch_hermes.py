@@ -1,6 +1,6 @@
 """Hermes' switch between two trials of a study: ``optimize()``, a broker, SQLite, two processes.
 
-All of it is the program as users have it, but for the broker's residency: which tier a run leaves
+All of it is the program as users have it, but for the broker's residency: which tier a trial leaves
 by follows from the memory of the devices, but this broker asks for the tier that is measured.
 It also lets a slice be shorter than 50 switches, or measuring them would take hours.
 """
@@ -117,7 +117,7 @@ def measure_hermes(tier: TierName, state_bytes: int, folder: Path, *, switches: 
         logs = [folder / "broker.log", *folder.rglob("output.log")]
         raise SystemExit("A trial did not end well.\n" + "\n".join(f.read_text() for f in logs))
     if watch.tiers != {tier}:
-        raise SystemExit(f"The runs should have waited in tier {tier} but did in {watch.tiers}.")
+        raise SystemExit(f"The trials should have waited in tier {tier} but did in {watch.tiers}.")
     return batches
 
 
@@ -144,7 +144,7 @@ class Watch:
     def _look(self) -> None:
         while not self._enough.exists():
             time.sleep(0.5)
-            runs = self._ledger.load_runs(self._study)
+            runs = self._ledger.load_trials(self._study)
             self.tiers |= {run.tier for run in runs if run.tier is not None}
             if count_switches(self._batches) >= self._switches:
                 self._enough.touch()

@@ -9,8 +9,8 @@ from typing import Any
 def text(result: dict[str, Any]) -> str:
     parts = [
         _lines(f"- {name}: {_plain(value)}" for name, value in result["setting"].items()),
-        "## One run parks and resumes\n\nMedians; the first time, which also takes memory, apart. "
-        "Bandwidth is that of the bytes moved, beside a plain copy of as many in the same run.",
+        "## One trial parks and resumes\n\nMedians; the first time, which takes memory, apart. "
+        "Bandwidth is that of the bytes moved, beside a plain copy in the same run.",
         _table(
             "state|tier|park ms|first park ms|resume ms|park GB/s|copy|resume GB/s|copy|"
             "first step ms|step ms",

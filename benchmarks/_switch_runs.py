@@ -1,7 +1,8 @@
 """What every contestant of ``switch_cost.py`` trains, and how its switches are read off.
 
-Each batch of each run leaves a line ``run process start end`` in one file: seconds of the monotonic
-clock, which all processes of a host share. A switch is where the next line is another run's.
+Each batch of each trial leaves a line ``trial process start end`` in one file: seconds of the
+monotonic clock, which all processes of a host share. A switch is where the next line is another
+trial's.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ class Batches:
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def add(self, run: int, start: float, end: float) -> None:
-        os.write(self._file, f"{run} {os.getpid()} {start:.6f} {end:.6f}\n".encode())
+    def add(self, trial: int, start: float, end: float) -> None:
+        os.write(self._file, f"{trial} {os.getpid()} {start:.6f} {end:.6f}\n".encode())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Switches:
-    """Seconds of every switch, from the end of one run's last batch.
+    """Seconds of every switch, from the end of one trial's last batch.
 
     Args:
-        to_batch: to the beginning of the other run's first batch.
+        to_batch: to the beginning of the other trial's first batch.
         to_step: to the end of that batch, its training step done.
         processes: how many have trained.
         step: the median batch that is not the first after a switch, None if all are.
@@ -82,12 +83,12 @@ def count_switches(path: Path) -> int:
 
 
 def read_switches(path: Path, *, skip: int) -> Switches:
-    """The switches of a file, without the first ``skip``: each run begins for the first time."""
+    """The switches of a file, without the first ``skip``: each trial begins for the first time."""
     lines = [line.split() for line in path.read_text().splitlines()]
-    batches = sorted((float(start), float(end), run) for run, _, start, end in lines)
+    batches = sorted((float(start), float(end), trial) for trial, _, start, end in lines)
     to_batch, to_step, steps = [], [], []
-    for (_, left, before), (start, end, run) in pairwise(batches):
-        if run == before:
+    for (_, left, before), (start, end, trial) in pairwise(batches):
+        if trial == before:
             steps.append(end - start)
         else:
             to_batch.append(start - left)

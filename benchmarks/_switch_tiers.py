@@ -1,4 +1,4 @@
-"""One run of this process into each tier and back, beside a plain copy of as many bytes."""
+"""One trial of this process into each tier and back, beside a plain copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def measure_tier(
 ) -> dict[str, Any]:
     """Park and resume one run in a tier; medians of seconds, of all but the first time."""
     torch.manual_seed(0)
-    run = Run(make)
+    trial = Run(make)
     for _ in range(2):
-        run.train()
-    step = statistics.median(_seconds(run.train) for _ in range(5))
+        trial.train()
+    step = statistics.median(_seconds(trial.train) for _ in range(5))
     parks, resumes, first_steps = [], [], []
     with tempfile.TemporaryDirectory(dir=folder) as checkpoints:
         stored: list[StoredState] = []
@@ -123,16 +123,16 @@ def measure_tier(
         for _ in range(1 + repetitions):
             wait()
             begin = time.perf_counter()
-            held = parking.put(run, tier)
+            held = parking.put(trial, tier)
             parks.append(time.perf_counter() - begin)
             if parking.tier != tier:
-                raise SystemExit(f"A run of {run.state_bytes} bytes was refused by tier {tier}.")
+                raise SystemExit(f"Tier {tier} refused a trial of {trial.state_bytes} bytes.")
             stored += [held.stored] if held.stored else []
-            resumes.append(_seconds(partial(_bring_back, parking, run, held)))
-            first_steps.append(_seconds(run.train))
-    moved = _moved(run, held)
+            resumes.append(_seconds(partial(_bring_back, parking, trial, held)))
+            first_steps.append(_seconds(trial.train))
+    moved = _moved(trial, held)
     return {
-        "state_bytes": run.state_bytes,
+        "state_bytes": trial.state_bytes,
         "moved_bytes": moved,
         "first_park_seconds": parks[0],
         "park_seconds": statistics.median(parks[1:]),
@@ -154,21 +154,21 @@ def copy_bandwidth(size_bytes: int, repetitions: int) -> dict[str, float]:
     }
 
 
-def _bring_back(parking: TierMover, run: Run, held: Footprint) -> None:
+def _bring_back(parking: TierMover, trial: Run, held: Footprint) -> None:
     parking.back()
     if held.stored is not None:
         found = read([held.stored], RUN, held.stored.path.parent)
         assert found is not None
-        run.load(found[1])
+        trial.load(found[1])
 
 
-def _moved(run: Run, held: Footprint) -> int:
+def _moved(trial: Run, held: Footprint) -> int:
     if held.stored:
         return held.stored.size_bytes
     if not held.host_bytes:
         return 0
-    gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
-    return run.state_bytes + sum(gradient.nbytes for gradient in gradients)
+    gradients = [p.grad for p in trial.model.parameters() if p.grad is not None]
+    return trial.state_bytes + sum(gradient.nbytes for gradient in gradients)
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -12,7 +12,7 @@ from _broker_load_status import _add_trials
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import StudySpec
-from optuna_hermes.ledger import RunRecord, open_ledger
+from optuna_hermes.ledger import TrialRecord, open_ledger
 from optuna_hermes.ledger._schema import METADATA
 
 NAME = "web"
@@ -35,8 +35,8 @@ def fill(url: str, trials: int, points: int) -> StudySpec:
     ledger = open_ledger(_optuna.ledger_url(study))
     with ledger.batch():
         for number in range(trials):
-            ledger.save_run(
-                RunRecord(
+            ledger.save_trial(
+                TrialRecord(
                     study=key,
                     number=number,
                     trial_id=FIRST_ID + number,

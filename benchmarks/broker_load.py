@@ -1,6 +1,6 @@
 """How a broker bears a crowd: its answers, its processor time and its memory.
 
-    python benchmarks/broker_load.py [--clients 1000] [--seconds 20] [--runs 10000] [--json]
+    python benchmarks/broker_load.py [--clients 1000] [--seconds 20] [--trials 10000] [--json]
 
 Clients are real sockets in two processes: trials of one plain Optuna study, of which as many train
 as there are devices; the others wait, or are parked. In the setting ``all`` every client says
@@ -8,7 +8,7 @@ something ten times a second, the waiting ones too; in ``holders`` only those th
 grant's time is from the moment a holder has written that it left a device to the moment another
 has read that it may have it. ``status`` is the command, as a process, from its start to its end,
 about a study of many runs in its ledger, with ten reports each; ``start_seconds`` is the same about
-a study of one run, most of it Python and its libraries. Exit status 1 if a limit is not met.
+a study of one trial, most of it Python and its libraries. Exit status 1 if a limit is not met.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTLE_SECONDS = 2.0
 def main() -> int:
     options = _options()
     rows = [_load(options, setting) for setting in options.setting]
-    status = status_rows(options.runs) if options.runs else []
+    status = status_rows(options.trials) if options.trials else []
     result = {"load": rows, "status": status, "met": _met(rows, status)}
     print(json.dumps(result, indent=1) if options.json else _text(result))
     return int(not result["met"])
@@ -105,7 +105,7 @@ def _measure(
     process: psutil.Process, pipes: list[Any], options: argparse.Namespace
 ) -> dict[str, Any]:
     viewer = connect("viewer")
-    viewer.ask_status(runs=False)  # all that was said before is heard now
+    viewer.ask_status(trials=False)  # all that was said before is heard now
     time.sleep(SETTLE_SECONDS)
     begin, spent = time.monotonic(), _processor_seconds(process)
     sent = sum(_ask(pipes, "look"))
@@ -116,7 +116,7 @@ def _measure(
     sent = sum(_ask(pipes, "look")) - sent
     wall = time.monotonic() - begin
     cores = (_processor_seconds(process) - spent) / wall
-    status: Any = viewer.ask_status(runs=False)
+    status: Any = viewer.ask_status(trials=False)
     handles = process.num_fds()
     viewer.close()
     grants = _grant_ms(_ask(pipes, "stop"), begin)
@@ -188,8 +188,8 @@ def _text(result: dict[str, Any]) -> str:
         )
     for row in result["status"]:
         lines.append(
-            f"status   {row['runs']} runs on {row['database']}: {row['seconds']:.2f} s, of which "
-            f"{row['start_seconds']:.2f} s for a study of one"
+            f"status   {row['trials']} trials on {row['database']}: {row['seconds']:.2f} s, "
+            f"of it {row['start_seconds']:.2f} s for a study of one"
         )
     lines.append("limits met" if result["met"] else "a limit is NOT met")
     return "\n".join(lines)
@@ -207,7 +207,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--slice-seconds", type=float, default=0.2)
     parser.add_argument("--policy", default="hermes")
-    parser.add_argument("--runs", type=int, default=10_000, help="of the study of `status`")
+    parser.add_argument("--trials", type=int, default=10_000, help="of the study of `status`")
     parser.add_argument("--setting", type=_words, default=["all", "holders"])
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()

@@ -1,14 +1,14 @@
-"""What one decision of a policy costs, by the number of live runs.
+"""What one decision of a policy costs, by the number of live trials.
 
-    python benchmarks/decision_cost.py [--policy hermes,asha] [--runs 100,1000] [--json]
+    python benchmarks/decision_cost.py [--policy hermes,asha] [--trials 100,1000] [--json]
 
-Random power-law curves with noise, of two populations: in ``level`` every run has 100 reports, in
+Random power-law curves with noise, of two populations: in ``level`` every trial has 100 reports, in
 ``spread`` from 1 to 100. One device is free: the run that had it has just reported one more unit,
 as before every decision of a broker. Times are medians of processor milliseconds, with the slope
 of a line through their logarithms as the exponent of growth: 1 is linear; n log n gives 1.15 from
-100 to 10,000. ``the first`` is the first decision about the largest number of runs: some policies
+100 to 10,000. ``the first`` is the first decision about the largest number of trials: some policies
 remember what they computed about a curve. Exit status 1 if ``hermes`` needs more than 10 ms for
-10,000 runs.
+10,000 trials.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from optuna_hermes.model import Curve, Device, RunView, Snapshot
+from optuna_hermes.model import Curve, Device, Snapshot, TrialView
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 
 RUNS = (100, 1_000, 3_000, 10_000)
 POPULATIONS = ("level", "spread")
 N_POINTS = 100
 N_UNITS = 150
-"""What a run has in all."""
+"""What a trial has in all."""
 LIMIT_MS = 10.0
 LIMIT_RUNS = 10_000
 CELL_SECONDS = 20.0
@@ -57,39 +57,39 @@ def main() -> int:
             "machine": platform.machine(),
         },
         "rows": rows,
-        "limit": {"policy": "hermes", "runs": LIMIT_RUNS, "ms": LIMIT_MS, "met": _met(rows)},
+        "limit": {"policy": "hermes", "trials": LIMIT_RUNS, "ms": LIMIT_MS, "met": _met(rows)},
     }
-    print(json.dumps(result, indent=1) if options.json else _text(result, options.runs))
+    print(json.dumps(result, indent=1) if options.json else _text(result, options.trials))
     return int(_met(rows) is False)
 
 
 # -- populations -------------------------------------------------------------------------------
 
 
-def curves(n_runs: int, n_points: int, seed: int) -> list[list[float]]:
+def curves(n_trials: int, n_points: int, seed: int) -> list[list[float]]:
     """Losses that fall as a power of the unit to a floor of their own, with noise; some diverge."""
     rng = np.random.default_rng(seed)
     units = np.arange(1, n_points + 1)
-    floor = rng.lognormal(-1.0, 0.5, (n_runs, 1))
-    height = rng.lognormal(0.0, 0.5, (n_runs, 1))
-    power = rng.uniform(0.1, 1.5, (n_runs, 1))
-    noise = rng.normal(0.0, 0.02, (n_runs, n_points)) * height
+    floor = rng.lognormal(-1.0, 0.5, (n_trials, 1))
+    height = rng.lognormal(0.0, 0.5, (n_trials, 1))
+    power = rng.uniform(0.1, 1.5, (n_trials, 1))
+    noise = rng.normal(0.0, 0.02, (n_trials, n_points)) * height
     values = floor + height * units**-power + noise
-    diverged = rng.random(n_runs) < 0.02
+    diverged = rng.random(n_trials) < 0.02
     values[diverged] = np.where(units > rng.integers(1, n_points), np.nan, values[diverged])
     found: list[list[float]] = values.tolist()
     return found
 
 
-def population(kind: str, n_runs: int) -> tuple[list[RunView], list[list[float]]]:
+def population(kind: str, n_trials: int) -> tuple[list[TrialView], list[list[float]]]:
     """Runs that all wait, and all that they will ever report."""
     rng = np.random.default_rng(SEED)
-    values = curves(n_runs, N_UNITS, SEED)
-    ages = [N_POINTS] * n_runs if kind == "level" else rng.integers(1, N_POINTS + 1, n_runs)
-    seconds = rng.uniform(0.5, 2.0, n_runs).tolist()
-    params = rng.uniform(0.0, 1.0, (n_runs, 4)).tolist()
-    runs = [
-        RunView(
+    values = curves(n_trials, N_UNITS, SEED)
+    ages = [N_POINTS] * n_trials if kind == "level" else rng.integers(1, N_POINTS + 1, n_trials)
+    seconds = rng.uniform(0.5, 2.0, n_trials).tolist()
+    params = rng.uniform(0.0, 1.0, (n_trials, 4)).tolist()
+    trials = [
+        TrialView(
             number=i,
             state="parked",
             curve=_curve(values[i], int(ages[i]), seconds[i]),
@@ -101,9 +101,9 @@ def population(kind: str, n_runs: int) -> tuple[list[RunView], list[list[float]]
             units_left=N_UNITS - int(ages[i]),
             params=dict(zip("abcd", params[i], strict=True)),
         )
-        for i in range(n_runs)
+        for i in range(n_trials)
     ]
-    return runs, values
+    return trials, values
 
 
 def _curve(values: list[float], age: int, seconds: float) -> Curve:
@@ -117,30 +117,30 @@ def _curve(values: list[float], age: int, seconds: float) -> Curve:
 # -- measuring ---------------------------------------------------------------------------------
 
 
-def decisions(policy: Policy, kind: str, n_runs: int) -> Iterator[float]:
+def decisions(policy: Policy, kind: str, n_trials: int) -> Iterator[float]:
     """Seconds of one decision after another; in between the run that was chosen reports."""
-    runs, values = population(kind, n_runs)
+    trials, values = population(kind, n_trials)
     devices = (Device(id="cpu:0", free=True),)
-    now, last, memory = float(n_runs), 0, None
+    now, last, memory = float(n_trials), 0, None
     while True:
-        runs[last] = _reported(runs[last], values[last], now)
-        snapshot = Snapshot(now=now, devices=devices, runs=tuple(runs), memory=memory)
+        trials[last] = _reported(trials[last], values[last], now)
+        snapshot = Snapshot(now=now, devices=devices, trials=tuple(trials), memory=memory)
         start = time.process_time()
         decision = policy.decide(snapshot)
         yield time.process_time() - start
-        runs[last] = replace(runs[last], switch_cost_seconds=0.01)
+        trials[last] = replace(trials[last], switch_cost_seconds=0.01)
         (assignment,) = decision.assignments
-        assert assignment.run is not None
-        now, last, memory = now + 1.0, assignment.run, decision.memory
+        assert assignment.trial is not None
+        now, last, memory = now + 1.0, assignment.trial, decision.memory
 
 
-def _reported(run: RunView, values: list[float], now: float) -> RunView:
-    """The run after one more unit; nobody ends here."""
-    age = min(run.curve.units + 1, N_UNITS - 1)
+def _reported(trial: TrialView, values: list[float], now: float) -> TrialView:
+    """The trial after one more unit; nobody ends here."""
+    age = min(trial.curve.units + 1, N_UNITS - 1)
     return replace(
-        run,
+        trial,
         curve=_curve(values, age, 1.0),
-        attained_seconds=run.attained_seconds + 1.0,
+        attained_seconds=trial.attained_seconds + 1.0,
         waiting_since=now,
         tier="resident",
         switch_cost_seconds=0.0,
@@ -150,10 +150,10 @@ def _reported(run: RunView, values: list[float], now: float) -> RunView:
 
 def _row(options: argparse.Namespace, name: str, kind: str) -> dict[str, Any]:
     cells = {}
-    for n_runs in options.runs:
+    for n_trials in options.trials:
         if not options.json:
-            print(f"{name}, {kind}, {n_runs} runs ...", file=sys.stderr)
-        cells[n_runs] = _cell(make_policy(name), kind, n_runs, options.repetitions)
+            print(f"{name}, {kind}, {n_trials} trials ...", file=sys.stderr)
+        cells[n_trials] = _cell(make_policy(name), kind, n_trials, options.repetitions)
     return {
         "policy": name,
         "population": kind,
@@ -163,9 +163,9 @@ def _row(options: argparse.Namespace, name: str, kind: str) -> dict[str, Any]:
     }
 
 
-def _cell(policy: Policy, kind: str, n_runs: int, repetitions: int) -> list[float]:
+def _cell(policy: Policy, kind: str, n_trials: int, repetitions: int) -> list[float]:
     times: list[float] = []
-    for seconds in decisions(policy, kind, n_runs):
+    for seconds in decisions(policy, kind, n_trials):
         times.append(seconds)
         if len(times) >= repetitions or sum(times) > CELL_SECONDS:
             break
@@ -188,14 +188,14 @@ def _met(rows: list[dict[str, Any]]) -> bool | None:
 # -- text --------------------------------------------------------------------------------------
 
 
-def _text(result: dict[str, Any], runs: tuple[int, ...]) -> str:
-    most = runs[-1]
-    heads = ["policy", "population", *(f"{n:,} runs" for n in runs), "exponent", "the first"]
+def _text(result: dict[str, Any], trials: tuple[int, ...]) -> str:
+    most = trials[-1]
+    heads = ["policy", "population", *(f"{n:,} runs" for n in trials), "exponent", "the first"]
     rows = [
         [
             row["policy"],
             row["population"],
-            *(f"{row['median_ms'][n]:.3f}" for n in runs),
+            *(f"{row['median_ms'][n]:.3f}" for n in trials),
             "" if row["exponent"] is None else f"{row['exponent']:.2f}",
             f"{row['first_ms'][most]:.3f}",
         ]
@@ -218,7 +218,9 @@ def _text(result: dict[str, Any], runs: tuple[int, ...]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--policy", type=_names, default=tuple(POLICIES), help="a,b,...")
-    parser.add_argument("--runs", type=_numbers, default=RUNS, help="how many live runs: n,m,...")
+    parser.add_argument(
+        "--trials", type=_numbers, default=RUNS, help="how many live trials: n,m,..."
+    )
     parser.add_argument("--population", type=_names, default=POPULATIONS, help="level,spread")
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--json", action="store_true")
@@ -226,8 +228,8 @@ def _options() -> argparse.Namespace:
     for kind in options.population:
         if kind not in POPULATIONS:
             parser.error(f"a population must be level or spread but got {kind!r}")
-    if options.repetitions < 1 or min(options.runs) < 1:
-        parser.error("--repetitions and --runs must be at least 1")
+    if options.repetitions < 1 or min(options.trials) < 1:
+        parser.error("--repetitions and --trials must be at least 1")
     return options
 
 

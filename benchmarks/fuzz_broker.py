@@ -232,7 +232,7 @@ class Honest:
                 document: dict[str, Any] = self._driver.ask_status()
                 self.latencies.append(time.perf_counter() - begin)
                 mine = next(s for s in document["studies"] if s["key"] == KEY)
-                self.seen = sum(run["units"] for run in mine["runs"])
+                self.seen = sum(trial["units"] for trial in mine["trials"])
                 self.problem = self.problem or mine["problem"] or ""
         except BrokerError as error:
             self.problem = f"driver: {error}"

@@ -46,7 +46,7 @@ class Line(LightningModule):
 
 
 class Clock(Callback):
-    """Times the call before a fetch, once, when the run is under way."""
+    """Times the call before a fetch, once, when the trial is under way."""
 
     def __init__(self, rounds: int, calls: int) -> None:
         self._rounds = rounds

@@ -23,16 +23,16 @@ GB = 1e9
 RUNS = (5, 10, 20, 30, 60)
 
 
-def knapsack(rng: np.random.Generator, n_runs: int, *, plenty: bool) -> Knapsack:
+def knapsack(rng: np.random.Generator, n_trials: int, *, plenty: bool) -> Knapsack:
     """Runs that are drawn, each on one of eight numbers of devices."""
     items = []
-    for run in range(n_runs):
+    for trial in range(n_trials):
         value = rng.exponential() * 10 ** rng.uniform(-6, 0)
         power, memory = rng.uniform(0.2, 1.0), rng.uniform(0, 40 * GB)
         rest = (rng.uniform(0, 8 * GB), float(rng.integers(0, 4)))
         items += [
             Item(
-                run=run,
+                trial=trial,
                 devices=count,
                 batch_size=None,
                 value=value * count**power,
@@ -45,13 +45,13 @@ def knapsack(rng: np.random.Generator, n_runs: int, *, plenty: bool) -> Knapsack
 
 
 def measure(seeds: int) -> list[dict[str, Any]]:
-    """One row for each number of runs, with plenty of everything but devices and without."""
+    """One row for each number of trials, with plenty of everything but devices and without."""
     rows = []
     for plenty in (True, False):
-        for n_runs in RUNS:
+        for n_trials in RUNS:
             gaps, exact_seconds, greedy_seconds = [], [], []
             for seed in range(seeds):
-                sack = knapsack(np.random.default_rng([seed, n_runs]), n_runs, plenty=plenty)
+                sack = knapsack(np.random.default_rng([seed, n_trials]), n_trials, plenty=plenty)
                 began = time.process_time()
                 exact = sum(item.value for item in sack.exact())
                 between = time.process_time()
@@ -61,7 +61,7 @@ def measure(seeds: int) -> list[dict[str, Any]]:
                 gaps.append(1.0 - greedy / exact)
             rows.append(
                 {
-                    "runs": n_runs,
+                    "trials": n_trials,
                     "plenty": plenty,
                     "mean_gap": float(np.mean(gaps)),
                     "largest_gap": max(gaps),
@@ -84,7 +84,7 @@ def text(rows: list[dict[str, Any]]) -> str:
         shares = f"{row['mean_gap']:.2%} | {row['largest_gap']:.2%}"
         seconds = ("exact_seconds", "slowest_exact_seconds", "greedy_seconds")
         times = " | ".join(f"{1e3 * row[key]:.1f} ms" for key in seconds)
-        lines.append(f"| {row['runs']} | {bound} | {shares} | {times} |")
+        lines.append(f"| {row['trials']} | {bound} | {shares} | {times} |")
     return "\n".join(lines)
 
 

@@ -176,7 +176,7 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
 
     def serve(self) -> bool:
-        """Serve one run; returns whether another worker may take this one's place."""
+        """Serve one trial; returns whether another worker may take this one's place."""
         grant = self._wait(wire.Grant)
         if grant is None:
             return False
@@ -203,7 +203,7 @@ class Worker:
         return True
 
     def _resume(self, epoch: int, number: int, unit: int) -> wire.Grant | None:
-        """Wait, parked, for the next grant; None if the run went to disk."""
+        """Wait, parked, for the next grant; None if the trial went to disk."""
         while True:
             message = self._wait(wire.Grant, wire.Evict)
             if isinstance(message, wire.Grant):
@@ -266,7 +266,7 @@ class Worker:
 
 
 def _studies(driver: Connection) -> list[Any]:
-    found: Any = driver.ask_status(runs=False)["studies"]
+    found: Any = driver.ask_status(trials=False)["studies"]
     return list(found)
 
 

@@ -45,7 +45,7 @@ RESNET_MS = (50, 35)
 """At most, for ResNet-50 with AdamW on PCIe 4, and on what copies faster than ``PCIE_5``."""
 PCIE_5 = 30e9
 WARM_UP = 4
-"""Switches not counted: each run begins, and comes back for the first time."""
+"""Switches not counted: each trial begins, and comes back for the first time."""
 SEED = 0
 
 
@@ -191,7 +191,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--sizes", type=_sizes, default="1,10,100,500,1000,2000", help="in MB")
     parser.add_argument("--tiers", type=_tiers, default=",".join(TIERS))
-    parser.add_argument("--repetitions", type=int, default=10, help="of parking one run")
+    parser.add_argument("--repetitions", type=int, default=10, help="of parking one trial")
     parser.add_argument("--switches", type=int, default=20, help="between two trials")
     parser.add_argument("--folder", type=Path, help="on the disk to be measured")
     parser.add_argument("--no-ray", action="store_true", help="leave Ray Tune out")

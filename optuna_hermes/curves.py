@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Remembered(Generic[T]):
     """Cache of a value computed from each curve, kept while the curve is asked for.
 
-    A curve that was not in the last call is dropped: a run reports for as long as it likes, and
+    A curve that was not in the last call is dropped: a trial reports for as long as it likes, and
     each of its reports makes a new curve.
 
     Args:
@@ -50,7 +50,7 @@ class Remembered(Generic[T]):
 class CurveTable:
     """Table of curves as rows of an array, so that each is turned into numbers once.
 
-    Between two decisions of a policy one run of thousands has reported. What a table keeps
+    Between two decisions of a policy one trial of thousands has reported. What a table keeps
     makes it faster and changes no result: curves are immutable, and known by identity.
 
     Example:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-RunState = Literal["pending", "running", "parked", "stored", "done", "failed", "pruned"]
+TrialStatus = Literal["pending", "running", "parked", "stored", "done", "failed", "pruned"]
 """``pending``: admitted, never ran. ``parked``: suspended, its process alive. ``stored``:
 suspended on disk, no process. ``done``, ``failed`` and ``pruned`` are final; only the rivals that
-the simulator runs for comparison prune."""
+the simulator trials for comparison prune."""
 
 TierName = Literal["resident", "host", "disk"]
 """Tier in which a suspended trial's state is."""
@@ -22,17 +22,17 @@ Wish = Literal["held", "boosted", "finishing"]
 """Override of a live trial, above the policy. ``held``: it gets no device. ``boosted``: it gets
 the next one. ``finishing``: it gets no device, for it is about to be closed at its last value."""
 
-LIVE_STATES: frozenset[RunState] = frozenset({"pending", "running", "parked", "stored"})
+LIVE_STATES: frozenset[TrialStatus] = frozenset({"pending", "running", "parked", "stored"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """The reports of one run, one entry a unit.
+    """The reports of one trial, one entry a unit.
 
     Args:
-        steps: what the run counted when it reported (epochs, batches), ascending.
+        steps: what the trial counted when it reported (epochs, batches), ascending.
         values: the objective, lower is better; NaN and infinite values are kept as they came.
-        device_seconds: device time the run had used when it reported, ascending.
+        device_seconds: device time the trial had used when it reported, ascending.
     """
 
     steps: tuple[int, ...] = ()
@@ -48,13 +48,13 @@ class Curve:
 
     @property
     def units(self) -> int:
-        """Number of units that the run has reported."""
+        """Number of units that the trial has reported."""
         return len(self.values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """Measured training speed of a run.
+    """Measured training speed of a trial.
 
     Args:
         devices: the number on which it trained.
@@ -71,7 +71,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elastic:
-    """Limits within which a run's batch size and devices may change between slices.
+    """Limits within which a trial's batch size and devices may change between slices.
 
     Args:
         batch_size: samples a step, over all its devices, as it trains now or would begin.
@@ -83,7 +83,7 @@ class Elastic:
             2018): a step of ``b`` does as much for the training as ``1 / (noise_scale + b)`` of
             its samples, up to a factor; None if it is not measured.
         unit_samples: how many samples a unit is, at the least batch size; None if unknown.
-        speeds: what was measured of this run so far, no two alike but in their seconds.
+        speeds: what was measured of this trial so far, no two alike but in their seconds.
     """
 
     batch_size: int
@@ -113,7 +113,7 @@ class Resources:
 
     Args:
         device_bytes: memory of one device.
-        host_bytes: host memory for the state of suspended runs.
+        host_bytes: host memory for the state of suspended trials.
         cpu_workers: processes that prepare batches.
     """
 
@@ -123,12 +123,12 @@ class Resources:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunView:
-    """One run as a policy sees it.
+class TrialView:
+    """One trial as a policy sees it.
 
     Args:
         number: the trial's number in its study; unique in a snapshot.
-        state: see ``RunState``. A run whose slice has just ended is ``parked`` here, bound to
+        state: see ``TrialStatus``. A trial whose slice has just ended is ``parked`` here, bound to
             nothing yet, with ``device`` naming where it still sits.
         curve: its reports.
         attained_seconds: device time it has had.
@@ -149,7 +149,7 @@ class RunView:
     """
 
     number: int
-    state: RunState
+    state: TrialStatus
     curve: Curve = Curve()
     attained_seconds: float = 0.0
     submitted: float = 0.0
@@ -189,7 +189,7 @@ class Device:
         kind: ``cpu`` or ``gpu``.
         healthy: False when it is known to be broken.
         lost: its driver does not reach it: what was in its memory is gone.
-        free: True when a policy may assign it now: no run and no stranger is on it. Unknown is
+        free: True when a policy may assign it now: no trial and no stranger is on it. Unknown is
             never free.
         unlisted: no process is listed on it, which may be because none can be listed here: that
             it is free then shows in its memory only.
@@ -245,22 +245,22 @@ class Snapshot:
         now: the clock, in seconds.
         seed: for policies that draw random numbers.
         devices: every device of the host; a policy assigns only those that are ``free``.
-        runs: every run that is not finished, in any order.
-        finished: runs that are done or failed, for learners.
+        trials: every trial that is not finished, in any order.
+        finished: trials that are done or failed, for learners.
         unstarted: trials that may still be created.
-        room: what is left of the host's resources, whatever runs that wait hold of them included;
+        room: what is left of the host's resources, whatever trials that wait hold of them included;
             device memory is said by the devices.
         wanted: devices that the study could use at once, if it had as many and a process for
-            each; None where that is no more than ``runs`` and ``unstarted`` say.
-        held: devices that it has, or is about to have, beside those that ``runs`` name.
+            each; None where that is no more than ``trials`` and ``unstarted`` say.
+        held: devices that it has, or is about to have, beside those that ``trials`` name.
         memory: JSON that the policy gave back last time.
     """
 
     now: float = 0.0
     seed: int = 0
     devices: tuple[Device, ...] = ()
-    runs: tuple[RunView, ...] = ()
-    finished: tuple[RunView, ...] = ()
+    trials: tuple[TrialView, ...] = ()
+    finished: tuple[TrialView, ...] = ()
     unstarted: Unstarted = Unstarted()
     room: Resources = Resources()
     wanted: int | None = None
@@ -270,17 +270,17 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """One device (or several) to one run.
+    """One device (or several) to one trial.
 
     Args:
-        run: a trial's number, or None for a trial that is not created yet.
-        devices: ids, each free in the snapshot; as many as the run's ``device_range`` allows.
+        trial: a trial's number, or None for a trial that is not created yet.
+        devices: ids, each free in the snapshot; as many as the trial's ``device_range`` allows.
         slice_seconds: length of the slice, None for the broker's own.
-        batch_size: samples a step, over all devices, within the limits of an elastic run; None
+        batch_size: samples a step, over all devices, within the limits of an elastic trial; None
             leaves it as it is, and is the only value for others.
     """
 
-    run: int | None
+    trial: int | None
     devices: tuple[str, ...]
     slice_seconds: float | None = None
     batch_size: int | None = None
@@ -291,8 +291,8 @@ class Decision:
     """Assignments of free devices; a device that is not named stays empty.
 
     Args:
-        assignments: no device twice, no run twice.
-        pruned: suspended runs that shall never go on. The broker kills nothing and refuses it.
+        assignments: no device twice, no trial twice.
+        pruned: suspended trials that shall never go on. The broker kills nothing and refuses it.
         powered_down: ids of all devices that need no power: empty ones, and those that are down
             already. Whatever is not named is woken. Nothing is done about it where no command
             powers devices up and down.

@@ -12,7 +12,7 @@ from optuna_hermes import _optuna
 from optuna_hermes.errors import UnsupportedPrunerError
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker import RunSession
+    from optuna_hermes.broker import TrialSession
 
 
 class HermesPruner(BasePruner):
@@ -61,7 +61,7 @@ class HermesPruner(BasePruner):
 
 
 def _take_turns(
-    session: RunSession, study: optuna.Study, trial: FrozenTrial, *, reports: bool
+    session: TrialSession, study: optuna.Study, trial: FrozenTrial, *, reports: bool
 ) -> None:
     session.started(stores=False)
     step = trial.last_step

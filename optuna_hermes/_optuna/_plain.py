@@ -26,7 +26,7 @@ from optuna_hermes.broker import OwnSession, connect_or_start, pending_endings, 
 from optuna_hermes.broker._protocol import Ending, Register
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker import RunSession
+    from optuna_hermes.broker import TrialSession
 
 IDLE_SECONDS = 10.0
 """Idle seconds after which a trial made by ``study.ask`` loses its device: this or three times its
@@ -90,7 +90,7 @@ def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> Non
 
 
 @contextlib.contextmanager
-def turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[RunSession | None, bool]]:
+def turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[TrialSession | None, bool]]:
     """The session under which a trial trains, and True if it is its own.
 
     A trial made by ``study.ask`` waits for its first lease here, unless its thread has a lease: a
@@ -104,7 +104,7 @@ def turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[RunSession |
 
 
 @contextlib.contextmanager
-def _turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[RunSession | None, bool]]:
+def _turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[TrialSession | None, bool]]:
     name, number = study.study_name, trial.number
     with sessions.using(name, number) as held:
         if held is not None or sessions.worker is not None:
@@ -119,7 +119,7 @@ def _turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[RunSession 
         yield (None if held is None else held.session), outer is None
 
 
-def session_of(trial: Any) -> RunSession | None:
+def session_of(trial: Any) -> TrialSession | None:
     """The session of an ``optuna.Trial`` whose training begins; None if it is not scheduled.
 
     A trial made by ``study.ask`` waits for its first lease here.
@@ -154,15 +154,15 @@ def _terms(study: Any) -> SharingTerms | None:
 
 def _take(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms, *, lazy: bool) -> None:
     """Wait for a trial's first lease; it gets no session if it trains on another one's device."""
-    from optuna_hermes.broker import RunSession  # here: a process that calls `optimize` has none
+    from optuna_hermes.broker import TrialSession  # here: a process that calls `optimize` has none
 
     spec = study_spec(study, policy=terms.policy, slice_seconds=terms.slice_seconds)
     number, trial_id = trial.number, trial._trial_id
     unit_seconds = _since_last_sign(trial) if lazy else 0.0
-    join = partial(connect_or_start, "run", terms.devices)
+    join = partial(connect_or_start, "plain", terms.devices)
     pending_endings.tell(join)
     ask = Register(study=spec, number=number, trial_id=trial_id)
-    session = RunSession(join(), spec, ask, reconnect=join)
+    session = TrialSession(join(), spec, ask, reconnect=join)
     session.noted = Note(study, trial_id, session)
     session.describe = partial(params_of_id, study, trial_id)
     session.waiting = wait = Wait(study.study_name, number, rest=partial(disconnect, study))

@@ -19,10 +19,10 @@ from optuna_hermes._optuna._storages import line
 from optuna_hermes.broker._protocol import Params
 from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger import mends
-from optuna_hermes.model import RunState
+from optuna_hermes.model import TrialStatus
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker import RunSession
+    from optuna_hermes.broker import TrialSession
 
 STATE_ATTRIBUTE = "hermes:state"
 SECONDS_ATTRIBUTE = "hermes:device_seconds"
@@ -202,12 +202,12 @@ class Note:
         session: source of the trial's device time.
     """
 
-    def __init__(self, study: optuna.Study, trial_id: int, session: RunSession) -> None:
+    def __init__(self, study: optuna.Study, trial_id: int, session: TrialSession) -> None:
         self._study = study
         self._trial_id = trial_id
         self._session = session
 
-    def __call__(self, state: RunState) -> None:
+    def __call__(self, state: TrialStatus) -> None:
         """Write ``state`` and the device time until now; nothing during an outage."""
         if is_late(self._study):
             return

@@ -183,7 +183,7 @@ def _cpu_seconds(process: psutil.Process) -> float | None:
 def _holders() -> Iterator[tuple[str, dict[str, Any]]]:
     """The devices of this host that are held, with their holders."""
     with contextlib.suppress(HermesError):
-        status = broker_status(runs=False)
+        status = broker_status(trials=False)
         for device in [] if status is None else status["devices"]:
             if device["holder"] is not None:
                 yield device["id"], device["holder"]

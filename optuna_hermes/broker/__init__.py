@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         connect_patiently,
     )
     from optuna_hermes.broker._client._pending_endings import pending_endings
-    from optuna_hermes.broker._client._session import RunSession
+    from optuna_hermes.broker._client._session import TrialSession
     from optuna_hermes.broker._client._sessions import OwnSession, sessions
     from optuna_hermes.broker._protocol import OpenStudy, StudySpec
 
@@ -22,8 +22,8 @@ __all__ = [
     "Connection",
     "OpenStudy",
     "OwnSession",
-    "RunSession",
     "StudySpec",
+    "TrialSession",
     "broker_status",
     "connect",
     "connect_or_start",
@@ -37,7 +37,7 @@ _MODULES = {
     "Connection": "_client._connection",
     "OpenStudy": "_protocol",
     "OwnSession": "_client._sessions",
-    "RunSession": "_client._session",
+    "TrialSession": "_client._session",
     "StudySpec": "_protocol",
     "broker_status": "_client._connection",
     "connect": "_client._connection",

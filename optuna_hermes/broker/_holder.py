@@ -13,8 +13,8 @@ class Holder:
         pid: its process.
         started: its start time, as the kernel counts.
         role: as in ``Hello``.
-        study: key of the run's study.
-        number: of the run; None for a new trial that has not begun.
+        study: key of the trial's study.
+        number: of the trial; None for a new trial that has not begun.
         epoch: of its last lease.
         device: which it holds, None if it is parked; the first one if there are several.
         others: the further ones.

@@ -15,7 +15,7 @@ from optuna_hermes.model import LIVE_STATES
 
 if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts
-    from optuna_hermes.ledger import HostRecord, Ledger, RunRecord
+    from optuna_hermes.ledger import HostRecord, Ledger, TrialRecord
     from optuna_hermes.model import Wish
 
 
@@ -91,7 +91,7 @@ def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> 
         "hosts": [
             {"host": host.name, "devices": len(host.devices), "load": host.load} for host in hosts
         ],
-        "runs": runs,
+        "trials": runs,
     }
 
 
@@ -117,11 +117,11 @@ def _runs(
             value=facts.sign * values[run.number] if run.number in values else None,
             wish=wishes.get(run.number),
         )
-        for run in ledger.load_runs(key)
+        for run in ledger.load_trials(key)
     ]
 
 
-def _run(run: RunRecord, *, state: str, value: float | None, wish: Wish | None) -> dict[str, Any]:
+def _run(run: TrialRecord, *, state: str, value: float | None, wish: Wish | None) -> dict[str, Any]:
     return {
         "trial": run.number,
         "state": state,

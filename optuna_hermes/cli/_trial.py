@@ -11,7 +11,7 @@ from optuna_hermes.model import LIVE_STATES
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
-    from optuna_hermes.ledger import Ledger, RunRecord
+    from optuna_hermes.ledger import Ledger, TrialRecord
     from optuna_hermes.model import Curve
 
 
@@ -44,7 +44,7 @@ def _document(
 
     key = _optuna.study_key(study)
     trials = _optuna.trial_states(study)
-    run = next((run for run in ledger.load_runs(key) if run.number == number), None)
+    run = next((run for run in ledger.load_trials(key) if run.number == number), None)
     if run is None:
         raise InvalidInputError(_unknown(study.study_name, number, len(trials), number in trials))
     checkpoints = ledger.load_checkpoints(key, number)
@@ -93,11 +93,11 @@ def _unknown(name: str, number: int, count: int, is_trial: bool) -> str:
 def _live(broker: dict[str, Any] | None, key: str, number: int) -> dict[str, Any] | None:
     """The entry of a trial in the broker's status."""
     entries = [] if broker is None else broker["studies"]
-    runs = (run for entry in entries if entry["key"] == key for run in entry.get("runs", []))
+    runs = (run for entry in entries if entry["key"] == key for run in entry.get("trials", []))
     return next((run for run in runs if run["trial"] == number), None)
 
 
-def _where(run: RunRecord, state: str, live: dict[str, Any] | None) -> dict[str, Any]:
+def _where(run: TrialRecord, state: str, live: dict[str, Any] | None) -> dict[str, Any]:
     """Host, tier and device of a trial's state; no tier once it is over, or before it has any."""
     if state in ("done", "failed", "pending"):
         return {"host": run.host, "tier": None, "device": None}

@@ -10,7 +10,7 @@ from statistics import fmean, median
 import numpy as np
 
 from optuna_hermes.cluster.elasticity import batch_choices, most_devices, pooled, unit_seconds
-from optuna_hermes.model import Elastic, RunView, Snapshot
+from optuna_hermes.model import Elastic, Snapshot, TrialView
 from optuna_hermes.policies.base import free_devices, opened, unopened
 from optuna_hermes.policies.step_model import HUGE, Array, fit_steps
 
@@ -23,7 +23,7 @@ class Contender:
     """A trial that could have devices.
 
     Args:
-        run: its view, None for a trial that is not created yet.
+        trial: its view, None for a trial that is not created yet.
         place: index among trials that are not created yet, otherwise 0.
         batch_sizes: those it could be given, None for the one it has.
         seconds: time to its end [batch size, devices, several hosts]; infinite where it cannot be
@@ -32,7 +32,7 @@ class Contender:
         diverged: whether its last value is NaN or infinite.
     """
 
-    run: RunView | None
+    trial: TrialView | None
     place: int
     batch_sizes: tuple[int | None, ...]
     seconds: Array
@@ -42,18 +42,18 @@ class Contender:
     @property
     def number(self) -> int | None:
         """The trial's number, None if it does not exist yet."""
-        return None if self.run is None else self.run.number
+        return None if self.trial is None else self.trial.number
 
     @property
     def switch_seconds(self) -> float:
         """The cost of moving it to other devices, in seconds."""
-        return 0.0 if self.run is None else self.run.switch_cost_seconds
+        return 0.0 if self.trial is None else self.trial.switch_cost_seconds
 
     @property
     def key(self) -> tuple[bool, float, bool, int, int]:
         """Sort key: smallest remaining utilisation, then those that exist, by number."""
-        number = 0 if self.run is None else self.run.number
-        return self.diverged, self.use, self.run is None, number, self.place
+        number = 0 if self.trial is None else self.trial.number
+        return self.diverged, self.use, self.trial is None, number, self.place
 
     @property
     def use(self) -> float:
@@ -90,14 +90,14 @@ def contenders(snapshot: Snapshot, most: int) -> list[Contender]:
             estimate.
     """
     view = _Landscape(snapshot)
-    runs: list[tuple[RunView | None, int]] = [(run, 0) for run in opened(snapshot)]
-    runs += [(run, place) for place, run in enumerate(unopened(snapshot))]
+    trials: list[tuple[TrialView | None, int]] = [(trial, 0) for trial in opened(snapshot)]
+    trials += [(trial, place) for place, trial in enumerate(unopened(snapshot))]
     rough = [
-        (view.roughly(run), run is None, place if run is None else run.number)
-        for run, place in runs
+        (view.roughly(trial), trial is None, place if trial is None else trial.number)
+        for trial, place in trials
     ]
-    order = sorted(range(len(runs)), key=rough.__getitem__)[:most]
-    found = [view.contender(*runs[index]) for index in order]
+    order = sorted(range(len(trials)), key=rough.__getitem__)[:most]
+    found = [view.contender(*trials[index]) for index in order]
     return sorted((each for each in found if each is not None), key=lambda each: each.key)
 
 
@@ -107,74 +107,74 @@ class _Landscape:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._free = free_devices(snapshot)
-        self._kin: dict[str, list[RunView]] = {}
-        for run in (*snapshot.runs, *snapshot.finished):
-            if run.params and _has_told(run):
-                self._kin.setdefault(_kind(run.params), []).append(run)
-        stretches = (run.elastic for run in (*snapshot.runs, *snapshot.finished))
+        self._kin: dict[str, list[TrialView]] = {}
+        for trial in (*snapshot.trials, *snapshot.finished):
+            if trial.params and _has_told(trial):
+                self._kin.setdefault(_kind(trial.params), []).append(trial)
+        stretches = (trial.elastic for trial in (*snapshot.trials, *snapshot.finished))
         self._measures_noise = any(each and each.noise_scale is not None for each in stretches)
-        seconds = _seconds_a_unit([*snapshot.runs, *snapshot.finished])
+        seconds = _seconds_a_unit([*snapshot.trials, *snapshot.finished])
         self._typical_seconds = median(seconds) if seconds else 1.0
-        done = [run.curve.units for run in snapshot.finished if run.state == "done"]
+        done = [trial.curve.units for trial in snapshot.finished if trial.state == "done"]
         told = [
-            run.curve.units + run.units_left
-            for run in snapshot.runs
-            if run.units_left is not None and _has_told(run)
+            trial.curve.units + trial.units_left
+            for trial in snapshot.trials
+            if trial.units_left is not None and _has_told(trial)
         ]
         self._typical_units = fmean(done or told) if done or told else None
 
-    def roughly(self, run: RunView | None) -> float:
+    def roughly(self, trial: TrialView | None) -> float:
         """A rough estimate of a trial's remaining device seconds; infinite if it diverged."""
-        if run is None:
-            return self._units(run, ()) * self._typical_seconds
-        own = _seconds_a_unit([run])
-        left = self._units(run, self._kin_of(run)) * (own[0] if own else self._typical_seconds)
-        return math.inf if _diverged(run) else left
+        if trial is None:
+            return self._units(trial, ()) * self._typical_seconds
+        own = _seconds_a_unit([trial])
+        left = self._units(trial, self._kin_of(trial)) * (own[0] if own else self._typical_seconds)
+        return math.inf if _diverged(trial) else left
 
-    def contender(self, run: RunView | None, place: int) -> Contender | None:
+    def contender(self, trial: TrialView | None, place: int) -> Contender | None:
         """The trial as a contender, None if it cannot have any of the devices."""
-        if run is None:
+        if trial is None:
             seconds = self._plain(self._typical_seconds, 1, 1, 1) * self._units(None, ())
             return Contender(
-                run=None,
+                trial=None,
                 place=place,
                 batch_sizes=(None,),
                 seconds=seconds,
                 wanted=1,
                 diverged=False,
             )
-        least, most = run.device_range
-        bound = run.bound_to
+        least, most = trial.device_range
+        bound = trial.bound_to
         most = min(most, sum(not bound or each.id in bound for each in self._free))
         if least > most:
             return None
-        kin = self._kin_of(run)
-        batch_sizes, seconds = self._seconds(run, kin, least, most)
+        kin = self._kin_of(trial)
+        batch_sizes, seconds = self._seconds(trial, kin, least, most)
         return Contender(
-            run=run,
+            trial=trial,
             place=0,
             batch_sizes=batch_sizes,
             seconds=np.minimum(seconds, np.where(np.isfinite(seconds), HUGE, np.inf)),
-            wanted=min(max(run.devices_wanted, least), most),
-            diverged=_diverged(run),
+            wanted=min(max(trial.devices_wanted, least), most),
+            diverged=_diverged(trial),
         )
 
     def _seconds(
-        self, run: RunView, kin: Sequence[RunView], least: int, most: int
+        self, trial: TrialView, kin: Sequence[TrialView], least: int, most: int
     ) -> tuple[tuple[int | None, ...], Array]:
         """Batch sizes, and the seconds to the end with each."""
-        units = self._units(run, kin)
-        own = _seconds_a_unit([run]) or _seconds_a_unit(r for r in kin if r.state == "done")
+        units = self._units(trial, kin)
+        own = _seconds_a_unit([trial]) or _seconds_a_unit(r for r in kin if r.state == "done")
         unit = fmean(own) if own else self._typical_seconds
-        if run.elastic is None:
-            return (None,), self._plain(unit, run.devices_wanted, least, most) * units
-        elastic = _with_speeds(run.elastic, kin)
+        if trial.elastic is None:
+            return (None,), self._plain(unit, trial.devices_wanted, least, most) * units
+        elastic = _with_speeds(trial.elastic, kin)
         if elastic.noise_scale is None and self._measures_noise:
             elastic = replace(elastic, noise_scale=float(elastic.batch_size))
-        most = min(most, max(most_devices(elastic, run.devices_wanted), least))
+        most = min(most, max(most_devices(elastic, trial.devices_wanted), least))
         model = fit_steps(elastic.speeds, elastic.device_batch_size)
         if model is None:
-            return (None,), self._plain(unit, run.devices_wanted, least, most) * units
+            return (None,), self._plain(unit, trial.devices_wanted, least, most) * units
         choices = batch_choices(elastic)
         batches = np.array(choices, dtype=float)
         counts = np.maximum(np.arange(len(self._free) + 1.0), 1.0)
@@ -182,7 +182,7 @@ class _Landscape:
         later = unit_seconds(elastic, model, batches, counts, later=True).min(axis=0)
         if elastic.unit_samples is None:
             # Only ratios are known: a unit on the devices that it wants is as long as its units.
-            wanted = min(max(run.devices_wanted, least), most)
+            wanted = min(max(trial.devices_wanted, least), most)
             scale = unit / wanted / seconds[choices.index(elastic.batch_size), wanted, 0]
             seconds, later = seconds * scale, later * scale
         seconds = seconds * min(units, 1.0) + later * max(units - 1.0, 0.0)
@@ -196,20 +196,20 @@ class _Landscape:
         seconds = np.repeat((device_seconds / counts)[None, :, None], 2, axis=2)
         return _within(seconds, least, most)
 
-    def _kin_of(self, run: RunView) -> Sequence[RunView]:
-        return self._kin.get(_kind(run.params), (run,)) if run.params else (run,)
+    def _kin_of(self, trial: TrialView) -> Sequence[TrialView]:
+        return self._kin.get(_kind(trial.params), (trial,)) if trial.params else (trial,)
 
-    def _units(self, run: RunView | None, kin: Sequence[RunView]) -> float:
+    def _units(self, trial: TrialView | None, kin: Sequence[TrialView]) -> float:
         """Units left of a trial, sampled where it does not report them."""
-        if run is not None and run.units_left is not None:
-            return max(float(run.units_left), LEAST_UNITS)
-        units = 0 if run is None else run.curve.units
+        if trial is not None and trial.units_left is not None:
+            return max(float(trial.units_left), LEAST_UNITS)
+        units = 0 if trial is None else trial.curve.units
         ended = [each.curve.units for each in kin if each.state == "done"]
         total = fmean(ended) if ended else self._typical_units
         expected = max(units, 1.0) if total is None else total - units
         if expected <= 0:
             expected = max(units, 1.0)
-        number = -1 if run is None else run.number
+        number = -1 if trial is None else trial.number
         rng = np.random.default_rng([abs(self._snapshot.seed), number + 1, units])
         rho = rng.beta(units + 2.0, expected + 1.0)
         return max((units + 1.0) * (1.0 / max(rho, 1 / HUGE) - 1.0), LEAST_UNITS)
@@ -222,25 +222,27 @@ def _within(seconds: Array, least: int, most: int) -> Array:
     return seconds
 
 
-def _with_speeds(elastic: Elastic, kin: Iterable[RunView]) -> Elastic:
+def _with_speeds(elastic: Elastic, kin: Iterable[TrialView]) -> Elastic:
     """``elastic`` with the measurements of trials with the same parameters."""
     others = [each.elastic.speeds for each in kin if each.elastic is not None]
     return replace(elastic, speeds=pooled(speed for speeds in others for speed in speeds))
 
 
-def _seconds_a_unit(runs: Iterable[RunView]) -> list[float]:
+def _seconds_a_unit(trials: Iterable[TrialView]) -> list[float]:
     """Mean device seconds per unit of each trial that has reported."""
-    means = (run.curve.device_seconds[-1] / run.curve.units for run in runs if run.curve.units)
+    means = (
+        trial.curve.device_seconds[-1] / trial.curve.units for trial in trials if trial.curve.units
+    )
     return [seconds for seconds in means if 0 < seconds < HUGE]
 
 
-def _has_told(run: RunView) -> bool:
+def _has_told(trial: TrialView) -> bool:
     """True if a trial has reported a value, or a speed was measured."""
-    return run.curve.units > 0 or (run.elastic is not None and bool(run.elastic.speeds))
+    return trial.curve.units > 0 or (trial.elastic is not None and bool(trial.elastic.speeds))
 
 
-def _diverged(run: RunView) -> bool:
-    return run.curve.units > 0 and not math.isfinite(run.curve.values[-1])
+def _diverged(trial: TrialView) -> bool:
+    return trial.curve.units > 0 and not math.isfinite(trial.curve.values[-1])
 
 
 def _kind(params: Mapping[str, object]) -> str:

@@ -83,12 +83,15 @@ def _wanted(snapshot: Snapshot) -> int:
         return snapshot.wanted
     if snapshot.unstarted.count is None:
         return len(snapshot.devices)
-    return snapshot.unstarted.count + sum(run.device_range[1] for run in snapshot.runs)
+    return snapshot.unstarted.count + sum(trial.device_range[1] for trial in snapshot.trials)
 
 
 def _ours(snapshot: Snapshot, decision: Decision) -> tuple[list[Device], frozenset[str]]:
     """The healthy devices that no other user has, and the ids of those that must keep power."""
-    sat_on = {*snapshot.held, *(run.device for run in snapshot.runs if run.device is not None)}
+    sat_on = {
+        *snapshot.held,
+        *(trial.device for trial in snapshot.trials if trial.device is not None),
+    }
     given = {id_ for each in decision.assignments for id_ in each.devices}
     ours = [
         device

@@ -12,7 +12,7 @@ from optuna_hermes.cluster.job_hosts import Hosts, Progress
 from optuna_hermes.cluster.job_queue import Line
 from optuna_hermes.cluster.jobs import Job, JobRecord, JobTrace, SoFar
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Assignment, RunView, Snapshot
+from optuna_hermes.model import Assignment, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator.kernel import Agenda
 
@@ -159,8 +159,8 @@ class _Group:
         self._running: dict[int, Progress] = {}
         self._undecided: list[Progress] = []
         self._line = Line(policy)
-        self._over: list[RunView] = []
-        self._over_shown: tuple[RunView, ...] = ()
+        self._over: list[TrialView] = []
+        self._over_shown: tuple[TrialView, ...] = ()
         self._memory: Any = None
         self._slices_end = -math.inf
 
@@ -173,7 +173,7 @@ class _Group:
 
     def submit(self, job: Job, expected_seconds: float | None) -> None:
         """Add a job to the queue."""
-        view = RunView(
+        view = TrialView(
             number=job.number,
             state="pending",
             submitted=job.submitted,
@@ -248,14 +248,14 @@ class _Group:
         self._plan_slices(now)
 
     def _snapshot(self, now: float) -> Snapshot:
-        runs = self._line.shown(self.hosts.n_free)
+        trials = self._line.shown(self.hosts.n_free)
         if not self._line.is_ranked:
-            runs = (*(progress.view for progress in self._running.values()), *runs)
+            trials = (*(progress.view for progress in self._running.values()), *trials)
         return Snapshot(
             now=now,
             seed=self._seed,
             devices=self.hosts.devices,
-            runs=runs,
+            trials=trials,
             finished=self._over_shown,
             memory=self._memory,
         )
@@ -271,22 +271,22 @@ class _Group:
     # -- jobs on devices -----------------------------------------------------------------------
 
     def _start(self, assignment: Assignment, now: float) -> None:
-        if assignment.run is None or assignment.run not in self._line:
-            raise ValueError(f"A policy may choose jobs that wait but got {assignment.run}.")
-        low, high = self._live[assignment.run].view.device_range
+        if assignment.trial is None or assignment.trial not in self._line:
+            raise ValueError(f"A policy may choose jobs that wait but got {assignment.trial}.")
+        low, high = self._live[assignment.trial].view.device_range
         if not low <= len(set(assignment.devices)) == len(assignment.devices) <= high:
             raise ValueError(
-                f"Job {assignment.run} takes {low} to {high} devices, none twice, but got "
+                f"Job {assignment.trial} takes {low} to {high} devices, none twice, but got "
                 f"{assignment.devices}."
             )
         self.hosts.take(assignment.devices)
-        progress = self._live[assignment.run]
+        progress = self._live[assignment.trial]
         was = progress.hosts
-        stayed = self._line.remove(assignment.run).waiting_since == now
+        stayed = self._line.remove(assignment.trial).waiting_since == now
         progress.devices = assignment.devices
         progress.hosts = self.hosts.where(assignment.devices)
         progress.batch_size = assignment.batch_size or progress.batch_size
-        # Another batch size is no restart: the loader is rebuilt where the run is.
+        # Another batch size is no restart: the loader is rebuilt where the trial is.
         moved = not stayed or was != progress.hosts
         if progress.started is None:
             progress.started, moved = now, False
@@ -302,7 +302,7 @@ class _Group:
             waiting_since=None,
             switch_cost_seconds=0.0,
         )
-        self._running[assignment.run] = progress
+        self._running[assignment.trial] = progress
         self._go_on(progress, now)
 
     def _go_on(self, progress: Progress, now: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from optuna_hermes.cluster.jobs import Job, Placement, SoFar
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Device, RunView
+from optuna_hermes.model import Device, TrialView
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,7 @@ class Progress:
     """
 
     job: Job
-    view: RunView
+    view: TrialView
     done: float = 0.0
     since: float = 0.0
     begins: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Any
 
-from optuna_hermes.model import RunView
+from optuna_hermes.model import TrialView
 from optuna_hermes.policies import Policy, Ranked
 
 
@@ -22,7 +22,7 @@ class Line:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy if isinstance(policy, Ranked) else None
-        self._views: dict[int, RunView] = {}
+        self._views: dict[int, TrialView] = {}
         self._ranks: dict[int, tuple[Any, ...]] = {}
         self._by_size: dict[int, list[tuple[Any, ...]]] = {}
 
@@ -37,7 +37,7 @@ class Line:
         """True if the first jobs of each size are enough for a decision."""
         return self._policy is not None
 
-    def add(self, view: RunView) -> None:
+    def add(self, view: TrialView) -> None:
         """Add a waiting job, or replace its view."""
         if view.number in self._views:
             self.remove(view.number)
@@ -52,7 +52,7 @@ class Line:
         self._ranks[view.number] = rank
         insort(self._by_size.setdefault(view.devices_wanted, []), rank)
 
-    def remove(self, number: int) -> RunView:
+    def remove(self, number: int) -> TrialView:
         """Remove a job that no longer waits."""
         view = self._views.pop(number)
         if self._policy is not None:
@@ -60,7 +60,7 @@ class Line:
             del size[bisect_left(size, rank)]
         return view
 
-    def shown(self, n_free: int) -> tuple[RunView, ...]:
+    def shown(self, n_free: int) -> tuple[TrialView, ...]:
         """The jobs that a decision about ``n_free`` devices may depend on."""
         if self._policy is None:
             return tuple(self._views.values())

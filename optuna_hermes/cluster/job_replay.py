@@ -11,7 +11,7 @@ from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Noisy
 from optuna_hermes.cluster.job_learning import Learned
 from optuna_hermes.cluster.jobs import Job, JobTrace
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.model import RunView
+from optuna_hermes.model import TrialView
 from optuna_hermes.policies import POLICIES, Fifo, Policy, Qssf, Ranked, make_policy
 
 ORACLE_SLICE_SECONDS = 600.0
@@ -131,13 +131,13 @@ class ShortestRemaining(Ranked):
         backfill: whether those behind a job that finds too few devices may have them.
     """
 
-    def rank(self, run: RunView) -> tuple[float, float, int]:
+    def rank(self, trial: TrialView) -> tuple[float, float, int]:
         """Rank by the time left on the devices it wants, then by arrival.
 
         Raises:
             ValueError: the job has no ``expected_seconds``.
         """
-        if run.expected_seconds is None:
-            raise ValueError(f"Run {run.number} must have expected_seconds but has none.")
-        left = (run.expected_seconds - run.attained_seconds) / run.devices_wanted
-        return left, run.submitted, run.number
+        if trial.expected_seconds is None:
+            raise ValueError(f"Run {trial.number} must have expected_seconds but has none.")
+        left = (trial.expected_seconds - trial.attained_seconds) / trial.devices_wanted
+        return left, trial.submitted, trial.number

@@ -53,7 +53,7 @@ class Work(ABC):
         """
 
     def shown(self, so_far: SoFar) -> Mapping[str, Any]:
-        """Fields of the job's ``RunView`` that depend on its kind of work.
+        """Fields of the job's ``TrialView`` that depend on its kind of work.
 
         Args:
             so_far: the job's progress.

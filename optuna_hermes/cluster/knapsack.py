@@ -19,14 +19,14 @@ class Item:
     """One way to train a trial.
 
     Args:
-        run: index of the trial; no two items of one trial are chosen together.
+        trial: index of the trial; no two items of one trial are chosen together.
         devices: number of devices.
         batch_size: samples a step, None to leave it.
         value: utility; items of no value are left to ``Knapsack.filled``.
         weights: use of each resource, devices first.
     """
 
-    run: int
+    trial: int
     devices: int
     batch_size: int | None
     value: float
@@ -57,10 +57,10 @@ class Knapsack:
         from scipy.optimize import LinearConstraint, milp  # as in ``step_model``: it takes long
         from scipy.sparse import coo_array
 
-        runs = sorted({self._items[index].run for index in good})
-        row = {run: place for place, run in enumerate(runs)}
-        rows = [row[self._items[index].run] for index in good]
-        once = coo_array((np.ones(len(good)), (rows, range(len(good)))), (len(runs), len(good)))
+        trials = sorted({self._items[index].trial for index in good})
+        row = {trial: place for place, trial in enumerate(trials)}
+        rows = [row[self._items[index].trial] for index in good]
+        once = coo_array((np.ones(len(good)), (rows, range(len(good)))), (len(trials), len(good)))
         bounded = np.flatnonzero(np.isfinite(self._room))
         # Bytes become shares: coefficients of 1e10 beside ones are bad for the solver's tolerances.
         scale = np.where(self._room > COUNTABLE, self._room, 1.0)[bounded]
@@ -89,13 +89,13 @@ class Knapsack:
 
         A chosen trial may switch to another of its items, if that adds the most.
         """
-        by_run: dict[int, Item] = {}
+        by_trial: dict[int, Item] = {}
         left = self._room.copy()
         scale = np.where(np.isfinite(self._room), np.maximum(self._room, 1.0), np.inf)
         good = np.array(self._good, dtype=np.int64)
         values = np.array([self._items[index].value for index in good])
         weights = self._weights[good]
-        runs = np.array([self._items[index].run for index in good], dtype=np.int64)
+        trials = np.array([self._items[index].trial for index in good], dtype=np.int64)
         has_value, has_weight = np.zeros(len(good)), np.zeros_like(weights)
         while len(good):
             more, gain = weights - has_weight, values - has_value
@@ -105,26 +105,26 @@ class Knapsack:
                 break
             best = int(np.where(open_, gain / share, -np.inf).argmax())
             left -= more[best]
-            by_run[int(runs[best])] = self._items[good[best]]
-            same = runs == runs[best]
+            by_trial[int(trials[best])] = self._items[good[best]]
+            same = trials == trials[best]
             has_value[same], has_weight[same] = values[best], weights[best]
-        return [by_run[run] for run in sorted(by_run)]
+        return [by_trial[trial] for trial in sorted(by_trial)]
 
     def filled(self, chosen: Sequence[Item]) -> list[Item]:
         """Add trials of no value now to ``chosen``, in their order, as long as there is room."""
-        taken = {item.run for item in chosen}
+        taken = {item.trial for item in chosen}
         filled = list(chosen)
         left = self._room - sum(
             (np.array(item.weights) for item in chosen), np.zeros(len(self._room))
         )
         for index, item in enumerate(self._items):
-            if item.run not in taken and (self._weights[index] <= left).all():
-                taken.add(item.run)
+            if item.trial not in taken and (self._weights[index] <= left).all():
+                taken.add(item.trial)
                 filled.append(item)
                 left = left - self._weights[index]
         return filled
 
     def _fits(self, chosen: Sequence[Item]) -> bool:
-        runs = [item.run for item in chosen]
+        trials = [item.trial for item in chosen]
         used = sum((np.array(item.weights) for item in chosen), np.zeros(len(self._room)))
-        return len(set(runs)) == len(runs) and bool((used <= self._room).all())
+        return len(set(trials)) == len(trials) and bool((used <= self._room).all())

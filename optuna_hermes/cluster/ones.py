@@ -84,7 +84,7 @@ class Ones(Policy):
         if not found:
             return Decision(memory=snapshot.memory)
         field = self._field(snapshot, found, devices)
-        units = sum(run.curve.units for run in snapshot.runs)
+        units = sum(trial.curve.units for trial in snapshot.trials)
         # Seeded by the snapshot alone: the same snapshot must give the same decision.
         rng = np.random.default_rng([abs(snapshot.seed), len(found), len(snapshot.finished), units])
         seeds = _seeds(field, found, devices, snapshot.memory)
@@ -122,14 +122,14 @@ def _seeds(
     nobody = np.full(field.n_devices, -1, dtype=np.int64)
     rows = [nobody, field.owner]
     place_of = {device.id: index for index, device in enumerate(devices)}
-    numbers = {str(each.run.number): index for index, each in enumerate(found) if each.run}
+    numbers = {str(each.trial.number): index for index, each in enumerate(found) if each.trial}
     for plan in _plans(memory):
         row = nobody.copy()
         for id_, number in plan.items():
             if id_ in place_of:
                 row[place_of[id_]] = numbers.get(str(number), -1)
         rows.append(row)
-    level = np.zeros((len(rows), field.n_runs), dtype=np.int64)
+    level = np.zeros((len(rows), field.n_trials), dtype=np.int64)
     return Schedules(owner=np.stack(rows), level=level)
 
 
@@ -143,12 +143,12 @@ def _plan(
     found: Sequence[Contender], devices: Sequence[Device], owner: Sequence[int]
 ) -> dict[str, int]:
     """A schedule as JSON: the number of the trial of each device."""
-    runs = {
-        device.id: found[index].run
+    trials = {
+        device.id: found[index].trial
         for device, index in zip(devices, owner, strict=True)
         if index >= 0
     }
-    return {id_: run.number for id_, run in runs.items() if run is not None}
+    return {id_: trial.number for id_, trial in trials.items() if trial is not None}
 
 
 def _assignments(
@@ -159,4 +159,4 @@ def _assignments(
     batches = {found[i].number: found[i].batch_sizes[level[i]] for i in set(owner) if i >= 0}
     chosen = seated(snapshot, found, devices, owner)
     chosen += leftovers(snapshot, chosen)
-    return tuple(replace(each, batch_size=batches.get(each.run)) for each in chosen)
+    return tuple(replace(each, batch_size=batches.get(each.trial)) for each in chosen)

@@ -23,7 +23,7 @@ class Schedules:
 
     Args:
         owner: index of the trial that has a device, -1 for none [schedule, device].
-        level: batch size of each trial, as an index into its choices [schedule, run].
+        level: batch size of each trial, as an index into its choices [schedule, trial].
     """
 
     owner: Ints
@@ -78,8 +78,8 @@ class Evolution:
         one = parents[rng.integers(len(parents), size=number)]
         other = parents[rng.integers(len(parents), size=number)]
         owner = np.where(rng.random((number, field.n_devices)) < 0.5, one.owner, other.owner)
-        level = np.where(rng.random((number, field.n_runs)) < 0.5, one.level, other.level)
-        preempted = rng.random((number, field.n_runs + 1)) < MUTATION
+        level = np.where(rng.random((number, field.n_trials)) < 0.5, one.level, other.level)
+        preempted = rng.random((number, field.n_trials + 1)) < MUTATION
         owner = np.where(preempted[np.arange(number)[:, None], owner], -1, owner)
         return Schedules(owner=owner, level=level)
 
@@ -112,7 +112,7 @@ class Evolution:
         A trial is not given devices that make it slower, or that win less than a change costs.
         """
         field = self._field
-        rows, runs = np.arange(len(counts)), np.arange(field.n_runs)
+        rows, trials = np.arange(len(counts)), np.arange(field.n_trials)
         luck = 1.0 + chance * self._rng.random((*counts.shape, 1))
         while (idle := field.n_devices - counts.sum(axis=1)).any():
             jumps = [np.broadcast_to(to, counts.shape) - counts for to in field.landmarks]
@@ -120,15 +120,15 @@ class Evolution:
             then = counts[..., None] + steps
             fits = (steps > 0) & (steps <= idle[:, None, None])
             fits &= (then >= field.least[:, None]) & (then <= field.most[:, None])
-            rates = field.rates[runs[None, :, None], np.where(fits, then, 0)]
-            gain = (rates - field.rates[runs, counts][..., None]) / np.maximum(steps, 1)
+            rates = field.rates[trials[None, :, None], np.where(fits, then, 0)]
+            gain = (rates - field.rates[trials, counts][..., None]) / np.maximum(steps, 1)
             gain = np.where(fits, gain * luck, 0.0).reshape(len(rows), -1)
             best = gain.argmax(axis=1)
             found = gain[rows, best] > 0
             if not found.any():
                 break
-            run, step = np.divmod(best, steps.shape[2])
-            counts[rows, run] += np.where(found, steps[rows, run, step], 0)
+            trial, step = np.divmod(best, steps.shape[2])
+            counts[rows, trial] += np.where(found, steps[rows, trial, step], 0)
         return counts
 
     def _levels(self, level: Ints, counts: Ints, same: NDArray[np.bool_], chance: float) -> Ints:
@@ -137,12 +137,12 @@ class Evolution:
         A mutation draws any size that the trial can be trained with.
         """
         field = self._field
-        runs = np.arange(field.n_runs)
-        best = field.best_level[runs, counts]
+        trials = np.arange(field.n_trials)
+        best = field.best_level[trials, counts]
         level = np.where(same & (chance > 0), level, best)
         drawn = (self._rng.random(counts.shape) * field.seconds.shape[1]).astype(np.int64)
         level = np.where(self._rng.random(counts.shape) < MUTATION * chance, drawn, level)
-        works = np.isfinite(field.seconds[runs, level, counts, 0])
+        works = np.isfinite(field.seconds[trials, level, counts, 0])
         return np.where(works, level, best)
 
     def _select(self, schedules: Schedules, number: int) -> Schedules:

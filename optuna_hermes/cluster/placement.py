@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optuna_hermes.cluster.contenders import Contender
-from optuna_hermes.model import Assignment, Device, RunView, Snapshot
+from optuna_hermes.model import Assignment, Device, Snapshot, TrialView
 from optuna_hermes.policies.base import holders, opened, place, unopened
 
 Ints = NDArray[np.int64]
@@ -24,8 +24,8 @@ def sitting(snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[De
     holding = holders(snapshot)
     owner = np.full(len(devices), -1, dtype=np.int64)
     for index, each in enumerate(found):
-        if each.run is not None and each.run.number in holding:
-            seats = each.run.seats
+        if each.trial is not None and each.trial.number in holding:
+            seats = each.trial.seats
             if all(id_ in place_of for id_ in seats):
                 owner[[place_of[id_] for id_ in seats]] = index
     return owner
@@ -44,21 +44,23 @@ def side_by_side(counts: Ints, owner: Ints, host: Ints) -> Ints:
     first, and hosts with more free devices are taken first.
 
     Args:
-        counts: devices of each run [plan, run], no more in all than there are.
+        counts: devices of each trial [plan, trial], no more in all than there are.
         owner: who sits on a device now [device].
         host: to which host a device belongs [device].
     """
-    n_runs, n_devices = counts.shape[1], len(owner)
-    now = np.bincount(owner + 1, minlength=n_runs + 1)[1:]
+    n_trials, n_devices = counts.shape[1], len(owner)
+    now = np.bincount(owner + 1, minlength=n_trials + 1)[1:]
     stays = (counts == now) & (counts > 0)
     pinned = np.where(owner >= 0, stays[:, owner], False)
     rest = np.where(stays, 0, counts)
     order = np.argsort(-rest, axis=1, kind="stable")
     ends = np.take_along_axis(rest, order, axis=1).cumsum(axis=1)
     index = (ends[:, None, :] <= np.arange(n_devices)[None, :, None]).sum(axis=2)
-    run = np.take_along_axis(order, np.minimum(index, n_runs - 1), axis=1)
+    trial = np.take_along_axis(order, np.minimum(index, n_trials - 1), axis=1)
     found = np.full(pinned.shape, -1, dtype=np.int64)
-    np.put_along_axis(found, _free_first(pinned, host), np.where(index < n_runs, run, -1), axis=1)
+    np.put_along_axis(
+        found, _free_first(pinned, host), np.where(index < n_trials, trial, -1), axis=1
+    )
     return np.where(pinned, owner, found)
 
 
@@ -78,18 +80,19 @@ def seated(
         if index >= 0:
             given.setdefault(index, []).append(device.id)
     plan = [(found[index], tuple(ids)) for index, ids in sorted(given.items())]
-    bound = [(each.run.bound_to, ids) for each, ids in plan if each.run]
+    bound = [(each.trial.bound_to, ids) for each, ids in plan if each.trial]
     if all(not ours or set(ours).issuperset(ids) for ours, ids in bound):
-        return tuple(Assignment(run=each.number, devices=ids) for each, ids in plan)
+        return tuple(Assignment(trial=each.number, devices=ids) for each, ids in plan)
     return place(
-        snapshot, [each.run and replace(each.run, devices_wanted=len(ids)) for each, ids in plan]
+        snapshot,
+        [each.trial and replace(each.trial, devices_wanted=len(ids)) for each, ids in plan],
     )
 
 
 def leftovers(
     snapshot: Snapshot,
     chosen: Sequence[Assignment],
-    may_have: Callable[[RunView | None], bool] = lambda run: True,
+    may_have: Callable[[TrialView | None], bool] = lambda trial: True,
 ) -> tuple[Assignment, ...]:
     """Assign devices that a plan leaves free to other trials, in the order of arrival.
 
@@ -104,12 +107,12 @@ def leftovers(
     )
     if not any(device.free for device in devices):
         return ()
-    served = {each.run for each in chosen}
-    new = sum(each.run is None for each in chosen)
+    served = {each.trial for each in chosen}
+    new = sum(each.trial is None for each in chosen)
     waiting = [*opened(snapshot), *unopened(snapshot)]
-    order = [run for run in waiting if run is not None and run.number not in served]
-    more = [None] * (sum(run is None for run in waiting) - new)
-    allowed = [run for run in (*order, *more) if may_have(run)]
+    order = [trial for trial in waiting if trial is not None and trial.number not in served]
+    more = [None] * (sum(trial is None for trial in waiting) - new)
+    allowed = [trial for trial in (*order, *more) if may_have(trial)]
     return place(replace(snapshot, devices=devices), allowed)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optuna_hermes.cluster.similar import Service
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Ranked, opened, place, unopened
 
 FEWEST = 5
@@ -42,68 +42,73 @@ class Qssf(Ranked):
     def __init__(self, *, preemptive: bool = True, backfill: bool = True) -> None:
         super().__init__(backfill=backfill)
         self.preemptive = preemptive
-        self._learned: tuple[list[RunView], Service] | None = None
+        self._learned: tuple[list[TrialView], Service] | None = None
 
-    def rank(self, run: RunView) -> tuple[Any, ...] | None:
+    def rank(self, trial: TrialView) -> tuple[Any, ...] | None:
         """Rank by the expected time left; None where there is no prediction yet."""
-        if run.expected_seconds is None:
+        if trial.expected_seconds is None:
             return None
-        return self._place(run, run.expected_seconds)
+        return self._place(trial, trial.expected_seconds)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Serve the trials with the least expected time left first."""
         waiting = opened(snapshot)
         new = unopened(snapshot)
-        runs = [*waiting, *(run for run in new if run is not None)]
-        n_new = len(new) - (len(runs) - len(waiting))
-        unknown = [run for run in runs if run.expected_seconds is None]
+        trials = [*waiting, *(trial for trial in new if trial is not None)]
+        n_new = len(new) - (len(trials) - len(waiting))
+        unknown = [trial for trial in trials if trial.expected_seconds is None]
         if not unknown and not n_new:
             return super().decide(snapshot)
         service = self._service(snapshot)
         if service is None:
-            order = self._by_attained(snapshot, runs, n_new)
+            order = self._by_attained(snapshot, trials, n_new)
         else:
-            order = self._by_remaining(runs, unknown, n_new, service)
+            order = self._by_remaining(trials, unknown, n_new, service)
         return Decision(assignments=place(snapshot, order, backfill=self.backfill))
 
     def _by_attained(
-        self, snapshot: Snapshot, runs: Sequence[RunView], n_new: int
-    ) -> list[RunView | None]:
+        self, snapshot: Snapshot, trials: Sequence[TrialView], n_new: int
+    ) -> list[TrialView | None]:
         """Order without predictions: predicted trials, then least attained service first."""
 
-        def rank(run: RunView) -> tuple[Any, ...]:
-            predicted = self.rank(run)
-            return predicted or self._place(run, run.attained_seconds, unknown=True)
+        def rank(trial: TrialView) -> tuple[Any, ...]:
+            predicted = self.rank(trial)
+            return predicted or self._place(trial, trial.attained_seconds, unknown=True)
 
-        ranked: list[RunView | None] = [*sorted(runs, key=rank)]
-        new: list[RunView | None] = [None] * n_new
+        ranked: list[TrialView | None] = [*sorted(trials, key=rank)]
+        new: list[TrialView | None] = [None] * n_new
         return [*new, *ranked] if snapshot.unstarted.fixed and self.preemptive else [*ranked, *new]
 
     def _by_remaining(
-        self, runs: Sequence[RunView], unknown: Sequence[RunView], n_new: int, service: Service
-    ) -> list[RunView | None]:
+        self,
+        trials: Sequence[TrialView],
+        unknown: Sequence[TrialView],
+        n_new: int,
+        service: Service,
+    ) -> list[TrialView | None]:
         predicted = dict(zip((r.number for r in unknown), service.of(unknown), strict=True))
-        ranks: list[tuple[tuple[Any, ...], RunView | None]] = [
-            (self.rank(run) or self._place(run, predicted[run.number]), run) for run in runs
+        ranks: list[tuple[tuple[Any, ...], TrialView | None]] = [
+            (self.rank(trial) or self._place(trial, predicted[trial.number]), trial)
+            for trial in trials
         ]
         if n_new:
-            newcomer = RunView(number=_LAST, state="pending", submitted=_LAST)
+            newcomer = TrialView(number=_LAST, state="pending", submitted=_LAST)
             ranks += [(self._place(newcomer, service.typical), None)] * n_new
-        return [run for _, run in sorted(ranks, key=lambda each: each[0])]
+        return [trial for _, trial in sorted(ranks, key=lambda each: each[0])]
 
     def _place(
-        self, run: RunView, expected: float, *, unknown: bool = False
+        self, trial: TrialView, expected: float, *, unknown: bool = False
     ) -> tuple[bool, bool, float, float, int]:
-        begun_last = run.state == "pending" and not self.preemptive
-        left = expected if unknown else _left(expected, run.attained_seconds)
-        return begun_last, unknown, left, run.submitted, run.number
+        begun_last = trial.state == "pending" and not self.preemptive
+        left = expected if unknown else _left(expected, trial.attained_seconds)
+        return begun_last, unknown, left, trial.submitted, trial.number
 
     def _service(self, snapshot: Snapshot) -> Service | None:
         """The estimates learned from the finished trials, None if there are too few."""
         done = [r for r in snapshot.finished if r.state == "done" and r.attained_seconds > 0]
         if len(done) < FEWEST:
             return None
-        done.sort(key=lambda run: run.number)
+        done.sort(key=lambda trial: trial.number)
         # Views are immutable: the same objects give the same estimates, so they are kept.
         if self._learned is None or not _same(self._learned[0], done):
             self._learned = (done, Service(done))
@@ -125,5 +130,5 @@ def _left(expected: float, attained: float) -> float:
     return expected - attained if attained < expected else attained
 
 
-def _same(one: Sequence[RunView], other: Sequence[RunView]) -> bool:
+def _same(one: Sequence[TrialView], other: Sequence[TrialView]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from optuna_hermes.model import RunView
+from optuna_hermes.model import TrialView
 
 Numbers: TypeAlias = NDArray[np.float64]
 
@@ -48,10 +48,10 @@ class Service:
         finished: one at least, each with a time above 0; in any order.
     """
 
-    def __init__(self, finished: Sequence[RunView]) -> None:
-        known = sorted(finished, key=lambda run: run.number)
-        self._columns = _Columns([_params(run) for run in known])
-        self._logs = np.log([run.attained_seconds for run in known])
+    def __init__(self, finished: Sequence[TrialView]) -> None:
+        known = sorted(finished, key=lambda trial: trial.number)
+        self._columns = _Columns([_params(trial) for trial in known])
+        self._logs = np.log([trial.attained_seconds for trial in known])
         self._trees = fit_trees(
             self._columns.known, self._logs, categories=self._columns.categories
         )
@@ -60,26 +60,26 @@ class Service:
         self._seen: dict[tuple[int, int], tuple[Mapping[str, Any], float]] = {}
         self.typical = median(self.of(known))
 
-    def of(self, runs: Sequence[RunView]) -> list[float]:
+    def of(self, trials: Sequence[TrialView]) -> list[float]:
         """Predicted device seconds of each of some trials, over their whole life."""
-        keys = [(id(run.params), run.devices_wanted) for run in runs]
-        new = {key: run for key, run in zip(keys, runs, strict=True) if key not in self._seen}
+        keys = [(id(trial.params), trial.devices_wanted) for trial in trials]
+        new = {key: trial for key, trial in zip(keys, trials, strict=True) if key not in self._seen}
         for key, seconds in zip(new, self._predict([*new.values()]), strict=True):
             self._seen[key] = (new[key].params, seconds)
         return [self._seen[key][1] for key in keys]
 
-    def _predict(self, runs: Sequence[RunView]) -> list[float]:
-        if not runs:
+    def _predict(self, trials: Sequence[TrialView]) -> list[float]:
+        if not trials:
             return []
-        rows = self._columns.rows([_params(run) for run in runs])
+        rows = self._columns.rows([_params(trial) for trial in trials])
         seconds = np.exp([self._logs[self._columns.nearest(row)].mean() for row in rows])
         if self._trees is not None:
             seconds = ROLLING * seconds + (1 - ROLLING) * np.exp(self._trees(rows))
         return [float(each) for each in seconds]
 
 
-def _params(run: RunView) -> dict[str, Any]:
-    return {**run.params, _DEVICES: run.devices_wanted}
+def _params(trial: TrialView) -> dict[str, Any]:
+    return {**trial.params, _DEVICES: trial.devices_wanted}
 
 
 _DEVICES = "\0devices"

@@ -19,7 +19,7 @@ from optuna_hermes.cluster.placement import (
     sitting,
 )
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Decision, Device, Resources, RunView, Snapshot
+from optuna_hermes.model import Decision, Device, Resources, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, free_devices
 
 MOST_DEVICES = 16
@@ -92,14 +92,14 @@ class Smd(Policy):
             chosen = items[:1]
         counts = np.zeros((1, len(found)), dtype=np.int64)
         for item in chosen:
-            counts[0, item.run] = item.devices
+            counts[0, item.trial] = item.devices
         owner = side_by_side(counts, sits, hosts_of(devices))[0].tolist()
         given = seated(snapshot, found, devices, owner)
         needed = _typical_needs(snapshot)
-        given += leftovers(snapshot, given, lambda run: not any(_weights(run, needed)[1:]))
-        batches = {found[item.run].number: item.batch_size for item in chosen}
+        given += leftovers(snapshot, given, lambda trial: not any(_weights(trial, needed)[1:]))
+        batches = {found[item.trial].number: item.batch_size for item in chosen}
         return Decision(
-            assignments=tuple(replace(each, batch_size=batches.get(each.run)) for each in given)
+            assignments=tuple(replace(each, batch_size=batches.get(each.trial)) for each in given)
         )
 
     def _items(
@@ -113,7 +113,7 @@ class Smd(Policy):
         for index, each in enumerate(found):
             quickest = each.seconds.min(axis=0)
             level = each.seconds[..., 0].argmin(axis=0)
-            weights = _weights(each.run, needed)
+            weights = _weights(each.trial, needed)
             worth = self._worth(snapshot.now, each, (behind - each.use) / n_devices)
             for count in _counts(each, int(has[index])):
                 seconds = float(quickest[count, int(count > _largest(snapshot))])
@@ -121,7 +121,7 @@ class Smd(Policy):
                     seconds += max(each.switch_seconds, GATE * seconds)
                 items.append(
                     Item(
-                        run=index,
+                        trial=index,
                         devices=count,
                         batch_size=each.batch_sizes[int(level[count])],
                         value=0.0 if each.diverged else worth(seconds),
@@ -139,8 +139,8 @@ class Smd(Policy):
             delay: seconds that all others take; the trial that goes last begins after these and
                 its own time as submitted.
         """
-        had = 0.0 if each.run is None else each.run.attained_seconds / each.wanted
-        waited = 0.0 if each.run is None else max(now - each.run.submitted, 0.0)
+        had = 0.0 if each.trial is None else each.trial.attained_seconds / each.wanted
+        waited = 0.0 if each.trial is None else max(now - each.trial.submitted, 0.0)
         alone = float(each.seconds[:, each.wanted, 0].min())
         target = self.patience * (had + alone)
         later = self.utility(waited + delay + alone + float(each.seconds[:, 1:].min()), target)
@@ -168,7 +168,7 @@ def _room(snapshot: Snapshot, devices: Sequence[Device]) -> tuple[float, ...]:
     """The amount of each resource left for trials that get devices now."""
     memory = [device.memory_bytes for device in devices]
     host, workers = snapshot.room.host_bytes, snapshot.room.cpu_workers
-    kept = sum(run.needs.host_bytes or 0 for run in snapshot.runs if _has_promise(run))
+    kept = sum(trial.needs.host_bytes or 0 for trial in snapshot.trials if _has_promise(trial))
     return (
         len(devices),
         math.inf if None in memory else float(sum(each or 0 for each in memory)),
@@ -180,17 +180,17 @@ def _room(snapshot: Snapshot, devices: Sequence[Device]) -> tuple[float, ...]:
 def _somebody_trains(snapshot: Snapshot) -> bool:
     """True if resources may become free later; a new trial can have a device but no view yet."""
     taken = any(not (device.free or device.problem) for device in snapshot.devices)
-    return taken or any(run.state == "running" for run in snapshot.runs)
+    return taken or any(trial.state == "running" for trial in snapshot.trials)
 
 
-def _has_promise(run: RunView) -> bool:
+def _has_promise(trial: TrialView) -> bool:
     """True if host memory is reserved for a waiting trial: its state is there, or may go there."""
-    return run.state == "parked" and run.tier != "disk"
+    return trial.state == "parked" and trial.tier != "disk"
 
 
 def _typical_needs(snapshot: Snapshot) -> Resources:
     """The assumed needs of an unknown trial: the most that any other takes."""
-    needs = [run.needs for run in (*snapshot.runs, *snapshot.finished)]
+    needs = [trial.needs for trial in (*snapshot.trials, *snapshot.finished)]
     return Resources(
         device_bytes=max((each.device_bytes or 0 for each in needs), default=0),
         host_bytes=max((each.host_bytes or 0 for each in needs), default=0),
@@ -198,12 +198,12 @@ def _typical_needs(snapshot: Snapshot) -> Resources:
     )
 
 
-def _weights(run: RunView | None, typical: Resources) -> tuple[float, float, float]:
+def _weights(trial: TrialView | None, typical: Resources) -> tuple[float, float, float]:
     """A trial's use of memory on each device, of host memory, and of CPU workers."""
-    own = Resources() if run is None else run.needs
+    own = Resources() if trial is None else trial.needs
     host = typical.host_bytes if own.host_bytes is None else own.host_bytes
     return (
         float((typical if own.device_bytes is None else own).device_bytes or 0),
-        0.0 if run is not None and _has_promise(run) else float(host or 0),
+        0.0 if trial is not None and _has_promise(trial) else float(host or 0),
         float((typical if own.cpu_workers is None else own).cpu_workers or 0),
     )

@@ -12,7 +12,7 @@ from optuna_hermes.ledger._base import (
     LeaseRecord,
     Ledger,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
 )
 from optuna_hermes.ledger._claims import DEAD_SECONDS
 
@@ -33,8 +33,8 @@ __all__ = [
     "Ledger",
     "MemoryLedger",
     "ReportRecord",
-    "RunRecord",
     "SqlLedger",
+    "TrialRecord",
     "few_connections",
     "is_full",
     "live_hosts",
@@ -92,7 +92,7 @@ def open_ledger(url: str) -> Ledger:
         LedgerError: the database cannot be reached, or holds a ledger of another version.
 
     Example:
-        >>> open_ledger("memory:").load_runs("a study's key")
+        >>> open_ledger("memory:").load_trials("a study's key")
         []
     """
     from optuna_hermes.ledger._sql import MemoryLedger, SqlLedger

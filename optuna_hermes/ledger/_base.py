@@ -1,6 +1,6 @@
 """The ledger's contract, in prose and in types.
 
-The ledger keeps what has to outlive every process: trials (*runs*), reports, leases, checkpoints,
+The ledger keeps what has to outlive every process: trials, reports, leases, checkpoints,
 a policy's memory and events, in tables of their own beside Optuna's. In the user's database it
 creates ``hermes_*`` tables and changes nothing else.
 
@@ -10,7 +10,7 @@ Rules every implementation keeps:
 - ``commit_lease`` raises ``StaleEpochError`` and writes nothing unless the epoch is above every
   epoch that this ledger holds. So epochs only grow, and two brokers that race for one device
   cannot both win.
-- ``save_run`` replaces the row of that study and number, or adds it.
+- ``save_trial`` replaces the row of that study and number, or adds it.
 - ``add_report`` keeps every report, also of a unit that is trained a second time after a crash;
   ``load_curves`` shows each unit once, as it was last reported.
 - ``load_reports`` returns each report with its position, which grows in the order in which batches
@@ -25,16 +25,16 @@ Brokers of several hosts may share a study. Each has a name that no broker had b
 *instance*, and sends heartbeats with ``beat``. The age of a heartbeat is measured by the ledger's
 own clock, so the clocks of hosts may differ.
 
-- A run belongs to one broker, its ``owner``, or has none. ``save_run`` and ``commit_lease`` raise
-  ``NotOwnerError`` and write nothing if the row of the run has another owner than the caller
-  states. So a broker that was taken for dead and comes back cannot undo later writes.
-- ``claim_run`` alone gives an existing run to another owner. It takes a waiting run (pending or
-  stored) without an owner, and any unfinished run whose holder is gone. Of several brokers that
-  claim a run at the same time one wins.
-- The holder of a run is its owner; of a run without one that is running or parked, its host. An
+- A trial belongs to one broker, its ``owner``, or has none. ``save_trial`` and ``commit_lease``
+  raise ``NotOwnerError`` and write nothing if the row of the trial has another owner than the
+  caller states. So a broker that was taken for dead and comes back cannot undo later writes.
+- ``claim_trial`` alone gives an existing trial to another owner. It takes a waiting trial (pending
+  or stored) without an owner, and any unfinished trial whose holder is gone. Of several brokers
+  that claim a trial at the same time one wins.
+- The holder of a trial is its owner; of a trial without one that is running or parked, its host. An
   owner is gone if it is unknown or forgotten, or its heartbeat is old enough. A host is gone if
   all of its brokers are.
-- A broker gives a run back by saving it with ``owner=None``.
+- A broker gives a trial back by saving it with ``owner=None``.
 - A broker on its own claims nothing and leaves every owner None.
 """
 
@@ -51,7 +51,7 @@ from optuna_hermes.ledger._records import (
     HostRecord,
     LeaseRecord,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
 )
 from optuna_hermes.model import Curve, Wish
 
@@ -62,7 +62,7 @@ __all__ = [
     "LeaseRecord",
     "Ledger",
     "ReportRecord",
-    "RunRecord",
+    "TrialRecord",
 ]
 
 
@@ -91,11 +91,11 @@ class Ledger(ABC):
         """Combine all writes of this thread inside of the block into one transaction."""
 
     @abstractmethod
-    def save_run(self, run: RunRecord, *, by: str | None = None) -> None:
+    def save_trial(self, trial: TrialRecord, *, by: str | None = None) -> None:
         """Add the row of this study and number, or replace it.
 
         Args:
-            run: the run, with its owner from now on.
+            trial: the trial, with its owner from now on.
             by: its owner until now.
 
         Raises:
@@ -103,19 +103,19 @@ class Ledger(ABC):
         """
 
     @abstractmethod
-    def load_runs(self, study: str) -> list[RunRecord]:
-        """All runs of a study, by number."""
+    def load_trials(self, study: str) -> list[TrialRecord]:
+        """All trials of a study, by number."""
 
     @abstractmethod
     def save_wish(self, study: str, number: int, wish: Wish | None) -> None:
-        """Save a user's override of a run, None to remove it; an unknown run is no error.
+        """Save a user's override of a trial, None to remove it; an unknown trial is no error.
 
-        It does not depend on the run's owner, and ``save_run`` leaves it as it is.
+        It does not depend on the trial's owner, and ``save_trial`` leaves it as it is.
         """
 
     @abstractmethod
     def load_wishes(self, study: str) -> dict[int, Wish]:
-        """The users' overrides of a study's runs, by number; also of runs that are over."""
+        """The users' overrides of a study's trials, by number; also of trials that are over."""
 
     @abstractmethod
     def add_report(self, report: ReportRecord) -> None:
@@ -123,7 +123,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
-        """The curves of all runs that have reported (or of these), each unit as last reported."""
+        """The curves of all trials that have reported (or of these), each unit as last reported."""
 
     @abstractmethod
     def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
@@ -138,13 +138,13 @@ class Ledger(ABC):
         """The highest epoch this ledger holds, 0 for an empty one."""
 
     @abstractmethod
-    def claim_run(
+    def claim_trial(
         self, study: str, number: int, *, host: str, instance: str, dead_after_seconds: float
-    ) -> RunRecord | None:
-        """Claim a run for a broker, if it has no owner or its holder is gone.
+    ) -> TrialRecord | None:
+        """Claim a trial for a broker, if it has no owner or its holder is gone.
 
-        A run that was taken from its holder is stored, or pending if it has no checkpoint, and its
-        leases have ended.
+        A trial that was taken from its holder is stored, or pending if it has no checkpoint, and
+        its leases have ended.
 
         Args:
             study: the study's key.
@@ -154,8 +154,8 @@ class Ledger(ABC):
             dead_after_seconds: age of a holder's heartbeat from which it is gone.
 
         Returns:
-            The run as it is now, also if it was this broker's before. None if the claim failed: the
-            run is unknown, finished or another's, or another transaction is writing it.
+            The trial as it is now, also if it was this broker's before. None if the claim failed:
+            the trial is unknown, finished or another's, or another transaction is writing it.
         """
 
     @abstractmethod
@@ -163,14 +163,14 @@ class Ledger(ABC):
         """Write a new lease.
 
         Args:
-            lease: the lease; its owner is that of its run.
-            limit: the most runs of the study, over all hosts, None for no bound. It is checked for
-                the lease of a new trial.
+            lease: the lease; its owner is that of its trial.
+            limit: the most trials of the study, over all hosts, None for no bound. It is checked
+                for the lease of a new trial.
 
         Raises:
             StaleEpochError: its epoch is not above every earlier one.
-            NotOwnerError: its run has another owner.
-            StudyFullError: the runs of the study, and the live leases of trials not yet created,
+            NotOwnerError: its trial has another owner.
+            StudyFullError: the trials of the study, and the live leases of trials not yet created,
                 have reached the limit.
         """
 
@@ -196,11 +196,11 @@ class Ledger(ABC):
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:
-        """Add a checkpoint; the run's older ones stay until ``drop_checkpoint``."""
+        """Add a checkpoint; the trial's older ones stay until ``drop_checkpoint``."""
 
     @abstractmethod
     def load_checkpoints(self, study: str, number: int | None = None) -> list[CheckpointRecord]:
-        """Checkpoints of a study, or of one run, oldest first."""
+        """Checkpoints of a study, or of one trial, oldest first."""
 
     @abstractmethod
     def drop_checkpoint(self, study: str, path: str) -> None:
@@ -220,7 +220,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def load_events(self, study: str, number: int | None = None) -> list[EventRecord]:
-        """The events of a study, or of one run, oldest first."""
+        """The events of a study, or of one trial, oldest first."""
 
     @abstractmethod
     def trim_events(self, study: str, before: float) -> int:
@@ -236,7 +236,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def forget_host(self, instance: str, *, dead_after_seconds: float) -> bool:
-        """End the leases of a broker that is gone, and remove its row; its runs can be claimed.
+        """End the leases of a broker that is gone, and remove its row; its trials can be claimed.
 
         Args:
             instance: the broker; one that shuts down in order forgets itself.

@@ -1,4 +1,4 @@
-"""Ownership of runs: rules of claims, and the errors of writes that break them; pure."""
+"""Ownership of trials: rules of claims, and the errors of writes that break them; pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
-from optuna_hermes.ledger._records import HostRecord, LeaseRecord, RunRecord
+from optuna_hermes.ledger._records import HostRecord, LeaseRecord, TrialRecord
 
 DEAD_SECONDS = 30.0
 """Age of its last heartbeat from which a broker counts as gone."""
@@ -16,46 +16,46 @@ _WAITING = ("pending", "stored")
 
 
 def claimable(
-    run: RunRecord,
+    trial: TrialRecord,
     hosts: Iterable[HostRecord],
     *,
     host: str,
     instance: str,
     dead_after_seconds: float,
 ) -> bool:
-    """True if a broker may claim a run; see the rules of ``Ledger``.
+    """True if a broker may claim a trial; see the rules of ``Ledger``.
 
     Args:
-        run: the run.
+        trial: the trial.
         hosts: all brokers that the ledger knows.
         host: the host of the broker that claims.
         instance: the broker that claims.
         dead_after_seconds: age of a holder's heartbeat from which it is gone.
     """
     live = [known for known in hosts if known.age_seconds < dead_after_seconds]
-    if run.state not in _UNFINISHED:
+    if trial.state not in _UNFINISHED:
         return False
-    if run.owner is not None:
-        return run.owner == instance or all(known.instance != run.owner for known in live)
-    if run.state in _WAITING or run.host in (None, host):
+    if trial.owner is not None:
+        return trial.owner == instance or all(known.instance != trial.owner for known in live)
+    if trial.state in _WAITING or trial.host in (None, host):
         return True
     # Without an owner it is held by its host, whose broker trained it on its own.
-    return all(known.name != run.host for known in live)
+    return all(known.name != trial.host for known in live)
 
 
-def claimed(run: RunRecord, *, host: str, instance: str, stored: bool) -> RunRecord:
-    """The record of a run after a claim; its former holder is gone.
+def claimed(trial: TrialRecord, *, host: str, instance: str, stored: bool) -> TrialRecord:
+    """The record of a trial after a claim; its former holder is gone.
 
     Args:
-        run: the run as it was.
+        trial: the trial as it was.
         host: the host of the broker that claimed it.
         instance: that broker.
         stored: whether it has a checkpoint.
     """
-    if run.owner == instance:
-        return run
+    if trial.owner == instance:
+        return trial
     return replace(
-        run,
+        trial,
         state="stored" if stored else "pending",
         tier="disk" if stored else None,
         host=host,
@@ -64,7 +64,7 @@ def claimed(run: RunRecord, *, host: str, instance: str, stored: bool) -> RunRec
 
 
 def not_owner(study: str, number: int, owner: str | None, by: str | None) -> NotOwnerError:
-    """The error of a broker that writes another broker's run."""
+    """The error of a broker that writes another broker's trial."""
     return NotOwnerError(
         f"Run {number} of study {study} belongs to {_broker(owner)}, so {_broker(by)} may not "
         "write it: another broker may have taken it over. End its process if there is one, and "
@@ -76,7 +76,7 @@ def not_owner(study: str, number: int, owner: str | None, by: str | None) -> Not
 def study_full(lease: LeaseRecord, limit: int, known: int) -> StudyFullError:
     """The error of a lease for a trial beyond the study's limit."""
     return StudyFullError(
-        f"Study {lease.study} shall have at most {limit} runs, and has {known} with those that "
+        f"Study {lease.study} shall have at most {limit} trials, and has {known} with those that "
         "other leases are for. Open no further trial, unless one of these leases ends without."
     )
 

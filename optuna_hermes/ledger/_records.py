@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna_hermes.model import RunState, TierName
+from optuna_hermes.model import TierName, TrialStatus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecord:
+class TrialRecord:
     """The row of a trial in the ledger.
 
     Args:
         study: the study's key.
         number: the trial's number.
         trial_id: Optuna's id of the trial.
-        state: as in ``model.RunState``.
+        state: as in ``model.TrialStatus``.
         tier: the tier that holds its state, None if there is none.
         host: the host that had it last.
         owner: the broker that it belongs to, None for no broker; see ``Ledger``.
@@ -33,7 +33,7 @@ class RunRecord:
     study: str
     number: int
     trial_id: int
-    state: RunState
+    state: TrialStatus
     tier: TierName | None = None
     host: str | None = None
     owner: str | None = None
@@ -54,7 +54,7 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportRecord:
-    """One report: the value of a run after ``unit`` units (counted from 1)."""
+    """One report: the value of a trial after ``unit`` units (counted from 1)."""
 
     study: str
     number: int
@@ -90,7 +90,7 @@ class CheckpointRecord:
 
     Args:
         path: absolute path of the file.
-        units: units the run had reported when it was written.
+        units: units the trial had reported when it was written.
         size_bytes: length of the file.
         sha256: hex digest of the file.
     """
@@ -121,7 +121,7 @@ class HostRecord:
 
     Args:
         name: its host's name, unique among the hosts that share a ledger.
-        instance: its own name, never used before by any broker: the ``owner`` of its runs.
+        instance: its own name, never used before by any broker: the ``owner`` of its trials.
         devices: ids of its devices.
         load: its load, by a measure that all brokers share; less is better.
         wants: the keys of studies of which it could train more trials, if there were any.

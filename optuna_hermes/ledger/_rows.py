@@ -58,17 +58,17 @@ def report_of(study: str, found: Sequence[Any], at: float) -> ReportRecord:
 
 
 def curves_of(rows: Iterable[Sequence[Any]]) -> dict[int, Curve]:
-    """The curve of each run from the rows of its reports, which come in the order of writing.
+    """The curve of each trial from the rows of its reports, which come in the order of writing.
 
     A unit that was reported twice has its later report.
     """
-    runs: dict[int, dict[int, _Unit]] = {}
+    trials: dict[int, dict[int, _Unit]] = {}
     for number, unit, step, value, device_seconds in map(_reported, rows):
-        units = runs.get(number)
+        units = trials.get(number)
         if units is None:
-            units = runs[number] = {}
+            units = trials[number] = {}
         units[unit] = (step, value, device_seconds)
-    return {number: _curve(runs[number]) for number in sorted(runs)}
+    return {number: _curve(trials[number]) for number in sorted(trials)}
 
 
 def _reported(found: Sequence[Any]) -> _Report:

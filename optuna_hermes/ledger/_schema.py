@@ -59,7 +59,7 @@ SCHEMA = Table(
 )
 
 RUNS = Table(
-    "hermes_runs",
+    "hermes_trials",
     METADATA,
     Column("study", _Name, primary_key=True),
     Column("number", _Integer, primary_key=True, autoincrement=False),
@@ -92,7 +92,7 @@ REPORTS = Table(
     Column("not_finite", _Word),
     Column("device_seconds", Double, nullable=False),
     Column("at", Double, nullable=False),
-    Index("ix_hermes_reports_run", "study", "number"),
+    Index("ix_hermes_reports_trial", "study", "number"),
 )
 
 LEASES = Table(
@@ -131,7 +131,7 @@ CHECKPOINTS = Table(
     Column("size_bytes", _Integer, nullable=False),
     Column("sha256", _Word, nullable=False),
     Column("at", Double, nullable=False),
-    Index("ix_hermes_checkpoints_run", "study", "number"),
+    Index("ix_hermes_checkpoints_trial", "study", "number"),
 )
 
 MEMORY = Table(
@@ -150,7 +150,7 @@ EVENTS = Table(
     Column("kind", _Name, nullable=False),
     Column("at", Double, nullable=False),
     Column("detail", _Long, nullable=False),
-    Index("ix_hermes_events_run", "study", "number"),
+    Index("ix_hermes_events_trial", "study", "number"),
 )
 
 OF_STUDIES = (RUNS, REPORTS, LEASES, CHECKPOINTS, MEMORY, EVENTS)

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from optuna_hermes.ledger import _statements as sql
 from optuna_hermes.ledger._claims import not_owner
-from optuna_hermes.ledger._records import HostRecord, RunRecord
+from optuna_hermes.ledger._records import HostRecord, TrialRecord
 from optuna_hermes.ledger._rows import row, with_lists
 
 
@@ -39,8 +39,8 @@ def last_epoch(connection: Connection) -> int:
     return max(kept or 0, forgotten or 0)
 
 
-def known_runs(connection: Connection, study: str) -> int:
-    """Number of a study's runs, plus its live leases of trials not created yet."""
+def known_trials(connection: Connection, study: str) -> int:
+    """Number of a study's trials, plus its live leases of trials not created yet."""
     return cast(int, connection.scalar(sql.KNOWN_RUNS, {"of_study": study}))
 
 
@@ -48,7 +48,7 @@ def known_runs(connection: Connection, study: str) -> int:
 
 
 def check_owner(connection: Connection, study: str, number: int, by: str | None) -> None:
-    """Check the owner of a run, and lock its row until the end of the transaction.
+    """Check the owner of a trial, and lock its row until the end of the transaction.
 
     Raises:
         NotOwnerError: it has another owner.
@@ -58,37 +58,37 @@ def check_owner(connection: Connection, study: str, number: int, by: str | None)
         raise not_owner(study, number, found.owner, by)
 
 
-def save_run(connection: Connection, run: RunRecord, by: str | None) -> None:
-    """Add the row of a run, or replace it, if ``by`` is its owner.
+def save_trial(connection: Connection, trial: TrialRecord, by: str | None) -> None:
+    """Add the row of a trial, or replace it, if ``by`` is its owner.
 
     Raises:
         NotOwnerError: it has another owner.
     """
-    found = row(run)
-    of = {"of_study": run.study, "of_number": run.number, "of_owner": by}
-    # Update first: a run is inserted once and replaced many times.
+    found = row(trial)
+    of = {"of_study": trial.study, "of_number": trial.number, "of_owner": by}
+    # Update first: a trial is inserted once and replaced many times.
     if not connection.execute(sql.REPLACE_RUN, {**found, **of}).rowcount:
-        check_owner(connection, run.study, run.number, by)
+        check_owner(connection, trial.study, trial.number, by)
         connection.execute(sql.ADD_RUN, found)
 
 
-def locked_run(connection: Connection, study: str, number: int) -> RunRecord | None:
-    """Read a run and lock its row; None if it is missing or another transaction has locked it."""
-    query = sql.locked_run(skip_locked=skips_locked(connection))
+def locked_trial(connection: Connection, study: str, number: int) -> TrialRecord | None:
+    """Read a trial and lock its row; None if it is missing or another transaction has locked it."""
+    query = sql.locked_trial(skip_locked=skips_locked(connection))
     found = connection.execute(query, {"of_study": study, "of_number": number}).mappings().first()
-    return None if found is None else RunRecord(**found)
+    return None if found is None else TrialRecord(**found)
 
 
 def has_checkpoint(connection: Connection, study: str, number: int) -> bool:
-    """True if a run has a checkpoint to resume from."""
+    """True if a trial has a checkpoint to resume from."""
     of = {"of_study": study, "of_number": number}
     return connection.execute(sql.HAS_CHECKPOINT, of).first() is not None
 
 
-def take(connection: Connection, run: RunRecord) -> None:
-    """Write the row of a claimed run, and end its live leases."""
-    of = {"of_study": run.study, "of_number": run.number}
-    connection.execute(sql.CHANGE_RUN, {**row(run), **of})
+def take(connection: Connection, trial: TrialRecord) -> None:
+    """Write the row of a claimed trial, and end its live leases."""
+    of = {"of_study": trial.study, "of_number": trial.number}
+    connection.execute(sql.CHANGE_RUN, {**row(trial), **of})
     _end(connection, of, of_host=False)
 
 

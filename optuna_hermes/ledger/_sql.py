@@ -22,7 +22,7 @@ from optuna_hermes.ledger._records import (
     HostRecord,
     LeaseRecord,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
 )
 from optuna_hermes.ledger._rows import (
     curves_of,
@@ -40,10 +40,10 @@ from optuna_hermes.ledger._sharing import (
     has_checkpoint,
     hosts_of,
     in_turn,
-    known_runs,
+    known_trials,
     last_epoch,
-    locked_run,
-    save_run,
+    locked_trial,
+    save_trial,
     take,
 )
 from optuna_hermes.model import Curve, Wish
@@ -112,52 +112,54 @@ class SqlLedger(Ledger):
         with self._turn() as connection, self._database.batch(connection):
             yield
 
-    def save_run(self, run: RunRecord, *, by: str | None = None) -> None:
+    def save_trial(self, trial: TrialRecord, *, by: str | None = None) -> None:
         """Add the row of this study and number, or replace it.
 
         Raises:
             NotOwnerError: its row has another owner than ``by``.
         """
         with self._turn() as connection:
-            save_run(connection, run, by)
+            save_trial(connection, trial, by)
 
-    def claim_run(
+    def claim_trial(
         self, study: str, number: int, *, host: str, instance: str, dead_after_seconds: float
-    ) -> RunRecord | None:
-        """Claim a run for a broker, if it has no owner or its holder is gone."""
+    ) -> TrialRecord | None:
+        """Claim a trial for a broker, if it has no owner or its holder is gone."""
         with self._database.writing() as connection:
-            run = locked_run(connection, study, number)
-            if run is None or not claimable(
-                run,
+            trial = locked_trial(connection, study, number)
+            if trial is None or not claimable(
+                trial,
                 hosts_of(connection),
                 host=host,
                 instance=instance,
                 dead_after_seconds=dead_after_seconds,
             ):
                 return None
-            if run.owner == instance:
-                return run
+            if trial.owner == instance:
+                return trial
             stored = has_checkpoint(connection, study, number)
-            run = claimed(run, host=host, instance=instance, stored=stored)
-            take(connection, run)
-            return run
+            trial = claimed(trial, host=host, instance=instance, stored=stored)
+            take(connection, trial)
+            return trial
 
-    def load_runs(self, study: str) -> list[RunRecord]:
-        """All runs of a study, by number."""
+    def load_trials(self, study: str) -> list[TrialRecord]:
+        """All trials of a study, by number."""
         of = {"of_study": study}
-        return [RunRecord(**found) for found in self._database.rows(sql.load(RUNS, RunRecord), of)]
+        return [
+            TrialRecord(**found) for found in self._database.rows(sql.load(RUNS, TrialRecord), of)
+        ]
 
     def save_wish(self, study: str, number: int, wish: Wish | None) -> None:
-        """Save a user's override of a run, None to remove it; an unknown run is no error.
+        """Save a user's override of a trial, None to remove it; an unknown trial is no error.
 
-        ``save_run`` leaves it as it is.
+        ``save_trial`` leaves it as it is.
         """
         of = {"of_study": study, "of_number": number}
         with self._database.writing() as connection:
             connection.execute(sql.CHANGE_RUN, {"wish": wish, **of})
 
     def load_wishes(self, study: str) -> dict[int, Wish]:
-        """The users' overrides of a study's runs, by number; also of runs that are over."""
+        """The users' overrides of a study's trials, by number; also of trials that are over."""
         found = self._database.rows(sql.WISHES, {"of_study": study})
         return {each["number"]: each["wish"] for each in found}
 
@@ -166,7 +168,7 @@ class SqlLedger(Ledger):
         self._add(sql.ADD_REPORT, {**row(report), **number_or_word(report.value)})
 
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
-        """The curves of all runs that have reported (or of these), each unit as last reported."""
+        """The curves of all trials that have reported (or of these), each unit as last reported."""
         of: dict[str, Any] = {"of_study": study}
         if numbers is not None:
             of["of_numbers"] = list(numbers)
@@ -199,7 +201,7 @@ class SqlLedger(Ledger):
 
         Raises:
             StaleEpochError: its epoch is not above every earlier one.
-            NotOwnerError: its run has another owner.
+            NotOwnerError: its trial has another owner.
             StudyFullError: the study has reached its limit.
         """
         with self._turn() as connection:
@@ -208,7 +210,7 @@ class SqlLedger(Ledger):
                 raise stale_epoch(lease.epoch, last)
             if lease.number is not None:
                 check_owner(connection, lease.study, lease.number, lease.owner)
-            elif limit is not None and (known := known_runs(connection, lease.study)) >= limit:
+            elif limit is not None and (known := known_trials(connection, lease.study)) >= limit:
                 raise study_full(lease, limit, known)
             connection.execute(sql.ADD_LEASE, row(lease))
 
@@ -231,12 +233,12 @@ class SqlLedger(Ledger):
         return [LeaseRecord(**with_lists(found)) for found in self._database.rows(query, of)]
 
     def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:
-        """Add a checkpoint; the run's older ones stay until ``drop_checkpoint``."""
+        """Add a checkpoint; the trial's older ones stay until ``drop_checkpoint``."""
         self._add(sql.ADD_CHECKPOINT, row(checkpoint))
 
     def load_checkpoints(self, study: str, number: int | None = None) -> list[CheckpointRecord]:
-        """Checkpoints of a study, or of one run, in the order they were saved."""
-        query = sql.load(CHECKPOINTS, CheckpointRecord, of_run=number is not None)
+        """Checkpoints of a study, or of one trial, in the order they were saved."""
+        query = sql.load(CHECKPOINTS, CheckpointRecord, of_trial=number is not None)
         of = {"of_study": study, "of_number": number}
         return [CheckpointRecord(**found) for found in self._database.rows(query, of)]
 
@@ -271,8 +273,8 @@ class SqlLedger(Ledger):
         self._add(sql.ADD_EVENT, {**row(event), "detail": json.dumps(event.detail)})
 
     def load_events(self, study: str, number: int | None = None) -> list[EventRecord]:
-        """The events of a study, or of one run, in the order of writing."""
-        query = sql.load(EVENTS, EventRecord, of_run=number is not None)
+        """The events of a study, or of one trial, in the order of writing."""
+        query = sql.load(EVENTS, EventRecord, of_trial=number is not None)
         of = {"of_study": study, "of_number": number}
         return [
             EventRecord(**{**found, "detail": json.loads(found["detail"])})
@@ -296,7 +298,7 @@ class SqlLedger(Ledger):
             return hosts_of(connection)
 
     def forget_host(self, instance: str, *, dead_after_seconds: float) -> bool:
-        """End the leases of a broker that is gone, and remove its row; its runs can be claimed."""
+        """End the leases of a broker that is gone, and remove its row; its trials are free."""
         with self._turn() as connection:
             return forget_host(connection, instance, dead_after_seconds)
 

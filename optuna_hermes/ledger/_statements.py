@@ -27,7 +27,7 @@ from sqlalchemy import (
     update,
 )
 
-from optuna_hermes.ledger._records import LeaseRecord, RunRecord
+from optuna_hermes.ledger._records import LeaseRecord, TrialRecord
 from optuna_hermes.ledger._schema import (
     CHECKPOINTS,
     EVENTS,
@@ -57,7 +57,7 @@ def _of_study(table: Table) -> ColumnElement[bool]:
     return table.c.study == bindparam("of_study")
 
 
-def _of_run(table: Table) -> ColumnElement[bool]:
+def _of_trial(table: Table) -> ColumnElement[bool]:
     return and_(_of_study(table), table.c.number == bindparam("of_number"))
 
 
@@ -68,21 +68,21 @@ def _all_of(table: Table, record: type[Any]) -> Select[Any]:
 
 
 @cache
-def load(table: Table, record: type[Any], *, of_run: bool = False) -> Select[Any]:
-    """Select the records of a study, or of one run."""
-    return _all_of(table, record).where(_of_run(table) if of_run else _of_study(table))
+def load(table: Table, record: type[Any], *, of_trial: bool = False) -> Select[Any]:
+    """Select the records of a study, or of one trial."""
+    return _all_of(table, record).where(_of_trial(table) if of_trial else _of_study(table))
 
 
-# -- runs --------------------------------------------------------------------------------------
+# -- trials --------------------------------------------------------------------------------------
 
 ADD_RUN = insert(RUNS)
 REPLACE_RUN = update(RUNS).where(
-    _of_run(RUNS), RUNS.c.owner.is_not_distinct_from(bindparam("of_owner"))
+    _of_trial(RUNS), RUNS.c.owner.is_not_distinct_from(bindparam("of_owner"))
 )
-OWNER = select(RUNS.c.owner).where(_of_run(RUNS)).with_for_update()
-"""Reads a run's owner and locks its row until the end of the transaction."""
+OWNER = select(RUNS.c.owner).where(_of_trial(RUNS)).with_for_update()
+"""Reads a trial's owner and locks its row until the end of the transaction."""
 
-CHANGE_RUN = update(RUNS).where(_of_run(RUNS))
+CHANGE_RUN = update(RUNS).where(_of_trial(RUNS))
 WISHES = (
     select(RUNS.c.number, RUNS.c.wish)
     .where(_of_study(RUNS), RUNS.c.wish.is_not(None))
@@ -91,9 +91,9 @@ WISHES = (
 
 
 @cache
-def locked_run(*, skip_locked: bool) -> Select[Any]:
-    """Read a run and lock its row."""
-    query = _all_of(RUNS, RunRecord).where(_of_run(RUNS))
+def locked_trial(*, skip_locked: bool) -> Select[Any]:
+    """Read a trial and lock its row."""
+    query = _all_of(RUNS, TrialRecord).where(_of_trial(RUNS))
     return query.with_for_update(skip_locked=skip_locked)
 
 
@@ -153,8 +153,8 @@ def leases(*, of_study: bool, live: bool, since: bool) -> Select[Any]:
 
 @cache
 def live_leases(*, of_host: bool, skip_locked: bool) -> Select[Any]:
-    """Select and lock the epochs of live leases of a broker, or of a run."""
-    which = LEASES.c.owner == bindparam("of_instance") if of_host else _of_run(LEASES)
+    """Select and lock the epochs of live leases of a broker, or of a trial."""
+    which = LEASES.c.owner == bindparam("of_instance") if of_host else _of_trial(LEASES)
     query = select(LEASES.c.epoch).where(which, LEASES.c.ended.is_(None))
     return query.with_for_update(skip_locked=skip_locked)
 
@@ -166,21 +166,21 @@ def end_leases(backend: str) -> Update:
     return update(LEASES).where(some).values(ended=clock(backend))
 
 
-def _known_runs() -> Select[Any]:
-    runs = select(func.count()).where(_of_study(RUNS)).scalar_subquery()
+def _known_trials() -> Select[Any]:
+    trials = select(func.count()).where(_of_study(RUNS)).scalar_subquery()
     same = and_(_of_study(RUNS), RUNS.c.number == LEASES.c.number)
     further = and_(
         _of_study(LEASES),
         LEASES.c.ended.is_(None),
         or_(LEASES.c.number.is_(None), ~select(RUNS.c.number).where(same).exists()),
     )
-    # One statement: a lease whose run is inserted between two would be counted by neither.
+    # One statement: a lease whose trial is inserted between two would be counted by neither.
     leases = select(func.count()).select_from(LEASES).where(further).scalar_subquery()
-    return select(runs + leases)
+    return select(trials + leases)
 
 
-KNOWN_RUNS = _known_runs()
-"""Number of a study's runs, plus its live leases of trials not created yet."""
+KNOWN_RUNS = _known_trials()
+"""Number of a study's trials, plus its live leases of trials not created yet."""
 
 # -- brokers -----------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ def replace_host(backend: str) -> Update:
 # -- the rest of a study -----------------------------------------------------------------------
 
 ADD_CHECKPOINT = insert(CHECKPOINTS)
-HAS_CHECKPOINT = select(CHECKPOINTS.c.id).where(_of_run(CHECKPOINTS)).limit(1)
+HAS_CHECKPOINT = select(CHECKPOINTS.c.id).where(_of_trial(CHECKPOINTS)).limit(1)
 DROP_CHECKPOINT = delete(CHECKPOINTS).where(
     _of_study(CHECKPOINTS), CHECKPOINTS.c.path == bindparam("of_path")
 )

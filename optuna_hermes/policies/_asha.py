@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 
@@ -46,34 +46,34 @@ class Asha(Policy):
         """Finish promotions, then promote, then open trials, then go on with the best."""
         return Decision(assignments=place(snapshot, self._order(snapshot)))
 
-    def _order(self, snapshot: Snapshot) -> Iterator[RunView | None]:
-        at_rung: dict[int, list[RunView]] = {}
+    def _order(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
+        at_rung: dict[int, list[TrialView]] = {}
         # Lazy: the placement stops reading once all devices are taken.
-        for run in opened(snapshot):
-            age = run.curve.units
+        for trial in opened(snapshot):
+            age = trial.curve.units
             if is_rung(age, self.eta):
-                at_rung.setdefault(age, []).append(run)
+                at_rung.setdefault(age, []).append(trial)
             else:
-                yield run
+                yield trial
         promoted: set[int] = set()
         for age in sorted(at_rung, reverse=True):
             best = self._best(snapshot, age)
-            for run in sorted(at_rung[age], key=_last_value):
-                if run.number in best:
-                    promoted.add(run.number)
-                    yield run
+            for trial in sorted(at_rung[age], key=_last_value):
+                if trial.number in best:
+                    promoted.add(trial.number)
+                    yield trial
         yield from unopened(snapshot)
         for age in sorted(at_rung, reverse=True):
-            rest = (run for run in at_rung[age] if run.number not in promoted)
+            rest = (trial for trial in at_rung[age] if trial.number not in promoted)
             yield from sorted(rest, key=_last_value)
 
     def _best(self, snapshot: Snapshot, age: int) -> set[int]:
         """The numbers of the best trials among all that have reached the rung at ``age``."""
         values = sorted(
-            (_finite_first(run.curve.values[age - 1]), run.number)
-            for runs in (snapshot.runs, snapshot.finished)
-            for run in runs
-            if len(run.curve.values) >= age
+            (_finite_first(trial.curve.values[age - 1]), trial.number)
+            for trials in (snapshot.trials, snapshot.finished)
+            for trial in trials
+            if len(trial.curve.values) >= age
         )
         return {number for _, number in values[: len(values) // self.eta]}
 
@@ -97,8 +97,8 @@ def is_rung(units: int, eta: int, first: int = 1) -> bool:
     return rung == units
 
 
-def _last_value(run: RunView) -> tuple[float, int]:
-    return _finite_first(run.curve.values[-1]), run.number
+def _last_value(trial: TrialView) -> tuple[float, int]:
+    return _finite_first(trial.curve.values[-1]), trial.number
 
 
 def _finite_first(value: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optuna_hermes.model import RunView
+from optuna_hermes.model import TrialView
 from optuna_hermes.policies.base import Ranked
 
 
@@ -18,6 +18,6 @@ class Fifo(Ranked):
             published comparisons of schedulers, and none is overtaken.
     """
 
-    def rank(self, run: RunView) -> tuple[bool, float, int]:
+    def rank(self, trial: TrialView) -> tuple[bool, float, int]:
         """Rank trials that have begun first, then by arrival."""
-        return run.state == "pending", run.submitted, run.number
+        return trial.state == "pending", trial.submitted, trial.number

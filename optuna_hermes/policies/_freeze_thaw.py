@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from optuna_hermes.curves import Remembered
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Curve, Decision, RunView, Snapshot
+from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, with_openings
 
 Acquisition = Literal["random-horizon", "expected-improvement"]
@@ -82,22 +82,22 @@ class FreezeThaw(Policy):
         order = with_openings(snapshot, self._ranked(snapshot))
         return Decision(assignments=place(snapshot, order))
 
-    def _ranked(self, snapshot: Snapshot) -> Iterator[RunView]:
-        waiting = [run for run in opened(snapshot) if run.curve.values]
-        hopeful = [run for run in waiting if _is_number(run.curve.values[-1])]
+    def _ranked(self, snapshot: Snapshot) -> Iterator[TrialView]:
+        waiting = [trial for trial in opened(snapshot) if trial.curve.values]
+        hopeful = [trial for trial in waiting if _is_number(trial.curve.values[-1])]
         if hopeful:
             scores = self._scores(snapshot, hopeful)
-            # Stable: runs are in the order of their numbers.
+            # Stable: trials are in the order of their numbers.
             yield from (hopeful[i] for i in np.argsort(-scores, kind="stable").tolist())
-        yield from (run for run in waiting if not _is_number(run.curve.values[-1]))
+        yield from (trial for trial in waiting if not _is_number(trial.curve.values[-1]))
 
-    def _scores(self, snapshot: Snapshot, runs: Sequence[RunView]) -> Array:
+    def _scores(self, snapshot: Snapshot, trials: Sequence[TrialView]) -> Array:
         """The acquisition of each trial, more is better."""
         best, span, n_units = self._landscape(snapshot)
-        moments = self._moments.each(run.curve for run in runs)
-        ages = np.array([run.curve.units for run in runs], dtype=float)
+        moments = self._moments.each(trial.curve for trial in trials)
+        ages = np.array([trial.curve.units for trial in trials], dtype=float)
         left = np.array(
-            [len(r.curve.values) if r.units_left is None else max(r.units_left, 1) for r in runs],
+            [len(r.curve.values) if r.units_left is None else max(r.units_left, 1) for r in trials],
             dtype=float,
         )
         if self.acquisition == "expected-improvement":
@@ -113,7 +113,9 @@ class FreezeThaw(Policy):
 
     def _landscape(self, snapshot: Snapshot) -> tuple[float, float, int]:
         """The best value seen, the span down to it (above 0), and the number of units in all."""
-        curves = [run.curve for run in (*snapshot.runs, *snapshot.finished) if run.curve.values]
+        curves = [
+            trial.curve for trial in (*snapshot.trials, *snapshot.finished) if trial.curve.values
+        ]
         firsts = [curve.values[0] for curve in curves if _is_number(curve.values[0])]
         best = min(self._lowest.each(curves), default=math.inf)
         span = float(np.median(firsts)) - best if firsts else 0.0

@@ -11,7 +11,7 @@ import numpy as np
 
 from optuna_hermes.curves import CurveTable, Floats, Places, reach
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 MAX_ALPHA = 16
@@ -45,14 +45,14 @@ class Hermes(Policy):
     formula is this project's own.
 
     Example:
-        >>> from optuna_hermes.model import Curve, Device, RunView, Snapshot
+        >>> from optuna_hermes.model import Curve, Device, TrialView, Snapshot
         >>> def parked(number, *values):
         ...     units = tuple(range(1, len(values) + 1))
         ...     curve = Curve(steps=units, values=values, device_seconds=units)
-        ...     return RunView(number=number, state="parked", curve=curve)
-        >>> runs = (parked(0, 0.9, 0.8), parked(1, 0.5, 0.3))
-        >>> snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), runs=runs)
-        >>> Hermes().decide(snapshot).assignments[0].run
+        ...     return TrialView(number=number, state="parked", curve=curve)
+        >>> trials = (parked(0, 0.9, 0.8), parked(1, 0.5, 0.3))
+        >>> snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), trials=trials)
+        >>> Hermes().decide(snapshot).assignments[0].trial
         1
 
     Args:
@@ -76,25 +76,25 @@ class Hermes(Policy):
         """Give the free devices to the smallest indices, one after another."""
         return Decision(assignments=place(snapshot, self._order(snapshot)))
 
-    def _order(self, snapshot: Snapshot) -> Iterator[RunView | None]:
+    def _order(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
         """The trials, best first; one that is opened delays the opening of the next."""
         waiting = opened(snapshot)
         # A trial without a report has no rank: every first unit is finished before any compare.
-        reported = [run for run in waiting if run.curve.values]
+        reported = [trial for trial in waiting if trial.curve.values]
         if len(reported) < len(waiting):
-            yield from (run for run in waiting if not run.curve.values)
+            yield from (trial for trial in waiting if not trial.curve.values)
         new = deque(unopened(snapshot))
         if snapshot.unstarted.fixed:
             yield from new
             new.clear()
         n_opened = len(snapshot.finished)
         if new:
-            n_opened += sum(run.state != "pending" for run in snapshot.runs)
-        for index, run in _Field(self._table, snapshot, reported, self.alpha).in_order():
+            n_opened += sum(trial.state != "pending" for trial in snapshot.trials)
+        for index, trial in _Field(self._table, snapshot, reported, self.alpha).in_order():
             while new and index >= self.opening * (n_opened + 1) ** self.alpha:
                 yield new.popleft()
                 n_opened += 1
-            yield run
+            yield trial
         yield from new
 
 
@@ -106,15 +106,15 @@ class _Field:
     """
 
     def __init__(
-        self, table: CurveTable, snapshot: Snapshot, waiting: Sequence[RunView], alpha: float
+        self, table: CurveTable, snapshot: Snapshot, waiting: Sequence[TrialView], alpha: float
     ) -> None:
         self._waiting = waiting
-        curves = [run.curve for run in self._waiting]
-        others = [*snapshot.runs, *snapshot.finished]
+        curves = [trial.curve for trial in self._waiting]
+        others = [*snapshot.trials, *snapshot.finished]
         if len(others) > len(self._waiting):
-            numbers = {run.number for run in self._waiting}
-            others = [run for run in others if run.number not in numbers]
-            curves += [run.curve for run in others if run.curve.values]
+            numbers = {trial.number for trial in self._waiting}
+            others = [trial for trial in others if trial.number not in numbers]
+            curves += [trial.curve for trial in others if trial.curve.values]
         rows = table.rows(curves)
         self._rows, self._values, self._units = rows, table.values, table.units[rows]
         self._last = table.values[rows, self._units - 1]
@@ -122,7 +122,7 @@ class _Field:
         self._power = alpha / 2 * (1 + over)
         self._price = _prices(self._units, table.seconds[rows])[: len(over)] * (1 - over) ** 0.25
 
-    def in_order(self) -> Iterator[tuple[float, RunView]]:
+    def in_order(self) -> Iterator[tuple[float, TrialView]]:
         """The waiting trials with their indices, smallest first."""
         own = self._last[: len(self._waiting)]
         place_ = np.where(np.isinf(own), len(self._last), np.sort(self._last).searchsorted(own) + 1)
@@ -153,10 +153,10 @@ class _Field:
         return np.where(np.isinf(own), len(self._last), lower.sum(axis=1) + 1)
 
 
-def _shares(runs: Sequence[RunView], units: Places) -> Floats:
+def _shares(trials: Sequence[TrialView], units: Places) -> Floats:
     """The share of its units that each trial has had, 0 where its length is not known."""
-    left = np.array([run.units_left for run in runs], dtype=np.float64)  # None becomes NaN
-    had = units[: len(runs)]
+    left = np.array([trial.units_left for trial in trials], dtype=np.float64)  # None becomes NaN
+    had = units[: len(trials)]
     over: Floats = np.nan_to_num(had / (had + left))
     return over
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from optuna_hermes.curves import Remembered
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Curve, Decision, RunView, Snapshot
+from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import (
     Policy,
     holders,
@@ -63,13 +63,13 @@ class HermesSlope(Policy):
         order = with_openings(snapshot, self._ranked(snapshot))
         return Decision(assignments=place(snapshot, order))
 
-    def _ranked(self, snapshot: Snapshot) -> Iterator[RunView]:
+    def _ranked(self, snapshot: Snapshot) -> Iterator[TrialView]:
         held = holders(snapshot)
         keys: list[tuple[float, bool, int]] = []
         waiting = opened(snapshot)
-        speeds = self._speeds.each(run.curve for run in waiting)
-        for index, (run, speed) in enumerate(zip(waiting, speeds, strict=True)):
-            stays = run.number in held
+        speeds = self._speeds.each(trial.curve for trial in waiting)
+        for index, (trial, speed) in enumerate(zip(waiting, speeds, strict=True)):
+            stays = trial.number in held
             keys.append((-speed * (1 + self.hysteresis * stays), not stays, index))
         yield from (waiting[index] for _, _, index in sorted(keys))
 

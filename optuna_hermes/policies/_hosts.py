@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from optuna_hermes.model import Assignment, Device, RunView, Snapshot
+from optuna_hermes.model import Assignment, Device, Snapshot, TrialView
 
 
 def place_on_hosts(
     snapshot: Snapshot,
     free: Sequence[Device],
-    order: Iterable[RunView | None],
+    order: Iterable[TrialView | None],
     *,
     backfill: bool,
 ) -> tuple[Assignment, ...]:
@@ -34,13 +34,13 @@ def place_on_hosts(
     """
     hosts = _Hosts(snapshot, free)
     found: list[Assignment] = []
-    for run in order:
-        devices = hosts.take(run)
+    for trial in order:
+        devices = hosts.take(trial)
         if devices:
-            found.append(Assignment(run=run.number if run else None, devices=devices))
+            found.append(Assignment(trial=trial.number if trial else None, devices=devices))
             if not hosts.n_free:
                 break
-        elif not backfill and hosts.can_ever_hold(run):
+        elif not backfill and hosts.can_ever_hold(trial):
             break
     return tuple(found)
 
@@ -56,29 +56,29 @@ class _Hosts:
             self._free.setdefault(device.host, []).append(device.id)
         self.n_free = len(free)
 
-    def take(self, run: RunView | None) -> tuple[str, ...]:
+    def take(self, trial: TrialView | None) -> tuple[str, ...]:
         """Take devices for a trial; none if it finds too few."""
-        wanted = 1 if run is None else run.devices_wanted
+        wanted = 1 if trial is None else trial.devices_wanted
         if wanted > self.n_free:
             return ()
-        free = self._usable(run)
+        free = self._usable(trial)
         hosts = self._whole(wanted, free)
         rest = wanted - sum(len(free[host]) for host in hosts)
         if rest:
-            host = self._best(rest, {h: ids for h, ids in free.items() if h not in hosts}, run)
+            host = self._best(rest, {h: ids for h, ids in free.items() if h not in hosts}, trial)
             if host is None:
                 return ()
             hosts.append(host)
         ids = [id_ for host in hosts for id_ in sorted(free[host], key=_by_number)]
-        if run is not None and run.device in ids:
-            ids.remove(run.device)
-            ids.insert(0, run.device)
+        if trial is not None and trial.device in ids:
+            ids.remove(trial.device)
+            ids.insert(0, trial.device)
         return self._remove(ids[:wanted], hosts)
 
-    def can_ever_hold(self, run: RunView | None) -> bool:
+    def can_ever_hold(self, trial: TrialView | None) -> bool:
         """True if a trial would find its devices if all were free."""
         everything = [device for device in self._snapshot.devices if device.healthy]
-        return bool(_Hosts(self._snapshot, everything).take(run))
+        return bool(_Hosts(self._snapshot, everything).take(trial))
 
     @cached_property
     def _sizes(self) -> Counter[str]:
@@ -88,10 +88,10 @@ class _Hosts:
     def _host_of(self) -> dict[str, str]:
         return {device.id: device.host for device in self._devices}
 
-    def _usable(self, run: RunView | None) -> dict[str, list[str]]:
-        if run is None or not run.bound_to:
+    def _usable(self, trial: TrialView | None) -> dict[str, list[str]]:
+        if trial is None or not trial.bound_to:
             return self._free
-        bound = {host: [i for i in ids if i in run.bound_to] for host, ids in self._free.items()}
+        bound = {host: [i for i in ids if i in trial.bound_to] for host, ids in self._free.items()}
         return {host: ids for host, ids in bound.items() if ids}
 
     def _whole(self, wanted: int, free: dict[str, list[str]]) -> list[str]:
@@ -105,8 +105,8 @@ class _Hosts:
                 wanted -= len(free[host])
         return hosts
 
-    def _best(self, rest: int, free: dict[str, list[str]], run: RunView | None) -> str | None:
-        own = self._host_of.get(run.device) if run is not None and run.device else None
+    def _best(self, rest: int, free: dict[str, list[str]], trial: TrialView | None) -> str | None:
+        own = self._host_of.get(trial.device) if trial is not None and trial.device else None
         if own is not None and len(free.get(own, ())) >= rest:
             return own
         fitting = [host for host, ids in free.items() if len(ids) >= rest]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 
@@ -50,29 +50,29 @@ class LeastAttainedService(Policy):
         new = unopened(snapshot)
         waiting = opened(snapshot)
         unit_seconds = _unit_seconds(snapshot)
-        places = {run.number: self._place(run, snapshot.now, unit_seconds) for run in waiting}
-        queue = sorted(waiting, key=lambda run: places[run.number])
-        first = [run for run in queue if places[run.number][0] == 0]
+        places = {trial.number: self._place(trial, snapshot.now, unit_seconds) for trial in waiting}
+        queue = sorted(waiting, key=lambda trial: places[trial.number])
+        first = [trial for trial in queue if places[trial.number][0] == 0]
         order = [*first, *new] if not snapshot.unstarted.fixed else [*new, *first]
         return Decision(assignments=place(snapshot, [*order, *queue[len(first) :]]))
 
-    def _place(self, run: RunView, now: float, unit_seconds: float) -> tuple[int, float, int]:
+    def _place(self, trial: TrialView, now: float, unit_seconds: float) -> tuple[int, float, int]:
         """Sort key of a trial: its queue, the time it counts from there, its number."""
-        queue = bisect_right(self.thresholds, run.attained_seconds / unit_seconds)
-        since = run.submitted if run.waiting_since is None else run.waiting_since
-        climbs = since + self.patience * run.attained_seconds
+        queue = bisect_right(self.thresholds, trial.attained_seconds / unit_seconds)
+        since = trial.submitted if trial.waiting_since is None else trial.waiting_since
+        climbs = since + self.patience * trial.attained_seconds
         if queue > 0 and climbs <= now:
             # Its time in the first queue begins when it climbs, or it would overtake newer trials.
-            return 0, climbs, run.number
-        return queue, run.submitted, run.number
+            return 0, climbs, trial.number
+        return queue, trial.submitted, trial.number
 
 
 def _unit_seconds(snapshot: Snapshot) -> float:
     """The device seconds of a typical unit; 1 while no unit is reported."""
     lengths = [
-        run.curve.device_seconds[-1] / len(run.curve.device_seconds)
-        for runs in (snapshot.runs, snapshot.finished)
-        for run in runs
-        if run.curve.device_seconds
+        trial.curve.device_seconds[-1] / len(trial.curve.device_seconds)
+        for trials in (snapshot.trials, snapshot.finished)
+        for trial in trials
+        if trial.curve.device_seconds
     ]
     return median(lengths) or 1.0 if lengths else 1.0

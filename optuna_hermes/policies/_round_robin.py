@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 
@@ -20,10 +20,10 @@ class RoundRobin(Policy):
         queue = sorted(opened(snapshot), key=_waits_since)
         if snapshot.unstarted.count is not None:
             return Decision(assignments=place(snapshot, [*new, *queue]))
-        pending = [run for run in new if run is not None]
+        pending = [trial for trial in new if trial is not None]
         return Decision(assignments=place(snapshot, [*pending, *queue, *new[len(pending) :]]))
 
 
-def _waits_since(run: RunView) -> tuple[float, int]:
-    since = run.submitted if run.waiting_since is None else run.waiting_since
-    return since, run.number
+def _waits_since(trial: TrialView) -> tuple[float, int]:
+    since = trial.submitted if trial.waiting_since is None else trial.waiting_since
+    return since, trial.number

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optuna_hermes.curves import Remembered
-from optuna_hermes.model import Curve, Decision, RunView, Snapshot
+from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, with_openings
 
 WINDOW = 30
@@ -50,10 +50,10 @@ class Slaq(Policy):
         order = with_openings(snapshot, self._ranked(snapshot))
         return Decision(assignments=place(snapshot, order))
 
-    def _ranked(self, snapshot: Snapshot) -> Iterator[RunView]:
+    def _ranked(self, snapshot: Snapshot) -> Iterator[TrialView]:
         waiting = opened(snapshot)
-        promised = self._promises.each(run.curve for run in waiting)
-        # Stable, also in reverse: runs are in the order of their numbers.
+        promised = self._promises.each(trial.curve for trial in waiting)
+        # Stable, also in reverse: trials are in the order of their numbers.
         by_promise = sorted(range(len(waiting)), key=promised.__getitem__, reverse=True)
         yield from (waiting[index] for index in by_promise)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from optuna_hermes.model import Assignment, Decision, Device, RunState, RunView, Snapshot
+from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialStatus, TrialView
 
 OPENING_POWER = 4 / 3
 """Exponent: trial ``m`` is due once the opened trials have had ``m ** OPENING_POWER`` units."""
@@ -23,7 +23,7 @@ _number = attrgetter("number")
 class Policy(ABC):
     """A pure function from a ``Snapshot`` to a ``Decision``.
 
-    The same snapshot gives the same decision, in any order of its runs: no clock, no I/O,
+    The same snapshot gives the same decision, in any order of its trials: no clock, no I/O,
     no global random numbers, and nothing kept on the object that a decision could depend on. State
     that has to last goes into ``Decision.memory``. Broker and simulator call the same object.
     """
@@ -33,12 +33,12 @@ class Policy(ABC):
         """Assign the free devices of ``snapshot``.
 
         Args:
-            snapshot: devices, runs and trials that may still be created.
+            snapshot: devices, trials and trials that may still be created.
 
         Returns:
-            Assignments of free devices only, to runs that are ``pending``, ``parked`` or
-            ``stored`` (or to new trials, ``run=None``), no device and no run twice, and no run
-            on a device that its ``bound_to`` excludes.
+            Assignments of free devices only, to trials that are ``pending``, ``parked`` or
+            ``stored`` (or to new trials, ``trial=None``), no device and no trial twice, and no
+            trial on a device that its ``bound_to`` excludes.
         """
 
 
@@ -57,7 +57,7 @@ class Ranked(Policy):
         self.backfill = backfill
 
     @abstractmethod
-    def rank(self, run: RunView) -> tuple[Any, ...] | None:
+    def rank(self, trial: TrialView) -> tuple[Any, ...] | None:
         """Sort key of a waiting trial, the smallest first; it ends with the trial's number.
 
         Returns:
@@ -67,10 +67,10 @@ class Ranked(Policy):
     def decide(self, snapshot: Snapshot) -> Decision:
         """Assign devices to the waiting trials, best first."""
         waiting = unopened(snapshot)
-        new = [run for run in waiting if run is None]
-        runs = [*opened(snapshot), *(run for run in waiting if run is not None)]
-        runs.sort(key=lambda run: self.rank(run) or ())
-        return Decision(assignments=place(snapshot, [*runs, *new], backfill=self.backfill))
+        new = [trial for trial in waiting if trial is None]
+        trials = [*opened(snapshot), *(trial for trial in waiting if trial is not None)]
+        trials.sort(key=lambda trial: self.rank(trial) or ())
+        return Decision(assignments=place(snapshot, [*trials, *new], backfill=self.backfill))
 
 
 def free_devices(snapshot: Snapshot) -> list[Device]:
@@ -79,8 +79,8 @@ def free_devices(snapshot: Snapshot) -> list[Device]:
     return sorted(free, key=place_of) if len(free) > 1 else free
 
 
-def unopened(snapshot: Snapshot) -> list[RunView | None]:
-    """The trials that can still be opened: ``pending`` runs by number, then new ones as ``None``.
+def unopened(snapshot: Snapshot) -> list[TrialView | None]:
+    """The trials that can still be opened: ``pending`` trials by number, then new ones as ``None``.
 
     There are never more new trials than free devices, since more could not start now.
     """
@@ -92,7 +92,7 @@ def unopened(snapshot: Snapshot) -> list[RunView | None]:
     return [*pending, *[None] * (bound if count is None else max(0, min(count, bound)))]
 
 
-def opened(snapshot: Snapshot) -> list[RunView]:
+def opened(snapshot: Snapshot) -> list[TrialView]:
     """The waiting trials that have had a device before, in the order of their numbers."""
     return _waiting(snapshot, ("parked", "stored"))
 
@@ -101,13 +101,13 @@ def holders(snapshot: Snapshot) -> frozenset[int]:
     """The trials whose slice has just ended on a device that is free: going on costs nothing."""
     free = {device.id for device in snapshot.devices if device.free and device.healthy}
     return frozenset(
-        run.number
-        for run in snapshot.runs
-        if run.waiting_since == snapshot.now and run.device in free and run.state == "parked"
+        trial.number
+        for trial in snapshot.trials
+        if trial.waiting_since == snapshot.now and trial.device in free and trial.state == "parked"
     )
 
 
-def with_openings(snapshot: Snapshot, ranked: Iterable[RunView]) -> Iterator[RunView | None]:
+def with_openings(snapshot: Snapshot, ranked: Iterable[TrialView]) -> Iterator[TrialView | None]:
     """The order in which trials get devices, best first, with new trials opened in between.
 
     First come trials without a report: their first unit is finished before any are compared. A
@@ -121,22 +121,24 @@ def with_openings(snapshot: Snapshot, ranked: Iterable[RunView]) -> Iterator[Run
         ranked: the opened trials, best first; read only as far as needed.
     """
     new = deque(unopened(snapshot))
-    yield from (run for run in opened(snapshot) if not run.curve.values)
+    yield from (trial for trial in opened(snapshot) if not trial.curve.values)
     if new:
-        known = [run for run in (*snapshot.runs, *snapshot.finished) if run.state != "pending"]
-        units = math.inf if snapshot.unstarted.fixed else sum(run.curve.units for run in known)
+        known = [
+            trial for trial in (*snapshot.trials, *snapshot.finished) if trial.state != "pending"
+        ]
+        units = math.inf if snapshot.unstarted.fixed else sum(trial.curve.units for trial in known)
         n_opened = len(known)
         while new and (n_opened + 1) ** OPENING_POWER <= units:
             yield new.popleft()
             n_opened += 1
-    yield from (run for run in ranked if run.curve.values)
+    yield from (trial for trial in ranked if trial.curve.values)
     yield from new
 
 
-def _waiting(snapshot: Snapshot, states: tuple[RunState, ...]) -> list[RunView]:
+def _waiting(snapshot: Snapshot, states: tuple[TrialStatus, ...]) -> list[TrialView]:
     """The trials in these states that could use a free device now, by number."""
-    waiting = [run for run in snapshot.runs if run.state in states]
-    if any(run.bound_to for run in waiting):
+    waiting = [trial for trial in snapshot.trials if trial.state in states]
+    if any(trial.bound_to for trial in waiting):
         free = {device.id for device in snapshot.devices if device.free and device.healthy}
         waiting = [r for r in waiting if not (r.bound_to and free.isdisjoint(r.bound_to))]
     waiting.sort(key=_number)
@@ -144,7 +146,7 @@ def _waiting(snapshot: Snapshot, states: tuple[RunState, ...]) -> list[RunView]:
 
 
 def place(
-    snapshot: Snapshot, order: Iterable[RunView | None], *, backfill: bool = True
+    snapshot: Snapshot, order: Iterable[TrialView | None], *, backfill: bool = True
 ) -> tuple[Assignment, ...]:
     """Give the free devices to the trials of ``order``, best first.
 
@@ -176,60 +178,60 @@ def place(
 
 
 def _place_several(
-    snapshot: Snapshot, free: Sequence[str], order: Iterable[RunView | None], *, backfill: bool
+    snapshot: Snapshot, free: Sequence[str], order: Iterable[TrialView | None], *, backfill: bool
 ) -> tuple[Assignment, ...]:
-    chosen: list[RunView | None] = []
+    chosen: list[TrialView | None] = []
     seats: dict[str, int] = {}
-    for run in order:
-        tried = _seats([*chosen, run], free)
+    for trial in order:
+        tried = _seats([*chosen, trial], free)
         if tried is None:
-            if backfill or not _can_ever_fit(run, snapshot):
+            if backfill or not _can_ever_fit(trial, snapshot):
                 continue
             break
-        chosen.append(run)
+        chosen.append(trial)
         seats = tried
         if len(seats) == len(free):
             break
     return tuple(
         Assignment(
-            run=None if run is None else run.number,
+            trial=None if trial is None else trial.number,
             devices=tuple(id_ for id_ in free if seats.get(id_) == index),
         )
-        for index, run in enumerate(chosen)
+        for index, trial in enumerate(chosen)
     )
 
 
 def _place_one(
-    snapshot: Snapshot, device: str, order: Iterable[RunView | None], *, backfill: bool
+    snapshot: Snapshot, device: str, order: Iterable[TrialView | None], *, backfill: bool
 ) -> tuple[Assignment, ...]:
-    for run in order:
-        if run is None:
-            return (Assignment(run=None, devices=(device,)),)
-        if run.devices_wanted == 1 and _fits(run, device):
-            return (Assignment(run=run.number, devices=(device,)),)
-        if not backfill and _can_ever_fit(run, snapshot):
+    for trial in order:
+        if trial is None:
+            return (Assignment(trial=None, devices=(device,)),)
+        if trial.devices_wanted == 1 and _fits(trial, device):
+            return (Assignment(trial=trial.number, devices=(device,)),)
+        if not backfill and _can_ever_fit(trial, snapshot):
             return ()
     return ()
 
 
-def _can_ever_fit(run: RunView | None, snapshot: Snapshot) -> bool:
+def _can_ever_fit(trial: TrialView | None, snapshot: Snapshot) -> bool:
     """True if a trial would find as many devices as it wants if all were free."""
-    usable = sum(device.healthy and _fits(run, device.id) for device in snapshot.devices)
-    return run is None or run.devices_wanted <= usable
+    usable = sum(device.healthy and _fits(trial, device.id) for device in snapshot.devices)
+    return trial is None or trial.devices_wanted <= usable
 
 
-def _seats(runs: Sequence[RunView | None], free: Sequence[str]) -> dict[str, int] | None:
-    """Devices for all of ``runs`` (device -> index of its run), None if they do not all fit.
+def _seats(trials: Sequence[TrialView | None], free: Sequence[str]) -> dict[str, int] | None:
+    """Devices for all of ``trials`` (device -> index of its trial), None if they do not all fit.
 
-    A maximum matching of devices and runs, by augmenting paths from the devices they sit on.
+    A maximum matching of devices and trials, by augmenting paths from the devices they sit on.
     """
-    fits = [[id_ for id_ in free if _fits(run, id_)] for run in runs]
+    fits = [[id_ for id_ in free if _fits(trial, id_)] for trial in trials]
     seats: dict[str, int] = {}
-    for index, run in enumerate(runs):
-        if run is not None and run.device in fits[index]:
-            seats.setdefault(run.device, index)
-    for index, run in enumerate(runs):
-        wanted = 1 if run is None else run.devices_wanted
+    for index, trial in enumerate(trials):
+        if trial is not None and trial.device in fits[index]:
+            seats.setdefault(trial.device, index)
+    for index, trial in enumerate(trials):
+        wanted = 1 if trial is None else trial.devices_wanted
         for _ in range(wanted - list(seats.values()).count(index)):
             if not _augment(index, fits, seats, set()):
                 return None
@@ -241,14 +243,14 @@ def place_of(device: Device) -> tuple[str, int, str]:
     return device.host, len(device.id), device.id
 
 
-def _fits(run: RunView | None, device: str) -> bool:
-    return run is None or not run.bound_to or device in run.bound_to
+def _fits(trial: TrialView | None, device: str) -> bool:
+    return trial is None or not trial.bound_to or device in trial.bound_to
 
 
 def _augment(
     index: int, fits: Sequence[Sequence[str]], seats: dict[str, int], seen: set[str]
 ) -> bool:
-    """Find one more device for a run, moving others where needed (an augmenting path)."""
+    """Find one more device for a trial, moving others where needed (an augmenting path)."""
     # Free devices first: others are moved only where none is left.
     for device in sorted(fits[index], key=seats.__contains__):
         if device in seen or seats.get(device) == index:

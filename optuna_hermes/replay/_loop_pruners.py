@@ -38,10 +38,10 @@ class Stopping(Policy):
     def decide(self, snapshot: Snapshot) -> Decision:
         """Prune the condemned trials, then assign devices first in, first out."""
         pruned = [
-            run.number
-            for run in snapshot.runs
-            if run.state == "parked" and run.number in self._condemned
+            trial.number
+            for trial in snapshot.trials
+            if trial.state == "parked" and trial.number in self._condemned
         ]
-        runs = tuple(run for run in snapshot.runs if run.number not in pruned)
-        decision = self._fifo.decide(replace(snapshot, runs=runs))
+        trials = tuple(trial for trial in snapshot.trials if trial.number not in pruned)
+        decision = self._fifo.decide(replace(snapshot, trials=trials))
         return replace(decision, pruned=tuple(sorted(pruned)))

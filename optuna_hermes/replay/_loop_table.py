@@ -69,14 +69,16 @@ def run_loops(
                 yield LoopRun(curve_set=curve_set.name, policy=policy, seed=seed, metrics=metrics)
 
 
-def loop_table(runs: Sequence[LoopRun]) -> tuple[LoopRow, ...]:
+def loop_table(trials: Sequence[LoopRun]) -> tuple[LoopRow, ...]:
     """Summarise results, a row for each policy, in the order of their first results.
 
     Args:
-        runs: results on the same sets and seeds for each policy.
+        trials: results on the same sets and seeds for each policy.
     """
-    policies = list(dict.fromkeys(run.policy for run in runs))
-    means = {policy: _means([run for run in runs if run.policy == policy]) for policy in policies}
+    policies = list(dict.fromkeys(trial.policy for trial in trials))
+    means = {
+        policy: _means([trial for trial in trials if trial.policy == policy]) for policy in policies
+    }
     pruners = [means[policy] for policy in policies if policy in PRUNERS]
     fifo = [means["fifo"]] if "fifo" in means else []
     return tuple(
@@ -90,11 +92,11 @@ def loop_table(runs: Sequence[LoopRun]) -> tuple[LoopRow, ...]:
     )
 
 
-def _means(runs: Sequence[LoopRun]) -> dict[str, float]:
-    names = sorted({run.curve_set for run in runs})
+def _means(trials: Sequence[LoopRun]) -> dict[str, float]:
+    names = sorted({trial.curve_set for trial in trials})
     logs = {measure: 0.0 for measure in MEASURES}
     for name in names:
-        of_set = [run.metrics for run in runs if run.curve_set == name]
+        of_set = [trial.metrics for trial in trials if trial.curve_set == name]
         for measure in MEASURES:
             mean = sum(getattr(each, measure) for each in of_set) / len(of_set)
             logs[measure] += math.log(mean) / len(names)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Decision, Device, RunView, Snapshot
+from optuna_hermes.model import Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator._costs import SwitchCosts
 from optuna_hermes.simulator._roster import Roster
@@ -137,7 +137,7 @@ class Cluster:
                 now=self._agenda.now,
                 seed=self._seed,
                 devices=self._devices(seat),
-                runs=self._roster.live,
+                trials=self._roster.live,
                 finished=self._roster.over,
                 unstarted=unstarted,
                 memory=self._memory,
@@ -166,14 +166,14 @@ class Cluster:
                 f"A policy may assign {seat.device.id} here, once, but got {decision.assignments}."
             )
         stopped = seat.last
-        self._start(seat, self._roster.take(assignment.run, self._agenda.now))
+        self._start(seat, self._roster.take(assignment.trial, self._agenda.now))
         if stopped is not None and stopped != seat.number:
             seated = {(each.last, each.device.id) for each in self._seats}
             self._roster.leave(stopped, seat.device.id, seated=seated, host_of=self._host_of)
 
     # -- events --------------------------------------------------------------------------------
 
-    def _start(self, seat: _Seat, view: RunView) -> None:
+    def _start(self, seat: _Seat, view: TrialView) -> None:
         """Give a device to a trial for one unit."""
         seconds = self._roster.recordings[view.number].seconds[view.curve.units]
         here = view.device == seat.device.id

@@ -18,9 +18,9 @@ class SwitchCosts:
         resident_seconds: time to resume a trial whose state is still on the device.
         host_seconds: time to load it from the host's memory, or from another device.
         disk_seconds: time to load it from disk.
-        resident_runs: number of suspended trials that stay on each device beside the one that
+        resident_trials: number of suspended trials that stay on each device beside the one that
             trains; of more, the one that stopped longest ago is evicted.
-        host_runs: number of suspended trials in each host's memory; the others are on disk.
+        host_trials: number of suspended trials in each host's memory; the others are on disk.
 
     Raises:
         InvalidInputError: a price or a number is negative or not finite.
@@ -30,8 +30,8 @@ class SwitchCosts:
     resident_seconds: float = 0.0
     host_seconds: float = 0.0
     disk_seconds: float = 0.0
-    resident_runs: int = 1
-    host_runs: int = 1_000_000
+    resident_trials: int = 1
+    host_trials: int = 1_000_000
 
     def __post_init__(self) -> None:
         for field in fields(self):

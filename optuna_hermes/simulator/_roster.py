@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from optuna_hermes.model import Curve, RunState, RunView, TierName, Unstarted
+from optuna_hermes.model import Curve, TierName, TrialStatus, TrialView, Unstarted
 from optuna_hermes.simulator._costs import SwitchCosts
 from optuna_hermes.simulator._tiers import moves_down
 from optuna_hermes.simulator._workload import Recording, Source
@@ -23,14 +23,14 @@ class Roster:
     def __init__(self, source: Source, costs: SwitchCosts) -> None:
         self._source = source
         self._costs = costs
-        self._live: dict[int, RunView] = {}
+        self._live: dict[int, TrialView] = {}
         self.recordings: list[Recording] = []
-        self.over: tuple[RunView, ...] = ()
+        self.over: tuple[TrialView, ...] = ()
         self.ends: dict[Literal["done", "pruned"], dict[int, float]] = {"done": {}, "pruned": {}}
         self.n_waiting = 0
 
     @property
-    def live(self) -> tuple[RunView, ...]:
+    def live(self) -> tuple[TrialView, ...]:
         """The trials that are not over, in the order of their numbers."""
         return tuple(self._live.values())
 
@@ -39,13 +39,13 @@ class Roster:
         """The trials that can still be opened."""
         return self._source.unstarted
 
-    def running(self, number: int) -> RunView:
+    def running(self, number: int) -> TrialView:
         """The view of a trial that has a device."""
         return self._live[number]
 
     # -- from and to a device ------------------------------------------------------------------
 
-    def take(self, number: int | None, now: float) -> RunView:
+    def take(self, number: int | None, now: float) -> TrialView:
         """Take a waiting trial, or, for None, a new one.
 
         Raises:
@@ -57,18 +57,18 @@ class Roster:
             raise ValueError("A policy may open a trial only while one is left, but none is.")
         number = len(self.recordings)
         self.recordings.append(self._source.open(number))
-        return RunView(number=number, state="pending", submitted=now)
+        return TrialView(number=number, state="pending", submitted=now)
 
-    def start(self, view: RunView, device: str) -> None:
+    def start(self, view: TrialView, device: str) -> None:
         """Record that a trial gets a device."""
         self._show(view, "running", view.curve, view.attained_seconds, device, None)
 
-    def stop(self, view: RunView, device: str, now: float, used: float) -> None:
+    def stop(self, view: TrialView, device: str, now: float, used: float) -> None:
         """Park a trial on its device without a report."""
         self._show(view, "parked", view.curve, used, device, now)
         self.n_waiting += 1
 
-    def report(self, view: RunView, device: str, now: float, used: float) -> tuple[int, float]:
+    def report(self, view: TrialView, device: str, now: float, used: float) -> tuple[int, float]:
         """Record the end of a unit: the trial is over, or parked on its device.
 
         Returns:
@@ -136,16 +136,16 @@ class Roster:
             if view.tier == "resident" and view.device == device:
                 self._put(view, "disk")
 
-    def _put(self, view: RunView, tier: TierName) -> None:
+    def _put(self, view: TrialView, tier: TierName) -> None:
         # The last unit's time stands for the next one's, which a policy must not know.
         seconds = self.recordings[view.number].seconds[max(0, view.curve.units - 1)]
-        state: RunState = "stored" if tier == "disk" else "parked"
+        state: TrialStatus = "stored" if tier == "disk" else "parked"
         cost = self._costs.seconds(seconds, tier)
         self._live[view.number] = replace(view, tier=tier, state=state, switch_cost_seconds=cost)
 
     # -- views ---------------------------------------------------------------------------------
 
-    def _take_waiting(self, number: int) -> RunView:
+    def _take_waiting(self, number: int) -> TrialView:
         view = self._live.get(number)
         if view is None or view.state == "running":
             raise ValueError(f"A policy may choose trials that wait but got trial {number}.")
@@ -154,8 +154,8 @@ class Roster:
 
     def _show(
         self,
-        view: RunView,
-        state: RunState,
+        view: TrialView,
+        state: TrialStatus,
         curve: Curve,
         used: float,
         device: str,
@@ -164,7 +164,7 @@ class Roster:
         """Show a trial running or parked on a device: resuming there costs nothing."""
         recording = self.recordings[view.number]
         # Not replace(), which is slower: a simulation spends most of its time here.
-        self._live[view.number] = RunView(
+        self._live[view.number] = TrialView(
             number=view.number,
             state=state,
             curve=curve,

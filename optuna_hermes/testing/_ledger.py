@@ -28,7 +28,7 @@ from optuna_hermes.testing.records import (
     leases,
     operations,
     report,
-    run,
+    trial_record,
 )
 from optuna_hermes.testing.sharing import SharingContract
 
@@ -71,9 +71,9 @@ class LedgerContract(SharingContract):
         assert ledger.load_leases() == []
         assert ledger.last_epoch() == 0
 
-    def test_a_run_comes_back_as_it_went_in(self, ledger: Ledger) -> None:
-        """Every field of a run is kept, the unset ones as None."""
-        full = run(
+    def test_a_trial_comes_back_as_it_went_in(self, ledger: Ledger) -> None:
+        """Every field of a trial is kept, the unset ones as None."""
+        full = trial_record(
             1,
             state="stored",
             tier="disk",
@@ -86,43 +86,43 @@ class LedgerContract(SharingContract):
             submitted=1_700_000_000.123456,
             updated=1e300,
         )
-        ledger.save_run(full)
-        ledger.save_run(run(0))
-        assert ledger.load_runs(STUDY) == [run(0), full]
+        ledger.save_trial(full)
+        ledger.save_trial(trial_record(0))
+        assert ledger.load_trials(STUDY) == [trial_record(0), full]
 
-    def test_save_run_replaces_the_row_of_that_study_and_number(self, ledger: Ledger) -> None:
-        """A run has one row, the last one saved, and a namesake in another study keeps its own."""
-        ledger.save_run(run(0, state="running", tier=None, host="a"))
-        ledger.save_run(run(0, study=OTHER))
-        ledger.save_run(run(0, state="parked", tier="host"))
-        ledger.save_run(run(0, state="parked", tier="host"))
-        assert ledger.load_runs(STUDY) == [run(0, state="parked", tier="host")]
-        assert ledger.load_runs(OTHER) == [run(0, study=OTHER)]
+    def test_save_trial_replaces_the_row_of_that_study_and_number(self, ledger: Ledger) -> None:
+        """A trial has one row, the last one saved; a namesake in another study keeps its own."""
+        ledger.save_trial(trial_record(0, state="running", tier=None, host="a"))
+        ledger.save_trial(trial_record(0, study=OTHER))
+        ledger.save_trial(trial_record(0, state="parked", tier="host"))
+        ledger.save_trial(trial_record(0, state="parked", tier="host"))
+        assert ledger.load_trials(STUDY) == [trial_record(0, state="parked", tier="host")]
+        assert ledger.load_trials(OTHER) == [trial_record(0, study=OTHER)]
 
-    def test_a_wish_outlives_the_rows_that_replace_its_run(self, ledger: Ledger) -> None:
-        """A user's override of a run stays until it is changed, whichever broker saves the run."""
-        ledger.save_run(run(0))
-        ledger.save_run(run(1))
+    def test_a_wish_outlives_the_rows_that_replace_its_trial(self, ledger: Ledger) -> None:
+        """A user's override of a trial stays until it is changed, whichever broker saves it."""
+        ledger.save_trial(trial_record(0))
+        ledger.save_trial(trial_record(1))
         ledger.save_wish(STUDY, 0, "boosted")
         ledger.save_wish(STUDY, 0, "held")
         ledger.save_wish(STUDY, 1, "boosted")
-        ledger.save_wish(STUDY, 7, "held")  # of an unknown run
-        ledger.save_run(run(0, state="running", owner="a"))
+        ledger.save_wish(STUDY, 7, "held")  # of an unknown trial
+        ledger.save_trial(trial_record(0, state="running", owner="a"))
         assert ledger.load_wishes(STUDY) == {0: "held", 1: "boosted"}
         assert ledger.load_wishes(OTHER) == {}
         ledger.save_wish(STUDY, 0, None)
-        ledger.save_run(run(7))
+        ledger.save_trial(trial_record(7))
         assert ledger.load_wishes(STUDY) == {1: "boosted"}
 
     def test_studies_that_differ_in_case_or_accent_are_apart(self, ledger: Ledger) -> None:
         """A key names one study, to the letter."""
         for key in ("key", "KEY", "kéy", UNICODE):
-            ledger.save_run(run(0, study=key))
-        assert ledger.load_runs("KEY") == [run(0, study="KEY")]
-        assert ledger.load_runs(UNICODE) == [run(0, study=UNICODE)]
+            ledger.save_trial(trial_record(0, study=key))
+        assert ledger.load_trials("KEY") == [trial_record(0, study="KEY")]
+        assert ledger.load_trials(UNICODE) == [trial_record(0, study=UNICODE)]
 
     def test_a_curve_has_its_units_in_order(self, ledger: Ledger) -> None:
-        """Reports that arrive out of order still make an ascending curve, one for each run."""
+        """Reports that arrive out of order still make an ascending curve, one for each trial."""
         for record in (report(2, 0.5), report(1, 0.9), report(1, 0.7, number=3)):
             ledger.add_report(record)
         ledger.add_report(report(1, 0.1, study=OTHER))
@@ -142,7 +142,7 @@ class LedgerContract(SharingContract):
         assert ledger.load_curves(STUDY)[0].values == (0.9, 0.6, 0.4)
 
     def test_last_values_are_those_of_the_curves(self, ledger: Ledger) -> None:
-        """The last unit as it was last reported, NaN too, of runs of this study only."""
+        """The last unit as it was last reported, NaN too, of trials of this study only."""
         for record in (report(2, 0.5), report(1, 0.9), report(1, 0.7, number=3)):
             ledger.add_report(record)
         for record in (report(2, 0.6, at=1.0), report(2, math.inf, number=3)):
@@ -234,7 +234,7 @@ class LedgerContract(SharingContract):
         assert [each.epoch for each in ledger.load_leases(STUDY, since=4, live=True)] == [9]
 
     def test_checkpoints_come_oldest_first(self, ledger: Ledger) -> None:
-        """Checkpoints are in the order of saving, for any clocks, and a run has only its own."""
+        """Checkpoints are in the order of saving, for any clocks, and a trial has only its own."""
         first = checkpoint(f"/{UNICODE}/1", at=9.0)
         second = checkpoint("/2", number=1)
         third = checkpoint("/3", at=1.0)
@@ -288,7 +288,7 @@ class LedgerContract(SharingContract):
         assert ledger.load_events(STUDY) == []
 
     def test_events_come_oldest_first(self, ledger: Ledger) -> None:
-        """Events keep the order of writing; those of one run can be loaded alone."""
+        """Events keep the order of writing; those of one trial can be loaded alone."""
         first = event("admitted", at=9.0, detail={UNICODE: {"deep": [1.5, None]}})
         second = event("opened", number=None)
         third = event("admitted", number=1)
@@ -303,11 +303,11 @@ class LedgerContract(SharingContract):
         """After the block all writes are visible, and single writes work as before."""
         with ledger.batch():
             ledger.commit_lease(lease(1))
-            ledger.save_run(run(0))
+            ledger.save_trial(trial_record(0))
             ledger.add_report(report(1, 0.5))
         ledger.end_lease(1, 2.0)
         assert ledger.load_leases() == [lease(1, ended=2.0)]
-        assert ledger.load_runs(STUDY) == [run(0)]
+        assert ledger.load_trials(STUDY) == [trial_record(0)]
         assert ledger.load_curves(STUDY)[0].values == (0.5,)
 
     def test_a_batch_that_fails_writes_nothing(self, ledger: Ledger) -> None:
@@ -316,14 +316,14 @@ class LedgerContract(SharingContract):
 
         def write() -> None:
             with ledger.batch():
-                ledger.save_run(run(0))
+                ledger.save_trial(trial_record(0))
                 ledger.commit_lease(lease(5))
 
         with pytest.raises(StaleEpochError):
             write()
-        assert ledger.load_runs(STUDY) == []
-        ledger.save_run(run(1))
-        assert ledger.load_runs(STUDY) == [run(1)]
+        assert ledger.load_trials(STUDY) == []
+        ledger.save_trial(trial_record(1))
+        assert ledger.load_trials(STUDY) == [trial_record(1)]
 
     def test_threads_race_for_each_epoch_and_one_wins(self, ledger: Ledger) -> None:
         """Of several threads that commit one epoch, one succeeds and the others get an error."""
@@ -349,20 +349,20 @@ class LedgerContract(SharingContract):
             for epoch in range(1, rounds + 1)
         ]
 
-    def test_threads_add_one_run_at_once(self, ledger: Ledger) -> None:
-        """Several threads that save the same new run all succeed, and it has one row."""
+    def test_threads_add_one_trial_at_once(self, ledger: Ledger) -> None:
+        """Several threads that save the same new trial all succeed, and it has one row."""
         threads, rounds = 4, 10
         start = Barrier(threads)
 
         def save(thread: int) -> None:
             for number in range(rounds):
                 start.wait(timeout=60)
-                ledger.save_run(run(number, units=thread))
+                ledger.save_trial(trial_record(number, units=thread))
                 ledger.save_memory(f"{STUDY} {number}", thread)
 
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(save, range(threads)))
-        assert [record.number for record in ledger.load_runs(STUDY)] == list(range(rounds))
+        assert [record.number for record in ledger.load_trials(STUDY)] == list(range(rounds))
         assert ledger.load_memory(STUDY + " 0") in range(threads)
 
     def test_threads_write_at_once_and_nothing_is_lost(self, ledger: Ledger) -> None:
@@ -371,14 +371,14 @@ class LedgerContract(SharingContract):
 
         def write(thread: int) -> None:
             for unit in range(1, each + 1):
-                ledger.save_run(run(thread, units=unit))
-                ledger.save_run(run(threads, host=str(thread)))
+                ledger.save_trial(trial_record(thread, units=unit))
+                ledger.save_trial(trial_record(threads, host=str(thread)))
                 ledger.add_report(report(unit, float(unit), number=thread))
                 ledger.add_event(event("report", number=thread))
 
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(write, range(threads)))
-        assert [record.units for record in ledger.load_runs(STUDY)] == [each] * threads + [0]
+        assert [record.units for record in ledger.load_trials(STUDY)] == [each] * threads + [0]
         curves = ledger.load_curves(STUDY)
         assert [curves[number].units for number in range(threads)] == [each] * threads
         assert len(ledger.load_events(STUDY)) == threads * each
@@ -419,7 +419,7 @@ class LedgerContract(SharingContract):
         self, ledger: Ledger, reopen: Callable[[], Ledger]
     ) -> None:
         """All records are there after a close, in another handle."""
-        ledger.save_run(run(0, state="stored"))
+        ledger.save_trial(trial_record(0, state="stored"))
         ledger.add_report(report(1, math.nan))
         ledger.commit_lease(lease(4))
         ledger.save_checkpoint(checkpoint("/a"))
@@ -439,10 +439,10 @@ class LedgerContract(SharingContract):
         other = reopen()
         for writer, reader in ((ledger, other), (other, ledger)):
             epoch = writer.last_epoch() + 1
-            writer.save_run(run(0, units=epoch))
+            writer.save_trial(trial_record(0, units=epoch))
             writer.commit_lease(lease(epoch))
             writer.end_lease(epoch, 2.0)
-            assert reader.load_runs(STUDY) == [run(0, units=epoch)]
+            assert reader.load_trials(STUDY) == [trial_record(0, units=epoch)]
             assert reader.load_leases()[-1] == lease(epoch, ended=2.0)
 
     def test_two_handles_cannot_hold_one_epoch(
@@ -462,5 +462,5 @@ class LedgerContract(SharingContract):
     ) -> None:
         """A close ends the connections of that handle alone."""
         reopen().close()
-        ledger.save_run(run(0))
-        assert ledger.load_runs(STUDY) == [run(0)]
+        ledger.save_trial(trial_record(0))
+        assert ledger.load_trials(STUDY) == [trial_record(0)]

@@ -27,11 +27,11 @@ class FakeSession:
         yields: tier to wait in, by the number of batches since this session began.
         checkpoint_dir: see ``Session``.
         checkpoints: see ``Session``.
-        while_parked: called when the run waits in this process, to stand for other trainings.
-        evicts: further tiers that the run is moved to, after ``while_parked``.
+        while_parked: called when the trial waits in this process, to stand for other trainings.
+        evicts: further tiers that the trial is moved to, after ``while_parked``.
         devices: see ``Session``.
         batch_sizes: size of the next batches, by the number of batches since this session began;
-            where the run yields too it gets the size when it resumes.
+            where the trial yields too it gets the size when it resumes.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FakeSession:
         yields: Mapping[int, TierName] | None = None,
         batch_sizes: Mapping[int, int] | None = None,
     ) -> FakeSession:
-        """The session of the next process of this run, which finds this one's checkpoints."""
+        """The session of the next process of this trial, which finds this one's checkpoints."""
         return FakeSession(
             yields,
             checkpoint_dir=self.checkpoint_dir,
@@ -116,7 +116,7 @@ class FakeSession:
         """See ``suspend.Session``.
 
         Raises:
-            Suspended: the run went to disk.
+            Suspended: the trial went to disk.
         """
         self.must_yield = False
         self._put(state, self.asked)
@@ -137,7 +137,7 @@ class FakeSession:
         self.parks.append(self._parking.tier)
         if held.stored is not None:
             self.saved(held.stored)
-            raise Suspended(f"The run is stored in {held.stored.path}.")
+            raise Suspended(f"The trial is stored in {held.stored.path}.")
 
 
 class RankedSession(FakeSession):
@@ -174,7 +174,7 @@ class RankedSession(FakeSession):
             time.sleep(0.001)
 
     def next(self, yields: Mapping[int, TierName] | None = None) -> RankedSession:
-        """The session of the next process of this run."""
+        """The session of the next process of this trial."""
         return RankedSession(
             yields, checkpoint_dir=self.checkpoint_dir, checkpoints=self.checkpoints
         )

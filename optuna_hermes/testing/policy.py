@@ -19,10 +19,10 @@ from optuna_hermes.model import (
     Decision,
     Device,
     Elastic,
-    RunState,
-    RunView,
     Snapshot,
     Speed,
+    TrialStatus,
+    TrialView,
     Unstarted,
 )
 from optuna_hermes.policies import Policy
@@ -63,7 +63,7 @@ curves = _lists.map(_curve)
 _flags = st.booleans()
 _small = st.integers(0, 5)
 _ids = st.lists(st.sampled_from(["cpu:0", "cpu:1", "cpu:2"]), min_size=1, max_size=2, unique=True)
-_waiting_states: st.SearchStrategy[RunState] = st.sampled_from(["pending", "parked", "stored"])
+_waiting_states: st.SearchStrategy[TrialStatus] = st.sampled_from(["pending", "parked", "stored"])
 _wanted = st.sampled_from([1, 1, 1, 2])
 _finished = st.lists(curves, max_size=2)
 _speeds = st.sampled_from([0.0, 1e-9, 0.02, 3.0, math.inf, math.nan]).map(
@@ -102,10 +102,10 @@ LONG = 600
 """Number of units of a training that does not end within a test."""
 
 MANY = 10_000
-"""Number of runs of the largest study that a policy must support."""
+"""Number of trials of the largest study that a policy must support."""
 
 PATIENCE_SECONDS = 5.0
-"""Time limit of a decision over ``MANY`` runs, far above the usual, since machines differ."""
+"""Time limit of a decision over ``MANY`` trials, far above the usual, since machines differ."""
 
 
 @st.composite
@@ -113,9 +113,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     """Snapshots that a broker could hand to a policy."""
     devices = [_device(draw, index) for index in range(draw(_small))]
     busy = [device.id for device in devices if device.powered and not device.free]
-    runs = [_run(draw, number, busy) for number in range(draw(_small))]
+    trials = [_run(draw, number, busy) for number in range(draw(_small))]
     finished = [
-        RunView(number=100 + index, state="done" if index else "failed", curve=curve)
+        TrialView(number=100 + index, state="done" if index else "failed", curve=curve)
         for index, curve in enumerate(draw(_finished))
     ]
     count = draw(_counts)
@@ -124,7 +124,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         now=1000.0,
         seed=draw(_small),
         devices=tuple(devices),
-        runs=tuple(runs),
+        trials=tuple(trials),
         finished=tuple(finished),
         unstarted=Unstarted(count=count, fixed=fixed),
     )
@@ -140,12 +140,12 @@ def _device(draw: st.DrawFn, index: int) -> Device:
     )
 
 
-def _run(draw: st.DrawFn, number: int, busy: list[str]) -> RunView:
-    """A run on one of the ``busy`` devices, which is removed from the list, or one that waits."""
+def _run(draw: st.DrawFn, number: int, busy: list[str]) -> TrialView:
+    """A trial on one of the ``busy`` devices, which is removed from the list, or one that waits."""
     if not (draw(_flags) and busy):
         return _waiting(draw, number)
     curve = draw(curves)
-    return RunView(
+    return TrialView(
         number=number,
         state="running",
         curve=curve,
@@ -156,17 +156,17 @@ def _run(draw: st.DrawFn, number: int, busy: list[str]) -> RunView:
     )
 
 
-def _waiting(draw: st.DrawFn, number: int) -> RunView:
+def _waiting(draw: st.DrawFn, number: int) -> TrialView:
     state, since, wanted = draw(_waiting_states), float(draw(_small)), draw(_wanted)
     elastic = draw(_stretches) if draw(_flags) else None
     if elastic is not None:
         wanted = min(max(wanted, elastic.devices[0]), elastic.devices[1])
     if state == "pending":
-        return RunView(
+        return TrialView(
             number=number, state=state, submitted=since, devices_wanted=wanted, elastic=elastic
         )
     ids, curve = draw(_ids), draw(curves)
-    return RunView(
+    return TrialView(
         number=number,
         state=state,
         curve=curve,
@@ -198,8 +198,8 @@ class PolicyContract:
         work_conserving: whether a device stays empty only if nothing fits on it; False for
             policies that hold devices back on purpose.
         prunes: whether it may prune; only rivals in the simulator may, the broker refuses it.
-        starves_nobody: whether every run gets devices again and again, however bad it is, also
-            among runs that do not end.
+        starves_nobody: whether every trial gets devices again and again, however bad it is, also
+            among trials that do not end.
     """
 
     policy: Policy
@@ -210,39 +210,41 @@ class PolicyContract:
     @_inherited
     @given(snapshot=_snapshots)
     def test_only_free_devices_are_given_and_none_twice(self, snapshot: Snapshot) -> None:
-        """A free device goes to one run at most; an unknown, taken or broken one to none."""
+        """A free device goes to one trial at most; an unknown, taken or broken one to none."""
         given_out = [id_ for each in self._assigned(snapshot) for id_ in each.devices]
         assert len(given_out) == len(set(given_out))
         assert _free(snapshot).issuperset(given_out)
 
     @_inherited
     @given(snapshot=_snapshots)
-    def test_only_waiting_runs_are_assigned_and_none_twice(self, snapshot: Snapshot) -> None:
-        """A device goes to a run that waits, not to one that is running, over or unknown."""
-        runs = [each.run for each in self._assigned(snapshot) if each.run is not None]
-        assert len(runs) == len(set(runs))
-        assert {run.number for run in _candidates(snapshot)}.issuperset(runs)
+    def test_only_waiting_trials_are_assigned_and_none_twice(self, snapshot: Snapshot) -> None:
+        """A device goes to a trial that waits, not to one that is running, over or unknown."""
+        trials = [each.trial for each in self._assigned(snapshot) if each.trial is not None]
+        assert len(trials) == len(set(trials))
+        assert {trial.number for trial in _candidates(snapshot)}.issuperset(trials)
 
     @_inherited
     @given(snapshot=_snapshots)
-    def test_a_run_gets_devices_that_it_can_use(self, snapshot: Snapshot) -> None:
-        """A run gets devices and a batch size that its limits allow, and no device it excludes."""
-        runs = {run.number: run for run in snapshot.runs}
+    def test_a_trial_gets_devices_that_it_can_use(self, snapshot: Snapshot) -> None:
+        """A trial gets devices and a batch size within its limits, and no device it excludes."""
+        trials = {trial.number: trial for trial in snapshot.trials}
         for each in self._assigned(snapshot):
-            run = RunView(number=-1, state="pending") if each.run is None else runs[each.run]
-            least, most = run.device_range
+            trial = (
+                TrialView(number=-1, state="pending") if each.trial is None else trials[each.trial]
+            )
+            least, most = trial.device_range
             assert least <= len(each.devices) <= most
-            assert not run.bound_to or set(run.bound_to).issuperset(each.devices)
+            assert not trial.bound_to or set(trial.bound_to).issuperset(each.devices)
             if each.batch_size is not None:
-                assert run.elastic is not None
-                low, high = run.elastic.batch_sizes
+                assert trial.elastic is not None
+                low, high = trial.elastic.batch_sizes
                 assert low <= each.batch_size <= high
 
     @_inherited
     @given(snapshot=_snapshots)
     def test_no_more_new_trials_than_there_are(self, snapshot: Snapshot) -> None:
         """Not more trials are created than may be."""
-        new = sum(each.run is None for each in self._assigned(snapshot))
+        new = sum(each.trial is None for each in self._assigned(snapshot))
         assert snapshot.unstarted.count is None or new <= snapshot.unstarted.count
 
     @_inherited
@@ -263,7 +265,7 @@ class PolicyContract:
         shuffled = replace(
             snapshot,
             devices=tuple(data.draw(st.permutations(snapshot.devices))),
-            runs=tuple(data.draw(st.permutations(snapshot.runs))),
+            trials=tuple(data.draw(st.permutations(snapshot.trials))),
             finished=tuple(data.draw(st.permutations(snapshot.finished))),
         )
         assert self.policy.decide(shuffled) == self.policy.decide(snapshot)
@@ -279,52 +281,52 @@ class PolicyContract:
 
     @_inherited
     @given(snapshot=_snapshots)
-    def test_only_suspended_runs_are_pruned(self, snapshot: Snapshot) -> None:
-        """A live policy prunes nothing; a rival prunes no run twice, and none that it assigns."""
+    def test_only_suspended_trials_are_pruned(self, snapshot: Snapshot) -> None:
+        """A live policy prunes nothing; a rival prunes no trial twice, and none that it assigns."""
         decision = self.policy.decide(snapshot)
         pruned = set(decision.pruned)
         assert len(pruned) == len(decision.pruned) * self.prunes
-        assert pruned.isdisjoint(each.run for each in decision.assignments)
-        assert {run.number for run in _candidates(snapshot)}.issuperset(pruned)
+        assert pruned.isdisjoint(each.trial for each in decision.assignments)
+        assert {trial.number for trial in _candidates(snapshot)}.issuperset(pruned)
 
     @_inherited
     @given(snapshot=_snapshots)
     def test_only_idle_devices_are_powered_down(self, snapshot: Snapshot) -> None:
-        """No run is on a device that is powered down, or suspended on it, or sent to it."""
+        """No trial is on a device that is powered down, or suspended on it, or sent to it."""
         decision = self.policy.decide(snapshot)
         down = set(decision.powered_down)
         assert len(down) == len(decision.powered_down)
         idle = {device.id for device in snapshot.devices if device.free or not device.powered}
         assert idle.issuperset(down)
-        assert down.isdisjoint(run.device for run in snapshot.runs)
+        assert down.isdisjoint(trial.device for trial in snapshot.trials)
         assert down.isdisjoint(id_ for each in decision.assignments for id_ in each.devices)
 
     @_inherited
     @given(snapshot=_snapshots)
     def test_no_device_stays_empty_that_could_be_used(self, snapshot: Snapshot) -> None:
-        """A free device stays empty only if no waiting run and no new trial fits on it."""
+        """A free device stays empty only if no waiting trial and no new trial fits on it."""
         assigned = self._assigned(snapshot)
         empty = _free(snapshot) - {id_ for each in assigned for id_ in each.devices}
         if not self.work_conserving or not empty:
             return
-        served = {each.run for each in assigned}
-        for run in _candidates(snapshot):
-            usable = empty.intersection(run.bound_to or empty)
-            assert run.number in served or len(usable) < run.devices_wanted
-        assert sum(each.run is None for each in assigned) == snapshot.unstarted.count
+        served = {each.trial for each in assigned}
+        for trial in _candidates(snapshot):
+            usable = empty.intersection(trial.bound_to or empty)
+            assert trial.number in served or len(usable) < trial.devices_wanted
+        assert sum(each.trial is None for each in assigned) == snapshot.unstarted.count
 
     @_inherited
     @given(curve=curves)
-    def test_one_run_gets_the_one_device(self, curve: Curve) -> None:
-        """A single run gets the device, with any curve."""
-        run = RunView(number=7, state="parked", curve=curve, waiting_since=0.0)
-        snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), runs=(run,))
-        assert not self.work_conserving or [a.run for a in self._assigned(snapshot)] == [7]
+    def test_one_trial_gets_the_one_device(self, curve: Curve) -> None:
+        """A single trial gets the device, with any curve."""
+        trial = TrialView(number=7, state="parked", curve=curve, waiting_since=0.0)
+        snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), trials=(trial,))
+        assert not self.work_conserving or [a.trial for a in self._assigned(snapshot)] == [7]
 
     def test_without_devices_nothing_is_assigned(self) -> None:
         """A host without devices gets an empty decision."""
-        runs = (RunView(number=0, state="pending"),)
-        assert self._assigned(Snapshot(runs=runs, unstarted=Unstarted(count=None))) == ()
+        trials = (TrialView(number=0, state="pending"),)
+        assert self._assigned(Snapshot(trials=trials, unstarted=Unstarted(count=None))) == ()
 
     def test_without_runs_nothing_is_assigned(self) -> None:
         """A device stays empty where nothing waits and nothing may be created."""
@@ -336,7 +338,7 @@ class PolicyContract:
             snapshot = Snapshot(
                 devices=(Device(id="cpu:0", free=True),), unstarted=Unstarted(count=count)
             )
-            assigned = [each.run for each in self._assigned(snapshot)]
+            assigned = [each.trial for each in self._assigned(snapshot)]
             assert assigned == [None] or not (self.work_conserving or assigned)
 
     @_inherited
@@ -350,14 +352,14 @@ class PolicyContract:
     @settings(_inherited, max_examples=8)
     @given(trainings=_endless)
     def test_nobody_starves(self, trainings: Sequence[Recording]) -> None:
-        """Late in a simulation every run still gets slices, for policies that promise it."""
+        """Late in a simulation every trial still gets slices, for policies that promise it."""
         if not self.starves_nobody:
             return
         trace = Cluster(self.policy, FixedList(trainings)).run(until=LONG)
         late = {each.number for each in trace.slices if each.start >= LONG / 2}
         assert late == set(range(len(trainings)))
 
-    def test_ten_thousand_runs_are_decided_in_time(self) -> None:
+    def test_ten_thousand_trials_are_decided_in_time(self) -> None:
         """A decision over a very large study, on one device or several, keeps the time limit."""
         for free in (1, 3):
             began = time.process_time()
@@ -376,8 +378,8 @@ class PolicyContract:
 @cache
 def _large(free: int) -> Snapshot:
     """Runs of different ages that fall to different levels, some of them alike, some diverged."""
-    runs = tuple(
-        RunView(
+    trials = tuple(
+        TrialView(
             number=number,
             state="stored" if number % 3 else "parked",
             curve=_curve([1 / unit + number % 977 for unit in range(1, 2 + number % 20)]),
@@ -386,13 +388,13 @@ def _large(free: int) -> Snapshot:
         )
         for number in range(MANY - 1)
     )
-    diverged = RunView(number=MANY - 1, state="parked", curve=_curve([1.0, math.nan]))
+    diverged = TrialView(number=MANY - 1, state="parked", curve=_curve([1.0, math.nan]))
     devices = tuple(Device(id=f"cpu:{index}", free=index < free) for index in range(4))
-    return Snapshot(now=1000.0, devices=devices, runs=(*runs, diverged))
+    return Snapshot(now=1000.0, devices=devices, trials=(*trials, diverged))
 
 
-def _candidates(snapshot: Snapshot) -> list[RunView]:
-    return [run for run in snapshot.runs if run.state in ("pending", "parked", "stored")]
+def _candidates(snapshot: Snapshot) -> list[TrialView]:
+    return [trial for trial in snapshot.trials if trial.state in ("pending", "parked", "stored")]
 
 
 def _free(snapshot: Snapshot) -> set[str]:

@@ -19,7 +19,7 @@ from optuna_hermes.ledger import (
     LeaseRecord,
     Ledger,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
 )
 
 STUDY = "study"
@@ -32,14 +32,14 @@ _REFUSALS = (NotOwnerError, StaleEpochError, StudyFullError)
 _EVERY_BROKER, _NO_BROKER = 0.0, 1e9  # count as gone, by the age of the heartbeat in seconds
 
 
-def run(number: int = 0, **fields: Any) -> RunRecord:
-    """A run, with defaults for fields that the test does not set."""
+def trial_record(number: int = 0, **fields: Any) -> TrialRecord:
+    """A trial, with defaults for fields that the test does not set."""
     defaults: dict[str, Any] = {"study": STUDY, "trial_id": number, "state": "pending"}
-    return RunRecord(**{**defaults, **fields}, number=number)
+    return TrialRecord(**{**defaults, **fields}, number=number)
 
 
 def report(unit: int, value: float, *, number: int = 0, **fields: Any) -> ReportRecord:
-    """A report of a run that takes a second and ten steps for each unit."""
+    """A report of a trial that takes a second and ten steps for each unit."""
     defaults = {"study": STUDY, "step": unit * 10, "device_seconds": float(unit), "at": 0.0}
     return ReportRecord(**{**defaults, **fields}, number=number, unit=unit, value=value)
 
@@ -70,7 +70,7 @@ def content(ledger: Ledger, study: str) -> str:
     """All records of a study in a ledger; as text, because NaN does not equal itself."""
     return repr(
         (
-            ledger.load_runs(study),
+            ledger.load_trials(study),
             ledger.load_wishes(study),
             ledger.load_curves(study),
             ledger.load_checkpoints(study),
@@ -122,12 +122,12 @@ def _carry_out(ledger: Ledger, study: str, base: int, verb: str, *arguments: Any
         return act(study, first, *others)
     if verb == "forget_host":
         return act(_named(study, first), dead_after_seconds=others[0])
-    if verb == "claim_run":
+    if verb == "claim_trial":
         host, instance = (_named(study, name) for name in others[:2])
         return act(study, first, host=host, instance=instance, dead_after_seconds=others[2])
     if verb == "commit_lease":
         return act(_placed(study, replace(first, epoch=base + first.epoch)), limit=others[0])
-    if verb == "save_run":
+    if verb == "save_trial":
         return act(_placed(study, first), by=_named(study, others[0]))
     if verb == "beat":
         name, instance = _named(study, first.name), _named(study, first.instance)
@@ -165,7 +165,7 @@ _wishes = st.sampled_from([None, "held", "boosted", "finishing"])
 _silences = st.sampled_from([_EVERY_BROKER, _NO_BROKER])
 
 _runs = st.builds(
-    RunRecord,
+    TrialRecord,
     study=st.just(""),
     number=_numbers,
     trial_id=_big,
@@ -227,8 +227,8 @@ _brokers = st.builds(
     load=_finite,
 )
 operations = st.one_of(
-    st.tuples(st.just("save_run"), st.tuples(_runs, _owners)),
-    st.tuples(st.just("claim_run"), st.tuples(_numbers, _hosts, _instances, _silences)),
+    st.tuples(st.just("save_trial"), st.tuples(_runs, _owners)),
+    st.tuples(st.just("claim_trial"), st.tuples(_numbers, _hosts, _instances, _silences)),
     st.tuples(st.just("save_wish"), st.tuples(_numbers, _wishes)),
     st.tuples(st.just("add_report"), st.tuples(_reports)),
     st.tuples(st.just("commit_lease"), st.tuples(_new_leases, st.none() | st.integers(0, 3))),

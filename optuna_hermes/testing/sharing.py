@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
-from optuna_hermes.ledger import Ledger, RunRecord
-from optuna_hermes.model import RunState
+from optuna_hermes.ledger import Ledger, TrialRecord
+from optuna_hermes.model import TrialStatus
 from optuna_hermes.testing.records import (
     OTHER,
     STUDY,
@@ -22,7 +22,7 @@ from optuna_hermes.testing.records import (
     host,
     lease,
     report,
-    run,
+    trial_record,
 )
 
 _EVER = 1e9
@@ -39,9 +39,9 @@ def claim(
     *,
     name: str = "b",
     dead_after_seconds: float = _EVER,
-) -> RunRecord | None:
-    """Claim a run for a broker."""
-    return ledger.claim_run(
+) -> TrialRecord | None:
+    """Claim a trial for a broker."""
+    return ledger.claim_trial(
         STUDY, number, host=name, instance=instance, dead_after_seconds=dead_after_seconds
     )
 
@@ -106,34 +106,34 @@ class SharingContract:
 
     # -- owners --------------------------------------------------------------------------------
 
-    def test_a_run_is_written_by_its_owner_alone(self, ledger: Ledger) -> None:
-        """Writing another broker's run, or one without owner, raises with advice."""
-        mine = run(0, state="running", owner="a1")
-        ledger.save_run(mine, by="a1")
+    def test_a_trial_is_written_by_its_owner_alone(self, ledger: Ledger) -> None:
+        """Writing another broker's trial, or one without owner, raises with advice."""
+        mine = trial_record(0, state="running", owner="a1")
+        ledger.save_trial(mine, by="a1")
         for by in (None, "b1"):
             with pytest.raises(NotOwnerError, match=r"belongs to broker a1, so .*End its process"):
-                ledger.save_run(run(0, state="done", owner=by), by=by)
-        assert ledger.load_runs(STUDY) == [mine]
-        done = run(0, state="done", owner="a1")
-        ledger.save_run(done, by="a1")
-        ledger.save_run(run(1))
+                ledger.save_trial(trial_record(0, state="done", owner=by), by=by)
+        assert ledger.load_trials(STUDY) == [mine]
+        done = trial_record(0, state="done", owner="a1")
+        ledger.save_trial(done, by="a1")
+        ledger.save_trial(trial_record(1))
         with pytest.raises(NotOwnerError, match=r"Run 1 .*no broker, so broker a1 may not"):
-            ledger.save_run(run(1, owner="a1"), by="a1")
-        assert ledger.load_runs(STUDY) == [done, run(1)]
+            ledger.save_trial(trial_record(1, owner="a1"), by="a1")
+        assert ledger.load_trials(STUDY) == [done, trial_record(1)]
 
-    def test_a_run_that_was_given_back_is_nobodys(self, ledger: Ledger) -> None:
-        """Saving a run without owner gives it back; its last owner has to claim it like others."""
-        ledger.save_run(run(0, state="running", owner="a1"), by="a1")
-        back = run(0, state="stored", tier="disk")
-        ledger.save_run(back, by="a1")
+    def test_a_trial_that_was_given_back_is_nobodys(self, ledger: Ledger) -> None:
+        """Saving a trial without owner gives it back; its last owner has to claim it too."""
+        ledger.save_trial(trial_record(0, state="running", owner="a1"), by="a1")
+        back = trial_record(0, state="stored", tier="disk")
+        ledger.save_trial(back, by="a1")
         with pytest.raises(NotOwnerError):
-            ledger.save_run(run(0, state="running", owner="a1"), by="a1")
-        assert ledger.load_runs(STUDY) == [back]
+            ledger.save_trial(trial_record(0, state="running", owner="a1"), by="a1")
+        assert ledger.load_trials(STUDY) == [back]
 
     def test_a_lease_is_its_owners_too(self, ledger: Ledger) -> None:
-        """Only the owner of a run gets a lease of it; a run without a row is open to all."""
-        ledger.save_run(run(0, owner="a1"), by="a1")
-        ledger.save_run(run(1))
+        """Only the owner of a trial gets a lease of it; a trial without a row is open to all."""
+        ledger.save_trial(trial_record(0, owner="a1"), by="a1")
+        ledger.save_trial(trial_record(1))
         for stranger in (lease(1, owner="b1"), lease(1), lease(1, number=1, owner="a1")):
             with pytest.raises(NotOwnerError, match="End its process"):
                 ledger.commit_lease(stranger)
@@ -143,15 +143,15 @@ class SharingContract:
             ledger.commit_lease(granted)
         assert ledger.load_leases() == rightful
 
-    def test_a_batch_with_a_run_of_another_writes_nothing(self, ledger: Ledger) -> None:
-        """If another broker has claimed one run of a batch, nothing of the batch is written."""
-        ledger.save_run(run(0, state="running", owner="b1"))
+    def test_a_batch_with_a_trial_of_another_writes_nothing(self, ledger: Ledger) -> None:
+        """If another broker has claimed one trial of a batch, nothing of the batch is written."""
+        ledger.save_trial(trial_record(0, state="running", owner="b1"))
 
         def write() -> None:
             with ledger.batch():
                 ledger.add_report(report(1, 0.5))
                 ledger.commit_lease(lease(1, number=7, owner="a1"))
-                ledger.save_run(run(0, state="stored", owner="a1"), by="a1")
+                ledger.save_trial(trial_record(0, state="stored", owner="a1"), by="a1")
 
         with pytest.raises(NotOwnerError):
             write()
@@ -162,47 +162,51 @@ class SharingContract:
     # -- claims --------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("state", ["pending", "stored"])
-    def test_a_run_that_waits_and_is_nobodys_can_be_claimed(
-        self, ledger: Ledger, state: RunState
+    def test_a_trial_that_waits_and_is_nobodys_can_be_claimed(
+        self, ledger: Ledger, state: TrialStatus
     ) -> None:
         """The first broker that claims it owns it, on any host; its other fields stay."""
         for instance in ("a1", "b1"):
             ledger.beat(host(instance, name=instance[0]))
-        waiting = run(0, state=state, tier="disk", host="a", units=7, slices=2, updated=1.5)
-        ledger.save_run(waiting)
+        waiting = trial_record(
+            0, state=state, tier="disk", host="a", units=7, slices=2, updated=1.5
+        )
+        ledger.save_trial(waiting)
         ledger.save_checkpoint(checkpoint("/a"))
         taken = replace(waiting, state="stored", host="b", owner="b1")
         assert claim(ledger, "b1") == taken
         assert claim(ledger, "a1", name="a") is None
         assert claim(ledger, "b1") == taken
-        assert ledger.load_runs(STUDY) == [taken]
+        assert ledger.load_trials(STUDY) == [taken]
 
     def test_what_is_not_there_or_over_cannot_be_claimed(self, ledger: Ledger) -> None:
-        """Claims of an unknown run, an ended one, and one of another study fail."""
-        runs = [run(0, state="done"), run(1, state="failed", owner="a1")]
-        for record in runs:
-            ledger.save_run(record, by=record.owner)
-        ledger.save_run(run(2, study=OTHER))
+        """Claims of an unknown trial, an ended one, and one of another study fail."""
+        trials = [trial_record(0, state="done"), trial_record(1, state="failed", owner="a1")]
+        for record in trials:
+            ledger.save_trial(record, by=record.owner)
+        ledger.save_trial(trial_record(2, study=OTHER))
         for number in range(3):
             assert claim(ledger, "b1", number, dead_after_seconds=_AT_ONCE) is None
-        assert ledger.load_runs(STUDY) == runs
+        assert ledger.load_trials(STUDY) == trials
 
     @pytest.mark.parametrize("state", ["pending", "running", "parked", "stored"])
-    def test_a_run_is_its_owners_until_he_is_gone(self, ledger: Ledger, state: RunState) -> None:
+    def test_a_trial_is_its_owners_until_he_is_gone(
+        self, ledger: Ledger, state: TrialStatus
+    ) -> None:
         """Claims fail while its owner's heartbeat is recent, and succeed when it is too old."""
         ledger.beat(host("a1", name="a"))
-        held = run(0, state=state, owner="a1", host="a", tier="host")
-        ledger.save_run(held, by="a1")
+        held = trial_record(0, state=state, owner="a1", host="a", tier="host")
+        ledger.save_trial(held, by="a1")
         assert claim(ledger, "b1") is None
-        assert ledger.load_runs(STUDY) == [held]
+        assert ledger.load_trials(STUDY) == [held]
         taken = claim(ledger, "b1", dead_after_seconds=_AT_ONCE)
         assert taken == replace(held, state="pending", tier=None, host="b", owner="b1")
         with pytest.raises(NotOwnerError, match="belongs to broker b1, so broker a1 may not"):
-            ledger.save_run(replace(held, state="stored"), by="a1")
+            ledger.save_trial(replace(held, state="stored"), by="a1")
 
-    def test_a_run_that_was_taken_from_its_holder_is_stored(self, ledger: Ledger) -> None:
+    def test_a_trial_that_was_taken_from_its_holder_is_stored(self, ledger: Ledger) -> None:
         """It goes on at its checkpoint, and its leases have ended; those of others stay."""
-        ledger.save_run(run(0, state="running", owner="a1", host="a"), by="a1")
+        ledger.save_trial(trial_record(0, state="running", owner="a1", host="a"), by="a1")
         ledger.save_checkpoint(checkpoint("/a"))
         ledger.commit_lease(lease(1, owner="a1"))
         ledger.commit_lease(lease(2, number=1, owner="a1"))
@@ -213,9 +217,9 @@ class SharingContract:
         assert [held.ended is None for held in ledger.load_leases()] == [False, True, True]
 
     def test_an_owner_that_was_forgotten_is_gone(self, ledger: Ledger) -> None:
-        """A broker that shuts down in order leaves its runs to the others at once."""
+        """A broker that shuts down in order leaves its trials to the others at once."""
         ledger.beat(host("a1", name="a"))
-        ledger.save_run(run(0, state="stored", owner="a1"), by="a1")
+        ledger.save_trial(trial_record(0, state="stored", owner="a1"), by="a1")
         assert claim(ledger, "b1") is None
         ledger.forget_host("a1", dead_after_seconds=_AT_ONCE)
         assert claim(ledger, "b1") is not None
@@ -224,33 +228,33 @@ class SharingContract:
         """Two users of one machine each have a broker: neither takes what the other trains."""
         for instance in ("a1", "a2"):
             ledger.beat(host(instance, name="a"))
-        ledger.save_run(run(0, state="running", owner="a1", host="a"), by="a1")
+        ledger.save_trial(trial_record(0, state="running", owner="a1", host="a"), by="a1")
         assert claim(ledger, "a2", name="a") is None
 
     @pytest.mark.parametrize("state", ["running", "parked"])
     def test_what_has_no_owner_and_a_process_is_its_hosts(
-        self, ledger: Ledger, state: RunState
+        self, ledger: Ledger, state: TrialStatus
     ) -> None:
-        """A run of a broker on its own has no owner: its host, or others after it, may claim it."""
+        """A trial of a broker on its own has no owner: its host, or later others, may claim it."""
         ledger.beat(host("a1", name="a"))
         for number, name in enumerate(("a", "b", "c", None)):
-            ledger.save_run(run(number, state=state, host=name))
+            ledger.save_trial(trial_record(number, state=state, host=name))
         won = [claim(ledger, "b1", number) is not None for number in range(4)]
         assert won == [False, True, True, True]
         assert claim(ledger, "b1", dead_after_seconds=_AT_ONCE) is not None
 
-    def test_threads_claim_runs_and_each_has_one_winner(self, ledger: Ledger) -> None:
-        """Of several brokers that claim a run at the same time one wins, and is the row's owner."""
-        threads, runs = 4, 10
-        for number in range(runs):
-            ledger.save_run(run(number, state="stored"))
+    def test_threads_claim_trials_and_each_has_one_winner(self, ledger: Ledger) -> None:
+        """Of several brokers that claim a trial at once one wins, and is the row's owner."""
+        threads, trials = 4, 10
+        for number in range(trials):
+            ledger.save_trial(trial_record(number, state="stored"))
         for thread in range(threads):
             ledger.beat(host(str(thread), name=str(thread)))
         start = Barrier(threads)
 
         def race(instance: str) -> list[int]:
             won = []
-            for number in range(runs):
+            for number in range(trials):
                 start.wait(timeout=60)
                 if claim(ledger, instance, number, name=instance) is not None:
                     won.append(number)
@@ -258,11 +262,11 @@ class SharingContract:
 
         with ThreadPoolExecutor(threads) as pool:
             won = list(pool.map(race, map(str, range(threads))))
-        assert sorted(number for each in won for number in each) == list(range(runs))
-        owners = [int(record.owner or -1) for record in ledger.load_runs(STUDY)]
+        assert sorted(number for each in won for number in each) == list(range(trials))
+        owners = [int(record.owner or -1) for record in ledger.load_trials(STUDY)]
         assert owners == [
             next(thread for thread in range(threads) if number in won[thread])
-            for number in range(runs)
+            for number in range(trials)
         ]
 
     def test_an_owner_that_writes_while_it_is_claimed_is_told(self, ledger: Ledger) -> None:
@@ -274,7 +278,9 @@ class SharingContract:
             start.wait(timeout=60)
             for units in range(1, 1_000_000):
                 try:
-                    ledger.save_run(run(number, state="running", owner="a1", units=units), by="a1")
+                    ledger.save_trial(
+                        trial_record(number, state="running", owner="a1", units=units), by="a1"
+                    )
                 except NotOwnerError:
                     return units - 1
             raise AssertionError("It was never claimed.")
@@ -289,27 +295,27 @@ class SharingContract:
 
         with ThreadPoolExecutor(2) as pool:
             for number in range(rounds):
-                ledger.save_run(run(number, state="running", owner="a1"), by="a1")
+                ledger.save_trial(trial_record(number, state="running", owner="a1"), by="a1")
                 writer, taker = pool.submit(write, number), pool.submit(take, number)
                 written, taken = writer.result(timeout=60), taker.result(timeout=60)
                 assert taken.units == written
-                assert ledger.load_runs(STUDY)[number] == taken
+                assert ledger.load_trials(STUDY)[number] == taken
 
     # -- a bound on new trials -----------------------------------------------------------------
 
     def test_new_trials_are_bounded_over_all_hosts(self, ledger: Ledger) -> None:
         """Runs and live leases of new trials count towards the limit; other studies do not."""
-        ledger.save_run(run(0, state="done"))
+        ledger.save_trial(trial_record(0, state="done"))
         ledger.commit_lease(lease(1, number=0), limit=1)
         ledger.commit_lease(lease(2, number=None, ended=2.0), limit=2)
         ledger.commit_lease(lease(3, number=None, study=OTHER))
         ledger.commit_lease(lease(4, number=None), limit=2)
-        with pytest.raises(StudyFullError, match=r"at most 2 runs, and has 2 .*no further trial"):
+        with pytest.raises(StudyFullError, match=r"at most 2 trials, and has 2 .*no further trial"):
             ledger.commit_lease(lease(5, number=None), limit=2)
         ledger.name_lease(4, 1)
         with pytest.raises(StudyFullError):
             ledger.commit_lease(lease(5, number=None), limit=2)
-        ledger.save_run(run(1))
+        ledger.save_trial(trial_record(1))
         with pytest.raises(StudyFullError):
             ledger.commit_lease(lease(5, number=None), limit=2)
         ledger.commit_lease(lease(5, number=None), limit=3)
@@ -325,7 +331,7 @@ class SharingContract:
         ledger.commit_lease(lease(2, number=None, owner="b1"), limit=1)
 
     def test_threads_open_as_many_trials_as_there_may_be(self, ledger: Ledger) -> None:
-        """Brokers that grant and save new runs at the same time stop at the bound together."""
+        """Brokers that grant and save new trials at the same time stop at the bound together."""
         threads, limit = 4, 6
 
         def broker(instance: str) -> int:
@@ -341,11 +347,13 @@ class SharingContract:
                 opened += 1
                 with ledger.batch():
                     ledger.name_lease(epoch, epoch)
-                    ledger.save_run(run(epoch, state="running", owner=instance), by=instance)
+                    ledger.save_trial(
+                        trial_record(epoch, state="running", owner=instance), by=instance
+                    )
 
         with ThreadPoolExecutor(threads) as pool:
             opened = list(pool.map(broker, map(str, range(threads))))
-        assert sum(opened) == limit == len(ledger.load_runs(STUDY))
+        assert sum(opened) == limit == len(ledger.load_trials(STUDY))
 
     # -- clearing away -------------------------------------------------------------------------
 
@@ -353,7 +361,7 @@ class SharingContract:
         """All rows of that study are removed, those of others stay, and no epoch is reused."""
         for study in (STUDY, OTHER):
             epoch = ledger.last_epoch() + 1
-            ledger.save_run(run(0, study=study))
+            ledger.save_trial(trial_record(0, study=study))
             ledger.add_report(report(1, 0.5, study=study))
             ledger.commit_lease(lease(epoch, study=study))
             ledger.save_checkpoint(checkpoint("/a", study=study))
@@ -363,7 +371,7 @@ class SharingContract:
         ledger.forget_study(OTHER)
         ledger.forget_study(OTHER)
         assert ledger.load_studies() == [STUDY]
-        assert (ledger.load_runs(OTHER), ledger.load_curves(OTHER)) == ([], {})
+        assert (ledger.load_trials(OTHER), ledger.load_curves(OTHER)) == ([], {})
         assert (ledger.load_leases(OTHER), ledger.load_checkpoints(OTHER)) == ([], [])
         assert (ledger.load_memory(OTHER), ledger.load_events(OTHER)) == (None, [])
         assert ledger.load_curves(STUDY)[0].values == (0.5,)
@@ -371,11 +379,11 @@ class SharingContract:
         with pytest.raises(StaleEpochError):
             ledger.commit_lease(lease(2))
 
-    @pytest.mark.parametrize("kind", ["run", "report", "lease", "checkpoint", "memory", "event"])
+    @pytest.mark.parametrize("kind", ["trial", "report", "lease", "checkpoint", "memory", "event"])
     def test_whatever_is_left_of_a_study_names_it(self, ledger: Ledger, kind: str) -> None:
         """A study is listed by any row, so that rows of a deleted study can be removed."""
         leave = {
-            "run": lambda: ledger.save_run(run(0)),
+            "trial": lambda: ledger.save_trial(trial_record(0)),
             "report": lambda: ledger.add_report(report(1, 0.5)),
             "lease": lambda: ledger.commit_lease(lease(1)),
             "checkpoint": lambda: ledger.save_checkpoint(checkpoint("/a")),

@@ -213,7 +213,7 @@ class TierContract:
     @pytest.mark.parametrize(
         "steps", [[5], [5, 5], list(range(5, 25))], ids=["once", "twice at one step", "20 times"]
     )
-    def test_a_suspended_run_ends_as_if_it_never_was(
+    def test_a_suspended_trial_ends_as_if_it_never_was(
         self, tier: Tier, training: Training, steps: list[int]
     ) -> None:
         """Losses, weights and other state equal those of an uninterrupted run, bit for bit."""
@@ -223,7 +223,7 @@ class TierContract:
         training.train(STEPS)
         assert training.values() == uninterrupted()
 
-    def test_a_run_comes_back_as_the_contract_says(self, tier: Tier, training: Training) -> None:
+    def test_a_trial_comes_back_as_the_contract_says(self, tier: Tier, training: Training) -> None:
         """A run resumes with its own tensors, or as a tree for another process."""
         tier.suspend(training)
         assert (tier.resume() is None) == self.in_place
@@ -264,7 +264,7 @@ class TierContract:
         training.train(STEPS)
         assert training.values() == uninterrupted()
 
-    def test_it_says_what_a_run_takes(self, tier: Tier, training: Training) -> None:
+    def test_it_says_what_a_trial_takes(self, tier: Tier, training: Training) -> None:
         """The reported device bytes are those of its tensors, and no byte is missing."""
         before = training.held_bytes()
         held = tier.suspend(training)

@@ -80,7 +80,7 @@ def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) ->
         StorageError: another process has finished one; those before it are done.
     """
     key = _optuna.study_key(study)
-    runs = {run.number: run for run in ledger.load_runs(key)}
+    runs = {run.number: run for run in ledger.load_trials(key)}
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     for number, value in values.items():
         _optuna.complete_trial(study, trials[number], value)
@@ -88,7 +88,7 @@ def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) ->
         if number in runs:
             run = runs[number]
             done = dataclasses.replace(run, state="done", tier=None, owner=None, updated=now)
-            ledger.save_run(done, by=run.owner)
+            ledger.save_trial(done, by=run.owner)
         detail = {"value": value}
         ledger.add_event(
             EventRecord(study=key, number=number, kind="finished", at=now, detail=detail)
@@ -106,7 +106,7 @@ def held_trials(
         ledger: its ledger, which has the trials of other hosts.
     """
     owners = {host.instance for host in live_hosts(ledger)}
-    runs = ledger.load_runs(_optuna.known_key(study) or "")
+    runs = ledger.load_trials(_optuna.known_key(study) or "")
     elsewhere = (run.number for run in runs if run.owner in owners and run.state in LIVE_STATES)
     return _held_here(status, study).union(elsewhere)
 
@@ -120,4 +120,4 @@ def _held_here(status: Mapping[str, Any] | None, study: _optuna.Study) -> frozen
     if entry["driver_pid"] is not None:  # the driver may resume any of them at any moment
         trials = study.get_trials(deepcopy=False)
         return frozenset(t.number for t in trials if not t.state.is_finished())
-    return frozenset(r["trial"] for r in entry["runs"] if r["state"] in ("running", "parked"))
+    return frozenset(r["trial"] for r in entry["trials"] if r["state"] in ("running", "parked"))

@@ -125,14 +125,14 @@ def _broker_of(key: str) -> Iterator[Connection | None]:
         yield None
         return
     with contextlib.closing(connection):
-        document = connection.ask_status(runs=False)
+        document = connection.ask_status(trials=False)
         entries: Collection[dict[str, object]] = document["studies"]  # type: ignore[assignment]
         yield connection if any(entry["key"] == key for entry in entries) else None
 
 
 def _write(study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], wish: Wish | None) -> None:
     key = _optuna.study_key(study)
-    live = {run.number for run in ledger.load_runs(key) if run.state in LIVE_STATES}
+    live = {run.number for run in ledger.load_trials(key) if run.state in LIVE_STATES}
     ended = {n for n, state in _optuna.trial_states(study).items() if state.is_finished()}
     gone = [number for number in numbers if number not in live - ended]
     if gone:

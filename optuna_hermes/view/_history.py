@@ -14,7 +14,7 @@ from optuna_hermes.model import LIVE_STATES
 
 if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts
-    from optuna_hermes.ledger import LeaseRecord, Ledger, ReportRecord, RunRecord
+    from optuna_hermes.ledger import LeaseRecord, Ledger, ReportRecord, TrialRecord
 
 
 class Point(NamedTuple):
@@ -73,7 +73,7 @@ class TrialHistory:
 
     Args:
         number: of the trial.
-        state: as in ``model.RunState``, as far as it can be known now.
+        state: as in ``model.TrialStatus``, as far as it can be known now.
         run: its row of the ledger, whose own ``state`` may be older.
         points: each unit once, as it was last reported, in ascending order.
         wish: its override, see ``model.Wish``; None once it is over.
@@ -81,7 +81,7 @@ class TrialHistory:
 
     number: int
     state: str
-    run: RunRecord
+    run: TrialRecord
     wish: str | None = None
     points: tuple[Point, ...] = ()
 
@@ -141,7 +141,7 @@ def read_history(
     new: dict[int, list[Point]] = defaultdict(list)
     for _, report in reports:
         new[report.number].append(_point(report, facts.sign))
-    runs = ledger.load_runs(key)  # after the reports, so that each of them finds its run
+    runs = ledger.load_trials(key)  # after the reports, so that each of them finds its run
     states = _states(ledger, facts, runs, broker)
     wishes = {n: w for n, w in ledger.load_wishes(key).items() if states.get(n) in LIVE_STATES}
     return StudyHistory(
@@ -176,7 +176,7 @@ def serves(broker: Mapping[str, Any] | None, key: str) -> bool:
     return broker is not None and any(entry["key"] == key for entry in broker["studies"])
 
 
-def holds(run: RunRecord, *, served: bool, alive: Container[str]) -> bool:
+def holds(run: TrialRecord, *, served: bool, alive: Container[str]) -> bool:
     """True if a process may have a trial, by its row of the ledger.
 
     Args:
@@ -189,7 +189,7 @@ def holds(run: RunRecord, *, served: bool, alive: Container[str]) -> bool:
     return run.owner is None or run.owner in alive
 
 
-def state_of(run: RunRecord, end: str | None, *, held: bool, stored: bool) -> str:
+def state_of(run: TrialRecord, end: str | None, *, held: bool, stored: bool) -> str:
     """The state of a trial: its end in Optuna, else the ledger's state if that can still be true.
 
     Args:
@@ -223,7 +223,7 @@ def _point(report: ReportRecord, sign: float) -> Point:
 
 def _trial(
     before: TrialHistory | None,
-    run: RunRecord,
+    run: TrialRecord,
     state: str,
     wish: str | None,
     new: Iterable[Point],
@@ -256,7 +256,7 @@ def _of_lease(lease: LeaseRecord) -> Iterator[Bar]:
 
 
 def _states(
-    ledger: Ledger, facts: StudyFacts, runs: Iterable[RunRecord], broker: Mapping[str, Any] | None
+    ledger: Ledger, facts: StudyFacts, runs: Iterable[TrialRecord], broker: Mapping[str, Any] | None
 ) -> dict[int, str]:
     from optuna_hermes.ledger import live_hosts
 

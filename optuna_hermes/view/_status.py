@@ -39,7 +39,7 @@ def status_view(document: dict[str, Any]) -> RenderableType:
         parts += _titled(f"Devices of {broker['host']}", _devices(broker))
         for entry in broker["studies"]:
             parts += _titled(f"Study {entry['name']}, policy {entry['policy']}", _served(entry))
-            listed = entry.get("runs", [])
+            listed = entry.get("trials", [])
             if 0 < len(listed) <= NAMED and (study is None or study["name"] != entry["name"]):
                 parts.append(_Trials(picture_of(broker, entry["key"], at=0.0)))
         if not broker["studies"]:
@@ -116,7 +116,7 @@ def _memory(device: dict[str, Any]) -> str:
 
 def _served(entry: dict[str, Any]) -> Table:
     table = _table()
-    for row in _states(entry["counts"], entry.get("runs", [])):
+    for row in _states(entry["counts"], entry.get("trials", [])):
         table.add_row(*row)
     best = entry["best"]
     if best is not None:
@@ -154,7 +154,7 @@ def _states(counts: Mapping[str, int], runs: list[dict[str, Any]]) -> list[tuple
 
 def _summary(study: dict[str, Any]) -> Table:
     table = _table()
-    for row in _states(study["counts"], study["runs"]):
+    for row in _states(study["counts"], study["trials"]):
         table.add_row(*row)
     best = study["best"]
     if best is not None:
@@ -167,12 +167,12 @@ def _summary(study: dict[str, Any]) -> Table:
 
 
 def _ledger(study: dict[str, Any]) -> Table:
-    if len(study["runs"]) > NAMED:
+    if len(study["trials"]) > NAMED:
         return _summary(study)
     columns = ["trial", "state", "value", "units", "slices", "suspensions", "device time"]
     is_counted = study["watt_hours"] is not None
     table = _table(*columns, *["energy"] * is_counted)
-    for run in study["runs"]:
+    for run in study["trials"]:
         table.add_row(
             str(run["trial"]),
             ", ".join(filter(None, (run["state"], run.get("wish")))),

@@ -331,7 +331,7 @@ class Driver:
 
     def _look(self, connection: Connection, key: str) -> dict[str, Any]:
         """Ask the broker for the study's status, and show it as progress."""
-        document = connection.ask_status(runs=False)
+        document = connection.ask_status(trials=False)
         self._last = mine = _entry(document, key)
         self._progress.update(document, mine)
         self._say_if_away(mine["away_seconds"], mine.get("away_reason", ""))

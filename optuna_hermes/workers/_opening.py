@@ -47,7 +47,7 @@ def opening(
     # recorded the trial.
     leases = ledger.load_leases(spec.key, live=True)
     elsewhere = {str(x.epoch) for x in leases if x.owner not in (None, instance)}
-    known = {run.number: run for run in ledger.load_runs(spec.key)}
+    known = {run.number: run for run in ledger.load_trials(spec.key)}
     ended: dict[int, Ending] = {}
     for trial in trials:
         run = known.get(trial.number)
@@ -76,7 +76,7 @@ def opening(
         fixed=_optuna.fixed_list(study, unstarted),
         ended=ended,
         adopted=adopted,
-        trials=len(trials),
+        n_existing=len(trials),
         waiting=waiting,
         counted=counted,
         limit=None if n_trials is None else max(0, n_trials - len(foreign)),

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
 from optuna_hermes.ledger import Ledger
-from optuna_hermes.ledger._base import RunRecord
+from optuna_hermes.ledger._base import TrialRecord
 from optuna_hermes.view import plural, shown, summary_view
 
 
@@ -131,13 +131,13 @@ class OptimizeResult:
 def trial_results(study: optuna.Study, ledger: Ledger) -> tuple[TrialResult, ...]:
     """Every trial of the study, with its figures from the ledger."""
     key = _optuna.study_key(study)
-    runs = {run.number: run for run in ledger.load_runs(key)}
+    runs = {run.number: run for run in ledger.load_trials(key)}
     stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
     trials = study.get_trials(deepcopy=False)
     return tuple(_trial(trial, runs.get(trial.number), trial.number in stored) for trial in trials)
 
 
-def _trial(trial: optuna.trial.FrozenTrial, run: RunRecord | None, stored: bool) -> TrialResult:
+def _trial(trial: optuna.trial.FrozenTrial, run: TrialRecord | None, stored: bool) -> TrialResult:
     return TrialResult(
         number=trial.number,
         state=_state(trial, run, stored),
@@ -150,7 +150,7 @@ def _trial(trial: optuna.trial.FrozenTrial, run: RunRecord | None, stored: bool)
     )
 
 
-def _state(trial: optuna.trial.FrozenTrial, run: RunRecord | None, stored: bool) -> str:
+def _state(trial: optuna.trial.FrozenTrial, run: TrialRecord | None, stored: bool) -> str:
     """Optuna's state of a finished trial; STORED, PENDING or the ledger's state of another one.
 
     The ledger may lack the opening of a trial, or its suspension, if the worker ended first. No

@@ -35,7 +35,7 @@ def wait_for_driver(key: str, pid: int, should_stop: Callable[[], bool]) -> int 
     """
     absent_at, has_lost_broker = math.inf, False
     while not should_stop():
-        status, now = broker_status(runs=False), time.monotonic()
+        status, now = broker_status(trials=False), time.monotonic()
         found = _driver(status, key)
         has_lost_broker = has_lost_broker or status is None
         if found is not None:

@@ -22,12 +22,12 @@ import optuna
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker import RunSession, StudySpec, connect, connect_patiently, sessions
+from optuna_hermes.broker import StudySpec, TrialSession, connect, connect_patiently, sessions
 from optuna_hermes.broker._devices._source import environment
 from optuna_hermes.broker._election import runtime_dir
 from optuna_hermes.broker._protocol import Grant, Ready
 from optuna_hermes.errors import HermesError, Suspended
-from optuna_hermes.model import RunState
+from optuna_hermes.model import TrialStatus
 from optuna_hermes.suspend._seed import seed_everything, trial_seed
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
 from optuna_hermes.workers._objective import Objective
@@ -74,7 +74,7 @@ def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say)
     _optuna.disconnect(study)
     ready = Ready(study=job.spec.key)
     connection = connect_patiently("worker")
-    session = RunSession(connection, job.spec, ready, reconnect=partial(connect, "worker"))
+    session = TrialSession(connection, job.spec, ready, reconnect=partial(connect, "worker"))
     sessions.worker = session
     say(WAITS, "")
     grant = session.wait_for_grant()
@@ -93,7 +93,7 @@ class _Engagement:
     """The execution of a trial in this process, from its grant to its end or its suspension."""
 
     def __init__(
-        self, job: WorkerInput, study: optuna.Study, session: RunSession, say: Say
+        self, job: WorkerInput, study: optuna.Study, session: TrialSession, say: Say
     ) -> None:
         self._job = job
         self._study = study
@@ -234,11 +234,11 @@ class _Notes:
     def __init__(self, note: _optuna.Note, disconnect: Callable[[], None]) -> None:
         self._note = note
         self._disconnect = disconnect
-        self._queue: queue.SimpleQueue[RunState | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[TrialStatus | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="hermes-notes", daemon=True)
         self._thread.start()
 
-    def put(self, state: RunState) -> None:
+    def put(self, state: TrialStatus) -> None:
         """Queue a state to be written."""
         self._queue.put(state)
 

@@ -78,9 +78,9 @@ def run(script: str, *options: str, cwd: Path, status: int = 0) -> subprocess.Co
     return done
 
 
-def test_decision_cost_grows_with_the_runs(tmp_path: Path) -> None:
+def test_decision_cost_grows_with_the_trials(tmp_path: Path) -> None:
     """Every policy is timed on both populations, and the exponent is that of its times."""
-    options = ["--runs=10,100", "--repetitions=3", "--json"]
+    options = ["--trials=10,100", "--repetitions=3", "--json"]
     result = json.loads(run("decision_cost.py", *options, cwd=tmp_path).stdout)
     timed = [(row["policy"], row["population"]) for row in result["rows"]]
     assert timed == [(name, kind) for name in POLICIES for kind in ("level", "spread")]
@@ -93,7 +93,7 @@ def test_decision_cost_grows_with_the_runs(tmp_path: Path) -> None:
 
 def test_decision_cost_prints_a_table(tmp_path: Path) -> None:
     """One line a population, with a column for each number of runs."""
-    options = ["--policy=fifo", "--runs=5,50", "--repetitions=2"]
+    options = ["--policy=fifo", "--trials=5,50", "--repetitions=2"]
     lines = run("decision_cost.py", *options, cwd=tmp_path).stdout.splitlines()
     assert "| policy | population | 5 runs | 50 runs | exponent | the first |" in lines
     assert [line.split(" | ")[:2] for line in lines if line.startswith("| fifo")] == [
@@ -184,7 +184,7 @@ def test_policies_writes_markdown(curves: Path) -> None:
             assert better >= 0 if "**" in value else better <= 0
 
 
-def test_policies_of_nearly_equal_runs(curves: Path) -> None:
+def test_policies_of_nearly_equal_trials(curves: Path) -> None:
     """A tuned set keeps the best fifth of its trials, and the target is not to fall behind."""
     options = ["--tuned", "--devices=1", "--cost=0.005", "--seeds=1", "--policy=fifo", "--json"]
     result = json.loads(run("policies.py", f"--curves={curves}", *options, cwd=curves).stdout)
@@ -212,7 +212,14 @@ def test_policies_says_what_is_wrong(curves: Path, options: list[str], message: 
 
 def test_broker_load_measures_grants(tmp_path: Path) -> None:
     """A small crowd is served: grants are timed, and so are the broker's processor and memory."""
-    options = ["--clients=12", "--devices=2", "--seconds=1", "--runs=0", "--setting=all", "--json"]
+    options = [
+        "--clients=12",
+        "--devices=2",
+        "--seconds=1",
+        "--trials=0",
+        "--setting=all",
+        "--json",
+    ]
     script = [sys.executable, str(BENCHMARKS / "broker_load.py"), *options]
     done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
@@ -227,13 +234,13 @@ def test_broker_load_measures_grants(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_broker_load_times_status_on_every_database(tmp_path: Path) -> None:
     """The command is timed over a study in SQLite and in PostgreSQL."""
-    options = ["--runs=200", "--setting=", "--json"]
+    options = ["--trials=200", "--setting=", "--json"]
     script = [sys.executable, str(BENCHMARKS / "broker_load.py"), *options]
     done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     rows = json.loads(done.stdout)["status"]
     assert [row["database"] for row in rows] == ["sqlite", "postgresql"]
-    assert all(row["runs"] == 200 and row["seconds"] > 0 for row in rows)
+    assert all(row["trials"] == 200 and row["seconds"] > 0 for row in rows)
 
 
 @pytest.mark.slow

@@ -32,13 +32,12 @@ from optuna_hermes.policies import Policy, RoundRobin
 
 class Doubles(Policy):
     def decide(self, snapshot):
-        sizes = {run.number: run.elastic for run in snapshot.runs if run.elastic is not None}
-        decision = RoundRobin().decide(snapshot)
-        return replace(
+        sizes = {trial.number: trial.elastic for trial in snapshot.trials if trial.elastic is not
+        None} decision = RoundRobin().decide(snapshot) return replace(
             decision,
             assignments=tuple(
-                replace(each, batch_size=next_size(sizes[each.run])) if each.run in sizes else each
-                for each in decision.assignments
+                replace(each, batch_size=next_size(sizes[each.trial])) if each.trial in sizes else
+                each for each in decision.assignments
             ),
         )
 

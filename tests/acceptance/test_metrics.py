@@ -39,7 +39,7 @@ def test_figures_of_a_study_that_runs(
     wait_for((runtime_dir / "broker.sock").exists)
     words = ("optimize", f"{TINY}:objective", "--storage", storage_url, "--study-name", "digits")
     study = start_cli(*words, "--n-trials", 4)
-    running = ("optuna_hermes_runs", frozenset({("study", "digits"), ("state", "running")}))
+    running = ("optuna_hermes_trials", frozenset({("study", "digits"), ("state", "running")}))
     wait_for(lambda: scrape(port).get(running), 60)
     seen = scrape(port)
     assert seen["optuna_hermes_clients", frozenset({("role", "driver")})] == 1

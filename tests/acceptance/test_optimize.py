@@ -168,7 +168,7 @@ def test_slicing_changes_no_value(
     assert sum(suspensions["round-robin"]) >= n_trials * usual
 
 
-def test_a_killed_run_is_carried_on(
+def test_a_killed_trial_is_carried_on(
     start_cli: StartCli,
     cli: Cli,
     storage_url: str,
@@ -253,7 +253,7 @@ def test_status_names_devices_holders_and_suspended_trials(
 
     def suspended() -> Any:
         broker = json.loads(cli("status", "--json").stdout)["broker"]
-        runs = [run for study in broker["studies"] for run in study["runs"]] if broker else []
+        runs = [run for study in broker["studies"] for run in study["trials"]] if broker else []
         return broker if any(run["state"] in ("parked", "stored") for run in runs) else None
 
     broker = wait_for(suspended, 90)
@@ -374,7 +374,7 @@ def test_a_damaged_checkpoint_is_never_a_silent_restart(
     running.send(signal.SIGINT)
     running.wait(12)
     with ledger_of(storage_url) as ledger:
-        runs = ledger.load_runs(_optuna.study_key(load(storage_url)))
+        runs = ledger.load_trials(_optuna.study_key(load(storage_url)))
         stored = [run.number for run in runs if run.state == "stored"]
         saved = ledger.load_checkpoints(_optuna.study_key(load(storage_url)))
     for checkpoint in saved:

@@ -29,19 +29,19 @@ StartCli = Callable[..., Any]
 MINE = """
 from dataclasses import replace
 
-from optuna_hermes.model import Resources, RunView
+from optuna_hermes.model import Resources, TrialView
 from optuna_hermes.policies import Policy, RoundRobin, Smd
 from beside import EPOCHS
 
 
 class Expecting(RoundRobin):
     def decide(self, snapshot):
-        for run in snapshot.runs:
-            if run.curve.units or run.state == "stored":
-                assert set(run.params) == {"lr", "p"}, run
-                assert run.units_left in (None, EPOCHS - run.curve.units), run
+        for trial in snapshot.trials:
+            if trial.curve.units or trial.state == "stored":
+                assert set(trial.params) == {"lr", "p"}, trial
+                assert trial.units_left in (None, EPOCHS - trial.curve.units), trial
         if snapshot.finished:
-            assert all(run.units_left == 0 for run in snapshot.finished), snapshot.finished
+            assert all(trial.units_left == 0 for trial in snapshot.finished), snapshot.finished
         return super().decide(snapshot)
 
 
@@ -49,14 +49,14 @@ class Careful(Smd):
     # Trials of a gigabyte each, on a host that has room for two.
     def decide(self, snapshot):
         one = Resources(host_bytes=1 << 30)
-        runs = tuple(replace(run, needs=one) for run in snapshot.runs)
-        known = RunView(number=99, state="done", needs=one)
-        waiting = (run for run in runs if run.state == "parked")
-        held = {run.number for run in waiting if run.tier in ("host", "resident")}
+        trials = tuple(replace(trial, needs=one) for trial in snapshot.trials)
+        known = TrialView(number=99, state="done", needs=one)
+        waiting = (trial for trial in trials if trial.state == "parked")
+        held = {trial.number for trial in waiting if trial.tier in ("host", "resident")}
         busy = sum(not device.free for device in snapshot.devices)
         room = Resources(host_bytes=(2 - busy) << 30)
-        decision = super().decide(replace(snapshot, runs=runs, finished=(known,), room=room))
-        new = [each.run for each in decision.assignments if each.run not in held]
+        decision = super().decide(replace(snapshot, trials=trials, finished=(known,), room=room))
+        new = [each.trial for each in decision.assignments if each.trial not in held]
         if snapshot.devices[0].id != "any":  # a question that the broker only asks itself
             assert busy + len(held) + len(new) <= 2, (decision, snapshot)
         return decision
@@ -64,7 +64,7 @@ class Careful(Smd):
 
 class Clumsy(Policy):
     def decide(self, snapshot):
-        if any(run.curve.units for run in snapshot.runs):
+        if any(trial.curve.units for trial in snapshot.trials):
             raise RuntimeError("out of ideas")
         return RoundRobin().decide(snapshot)
 """

@@ -35,9 +35,9 @@ from optuna_hermes.policies import Policy
 class LastFirst(Policy):
     def decide(self, snapshot):
         free = [device.id for device in snapshot.devices if device.free]
-        waiting = sorted(run.number for run in snapshot.runs if run.state == "parked")
-        run = None if snapshot.unstarted.any else waiting[-1] if waiting else None
-        return Decision(assignments=(Assignment(run=run, devices=(free[0],)),))
+        waiting = sorted(trial.number for trial in snapshot.trials if trial.state == "parked")
+        trial = None if snapshot.unstarted.any else waiting[-1] if waiting else None
+        return Decision(assignments=(Assignment(trial=trial, devices=(free[0],)),))
 
 
 class NoPolicy:

@@ -30,7 +30,7 @@ from optuna_hermes.ledger import (
     EventRecord,
     LeaseRecord,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
     open_ledger,
 )
 
@@ -124,7 +124,7 @@ def ended(storage_url: str) -> str:
 
 
 def _write(ledger: Any, key: str, number: int) -> None:
-    run = RunRecord(
+    run = TrialRecord(
         study=key,
         number=number,
         trial_id=number + 1,
@@ -134,7 +134,7 @@ def _write(ledger: Any, key: str, number: int) -> None:
         device_seconds=8.0,
         energy_joules=7200.0,
     )
-    ledger.save_run(run)
+    ledger.save_trial(run)
     begin = 1_700_000_000.0 + 8 * (number // 2)
     for unit in range(1, 9):
         ledger.add_report(

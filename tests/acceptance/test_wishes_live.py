@@ -61,7 +61,7 @@ def running() -> set[int]:
     """
     time.sleep(0.1)
     try:
-        runs = status()["runs"]
+        runs = status()["trials"]
     except (BrokerError, ValueError):
         return set()
     return {r["trial"] for r in runs if r["state"] == "running" and r["units"] > 1}

@@ -14,7 +14,7 @@ import sqlalchemy
 
 from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger, _sharing, open_ledger
 from optuna_hermes.testing import LedgerContract
-from optuna_hermes.testing.records import STUDY, run
+from optuna_hermes.testing.records import STUDY, trial_record
 from optuna_hermes.testing.sharing import SharingContract
 
 
@@ -66,13 +66,15 @@ class SqlContract(LedgerContract):
         def open_and_write(number: int) -> None:
             start.wait(timeout=60)
             with closing(open_ledger(url)) as ledger:
-                ledger.save_run(run(number))
-                ledger.save_run(run(99))
+                ledger.save_trial(trial_record(number))
+                ledger.save_trial(trial_record(99))
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(open_and_write, range(4)))
         with closing(open_ledger(url)) as ledger:
-            assert ledger.load_runs(STUDY) == [run(number) for number in (0, 1, 2, 3, 99)]
+            assert ledger.load_trials(STUDY) == [
+                trial_record(number) for number in (0, 1, 2, 3, 99)
+            ]
 
     def test_a_new_row_may_be_saved_by_a_batch_and_another_handle_at_once(
         self, ledger: Ledger, reopen: Callable[[], Ledger]
@@ -83,20 +85,20 @@ class SqlContract(LedgerContract):
         def alone() -> None:
             for number in range(rounds):
                 start.wait(timeout=60)
-                other.save_run(run(number))
+                other.save_trial(trial_record(number))
                 other.save_memory(f"study {number}", "alone")
 
         def in_batch() -> None:
             for number in range(rounds):
                 start.wait(timeout=60)
                 with ledger.batch():
-                    ledger.save_run(run(number))
+                    ledger.save_trial(trial_record(number))
                     ledger.save_memory(f"study {number}", "in a batch")
 
         with ThreadPoolExecutor(2) as pool:
             for work in [pool.submit(alone), pool.submit(in_batch)]:
                 work.result(timeout=120)
-        assert ledger.load_runs(STUDY) == [run(number) for number in range(rounds)]
+        assert ledger.load_trials(STUDY) == [trial_record(number) for number in range(rounds)]
 
 
 class TestSqlite(SqlContract):
@@ -155,15 +157,15 @@ def test_who_can_skip_what_is_locked(url: str, version: tuple[int, ...], skips: 
     assert _sharing.skips_locked(SimpleNamespace(dialect=dialect)) is skips  # type: ignore[arg-type]
 
 
-def test_a_run_that_somebody_writes_is_skipped(postgres_url: str, mariadb_url: str) -> None:
+def test_a_trial_that_somebody_writes_is_skipped(postgres_url: str, mariadb_url: str) -> None:
     """A claim does not wait for the row of a run that another transaction has locked."""
     for url in (postgres_url, mariadb_url):
         with closing(open_ledger(url)) as ledger, closing(open_ledger(url)) as other:
-            ledger.save_run(run(0))
+            ledger.save_trial(trial_record(0))
             claim = {"host": "a", "instance": "a1", "dead_after_seconds": 1e9}
             with other.batch():
-                other.save_run(run(0, units=1))
-                assert ledger.claim_run(STUDY, 0, **claim) is None  # type: ignore[arg-type]
-            taken = ledger.claim_run(STUDY, 0, **claim)  # type: ignore[arg-type]
+                other.save_trial(trial_record(0, units=1))
+                assert ledger.claim_trial(STUDY, 0, **claim) is None  # type: ignore[arg-type]
+            taken = ledger.claim_trial(STUDY, 0, **claim)  # type: ignore[arg-type]
             assert taken is not None
             assert taken.units == 1

@@ -135,7 +135,7 @@ def test_a_callback_is_one_of_both_where_both_are_imported(imported: Any) -> Non
 
 
 @each_namespace
-def test_a_run_comes_back_from_disk_in_each_namespace(root: str, tmp_path: Path) -> None:
+def test_a_trial_comes_back_from_disk_in_each_namespace(root: str, tmp_path: Path) -> None:
     """Its weights and values are those of a run that was never suspended."""
     whole = trained(root, FakeSession())
     first = FakeSession({8: "disk"}, checkpoint_dir=tmp_path)

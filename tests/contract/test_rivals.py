@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
 
-from optuna_hermes.model import Curve, Device, RunView, Snapshot
+from optuna_hermes.model import Curve, Device, Snapshot, TrialView
 from optuna_hermes.policies import Fifo
 from optuna_hermes.simulator import RIVALS, Cluster, FixedList, Recording, arrange, make_rival
 from optuna_hermes.testing import PolicyContract
@@ -40,26 +40,28 @@ class StopContract(PolicyContract):
     @_inherited
     @given(snapshot=snapshots())
     def test_no_device_stays_empty_that_could_be_used(self, snapshot: Snapshot) -> None:
-        """Only suspended runs are pruned, none twice, and the rest are served as FIFO would."""
+        """Only suspended trials are pruned, none twice, and the rest are served as FIFO would."""
         decision = self.policy.decide(snapshot)
-        suspended = {run.number for run in snapshot.runs if run.state in ("parked", "stored")}
+        suspended = {
+            trial.number for trial in snapshot.trials if trial.state in ("parked", "stored")
+        }
         assert len(decision.pruned) == len(suspended.intersection(decision.pruned))
-        rest = tuple(run for run in snapshot.runs if run.number not in decision.pruned)
-        fifo = Fifo().decide(replace(snapshot, runs=rest))
+        rest = tuple(trial for trial in snapshot.trials if trial.number not in decision.pruned)
+        fifo = Fifo().decide(replace(snapshot, trials=rest))
         assert decision.assignments == fifo.assignments
 
     @_inherited
     @given(curve=curves)
-    def test_one_run_gets_the_one_device(self, curve: Curve) -> None:
+    def test_one_trial_gets_the_one_device(self, curve: Curve) -> None:
         """A run that is alone is compared with nobody: only NaN can stop it."""
-        run = RunView(number=7, state="parked", curve=curve, waiting_since=0.0)
-        snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), runs=(run,))
+        trial = TrialView(number=7, state="parked", curve=curve, waiting_since=0.0)
+        snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), trials=(trial,))
         decision = self.policy.decide(snapshot)
         if decision.pruned:
             assert decision.pruned == (7,)
             assert math.isnan(curve.values[-1])
         else:
-            assert [each.run for each in decision.assignments] == [7]
+            assert [each.trial for each in decision.assignments] == [7]
 
 
 class TestAshaStop(StopContract):

@@ -44,7 +44,7 @@ class TestHost(TierContract):
         assert (held.device_bytes, held.host_bytes) == (0, 1 << 20)
         assert training.held_bytes() == 0
 
-    def test_a_run_goes_on_to_disk_without_its_device(
+    def test_a_trial_goes_on_to_disk_without_its_device(
         self, training: Training, tmp_path: Path
     ) -> None:
         """The tree in host memory is the whole state of the run, whose tensors stay empty."""

@@ -210,4 +210,4 @@ def test_an_attack_disturbs_nobody_else(
 
 def _units(document: Any) -> int:
     mine = next(study for study in document["studies"] if study["key"] == "honest")
-    return sum(run["units"] for run in mine["runs"])
+    return sum(trial["units"] for trial in mine["trials"])

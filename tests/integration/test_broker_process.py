@@ -189,12 +189,12 @@ def test_the_end_of_a_client_is_seen_though_its_child_holds_the_socket(
     url = spec(tmp_path).ledger_url
     script = (
         "import os, signal\n"
-        "from optuna_hermes.broker import RunSession, connect\n"
+        "from optuna_hermes.broker import TrialSession, connect\n"
         "from optuna_hermes.broker._protocol import Ready\n"
         "from optuna_hermes.broker import StudySpec\n"
         f"study = StudySpec(key='s', name='s', ledger_url={url!r})\n"
         "ask, join = Ready(study='s'), lambda: connect('worker')\n"
-        "RunSession(join(), study, ask, reconnect=join).wait_for_grant()\n"
+        "TrialSession(join(), study, ask, reconnect=join).wait_for_grant()\n"
         "if os.fork() == 0: signal.pause()\n"
         "print('granted', flush=True); signal.pause()\n"
     )

@@ -30,7 +30,7 @@ async def polls_for(directory: Path, source: FakeDevices, *messages: wire.FromCl
         await asyncio.sleep(0)
     reader, writer = await asyncio.open_unix_connection(election.socket_path(directory))
     before = len(source.polls)
-    hello = wire.Hello(version=wire.VERSION, role="run")
+    hello = wire.Hello(version=wire.VERSION, role="plain")
     for message in (hello, *messages, wire.GetStatus()):
         writer.write(wire.frame(message))
     answer: wire.FromBroker | None = None

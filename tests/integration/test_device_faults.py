@@ -172,7 +172,7 @@ def events(folder: Path, kind: str) -> list[tuple[int | None, dict[str, Any]]]:
 def test_a_trial_outlives_its_gpu(
     say: Callable[[str], None], tmp_path: Path, wait_for: Callable[..., Any], words: str
 ) -> None:
-    """A GPU is lost under a trial: no trial fails, its run is completed on the other GPU.
+    """A GPU is lost under a trial: no trial fails, its trial is completed on the other GPU.
 
     With ``lost`` the objective raises what CUDA would; with ``failing`` it hangs until its worker
     is ended.
@@ -230,5 +230,5 @@ def test_a_trial_is_told_what_it_took(
     assert document["watt_hours"] == pytest.approx(2.0)
     assert [trial["watt_hours"] for trial in document["trials"]] == [document["watt_hours"]]
     shown = json.loads(cli("status", *study, "--json").stdout)["study"]
-    assert shown["watt_hours"] == shown["runs"][0]["watt_hours"] == document["watt_hours"]
+    assert shown["watt_hours"] == shown["trials"][0]["watt_hours"] == document["watt_hours"]
     assert "2.00 Wh" in cli("status", 0, *study).stdout

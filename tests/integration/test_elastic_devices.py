@@ -120,7 +120,7 @@ def train(
     sync_dist: bool = True,
     **options: Any,
 ) -> HermesCallback:
-    """One process of a run; a new one starts with other random numbers."""
+    """One process of a trial; a new one starts with other random numbers."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = Net(dropout, sync_dist)
@@ -231,7 +231,7 @@ def test_a_trainer_with_other_devices_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_process_with_a_value_of_its_own_is_refused(tmp_path: Path) -> None:
-    """A run says what it may have; its value must not be that of a part of the data."""
+    """A trial says what it may have; its value must not be that of a part of the data."""
     session = RankedSession(devices=("cpu:0", "cpu:1"), checkpoint_dir=tmp_path / "run")
     with pytest.raises(MonitorError, match="sync_dist=True"):
         train(session, tmp_path / "seen", seed=1, sync_dist=False)

@@ -485,7 +485,7 @@ def test_without_a_session_nothing_happens() -> None:
     assert train(None) == train(None, elastic=None)
 
 
-def test_a_run_that_had_another_size_needs_the_option(tmp_path: Path) -> None:
+def test_a_trial_that_had_another_size_needs_the_option(tmp_path: Path) -> None:
     """A checkpoint of an elastic run is refused without it; one of a fixed run goes on with it."""
     session = FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "elastic")
     with pytest.raises(Suspended):

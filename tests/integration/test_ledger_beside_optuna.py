@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from optuna_hermes import _optuna
 from optuna_hermes.ledger import open_ledger
-from optuna_hermes.testing.records import checkpoint, event, lease, report, run
+from optuna_hermes.testing.records import checkpoint, event, lease, report, trial_record
 
 Cli = Callable[..., "CompletedProcess[str]"]
 
@@ -50,7 +50,7 @@ def make_study(url: str, name: str) -> str:
         key = _optuna.study_key(study)
     with closing(open_ledger(url)) as ledger:
         epoch = ledger.last_epoch() + 1
-        ledger.save_run(run(0, study=key, state="stored"))
+        ledger.save_trial(trial_record(0, study=key, state="stored"))
         ledger.add_report(report(1, 0.5, study=key))
         ledger.commit_lease(lease(epoch, study=key))
         ledger.save_checkpoint(checkpoint("/a", study=key))
@@ -132,10 +132,10 @@ def test_a_study_is_deleted_and_what_it_left_can_be_found(url: str, cli: Cli, by
         assert len(trials) == 1
     assert keys_without_a_study(url) == [gone]
     with closing(open_ledger(url)) as ledger:
-        left = len(ledger.load_runs(kept))
+        left = len(ledger.load_trials(kept))
         ledger.forget_study(gone)
         assert ledger.load_studies() == [kept]
-        assert len(ledger.load_runs(kept)) == left == 1
+        assert len(ledger.load_trials(kept)) == left == 1
         assert ledger.last_epoch() == 2
 
 
@@ -147,5 +147,5 @@ def test_a_study_made_again_under_a_deleted_ones_name_begins_anew(url: str) -> N
         new = _optuna.study_key(optuna.create_study(study_name="study", storage=storage))
     assert new != old
     with closing(open_ledger(url)) as ledger:
-        assert ledger.load_runs(new) == []
-        assert len(ledger.load_runs(old)) == 1
+        assert ledger.load_trials(new) == []
+        assert len(ledger.load_trials(old)) == 1

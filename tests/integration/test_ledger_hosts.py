@@ -22,7 +22,7 @@ from optuna_hermes.ledger import (
     LeaseRecord,
     Ledger,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
     _engine,
     open_ledger,
 )
@@ -48,37 +48,37 @@ def serve(url: str, name: str, start: Barrier) -> None:
     instance = f"{name}1"
     with closing(open_ledger(url)) as ledger:
         start.wait(DEADLINE_SECONDS)
-        while any(run.state != "done" for run in ledger.load_runs("study")):
+        while any(trial.state != "done" for trial in ledger.load_trials("study")):
             for number in range(RUNS):
-                # Whoever was thought dead has lost its run, or its connection.
+                # Whoever was thought dead has lost its trial, or its connection.
                 with suppress(LedgerError):
                     ledger.beat(HostRecord(name=name, instance=instance))
                     train(ledger, number, name, instance)
 
 
 def train(ledger: Ledger, number: int, name: str, instance: str) -> None:
-    """One slice of a run, if it can be had."""
-    run = ledger.claim_run(
+    """One slice of a trial, if it can be had."""
+    trial = ledger.claim_trial(
         "study", number, host=name, instance=instance, dead_after_seconds=DEAD_AFTER_SECONDS
     )
-    if run is not None:
-        epoch, last = grant(ledger, run), min(run.units + SLICE, UNITS)
-        for unit in range(run.units + 1, last + 1):
-            keep(ledger, run, unit, epoch, last=unit == last)
+    if trial is not None:
+        epoch, last = grant(ledger, trial), min(trial.units + SLICE, UNITS)
+        for unit in range(trial.units + 1, last + 1):
+            keep(ledger, trial, unit, epoch, last=unit == last)
 
 
-def grant(ledger: Ledger, run: RunRecord) -> int:
+def grant(ledger: Ledger, trial: TrialRecord) -> int:
     """The epoch of a new lease; other brokers commit theirs in between."""
     while True:
         epoch = ledger.last_epoch() + 1
         lease = LeaseRecord(
             study="study",
             epoch=epoch,
-            number=run.number,
-            devices=(f"{run.host}/0",),
-            host=str(run.host),
+            number=trial.number,
+            devices=(f"{trial.host}/0",),
+            host=str(trial.host),
             started=0.0,
-            owner=run.owner,
+            owner=trial.owner,
         )
         try:
             ledger.commit_lease(lease)
@@ -87,16 +87,16 @@ def grant(ledger: Ledger, run: RunRecord) -> int:
             pass
 
 
-def keep(ledger: Ledger, run: RunRecord, unit: int, epoch: int, *, last: bool) -> None:
-    """Write a unit; with the last of a slice the run is given back."""
+def keep(ledger: Ledger, trial: TrialRecord, unit: int, epoch: int, *, last: bool) -> None:
+    """Write a unit; with the last of a slice the trial is given back."""
     state = "running" if not last else "done" if unit == UNITS else "stored"
-    owner = None if last else run.owner
+    owner = None if last else trial.owner
     time.sleep(0.05)  # the training
     with ledger.batch():
         ledger.add_report(
             ReportRecord(
                 study="study",
-                number=run.number,
+                number=trial.number,
                 unit=unit,
                 step=unit,
                 value=0.0,
@@ -106,17 +106,17 @@ def keep(ledger: Ledger, run: RunRecord, unit: int, epoch: int, *, last: bool) -
         )
         if last:
             ledger.end_lease(epoch, 1.0)
-        ledger.save_run(
-            RunRecord(
+        ledger.save_trial(
+            TrialRecord(
                 study="study",
-                number=run.number,
-                trial_id=run.number,
+                number=trial.number,
+                trial_id=trial.number,
                 state=state,  # type: ignore[arg-type]
-                host=run.host,
+                host=trial.host,
                 owner=owner,
                 units=unit,
             ),
-            by=run.owner,
+            by=trial.owner,
         )
 
 
@@ -141,8 +141,8 @@ def brokers(url: str) -> Iterator[dict[str, SpawnProcess]]:
     """Three of them, on runs that nobody has begun."""
     with closing(open_ledger(url)) as ledger:
         for number in range(RUNS):
-            ledger.save_run(
-                RunRecord(study="study", number=number, trial_id=number, state="pending")
+            ledger.save_trial(
+                TrialRecord(study="study", number=number, trial_id=number, state="pending")
             )
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(3)
@@ -156,7 +156,7 @@ def brokers(url: str) -> Iterator[dict[str, SpawnProcess]]:
         process.close()
 
 
-def test_runs_of_hosts_that_die_are_carried_on_by_the_others(
+def test_trials_of_hosts_that_die_are_carried_on_by_the_others(
     url: str, brokers: dict[str, SpawnProcess], wait_for: Callable[..., Any]
 ) -> None:
     """One broker is killed, one hangs until it is thought dead: no unit is lost or doubled."""
@@ -171,8 +171,8 @@ def test_runs_of_hosts_that_die_are_carried_on_by_the_others(
         for name in "bc":
             brokers[name].join(DEADLINE_SECONDS)
             assert brokers[name].exitcode == 0
-        runs = ledger.load_runs("study")
-        assert [(run.state, run.units) for run in runs] == [("done", UNITS)] * RUNS
+        trials = ledger.load_trials("study")
+        assert [(trial.state, trial.units) for trial in trials] == [("done", UNITS)] * RUNS
         assert reported(ledger) == [
             (number, unit) for number in range(RUNS) for unit in range(1, UNITS + 1)
         ]
@@ -191,14 +191,14 @@ def test_a_process_that_hangs_with_a_lock_does_not_keep_it(
 
         def hang() -> None:
             with hung.batch():
-                hung.save_run(RunRecord(study="study", number=0, trial_id=0, state="pending"))
+                hung.save_trial(TrialRecord(study="study", number=0, trial_id=0, state="pending"))
                 other.commit_lease(lease(1))  # waits for the lock of the batch
                 hung.commit_lease(lease(2))
 
         with pytest.raises(LedgerError, match=r"cannot be used: .*Check its URL, that "):
             hang()
         assert [held.epoch for held in other.load_leases()] == [1]
-        assert other.load_runs("study") == []
+        assert other.load_trials("study") == []
         hung.commit_lease(lease(2))
 
 
@@ -227,4 +227,4 @@ def test_the_time_zone_of_a_connection_does_not_matter(
 
 
 def holds(ledger: Ledger, instance: str) -> bool:
-    return any(run.owner == instance for run in ledger.load_runs("study"))
+    return any(trial.owner == instance for trial in ledger.load_trials("study"))

@@ -1,4 +1,4 @@
-"""A ledger of many runs is read in the time that a person waits for it."""
+"""A ledger of many trials is read in the time that a person waits for it."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def fill(ledger: SqlLedger) -> None:
-    """Stored runs, each with its reports and a checkpoint."""
-    of_run = [{"study": "study", "number": number} for number in range(RUNS_HELD)]
-    run = {"state": "stored", "tier": "disk", "host": "a", "units": UNITS, "slices": 3}
+    """Stored trials, each with its reports and a checkpoint."""
+    of_trial = [{"study": "study", "number": number} for number in range(RUNS_HELD)]
+    trial = {"state": "stored", "tier": "disk", "host": "a", "units": UNITS, "slices": 3}
     times = {"suspensions": 3, "device_seconds": 20.0, "submitted": 1.0, "updated": 2.0}
     saved = {"path": "/checkpoints/1", "units": UNITS, "size_bytes": 1, "sha256": "a" * 64}
     reports: list[dict[str, Any]] = [
         {**each, "unit": unit, "step": unit, "value": 1 / unit, "device_seconds": unit, "at": unit}
         for unit in range(1, UNITS + 1)
-        for each in of_run
+        for each in of_trial
     ]
     with ledger._database.writing() as connection:
         connection.execute(
-            insert(RUNS), [{**each, "trial_id": each["number"], **run, **times} for each in of_run]
+            insert(RUNS),
+            [{**each, "trial_id": each["number"], **trial, **times} for each in of_trial],
         )
-        connection.execute(insert(CHECKPOINTS), [{**each, **saved, "at": 1.0} for each in of_run])
+        connection.execute(insert(CHECKPOINTS), [{**each, **saved, "at": 1.0} for each in of_trial])
         for begin in range(0, len(reports), ROWS_AT_ONCE):
             connection.execute(insert(REPORTS), reports[begin : begin + ROWS_AT_ONCE])
 
@@ -58,12 +59,12 @@ def least_seconds(read: Callable[[], Any]) -> float:
 
 
 @pytest.mark.slow
-def test_ten_thousand_runs_are_read_within_a_second(ledger_url: str) -> None:
-    """All of 10,000 runs and their 200,000 reports is read in a second, and what is shown too."""
+def test_ten_thousand_trials_are_read_within_a_second(ledger_url: str) -> None:
+    """All of 10,000 trials and their 200,000 reports is read in a second, and what is shown too."""
     with closing(SqlLedger(ledger_url)) as ledger:
         fill(ledger)
         read = {
-            "runs": lambda: ledger.load_runs("study"),
+            "trials": lambda: ledger.load_trials("study"),
             "checkpoints": lambda: ledger.load_checkpoints("study"),
             "curves": lambda: ledger.load_curves("study"),
         }

@@ -22,8 +22,8 @@ from optuna_hermes.ledger import (
     LeaseRecord,
     Ledger,
     ReportRecord,
-    RunRecord,
     SqlLedger,
+    TrialRecord,
     open_ledger,
 )
 
@@ -31,7 +31,16 @@ DEADLINE_SECONDS = 120
 PASSWORD = "p@ss word"
 TABLES = {
     f"hermes_{name}"
-    for name in ("schema", "hosts", "runs", "reports", "leases", "checkpoints", "memory", "events")
+    for name in (
+        "schema",
+        "hosts",
+        "trials",
+        "reports",
+        "leases",
+        "checkpoints",
+        "memory",
+        "events",
+    )
 }
 
 Work = Callable[[str, int, Barrier], object]
@@ -114,9 +123,9 @@ def open_at_once(url: str, index: int, start: Barrier) -> int:
     """Open the new ledger with the others, and use it."""
     start.wait(DEADLINE_SECONDS)
     with closing(open_ledger(url)) as ledger:
-        ledger.save_run(RunRecord(study="study", number=index, trial_id=index, state="pending"))
-        ledger.save_run(RunRecord(study="study", number=-1, trial_id=-1, state="pending"))
-        return len(ledger.load_runs("study"))
+        ledger.save_trial(TrialRecord(study="study", number=index, trial_id=index, state="pending"))
+        ledger.save_trial(TrialRecord(study="study", number=-1, trial_id=-1, state="pending"))
+        return len(ledger.load_trials("study"))
 
 
 def write_beside_optuna(url: str, index: int, start: Barrier) -> str:
@@ -152,9 +161,9 @@ def test_of_two_processes_one_wins_each_epoch(url: str, file: Path) -> None:
 
 def test_processes_open_a_new_ledger_at_once(url: str, file: Path) -> None:
     """Whoever makes the tables, every process finds them, and there is one version row."""
-    assert all(runs >= 2 for runs in in_processes(open_at_once, url, 4))
+    assert all(trials >= 2 for trials in in_processes(open_at_once, url, 4))
     assert query(file, "SELECT schema_version FROM hermes_schema") == [(SCHEMA_VERSION,)]
-    assert query(file, "SELECT count(*) FROM hermes_runs") == [(5,)]
+    assert query(file, "SELECT count(*) FROM hermes_trials") == [(5,)]
 
 
 def test_optuna_and_the_ledger_write_at_the_same_time(url: str) -> None:
@@ -172,12 +181,12 @@ def test_optuna_lives_beside_the_tables(url: str, file: Path, ledger: Ledger) ->
     """Studies are made and deleted as if the ledger were not there, and the ledger stays."""
     study = optuna.create_study(study_name="study", storage=url)
     study.optimize(lambda trial: trial.suggest_float("x", 0.0, 1.0), n_trials=1)
-    ledger.save_run(RunRecord(study="study", number=0, trial_id=1, state="done"))
+    ledger.save_trial(TrialRecord(study="study", number=0, trial_id=1, state="done"))
     migrated = query(file, "SELECT * FROM alembic_version")
     optuna.delete_study(study_name="study", storage=url)
     optuna.create_study(study_name="study", storage=url)
     assert query(file, "SELECT count(*) FROM trials") == [(0,)]
-    assert len(ledger.load_runs("study")) == 1
+    assert len(ledger.load_trials("study")) == 1
     assert query(file, "SELECT * FROM alembic_version") == migrated
 
 

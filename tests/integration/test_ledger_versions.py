@@ -24,13 +24,13 @@ from optuna_hermes.ledger import (
     LeaseRecord,
     Ledger,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
     _schema,
     open_ledger,
     schema_version,
 )
 
-RUN = RunRecord(
+RUN = TrialRecord(
     study="key",
     number=0,
     trial_id=1,
@@ -79,7 +79,7 @@ def connected(url: str) -> Iterator[sqlalchemy.Connection]:
 def fill(url: str) -> None:
     """Make a ledger with a row of each kind."""
     with closing(open_ledger(url)) as ledger:
-        ledger.save_run(RUN)
+        ledger.save_trial(RUN)
         ledger.save_wish("key", 0, "held")
         ledger.add_report(REPORT)
         ledger.commit_lease(LEASE)
@@ -90,7 +90,7 @@ def fill(url: str) -> None:
 
 def assert_all_is_there(ledger: Ledger) -> None:
     """Assert that a ledger has what ``fill`` wrote."""
-    assert ledger.load_runs("key") == [RUN]
+    assert ledger.load_trials("key") == [RUN]
     assert ledger.load_wishes("key") == {0: "held"}
     assert [report for _, report in ledger.load_reports("key")] == [REPORT]
     assert ledger.load_leases() == [LEASE]

@@ -990,7 +990,7 @@ def test_spawned_workers() -> None:
     assert watch.drew()
 
 
-def test_random_workers_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_random_workers_of_a_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A run that cannot tell what is drawn in workers says so, once, and leaves its loader so."""
     session = FakeSession({2: "resident", 5: "resident"}, checkpoint_dir=tmp_path)
     workers = {"num_workers": 1, "multiprocessing_context": "fork", "persistent_workers": True}

@@ -201,7 +201,7 @@ def test_first_batch_is_told_once_a_grant(tmp_path: Path) -> None:
         ("not a DataLoader", {"loader": Batches()}),
     ],
 )
-def test_runs_that_cannot_be_stored(case: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_trials_that_cannot_be_stored(case: str, options: dict[str, Any], tmp_path: Path) -> None:
     """A run that could not come back exactly waits in memory, whatever tier it is asked for."""
 
     class First(Line):

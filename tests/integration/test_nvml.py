@@ -228,7 +228,7 @@ def test_what_our_runs_start_is_ours(nvml_library: Path) -> None:
     assert devices == [gpu("GPU-bbbb", unlisted=False)]
 
 
-def test_a_gpu_that_computes_for_our_runs_is_free_of_strangers(nvml_library: Path) -> None:
+def test_a_gpu_that_computes_for_our_trials_is_free_of_strangers(nvml_library: Path) -> None:
     """Processes of the broker's own runs do not count as strangers."""
     devices = on_host(nvml_library, "foreign", "poll('auto', own_pids=[4242, 4343, 1])")
     assert devices == [gpu("GPU-aaaa"), gpu("GPU-bbbb", unlisted=False)]

@@ -58,7 +58,7 @@ def test_a_worker_that_outlasts_the_call_is_ended_before_its_result_is_read(
     assert result.unfinished == 1
     assert not psutil.pid_exists(int(mark.read_text()))
     ledger = open_ledger(_optuna.ledger_url(study))
-    (known,) = ledger.load_runs(_optuna.study_key(study))
+    (known,) = ledger.load_trials(_optuna.study_key(study))
     (lease,) = ledger.load_leases()
     ledger.close()
     assert known.state == "pending"

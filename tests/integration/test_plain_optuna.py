@@ -121,7 +121,7 @@ def test_maximised_values_are_turned_round(storage_url: str, wait_for: Callable[
     shown = watcher.ask_status()["studies"][0]  # type: ignore[index]
     watcher.close()
     study.tell(trial, 0.75)
-    assert shown["runs"][0]["value"] == 0.75
+    assert shown["trials"][0]["value"] == 0.75
     ledger = open_ledger(_optuna.ledger_url(study))
     curves = wait_for(lambda: ledger.load_curves(_optuna.study_key(study)))  # reports may wait
     assert curves[0].values == (-0.75,)
@@ -201,7 +201,7 @@ def test_a_trial_that_ends_without_any_broker_keeps_no_device(
     assert not thread.is_alive(), "the second trial waits for a device that nobody uses"
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
     ledger = open_ledger(_optuna.ledger_url(study))
-    assert [(run.state, run.units) for run in ledger.load_runs(_optuna.study_key(study))] == [
+    assert [(run.state, run.units) for run in ledger.load_trials(_optuna.study_key(study))] == [
         ("done", 1)
     ] * 2
     assert ledger.load_leases(_optuna.study_key(study), live=True) == []

@@ -487,7 +487,7 @@ def persisting() -> DataLoader[torch.Tensor]:
         ("no state after all", Stateless(torch.arange(3.0))),
     ],
 )
-def test_runs_that_cannot_be_stored(case: str, loader: Any, tmp_path: Path) -> None:
+def test_trials_that_cannot_be_stored(case: str, loader: Any, tmp_path: Path) -> None:
     """A run that could not come back exactly waits in memory, whatever tier it is asked for."""
     folder = None if case == "no folder" else tmp_path
     session = FakeSession({2: "disk", 5: "host"}, checkpoint_dir=folder)

@@ -39,14 +39,14 @@ sys.exit(main())
 
 WORKER = """
 import os, signal, sys, time
-from optuna_hermes.broker import RunSession, StudySpec, connect
+from optuna_hermes.broker import TrialSession, StudySpec, connect
 from optuna_hermes.broker._protocol import Ready
 url, number, slice_seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 study = StudySpec(
     key="s", name="s", ledger_url=url, policy="round-robin", slice_seconds=slice_seconds
 )
 join = lambda: connect("worker")
-session = RunSession(join(), study, Ready(study="s"), reconnect=join)
+session = TrialSession(join(), study, Ready(study="s"), reconnect=join)
 print("ready", flush=True)
 session.wait_for_grant()
 print(time.monotonic(), flush=True)
@@ -209,12 +209,12 @@ def check_study(study: optuna.Study, trace: Trace, n_trials: int) -> None:
         reported = tuple(trial.intermediate_values.values())
         assert len(reported) == UNITS
         assert curves[trial.number].values == reported
-    assert {run.units for run in ledger.load_runs(_optuna.study_key(study))} == {UNITS}
+    assert {run.units for run in ledger.load_trials(_optuna.study_key(study))} == {UNITS}
     check_leases(ledger)
     ledger.close()
 
 
-def test_four_holders_and_four_parked_runs_outlive_three_brokers(
+def test_four_holders_and_four_parked_trials_outlive_three_brokers(
     storage_url: str, tmp_path: Path, runtime_dir: Path, wait_for: Callable[..., Any]
 ) -> None:
     """No process ends for it and no unit is trained twice, also when two die in a row."""

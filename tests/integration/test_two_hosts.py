@@ -50,8 +50,8 @@ def objective(trial):
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     run = suspendable(trial, model=model, optimizer=optimizer)
-    for epoch in run.epochs({units}):
-        for x in run.batches(torch.ones(2, 3, 4)):
+    for epoch in trial.epochs({units}):
+        for x in trial.batches(torch.ones(2, 3, 4)):
             time.sleep(0.05)  # training
             loss = (model(x + torch.randn(3, 4)) ** 2).mean()
             optimizer.zero_grad()
@@ -108,7 +108,7 @@ class Study:
         storage.engine.dispose()
 
     def check_leases(self) -> None:
-        """Leases of one run, of whatever host, never overlap, and none is left."""
+        """Leases of one trial, of whatever host, never overlap, and none is left."""
         with self.loaded() as study:
             key = _optuna.study_key(study)
         ledger = open_ledger(self.url)
@@ -236,7 +236,7 @@ def test_a_host_carries_on_what_another_one_had_when_it_died(
 def test_hosts_that_live_share_the_work_and_nothing_runs_twice(
     study: Study, start_host: Callable[[str], Host]
 ) -> None:
-    """Each unit is trained once, both do their part, and leases of a run never overlap."""
+    """Each unit is trained once, both do their part, and leases of a trial never overlap."""
     hosts = start_host("a"), start_host("b")
     for host in hosts:
         assert host.driver.wait(120) == 0, [p.read_text() for p in study.folder.glob("*.log")]

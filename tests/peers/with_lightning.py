@@ -29,7 +29,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from optuna_hermes import _optuna
 from optuna_hermes._lightning import Units
-from optuna_hermes.broker import RunSession, StudySpec, connect_or_start, sessions
+from optuna_hermes.broker import StudySpec, TrialSession, connect_or_start, sessions
 from optuna_hermes.broker._protocol import Register
 from optuna_hermes.errors import BrokerError, Suspended
 from optuna_hermes.lightning import HermesCallback
@@ -85,7 +85,7 @@ class _Callback(HermesCallback):
         self._slices.over()
 
 
-class _Session(RunSession):
+class _Session(TrialSession):
     """A run that gives its device back after each of its first batches, by one tier after another.
 
     The broker chooses the tier resident, for CPU slots have room for all, and may end the first
@@ -250,7 +250,7 @@ def _is_alone_on_cpu(trainer: pl.Trainer) -> bool:
 
 
 def _join() -> Any:
-    return connect_or_start("run", _DEVICES)
+    return connect_or_start("plain", _DEVICES)
 
 
 @contextlib.contextmanager
@@ -274,7 +274,7 @@ def _rival(spec: StudySpec) -> Iterator[None]:
     """Another run of the study, on a thread, which gives each lease back at once."""
     trial_id = 1
     ask = Register(study=spec, number=0, trial_id=trial_id)
-    session = RunSession(_join(), spec, ask, reconnect=_join)
+    session = TrialSession(_join(), spec, ask, reconnect=_join)
     over = threading.Event()
 
     def train() -> None:

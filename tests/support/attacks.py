@@ -165,7 +165,7 @@ class Attacker:
         sock.connect(str(self._path))
         self.did["connections"] += 1
         if hello:
-            roles = ["driver", "worker", "run", "viewer", "king"]
+            roles = ["driver", "worker", "plain", "viewer", "king"]
             role = self._random.choice(roles)
             self._send(sock, wire.frame(wire.Hello(version=wire.VERSION, role=role)))
         return sock

@@ -160,7 +160,7 @@ class FakeBroker:
 
     def plain(self, number: int, *, key: str = "s", pid: int | None = None, **spec: Any) -> int:
         """Connect and register a trial of a plain Optuna study."""
-        connection = self.connect("run", pid=pid)
+        connection = self.connect("plain", pid=pid)
         self.register(connection, number, key=key, **spec)
         return connection
 

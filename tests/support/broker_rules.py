@@ -26,16 +26,16 @@ def check(world: World) -> None:
     _once((lease.epoch for lease in leases), "an epoch has one lease")
     _once((lease.connection for lease in leases), "a process has one lease")
     held = [(lease.study, lease.number) for lease in leases if lease.number is not None]
-    _once(held, "a run has one lease")
+    _once(held, "a trial has one lease")
     for slot in book.slots.values():
         _check_slot(world, slot)
-    for want in book.wants():
-        assert not any(slot.lease and slot.lease.yielding is None for slot in book.slots_of(want))
+    for each in book.reservations():
+        assert not any(slot.lease and slot.lease.yielding is None for slot in book.slots_of(each))
     for study in book.studies.values():
         _check_study(world, study)
-        for run in study.runs.values():
-            _check_run(world, run, leases)
-    _once((r.connection for r in book.runs() if r.connection), "a process has one run")
+        for trial in study.trials.values():
+            _check_trial(world, trial, leases)
+    _once((r.connection for r in book.trials() if r.connection), "a process has one trial")
     _check_devices(world)
     _check_promises(world)
     _check_grants(world)
@@ -44,12 +44,12 @@ def check(world: World) -> None:
 
 
 def check_broken(world: World, device: str) -> None:
-    """Raise ``AssertionError`` if a run stays with a device that was seen to be broken."""
+    """Raise ``AssertionError`` if a trial stays with a device that was seen to be broken."""
     lease = world.state.book.slots[device].lease
-    run = None if lease is None else world.state.book.run_of(lease)
+    trial = None if lease is None else world.state.book.trial_of(lease)
     if lease is not None and not lease.yielding and not world.is_dying(lease.connection):
-        assert run is not None, "a new trial stays with a broken device"
-        assert not run.stores, "a run stays with a broken device"
+        assert trial is not None, "a new trial stays with a broken device"
+        assert not trial.stores, "a trial stays with a broken device"
 
 
 def _once(values: Iterable[object], what: str) -> None:
@@ -58,58 +58,60 @@ def _once(values: Iterable[object], what: str) -> None:
 
 
 def _check_slot(world: World, slot: Slot) -> None:
-    book, lease, want = world.state.book, slot.lease, slot.next
+    book, lease, reservation = world.state.book, slot.lease, slot.reservation
     if lease is not None:
         assert lease.connection in book.clients, "a lease whose holder is gone"
         assert slot.device.id in lease.devices
         assert not lease.held or book.studies[lease.study].away_since is not None, "held for ever"
-        run = book.run_of(lease)
-        if run is not None:
-            assert run.state == "running", f"a lease of a run that is {run.state}"
-            assert (run.connection, run.epoch) == (lease.connection, lease.epoch)
-            assert run.devices == lease.devices
+        trial = book.trial_of(lease)
+        if trial is not None:
+            assert trial.state == "running", f"a lease of a run that is {trial.state}"
+            assert (trial.connection, trial.epoch) == (lease.connection, lease.epoch)
+            assert trial.devices == lease.devices
             study = book.studies[lease.study]
             leaves = lease.yielding or study.away_since is not None
-            assert leaves or not study.is_held(run), "a device for a run that is held"
-    if want is not None and want.number is not None:
-        study = book.studies[want.study]
-        assert study.runs[want.number].live, "a device for a run that is over"
-        assert not study.is_held(study.runs[want.number]), "a device to come for a run that is held"
+            assert leaves or not study.is_held(trial), "a device for a run that is held"
+    if reservation is not None and reservation.number is not None:
+        study = book.studies[reservation.study]
+        assert study.trials[reservation.number].live, "a device for a run that is over"
+        assert not study.is_held(study.trials[reservation.number]), (
+            "a device to come for a run that is held"
+        )
 
 
 def _check_study(world: World, study: Study) -> None:
     clients, key = world.state.book.clients, study.spec.key
     _once(study.idle, "a process waits once")
-    busy = {run.connection for run in study.runs.values()}
+    busy = {trial.connection for trial in study.trials.values()}
     busy |= {lease.connection for lease in world.state.book.leases()}
     for connection in study.idle:
-        assert clients[connection].role == "worker", "only workers wait for any run"
+        assert clients[connection].role == "worker", "only workers wait for any trial"
         assert connection in study.workers
-        assert connection not in busy, "a process that has a run does not wait for another"
+        assert connection not in busy, "a process that has a trial does not wait for another"
     assert study.workers <= clients.keys(), "a worker that is gone"
     assert study.driver is None or study.driver in clients, "a driver that is gone"
     assert any(client.study == key for client in clients.values()), "a study that nobody attends"
     assert "Policy" not in (study.problem or ""), study.problem
     if not world.lagging and not world.away:
-        known = {run.number for run in world.ledgers[key].load_runs(key)}
-        assert known <= study.runs.keys(), "a run was forgotten"
+        known = {trial.number for trial in world.ledgers[key].load_trials(key)}
+        assert known <= study.trials.keys(), "a trial was forgotten"
 
 
-def _check_run(world: World, run: LiveTrial, leases: list[Lease]) -> None:
-    lease = next((a for a in leases if (a.study, a.number) == (run.study, run.number)), None)
-    assert (run.state == "running") == (lease is not None), f"{run.state} with {lease}"
-    assert run.connection is None or run.connection in world.state.book.clients, "its process"
-    assert run.number in world.state.book.studies[run.study].runs
-    if run.state in ("running", "parked"):
-        assert run.connection is not None, f"{run.state} without a process"
-    elif run.state != "pending":
-        assert run.connection is None, f"{run.state} with a process"
-    expected = {"parked": ("resident", "host"), "stored": ("disk",)}.get(run.state, (None,))
-    assert run.tier in expected, f"{run.state} in {run.tier}"
-    assert run.state != "stored" or run.checkpoints, "stored without a checkpoint"
-    assert run.asked is None or run.state in ("running", "parked"), "asked, and not there"
-    if (run.study, run.number) in world.done:
-        assert not run.live, "what is done stays done"
+def _check_trial(world: World, trial: LiveTrial, leases: list[Lease]) -> None:
+    lease = next((a for a in leases if (a.study, a.number) == (trial.study, trial.number)), None)
+    assert (trial.state == "running") == (lease is not None), f"{trial.state} with {lease}"
+    assert trial.connection is None or trial.connection in world.state.book.clients, "its process"
+    assert trial.number in world.state.book.studies[trial.study].trials
+    if trial.state in ("running", "parked"):
+        assert trial.connection is not None, f"{trial.state} without a process"
+    elif trial.state != "pending":
+        assert trial.connection is None, f"{trial.state} with a process"
+    expected = {"parked": ("resident", "host"), "stored": ("disk",)}.get(trial.state, (None,))
+    assert trial.tier in expected, f"{trial.state} in {trial.tier}"
+    assert trial.state != "stored" or trial.checkpoints, "stored without a checkpoint"
+    assert trial.asked is None or trial.state in ("running", "parked"), "asked, and not there"
+    if (trial.study, trial.number) in world.done:
+        assert not trial.live, "what is done stays done"
 
 
 def _check_devices(world: World) -> None:
@@ -143,23 +145,23 @@ def _check_grant(world: World, slot: Slot, lease: Lease) -> None:
     book = world.state.book
     assert slot.device.healthy, "a grant of a broken device"
     assert slot.device.free, "a grant of a device that someone else has"
-    run = book.run_of(lease)
+    trial = book.trial_of(lease)
     parked = [other for other in book.parked_on(slot) if other.tier == "resident"]
-    need = book.studies[lease.study].need_of(run)
-    held = 0 if run is None else _uses(world, lease.connection)
+    need = book.studies[lease.study].need_of(trial)
+    held = 0 if trial is None else _uses(world, lease.connection)
     missing = None if need is None else need - held
     if residency.fits(slot.device.memory_free_bytes, missing) is False:
         assert not [o for o in parked if o.asked or _could_go(world, o)], "somebody could go"
-    if run is not None and run.alone:
-        coming = [(s.next.study, s.next.number) for s in book.slots.values() if s.next]
+    if trial is not None and trial.alone:
+        coming = [(each.study, each.number) for each in book.reservations()]
         here = (r for r in book.parked_on(slot) if (r.study, r.number) not in coming)
-        near = [other for other in here if _near(slot, run, other)]
+        near = [other for other in here if _near(slot, trial, other)]
         assert not any(other.stores for other in near), "alone is alone"
 
 
-def _near(slot: Slot, run: LiveTrial, other: LiveTrial) -> bool:
+def _near(slot: Slot, trial: LiveTrial, other: LiveTrial) -> bool:
     """True if two trials compete for memory: on a GPU always, on a CPU slot within a study."""
-    return slot.device.kind == "gpu" or run.study == other.study
+    return slot.device.kind == "gpu" or trial.study == other.study
 
 
 def _uses(world: World, connection: int) -> int:
@@ -169,11 +171,11 @@ def _uses(world: World, connection: int) -> int:
 
 def _promised(world: World) -> int:
     """Host memory that trials use or have reserved."""
-    return sum(run.host_claim_bytes for run in world.state.book.runs())
+    return sum(trial.host_claim_bytes for trial in world.state.book.trials())
 
 
-def _could_go(world: World, run: LiveTrial) -> bool:
+def _could_go(world: World, trial: LiveTrial) -> bool:
     book = world.state.book
     room = book.host_budget_bytes - _promised(world)
-    takes = run.takes_bytes
-    return run.stores or (run.moves and takes is not None and takes <= room)
+    takes = trial.takes_bytes
+    return trial.stores or (trial.moves and takes is not None and takes <= room)

@@ -38,8 +38,8 @@ from optuna_hermes.broker._server._ledgers import all_of
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox
 from optuna_hermes.broker._server._records import WriterTerms, write
 from optuna_hermes.ledger import MemoryLedger
-from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
-from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot
+from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, TrialRecord
+from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import free_devices, opened, unopened
 from support.broker_clients import Behaviour, Optuna, Process
@@ -197,7 +197,7 @@ class World:
         self.lost.clear()
         self.state = self._broker(self.state.book.wall_offset + wall_step)
         alive = [p for p in clients if p.doing != "leaves" and self.random.random() < share]
-        alive = [p for p in alive if p.role in ("worker", "run")]
+        alive = [p for p in alive if p.role in ("worker", "plain")]
         for holder in served:
             its = [p for p in alive if p.pid == holder.pid]
             if its:
@@ -296,7 +296,7 @@ class World:
             trials = self.studies[item.study].trials
             if item.number < len(trials) and item.path in trials[item.number].files:
                 trials[item.number].safe = max(trials[item.number].safe, item.units)
-        elif isinstance(item, RunRecord) and item.state in ("done", "failed"):
+        elif isinstance(item, TrialRecord) and item.state in ("done", "failed"):
             self.done.add((item.study, item.number))
 
     def committed(self, epoch: int) -> bool:
@@ -379,7 +379,7 @@ class World:
     def driver(self, key: str) -> wire.OpenStudy:
         """The message by which a driver opens a study."""
         trials = self.studies[key].trials
-        known = {run.number for run in self.ledgers[key].load_runs(key)}
+        known = {trial.number for trial in self.ledgers[key].load_trials(key)}
         return wire.OpenStudy(
             study=self.specs[key],
             unstarted=max(0, self.studies[key].wanted - len(trials)),
@@ -430,7 +430,7 @@ class World:
 
     def start_plain(self, key: str) -> Process:
         """Connect and register a new trial of plain Optuna."""
-        process = self.connect("run", key)
+        process = self.connect("plain", key)
         process.trial = trial = self.studies[key].create()
         register = wire.Register(study=self.specs[key], number=trial.number, trial_id=trial.number)
         self.say(process, register)
@@ -545,15 +545,17 @@ class Stretching(Policy):
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Assign to waiting trials random numbers of devices within their limits."""
-        units = sum(run.curve.units for run in snapshot.runs)
+        units = sum(trial.curve.units for trial in snapshot.trials)
         random = Random(f"{snapshot.seed} {snapshot.now} {units}")
         free = [device.id for device in free_devices(snapshot)]
-        waiting: list[RunView | None] = [*opened(snapshot), *unopened(snapshot)]
+        waiting: list[TrialView | None] = [*opened(snapshot), *unopened(snapshot)]
         random.shuffle(waiting)
         given: list[Assignment] = []
-        for run in waiting:
-            least, most = (1, 1) if run is None else run.device_range
-            its = [id_ for id_ in free if run is None or not run.bound_to or id_ in run.bound_to]
+        for trial in waiting:
+            least, most = (1, 1) if trial is None else trial.device_range
+            its = [
+                id_ for id_ in free if trial is None or not trial.bound_to or id_ in trial.bound_to
+            ]
             if len(its) < least:
                 continue
             most = min(most, len(its))
@@ -561,7 +563,7 @@ class Stretching(Policy):
             free = [id_ for id_ in free if id_ not in devices]
             given.append(
                 Assignment(
-                    run=None if run is None else run.number,
+                    trial=None if trial is None else trial.number,
                     devices=tuple(devices),
                     slice_seconds=1.0 + -snapshot.now % 1.0,
                 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Kill, Send
 from optuna_hermes.ledger import MemoryLedger
-from optuna_hermes.ledger._base import RunRecord
+from optuna_hermes.ledger._base import TrialRecord
 from support.broker import FakeBroker
 
 KEY = "s"
@@ -78,13 +78,13 @@ class Host:
         self.workers = {}
         leases = self._ledger.load_leases(KEY, live=True)
         theirs = {f"{x.epoch}" for x in leases if x.owner not in (None, self.name)}
-        known = {run.number: run for run in self._ledger.load_runs(KEY)}
+        known = {trial.number: trial for trial in self._ledger.load_trials(KEY)}
         opened = self._optuna.opened
         self.broker.driver(
             policy="round-robin",
             unstarted=max(0, self._n_trials - len(opened)),
             limit=self._n_trials,
-            trials=len(opened),
+            n_existing=len(opened),
             max_alive=WORKERS,
             adopted={n: n for n, by in enumerate(opened) if n not in known and by not in theirs},
             ended={n: "done" for n in self._optuna.ended & known.keys() if _is_live(known[n])},
@@ -201,5 +201,5 @@ class Host:
             self._leave(connection)
 
 
-def _is_live(run: RunRecord) -> bool:
-    return run.state not in ("done", "failed")
+def _is_live(trial: TrialRecord) -> bool:
+    return trial.state not in ("done", "failed")

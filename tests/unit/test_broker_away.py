@@ -57,7 +57,7 @@ def test_a_slice_that_ends_meanwhile_goes_on() -> None:
 
 
 def test_who_makes_room_leaves_once_the_database_has_answered() -> None:
-    """The next run could not be granted otherwise; whose study ends waits for no database."""
+    """The next trial could not be granted otherwise; whose study ends waits for no database."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin")
     first, epoch = training(broker)
@@ -70,7 +70,7 @@ def test_who_makes_room_leaves_once_the_database_has_answered() -> None:
 
 
 def test_a_device_that_breaks_meanwhile_is_left_without_the_database() -> None:
-    """Its run goes to disk at once: nobody is granted the device, so nothing has to be written."""
+    """Its trial goes to disk at once: the device is not granted, so nothing has to be written."""
     broker = FakeBroker(devices=1)
     broker.driver()
     first, _ = training(broker)
@@ -125,7 +125,7 @@ def test_other_studies_get_devices_all_the_same() -> None:
 
 
 def test_a_lease_that_was_held_begins_when_it_is_granted() -> None:
-    """Its run has had no time yet, is not asked to leave, and is not killed for its silence."""
+    """Its trial has had no time yet, is not asked to leave, and is not killed for its silence."""
     broker = FakeBroker(devices=1, grace_seconds=5.0)
     broker.driver()
     worker = broker.worker()
@@ -168,8 +168,8 @@ def test_a_database_that_stays_away_sends_all_to_disk() -> None:
     assert shown(broker)["finished"]
 
 
-def test_a_lease_that_never_was_leaves_its_run_as_it_was() -> None:
-    """A parked run knows its last lease only: by that it is asked to go to disk."""
+def test_a_lease_that_never_was_leaves_its_trial_as_it_was() -> None:
+    """A parked trial knows its last lease only: by that it is asked to go to disk."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", unstarted=2)
     first, epoch = training(broker)

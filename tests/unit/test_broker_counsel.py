@@ -14,8 +14,8 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _admission
 from optuna_hermes.broker._core._events import StudyRead
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
-from optuna_hermes.ledger._base import RunRecord
-from optuna_hermes.model import Decision, RunView, Snapshot, Unstarted
+from optuna_hermes.ledger._base import TrialRecord
+from optuna_hermes.model import Decision, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Fifo, Policy
 from support.broker import FakeBroker
 
@@ -30,8 +30,8 @@ class Watching(Policy):
         self.seen = snapshot
         return Fifo().decide(snapshot)
 
-    def run(self, number: int) -> RunView:
-        (found,) = [r for r in (*self.seen.runs, *self.seen.finished) if r.number == number]
+    def trial(self, number: int) -> TrialView:
+        (found,) = [r for r in (*self.seen.trials, *self.seen.finished) if r.number == number]
         return found
 
 
@@ -58,10 +58,10 @@ def begin(broker: FakeBroker, worker: int, number: int, **training: wire.Params)
 
 
 def test_parameters_come_with_the_first_batch(broker: FakeBroker, watching: Watching) -> None:
-    """At the end of its first slice a run is shown with them."""
+    """At the end of its first slice a trial is shown with them."""
     begin(broker, broker.worker(), 0, params={"lr": 0.1, "act": "relu", "n": 3, "bias": True})
     broker.advance(1.0)
-    assert watching.run(0).params == {"lr": 0.1, "act": "relu", "n": 3, "bias": True}
+    assert watching.trial(0).params == {"lr": 0.1, "act": "relu", "n": 3, "bias": True}
 
 
 def test_parameters_that_come_later_count_and_none_are_lost(
@@ -74,7 +74,7 @@ def test_parameters_that_come_later_count_and_none_are_lost(
     broker.say(worker, report)
     broker.say(worker, wire.Report(epoch=epoch, unit=2, step=2, value=0.4))
     broker.advance(1.0)
-    assert watching.run(0).params == {"lr": 0.1}
+    assert watching.trial(0).params == {"lr": 0.1}
 
 
 def test_units_left_are_those_of_the_last_report(broker: FakeBroker, watching: Watching) -> None:
@@ -85,17 +85,17 @@ def test_units_left_are_those_of_the_last_report(broker: FakeBroker, watching: W
         message = wire.Report(epoch=epoch, unit=unit, step=unit, value=0.5, units_left=left)
         broker.say(worker, message)
         broker.advance(1.0)
-        assert watching.run(0).units_left == left
+        assert watching.trial(0).units_left == left
 
 
 def test_the_driver_tells_a_new_broker_what_it_cannot_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Suspended runs from before have their parameters before they train again."""
+    """Suspended trials from before have their parameters before they train again."""
     broker = FakeBroker(devices=1)
     connection = broker.connect("driver")
     spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="fifo")
-    known = RunRecord(
+    known = TrialRecord(
         study="s",
         number=3,
         trial_id=3,
@@ -114,21 +114,21 @@ def test_the_driver_tells_a_new_broker_what_it_cannot_know(
     policy = Watching()
     monkeypatch.setattr(_admission, "make_policy", lambda name: policy)
     message = wire.OpenStudy(study=spec, unstarted=0, max_alive=2)
-    broker.apply(StudyRead(connection=connection, message=message, runs=(known,)))
-    assert policy.run(3).params == {"lr": 0.1}, "when it is asked for the first time"
+    broker.apply(StudyRead(connection=connection, message=message, trials=(known,)))
+    assert policy.trial(3).params == {"lr": 0.1}, "when it is asked for the first time"
 
 
-def test_a_run_whose_slice_ends_is_shown_with_all_its_device_time(
+def test_a_trial_whose_slice_ends_is_shown_with_all_its_device_time(
     broker: FakeBroker, watching: Watching
 ) -> None:
     """A lease that is renewed is one lease, and each of its slices counts when it is over."""
     begin(broker, broker.worker(), 0)
     for seconds in (1.0, 2.0, 3.0):
         broker.advance(1.0)
-        assert watching.run(0).attained_seconds == pytest.approx(seconds)
+        assert watching.trial(0).attained_seconds == pytest.approx(seconds)
 
 
-def test_a_running_run_is_shown_as_it_was_when_it_was_decided_about(watching: Watching) -> None:
+def test_a_running_trial_is_shown_as_it_was_when_it_was_decided_about(watching: Watching) -> None:
     """Of others a policy knows no more than at the start of their slices."""
     broker = FakeBroker(devices=2)
     broker.driver(policy="fifo", slice_seconds=1.0)
@@ -138,15 +138,15 @@ def test_a_running_run_is_shown_as_it_was_when_it_was_decided_about(watching: Wa
     begin(broker, broker.worker(), 1)
     broker.advance(1.0)
     assert watching.seen.now == 1.5
-    assert watching.run(1).attained_seconds == pytest.approx(1.0)
-    assert watching.run(0).attained_seconds == pytest.approx(1.0)
+    assert watching.trial(1).attained_seconds == pytest.approx(1.0)
+    assert watching.trial(0).attained_seconds == pytest.approx(1.0)
     broker.advance(0.5)
     assert watching.seen.now == 2.0
-    assert watching.run(0).attained_seconds == pytest.approx(2.0)
-    assert watching.run(1).attained_seconds == pytest.approx(1.0)
+    assert watching.trial(0).attained_seconds == pytest.approx(2.0)
+    assert watching.trial(1).attained_seconds == pytest.approx(1.0)
 
 
-def test_finished_runs_are_shown_as_such(broker: FakeBroker, watching: Watching) -> None:
+def test_finished_trials_are_shown_as_such(broker: FakeBroker, watching: Watching) -> None:
     """A run that is done, or failed, is not taken for one that trains."""
     for number, state in enumerate(("done", "failed")):
         worker = broker.worker()
@@ -155,16 +155,16 @@ def test_finished_runs_are_shown_as_such(broker: FakeBroker, watching: Watching)
         broker.hang_up(worker)
     begin(broker, broker.worker(), 2)
     broker.advance(1.0)
-    assert [run.state for run in watching.seen.finished] == ["done", "failed"]
-    assert [run.units_left for run in watching.seen.finished] == [0, None]
+    assert [trial.state for trial in watching.seen.finished] == ["done", "failed"]
+    assert [trial.units_left for trial in watching.seen.finished] == [0, None]
 
 
 def test_a_policy_that_prunes_ends_its_study_only(broker: FakeBroker) -> None:
-    """A broker kills nothing: the study stops, its runs are suspended, and it says why."""
+    """A broker kills nothing: the study stops, its trials are suspended, and it says why."""
 
     class Pruning(Policy):
         def decide(self, snapshot: Snapshot) -> Decision:
-            return Decision(pruned=tuple(r.number for r in snapshot.runs if r.state == "parked"))
+            return Decision(pruned=tuple(r.number for r in snapshot.trials if r.state == "parked"))
 
     other = broker.driver(key="other", unstarted=0, policy="fifo")
     worker = broker.worker()
@@ -173,9 +173,9 @@ def test_a_policy_that_prunes_ends_its_study_only(broker: FakeBroker) -> None:
     broker.advance(1.0)
     problems = {s["key"]: s["problem"] for s in broker.state.status(broker.now)["studies"]}
     assert "kills nothing" in problems["s"]
-    assert "run 0" in problems["s"]
+    assert "trial 0" in problems["s"]
     assert problems["other"] is None
-    assert broker.state.book.studies["s"].runs[0].live
+    assert broker.state.book.studies["s"].trials[0].live
     assert broker.last(worker, "Yield") is not None
     broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True))
     assert broker.last(worker, "Evict").tier == "disk"
@@ -249,19 +249,19 @@ def test_parameters_are_plain_json() -> None:
     wire.frame(wire.FirstBatch(epoch=1, stores=True, params=plain))
 
 
-def test_a_run_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker) -> None:
+def test_a_trial_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker) -> None:
     """A policy is shown the same view until something in it changes, and then a new one."""
     begin(broker, broker.worker(), 0)
-    run = broker.state.book.studies["s"].runs[0]
+    trial = broker.state.book.studies["s"].trials[0]
     counsel = PolicyRunner(broker.state.book)
     study = broker.state.book.studies["s"]
-    (view,) = counsel._snapshot(study, [], 9.0).runs
-    (again,) = counsel._snapshot(study, [], 10.0).runs
+    (view,) = counsel._snapshot(study, [], 9.0).trials
+    (again,) = counsel._snapshot(study, [], 10.0).trials
     assert again is view
     changes = {"units_left": 7, "params": {"lr": 0.5}, "device_seconds": 99.0, "tier": "host"}
     for name, value in changes.items():
-        setattr(run, name, value)
-        (changed,) = counsel._snapshot(study, [], 11.0).runs
+        setattr(trial, name, value)
+        (changed,) = counsel._snapshot(study, [], 11.0).trials
         assert changed is not view
         view = changed
     assert (view.units_left, view.params, view.tier) == (7, {"lr": 0.5}, "host")

@@ -29,7 +29,7 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
 
 
 def test_a_gpu_with_a_stranger_is_granted_once_they_leave() -> None:
-    """While another user's process computes there nobody gets it; afterwards the next run does."""
+    """While another user's process computes there it is not granted; then the next trial has it."""
     broker = on_gpus(1)
     broker.poll("GPU-0", free=False, problem="process 7 of another user computes on it")
     worker = broker.worker()
@@ -41,7 +41,7 @@ def test_a_gpu_with_a_stranger_is_granted_once_they_leave() -> None:
 
 
 def test_a_stranger_who_comes_before_the_grant_is_first() -> None:
-    """A device that was promised while a run had still to leave it goes to nobody now."""
+    """A device that was promised while a trial had still to leave it goes to nobody now."""
     broker = on_gpus(1)
     first, second = broker.worker(), broker.worker()
     epoch = begin(broker, first, 0)
@@ -66,7 +66,7 @@ def told(broker: FakeBroker, kind: str) -> list[tuple[int | None, dict[str, Any]
 
 
 def park(broker: FakeBroker, worker: int, epoch: int, tier: TierName, *, held: int = 5) -> None:
-    """A run says in which tier it is."""
+    """A trial says in which tier it is."""
     saved = wire.SavedCheckpoint(path="/c", units=1, size_bytes=1, sha256="0" * 64)
     message = wire.Parked(
         epoch=epoch,
@@ -82,7 +82,7 @@ def park(broker: FakeBroker, worker: int, epoch: int, tier: TierName, *, held: i
 
 
 def test_a_gpu_that_is_lost_is_left_at_once() -> None:
-    """The worker's memory is gone with it: it is ended, and its run goes on on another GPU."""
+    """The worker's memory is gone with it: it is ended, and its trial goes on on another GPU."""
     broker = on_gpus(2, unstarted=1)
     first, second = broker.worker(), broker.worker()
     begin(broker, first, 0)
@@ -97,7 +97,7 @@ def test_a_gpu_that_is_lost_is_left_at_once() -> None:
 
 
 def test_a_lost_gpu_is_used_again_when_it_is_back() -> None:
-    """Until then nobody gets it; then the next run does, and the study's events say so."""
+    """Until then nobody gets it; then the next trial does, and the study's events say so."""
     broker = on_gpus(1)
     worker = broker.worker()
     begin(broker, worker, 0)
@@ -113,7 +113,7 @@ def test_a_lost_gpu_is_used_again_when_it_is_back() -> None:
 
 
 def test_a_gpu_with_a_fault_is_left_in_order() -> None:
-    """One that still answers has its runs stored: they go on elsewhere and lose nothing."""
+    """One that still answers has its trials stored: they go on elsewhere and lose nothing."""
     broker = on_gpus(2, unstarted=2)
     first, second = broker.worker(), broker.worker()
     epoch = begin(broker, first, 0)
@@ -129,7 +129,7 @@ def test_a_gpu_with_a_fault_is_left_in_order() -> None:
     assert broker.last(third, "Grant").devices == ("GPU-1",)
 
 
-def test_a_run_that_cannot_be_stored_does_not_stay_on_a_faulty_gpu() -> None:
+def test_a_trial_that_cannot_be_stored_does_not_stay_on_a_faulty_gpu() -> None:
     """Its worker is ended, for it could go on nowhere else."""
     broker = on_gpus(1)
     worker = broker.worker()
@@ -141,7 +141,7 @@ def test_a_run_that_cannot_be_stored_does_not_stay_on_a_faulty_gpu() -> None:
 
 
 def parked(broker: FakeBroker, tier: TierName) -> tuple[int, int]:
-    """A worker whose run is parked on ``GPU-0``, and another that trains there."""
+    """A worker whose trial is parked on ``GPU-0``, and another that trains there."""
     first, second = broker.worker(), broker.worker()
     epoch = begin(broker, first, 0)
     free = 100 if tier == "resident" else 10
@@ -187,7 +187,7 @@ def test_the_process_of_a_user_is_left_alone() -> None:
     assert broker.killed() == []
 
 
-def test_what_a_run_did_to_its_gpu_is_in_its_story() -> None:
+def test_what_a_trial_did_to_its_gpu_is_in_its_story() -> None:
     """An XID of the program is an event of the run that has the device, which stays."""
     broker = on_gpus(1)
     begin(broker, broker.worker(), 0)
@@ -220,8 +220,8 @@ def test_memory_that_nobody_holds_is_a_strangers() -> None:
     assert broker.last(worker, "Grant") is not None
 
 
-def test_memory_of_our_own_runs_is_no_strangers() -> None:
-    """What parked runs say to hold, and a context for each, is known."""
+def test_memory_of_our_own_trials_is_no_strangers() -> None:
+    """What parked trials say to hold, and a context for each, is known."""
     broker = on_gpus(1)
     broker.poll("GPU-0", **UNSEEN, memory_free_bytes=80 * GIB)
     first, second = broker.worker(), broker.worker()

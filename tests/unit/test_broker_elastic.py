@@ -1,4 +1,4 @@
-"""Another batch size goes from a policy to a run, and the story of the run tells of it."""
+"""Another batch size goes from a policy to a trial, and the story of the trial tells of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.model import Assignment, Decision, Elastic, RunView, Snapshot, Speed
+from optuna_hermes.model import Assignment, Decision, Elastic, Snapshot, Speed, TrialView
 from optuna_hermes.policies import Policy, RoundRobin
 from optuna_hermes.view._trial import say
 from support.broker import FakeBroker
@@ -30,11 +30,11 @@ class Sizing(Policy):
         return Decision(assignments=tuple(self._sized(each) for each in order))
 
     def _sized(self, each: Assignment) -> Assignment:
-        size = None if each.run is None else self.sizes.get(each.run)
-        return Assignment(run=each.run, devices=each.devices, batch_size=size)
+        size = None if each.trial is None else self.sizes.get(each.trial)
+        return Assignment(trial=each.trial, devices=each.devices, batch_size=size)
 
-    def run(self, number: int) -> RunView:
-        return next(run for run in self.seen.runs if run.number == number)
+    def trial(self, number: int) -> TrialView:
+        return next(trial for trial in self.seen.trials if trial.number == number)
 
 
 @pytest.fixture
@@ -72,16 +72,16 @@ def changes(broker: FakeBroker, number: int) -> list[dict[str, Any]]:
 
 
 def alone(broker: FakeBroker) -> int:
-    """The only worker there is: its run keeps the device."""
+    """The only worker there is: its trial keeps the device."""
     broker.state.book.studies["s"].unstarted = 1
     return broker.worker()
 
 
-def test_a_policy_sees_what_a_run_may_have(broker: FakeBroker, sizing: Sizing) -> None:
+def test_a_policy_sees_what_a_trial_may_have(broker: FakeBroker, sizing: Sizing) -> None:
     """Its limits, its size and its speeds; nothing of one that does not stretch."""
     begin(broker, alone(broker), 0)
     broker.advance(1.0)
-    assert sizing.run(0).elastic == Elastic(
+    assert sizing.trial(0).elastic == Elastic(
         batch_size=8,
         batch_sizes=(4, 32),
         unit_samples=90,
@@ -97,14 +97,14 @@ def test_nobody_else_is_elastic(broker: FakeBroker, sizing: Sizing) -> None:
     worker = alone(broker)
     epoch = begin(broker, worker, 0, sizes=None)
     broker.advance(1.0)
-    assert sizing.run(0).elastic is None
+    assert sizing.trial(0).elastic is None
     nonsense = wire.BatchSizes(now=2, least=4, most=32)
     broker.say(worker, wire.Stretches(epoch=epoch, sizes=nonsense))
     broker.advance(1.0)
-    assert sizing.run(0).elastic is None
+    assert sizing.trial(0).elastic is None
 
 
-def test_a_run_that_keeps_its_device_is_told(broker: FakeBroker, sizing: Sizing) -> None:
+def test_a_trial_that_keeps_its_device_is_told(broker: FakeBroker, sizing: Sizing) -> None:
     """At the end of its slice, once; the story tells when it has changed."""
     worker = alone(broker)
     epoch = begin(broker, worker, 0)
@@ -118,7 +118,7 @@ def test_a_run_that_keeps_its_device_is_told(broker: FakeBroker, sizing: Sizing)
     assert changes(broker, 0) == [{"from": 8, "to": 16, "device": "cpu:0", "units": 0}]
 
 
-def test_a_run_that_comes_back_is_told_with_its_grant(broker: FakeBroker, sizing: Sizing) -> None:
+def test_a_trial_that_comes_back_is_told_with_its_grant(broker: FakeBroker, sizing: Sizing) -> None:
     """Every run its own size; one that has no wish is left as it is."""
     first, second = broker.worker(), broker.worker()
     epoch = begin(broker, first, 0)
@@ -147,17 +147,19 @@ def test_a_size_beyond_the_limits_ends_the_study(
     begin(broker, alone(broker), 0)
     sizing.sizes[0] = size
     broker.advance(1.0)
-    assert f"within their limits, but got {size} for run 0" in str(
+    assert f"within their limits, but got {size} for trial 0" in str(
         broker.state.book.studies["s"].problem
     )
 
 
-def test_a_size_for_a_run_that_has_none_ends_the_study(broker: FakeBroker, sizing: Sizing) -> None:
+def test_a_size_for_a_trial_that_has_none_ends_the_study(
+    broker: FakeBroker, sizing: Sizing
+) -> None:
     """What is not elastic is left alone, by contract."""
     begin(broker, alone(broker), 0, sizes=None)
     sizing.sizes[0] = 8
     broker.advance(1.0)
-    assert "batch sizes to elastic runs" in str(broker.state.book.studies["s"].problem)
+    assert "batch sizes to elastic trials" in str(broker.state.book.studies["s"].problem)
 
 
 def test_the_story_in_words() -> None:

@@ -26,12 +26,12 @@ def _training(device: Device) -> tuple[FakeBroker, int, int]:
 
 
 def _joules(broker: FakeBroker) -> float | None:
-    (run,) = broker.ledger.load_runs("s")
-    return run.energy_joules
+    (trial,) = broker.ledger.load_trials("s")
+    return trial.energy_joules
 
 
 def test_a_counter_says_what_a_lease_took() -> None:
-    """The difference of its two readings is the run's, and reaches the ledger with its end."""
+    """The difference of its two readings is the trial's, and reaches the ledger with its end."""
     broker, worker, epoch = _training(_gpu(energy_joules=1000.0, power_watts=700.0))
     broker.now = 10.0
     broker.poll("GPU-a", energy_joules=4600.0)
@@ -66,11 +66,11 @@ def test_where_nothing_is_known_nothing_is_said() -> None:
     assert _joules(broker) is None
     (entry,) = broker.state.status(broker.now)["studies"]
     assert entry["watt_hours"] is None
-    assert entry["runs"][0]["watt_hours"] is None
+    assert entry["trials"][0]["watt_hours"] is None
 
 
 def test_slices_add_up() -> None:
-    """A run's energy is that of all its leases, from whatever broker."""
+    """A trial's energy is that of all its leases, from whatever broker."""
     broker, worker, epoch = _training(_gpu(energy_joules=0.0))
     for counted in (100.0, 250.0):
         broker.poll("GPU-a", energy_joules=counted)

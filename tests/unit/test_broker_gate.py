@@ -13,7 +13,7 @@ from support.broker import FakeBroker
 
 
 def elastic(**seconds: float) -> Elastic:
-    """A run whose steps took so long on ``one``, ``two`` and ``four`` devices."""
+    """A trial whose steps took so long on ``one``, ``two`` and ``four`` devices."""
     counts = {"one": 1, "two": 2, "four": 4}
     speeds = tuple(
         Speed(devices=counts[name], batch_size=64, step_seconds=each)
@@ -22,10 +22,10 @@ def elastic(**seconds: float) -> Elastic:
     return Elastic(batch_size=64, batch_sizes=(64, 64), devices=(1, 4), speeds=speeds)
 
 
-def worth(run: Elastic, before: int, after: int, cost: float, given_away: int = 0) -> bool:
+def worth(trial: Elastic, before: int, after: int, cost: float, given_away: int = 0) -> bool:
     """For a slice of 10 s; a change costs ``cost`` on each device, on the way out and in."""
     return pays(
-        run,
+        trial,
         before,
         after,
         given_away=given_away,
@@ -37,14 +37,14 @@ def worth(run: Elastic, before: int, after: int, cost: float, given_away: int = 
 
 def test_growing_wins_what_the_old_devices_would_have_needed() -> None:
     """At 1.5 times the speed a slice of 10 s wins 5 s of the one device, for 3 times the cost."""
-    run = elastic(one=0.3, two=0.2)
+    trial = elastic(one=0.3, two=0.2)
     limit = 5.0 / 3 / 1.1
-    assert worth(run, 1, 2, limit - 0.01)
-    assert not worth(run, 1, 2, limit + 0.01)
+    assert worth(trial, 1, 2, limit - 0.01)
+    assert not worth(trial, 1, 2, limit + 0.01)
 
 
 def test_what_was_never_tried_counts_as_perfect() -> None:
-    """So it is tried once; a run of which nothing was measured stays as it is."""
+    """So it is tried once; a trial of which nothing was measured stays as it is."""
     assert worth(elastic(one=0.3), 1, 2, 10.0 / 3 / 1.1 - 0.01)
     assert not worth(elastic(one=0.3), 1, 2, 10.0 / 3 / 1.1 + 0.01)
     assert not worth(elastic(), 1, 2, 0.0)
@@ -57,10 +57,10 @@ def test_devices_that_make_it_slower_are_not_taken() -> None:
 
 def test_shrinking_wins_what_others_get() -> None:
     """Two devices for a slice are 20 s; devices that nobody gets are no reason."""
-    run = elastic(one=0.4, four=0.1)
-    assert worth(run, 4, 2, 20.0 / 6 / 1.1 - 0.01, given_away=2)
-    assert not worth(run, 4, 2, 20.0 / 6 / 1.1 + 0.01, given_away=2)
-    assert not worth(run, 4, 2, 0.0, given_away=0)
+    trial = elastic(one=0.4, four=0.1)
+    assert worth(trial, 4, 2, 20.0 / 6 / 1.1 - 0.01, given_away=2)
+    assert not worth(trial, 4, 2, 20.0 / 6 / 1.1 + 0.01, given_away=2)
+    assert not worth(trial, 4, 2, 0.0, given_away=0)
 
 
 class Greedy(Policy):
@@ -72,13 +72,13 @@ class Greedy(Policy):
     def decide(self, snapshot: Snapshot) -> Decision:
         free = [device.id for device in free_devices(snapshot)]
         given: list[Assignment] = []
-        for run in [*opened(snapshot), *unopened(snapshot)]:
-            least, most = (1, 1) if run is None else run.device_range
-            if run is not None:
+        for trial in [*opened(snapshot), *unopened(snapshot)]:
+            least, most = (1, 1) if trial is None else trial.device_range
+            if trial is not None:
                 self.asked.append((least, most))
             if len(free) >= least:
-                number = None if run is None else run.number
-                given.append(Assignment(run=number, devices=tuple(free[:most])))
+                number = None if trial is None else trial.number
+                given.append(Assignment(trial=number, devices=tuple(free[:most])))
                 free = free[most:]
         return Decision(assignments=tuple(given))
 
@@ -107,7 +107,7 @@ def store(broker: FakeBroker, worker: int, epoch: int) -> None:
 
 
 def test_a_change_that_does_not_pay_is_asked_about_once_more() -> None:
-    """The run keeps its device, and the policy says what becomes of the other one."""
+    """The trial keeps its device, and the policy says what becomes of the other one."""
     broker, policy = studying(devices=2, unstarted=1)
     worker = broker.worker()
     begin(broker, worker, 0)
@@ -149,7 +149,7 @@ def test_slices_end_together(began: float, end: float) -> None:
 
 
 def test_slices_of_other_studies_end_as_they_did() -> None:
-    """Where no run may have several devices nothing waits for anything."""
+    """Where no trial may have several devices nothing waits for anything."""
     broker = FakeBroker(devices=2)
     broker.driver(slice_seconds=10.0, unstarted=2)
     broker.worker()

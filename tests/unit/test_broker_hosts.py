@@ -103,8 +103,8 @@ class Hosts(RuleBasedStateMachine):
                 host.refresh()
 
     @invariant()
-    def no_run_is_held_twice(self) -> None:
-        """No two processes have one run, unless a host was silent for so long that it was dead."""
+    def no_trial_is_held_twice(self) -> None:
+        """No two processes have one trial, unless a host was silent until it was dead."""
         held: Counter[int] = Counter()
         for host in self.awake:
             held.update(host.holders())
@@ -121,7 +121,7 @@ class Hosts(RuleBasedStateMachine):
     @invariant()
     def there_are_no_more_trials_than_there_shall_be(self) -> None:
         """The bound holds over all hosts."""
-        assert len(self.ledger.load_runs(KEY)) <= N_TRIALS
+        assert len(self.ledger.load_trials(KEY)) <= N_TRIALS
         assert len(self.optuna.opened) <= N_TRIALS
 
     def teardown(self) -> None:
@@ -133,12 +133,14 @@ class Hosts(RuleBasedStateMachine):
             self.pass_time(REFRESH_SECONDS)
             for host in self.awake:
                 self._train(host)
-            self.no_run_is_held_twice()
-        runs = self.ledger.load_runs(KEY)
-        assert [(run.number, run.state) for run in runs] == [(n, "done") for n in range(N_TRIALS)]
+            self.no_trial_is_held_twice()
+        trials = self.ledger.load_trials(KEY)
+        assert [(trial.number, trial.state) for trial in trials] == [
+            (n, "done") for n in range(N_TRIALS)
+        ]
         assert all(curve.units == UNITS for curve in self.ledger.load_curves(KEY).values())
         assert self.ledger.load_leases(KEY, live=True) == []
-        assert all(run.owner is None for run in runs)
+        assert all(trial.owner is None for trial in trials)
         assert len(self.optuna.opened) == N_TRIALS
 
 

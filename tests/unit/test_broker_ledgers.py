@@ -31,7 +31,7 @@ def lease(epoch: int, study: str = "s") -> LeaseRecord:
 
 
 class Desk:
-    """Ledgers with a loop that runs when the test lets it."""
+    """Ledgers with a loop that trials when the test lets it."""
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -39,7 +39,7 @@ def lost(broker: FakeBroker) -> list[tuple[int, bool]]:
     return [(each["losses"], each["given_up"]) for each in study["lost"]]
 
 
-def test_a_run_that_only_loses_processes_gets_no_further_one() -> None:
+def test_a_trial_that_only_loses_processes_gets_no_further_one() -> None:
     """Its driver tells Optuna, then it has failed, in the ledger too."""
     broker = FakeBroker(devices=1)
     driver = broker.driver(unstarted=1)
@@ -47,8 +47,8 @@ def test_a_run_that_only_loses_processes_gets_no_further_one() -> None:
     assert lost(broker) == [(MOST_LOSSES, True)]
     assert broker.last(broker.worker(), "Grant") is None
     broker.say(driver, wire.GiveUp(study="s", number=0, reason="SIGSEGV"))
-    (run,) = broker.ledger.load_runs("s")
-    assert run.state == "failed"
+    (trial,) = broker.ledger.load_trials("s")
+    assert trial.state == "failed"
     failed = [event for event in broker.ledger.load_events("s") if event.kind == "failed"]
     assert [event.detail for event in failed] == [{"error": "SIGSEGV"}]
 
@@ -94,11 +94,11 @@ def test_who_ends_with_the_driver_is_not_counted(driver_first: bool) -> None:
     begin(broker, worker, 0)
     for connection in (driver, worker) if driver_first else (worker, driver):
         broker.hang_up(connection)
-    (run,) = broker.ledger.load_runs("s")
-    assert run.losses == 0
+    (trial,) = broker.ledger.load_trials("s")
+    assert trial.losses == 0
 
 
-def test_a_device_that_fails_is_not_its_run_s_fault() -> None:
+def test_a_device_that_fails_is_not_its_trials_fault() -> None:
     """What was on it goes on elsewhere."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
@@ -225,7 +225,7 @@ def test_who_was_stopped_and_goes_on_has_all_its_time_again(stopped: float, othe
     assert broker.killed() == [worker]
 
 
-def test_a_study_says_how_long_its_runs_may_be_silent() -> None:
+def test_a_study_says_how_long_its_trials_may_be_silent() -> None:
     """``hang_seconds`` is the study's, whatever the broker was started with."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", hang_seconds=7.0)
@@ -237,7 +237,7 @@ def test_a_study_says_how_long_its_runs_may_be_silent() -> None:
     assert broker.killed() == [first]
 
 
-def test_a_run_that_hangs_again_and_again_is_given_up() -> None:
+def test_a_trial_that_hangs_again_and_again_is_given_up() -> None:
     """Each kill is a loss, and the driver hears why."""
     broker = FakeBroker(devices=1, grace_seconds=10.0)
     broker.driver(policy="round-robin", unstarted=2)

@@ -120,20 +120,20 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(seed=numbers)
     def want(self, seed: int) -> None:
-        """Somebody wants something of some runs, and mostly of those that train."""
+        """Somebody wants something of some trials, and mostly of those that train."""
         random = Random(seed)
-        for run in list(self.world.state.book.runs()):
-            if random.random() < (0.6 if run.state == "running" else 0.2):
+        for trial in list(self.world.state.book.trials()):
+            if random.random() < (0.6 if trial.state == "running" else 0.2):
                 wish = random.choice(WISHES)
-                self.world.want(wire.Wishes(study=run.study, numbers=(run.number,), wish=wish))
+                self.world.want(wire.Wishes(study=trial.study, numbers=(trial.number,), wish=wish))
                 check(self.world)
 
     @rule(seed=numbers, times=st.integers(1, 3))
     def close_one(self, seed: int, times: int) -> None:
         """Somebody wants a trial to be finished, and may go away before it is."""
-        live = [run for run in self.world.state.book.runs() if run.live]
-        for run in live and Random(seed).choices(live):
-            self.world.close_trial(run.study, run.number, times)
+        live = [trial for trial in self.world.state.book.trials() if trial.live]
+        for trial in live and Random(seed).choices(live):
+            self.world.close_trial(trial.study, trial.number, times)
 
     @rule(which=numbers, policy=st.sampled_from(sorted(POLICIES)))
     def change_policy(self, which: int, policy: str) -> None:
@@ -238,7 +238,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 commands += [c for c in said if not _is_noted(c)]
         assert (commands, fingerprint(self.world)) == ([], before), "a late message was heard"
 
-    @rule(role=st.sampled_from(["driver", "run"]), which=numbers)
+    @rule(role=st.sampled_from(["driver", "plain"]), which=numbers)
     def read_for_the_dead(self, role: str, which: int) -> None:
         """A client is gone by the time that the study it asked for is read."""
         key = self.key(which)
@@ -274,7 +274,7 @@ class BrokerMachine(RuleBasedStateMachine):
 def fingerprint(world: World) -> str:
     """All that a broker knows, as text."""
     book = world.state.book
-    studies = [(s.idle, s.workers, s.runs, s.memory) for s in book.studies.values()]
+    studies = [(s.idle, s.workers, s.trials, s.memory) for s in book.studies.values()]
     return repr((book.epoch, book.slots, book.clients, studies))
 
 
@@ -321,7 +321,7 @@ TestBroker.settings = settings(
 
 
 class StretchedMachine(BrokerMachine):
-    """Most runs can be trained on several devices, and are: now on more, now on fewer."""
+    """Most trials can be trained on several devices, and are: now on more, now on fewer."""
 
     @initialize(
         gpus=st.booleans(),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._book import Want
+from optuna_hermes.broker._core._book import Reservation
 from optuna_hermes.broker._core._events import Kill, LedgerAway, StudyRead, WritesFailed
-from optuna_hermes.ledger._base import RunRecord
+from optuna_hermes.ledger._base import TrialRecord
 from support.broker import FakeBroker
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
@@ -28,10 +28,10 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
 
 
 def states(broker: FakeBroker) -> list[str]:
-    return [run["state"] for run in broker.state.status(broker.now)["studies"][0]["runs"]]
+    return [trial["state"] for trial in broker.state.status(broker.now)["studies"][0]["trials"]]
 
 
-def test_a_worker_waits_for_one_run() -> None:
+def test_a_worker_waits_for_one_trial() -> None:
     """Who says twice that it is ready gets one device, and is told why not two."""
     broker = FakeBroker(devices=2)
     broker.driver()
@@ -41,8 +41,8 @@ def test_a_worker_waits_for_one_run() -> None:
     assert sum(isinstance(message, wire.Grant) for message in broker.sent(worker)) == 1
 
 
-@pytest.mark.parametrize("role", ["driver", "run", "viewer"])
-def test_only_workers_wait_for_any_run(role: str) -> None:
+@pytest.mark.parametrize("role", ["driver", "plain", "viewer"])
+def test_only_workers_wait_for_any_trial(role: str) -> None:
     """A process of the user's is given no trial of somebody else's."""
     broker = FakeBroker(devices=1)
     broker.driver()
@@ -73,7 +73,7 @@ def test_who_is_gone_gets_nothing() -> None:
 def test_a_trial_that_is_trained_is_not_registered_again() -> None:
     """The second process is refused, and the first goes on."""
     broker = FakeBroker(devices=1)
-    first, second = broker.plain(0), broker.connect("run")
+    first, second = broker.plain(0), broker.connect("plain")
     register(broker, second, 0)
     assert f"process {first}" in broker.last(second, "Refused").reason
     assert states(broker) == ["running"]
@@ -82,9 +82,9 @@ def test_a_trial_that_is_trained_is_not_registered_again() -> None:
 def test_a_trial_that_has_ended_is_not_registered_again() -> None:
     """What is done stays done, and the study that was read for it is left alone."""
     broker = FakeBroker(devices=1)
-    run = broker.connect("run")
-    register(broker, run, 0, runs=(RunRecord(study="s", number=0, trial_id=0, state="done"),))
-    assert "create another" in broker.last(run, "Refused").reason
+    trial = broker.connect("plain")
+    register(broker, trial, 0, trials=(TrialRecord(study="s", number=0, trial_id=0, state="done"),))
+    assert "create another" in broker.last(trial, "Refused").reason
     assert broker.state.status(0.0)["studies"] == []
 
 
@@ -114,7 +114,7 @@ def test_a_lease_keeps_its_trial() -> None:
     assert states(broker) == ["running"]
 
 
-def test_a_run_that_stores_itself_while_its_study_is_drained() -> None:
+def test_a_trial_that_stores_itself_while_its_study_is_drained() -> None:
     """It had not been asked yet; there is nobody left to ask."""
     broker = FakeBroker(devices=1)
     driver = broker.driver()
@@ -153,7 +153,7 @@ def test_a_trial_whose_lease_was_refused_may_still_be_created() -> None:
     assert broker.last(worker, "Dismiss") is not None
 
 
-def test_a_run_whose_lease_was_refused_is_what_it_was() -> None:
+def test_a_trial_whose_lease_was_refused_is_what_it_was() -> None:
     """One that began again for want of a checkpoint is pending, and not parked in its worker."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
@@ -173,10 +173,10 @@ def test_what_is_said_of_a_study_goes_with_who_said_it() -> None:
     driver = broker.connect("driver")
     broker.say(driver, wire.Describe(study="s", params={0: {"lr": 0.1}}))
     broker.hang_up(driver)
-    register(broker, broker.connect("run"), 0)
+    register(broker, broker.connect("plain"), 0)
     other = broker.connect("driver")
     broker.apply(StudyRead(connection=other, message=OPENING))
-    assert broker.state.book.studies["s"].runs[0].params == {}
+    assert broker.state.book.studies["s"].trials[0].params == {}
 
 
 def test_a_lease_is_held_by_its_own_database_only() -> None:
@@ -191,15 +191,15 @@ def test_a_lease_is_held_by_its_own_database_only() -> None:
     assert not lease.held
 
 
-def test_no_device_is_kept_for_a_run_that_is_over() -> None:
+def test_no_device_is_kept_for_a_trial_that_is_over() -> None:
     """A stored run that was to go on elsewhere is ended by a worker that found it by itself."""
     broker = FakeBroker(devices=2)
     broker.driver(unstarted=1, max_alive=2)
     first = broker.worker()
     epoch = begin(broker, first, 0)
     slot = broker.state.book.slots["cpu:1"]
-    slot.next = Want(study="s", number=0, slice_seconds=None)
+    slot.reservation = Reservation(study="s", number=0, slice_seconds=None)
     broker.say(first, wire.Ended(epoch=epoch, state="done"))
-    assert slot.next is None
+    assert slot.reservation is None
     broker.worker()
     assert states(broker) == ["done"]

@@ -30,15 +30,15 @@ def train(broker: FakeBroker, worker: int, *, need: int | None = BIG, stores: bo
     """A worker trains what it was granted, and says what it needs; returns the epoch."""
     grant = broker.last(worker, "Grant")
     if grant.number is None:
-        runs = len(broker.state.book.studies["s"].runs)
-        broker.say(worker, wire.Begin(epoch=grant.epoch, number=runs, trial_id=runs))
+        trials = len(broker.state.book.studies["s"].trials)
+        broker.say(worker, wire.Begin(epoch=grant.epoch, number=trials, trial_id=trials))
     broker.say(worker, wire.FirstBatch(epoch=grant.epoch, stores=stores))
     broker.say(worker, wire.Beat(epoch=grant.epoch, batches=1, memory_bytes=need))
     return int(grant.epoch)
 
 
 def park(broker: FakeBroker, worker: int, epoch: int, *, free: int | None, **said: Any) -> None:
-    """A run says where it is, after the device was read."""
+    """A trial says where it is, after the device was read."""
     broker.poll(GPU, memory_free_bytes=free)
     known = {"tier": "resident", "held_bytes": BIG, "stores": True, "moves": True} | said
     if known["tier"] == "disk":
@@ -60,14 +60,14 @@ def leaving(broker: FakeBroker) -> tuple[int, int]:
 
 
 def report(broker: FakeBroker, worker: int, epoch: int, value: float) -> None:
-    run = next(run for run in broker.state.book.runs() if run.epoch == epoch)
-    unit = run.curve.units + 1
+    trial = next(trial for trial in broker.state.book.trials() if trial.epoch == epoch)
+    unit = trial.curve.units + 1
     broker.say(worker, wire.Report(epoch=epoch, unit=unit, step=unit, value=value))
 
 
 def shown(broker: FakeBroker, number: int) -> dict[str, Any]:
-    run: dict[str, Any] = broker.state.status(broker.now)["studies"][0]["runs"][number]
-    return run
+    trial: dict[str, Any] = broker.state.status(broker.now)["studies"][0]["trials"][number]
+    return trial
 
 
 def events(broker: FakeBroker) -> list[EventRecord]:
@@ -78,7 +78,7 @@ def events(broker: FakeBroker) -> list[EventRecord]:
 # -- who leaves
 
 
-def test_a_run_stays_while_the_next_one_fits() -> None:
+def test_a_trial_stays_while_the_next_one_fits() -> None:
     """With memory for both, the leaving run keeps its own."""
     broker = on_gpu()
     first, second = broker.worker(), broker.worker()
@@ -90,7 +90,7 @@ def test_a_run_stays_while_the_next_one_fits() -> None:
     assert broker.last(second, "Grant") is not None
 
 
-def test_a_run_is_moved_when_the_next_one_does_not_fit() -> None:
+def test_a_trial_is_moved_when_the_next_one_does_not_fit() -> None:
     """The next trial is expected to need as much as the largest of its study."""
     broker = on_gpu()
     first, second = leaving(broker)
@@ -103,7 +103,7 @@ def test_a_run_is_moved_when_the_next_one_does_not_fit() -> None:
     assert host == {"used_bytes": 59, "budget_bytes": 1000}
 
 
-def test_without_host_memory_a_run_goes_to_disk() -> None:
+def test_without_host_memory_a_trial_goes_to_disk() -> None:
     """The budget is spent, so its process leaves, and the device waits until it has."""
     broker = on_gpu(budget=59)
     first, second = leaving(broker)
@@ -114,8 +114,8 @@ def test_without_host_memory_a_run_goes_to_disk() -> None:
     assert broker.last(second, "Grant") is not None
 
 
-def test_where_a_device_does_not_tell_the_runs_are_believed() -> None:
-    """Its memory without what its runs say to hold is what is free."""
+def test_where_a_device_does_not_tell_the_trials_are_believed() -> None:
+    """Its memory without what its trials say to hold is what is free."""
     broker = on_gpu()
     broker.poll(GPU, memory_free_bytes=None)
     first, second = broker.worker(), broker.worker()
@@ -127,7 +127,7 @@ def test_where_a_device_does_not_tell_the_runs_are_believed() -> None:
 
 
 def test_where_nothing_is_known_nobody_stays() -> None:
-    """A device that tells nothing at all is cleared for the next run."""
+    """A device that tells nothing at all is cleared for the next trial."""
     broker = on_gpu()
     broker.poll(GPU, memory_bytes=None, memory_free_bytes=None)
     first, _ = broker.worker(), broker.worker()
@@ -136,7 +136,7 @@ def test_where_nothing_is_known_nobody_stays() -> None:
     assert broker.last(first, "Yield").tier == "host"
 
 
-def test_a_parked_run_that_is_wanted_later_makes_room() -> None:
+def test_a_parked_trial_that_is_wanted_later_makes_room() -> None:
     """The neighbour that ranks worse goes, and the run that has just trained stays."""
     broker = on_gpu(policy="hermes", unstarted=3)
     first, second, third = (broker.worker() for _ in range(3))
@@ -182,7 +182,7 @@ def test_who_is_wanted_sooner_takes_the_place_in_host_memory() -> None:
     broker.check()
 
 
-def test_host_memory_is_promised_to_one_run_only() -> None:
+def test_host_memory_is_promised_to_one_trial_only() -> None:
     """Of two runs that leave two devices at once the second finds the budget spent."""
     broker = on_gpu(n_gpus=2, unstarted=4, budget=100)
     workers = [broker.worker() for _ in range(4)]
@@ -199,7 +199,7 @@ def test_host_memory_is_promised_to_one_run_only() -> None:
 
 
 def test_a_device_is_granted_only_when_its_memory_is_free() -> None:
-    """What a run says is not believed before the device says so too."""
+    """What a trial says is not believed before the device says so too."""
     broker = on_gpu()
     first, second = leaving(broker)
     park(broker, first, 1, free=40, tier="host", held_bytes=0, host_bytes=60)
@@ -231,7 +231,7 @@ def test_memory_that_cannot_come_is_not_waited_for() -> None:
     assert broker.last(second, "Grant") is not None
 
 
-def test_a_run_that_stays_where_it_was_is_not_asked_again() -> None:
+def test_a_trial_that_stays_where_it_was_is_not_asked_again() -> None:
     """A run that says it could be moved and stored, and is not, is asked for each once."""
     broker = on_gpu()
     first, second = leaving(broker)
@@ -243,7 +243,7 @@ def test_a_run_that_stays_where_it_was_is_not_asked_again() -> None:
     assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 1
 
 
-def test_a_drained_run_that_cannot_be_stored_is_not_waited_for() -> None:
+def test_a_drained_trial_that_cannot_be_stored_is_not_waited_for() -> None:
     """It is asked once at most, and the study counts as drained."""
     broker = on_gpu()
     first, _ = leaving(broker)
@@ -255,7 +255,7 @@ def test_a_drained_run_that_cannot_be_stored_is_not_waited_for() -> None:
     assert broker.state.status(broker.now)["studies"][0]["finished"]
 
 
-def test_a_run_whose_checkpoint_could_not_be_written_is_asked_again_at_the_end() -> None:
+def test_a_trial_whose_checkpoint_could_not_be_written_is_asked_again_at_the_end() -> None:
     """Its folder may be writable by then; if it is not, nobody waits."""
     broker = on_gpu()
     first, second = leaving(broker)
@@ -334,7 +334,7 @@ def test_a_study_is_not_finished_while_a_device_waits_for_its_next_trial() -> No
 # -- outgrown
 
 
-def test_a_run_that_outgrew_its_memory_is_tried_again_alone() -> None:
+def test_a_trial_that_outgrew_its_memory_is_tried_again_alone() -> None:
     """Its study goes on; it is granted the device when everybody else has left its memory."""
     broker = on_gpu()
     first, second = broker.worker(), broker.worker()
@@ -366,7 +366,7 @@ def test_a_run_that_outgrew_its_memory_is_tried_again_alone() -> None:
     assert broker.state.status(broker.now)["studies"][0]["problem"] is None
 
 
-def test_a_run_is_alone_when_nobody_can_leave() -> None:
+def test_a_trial_is_alone_when_nobody_can_leave() -> None:
     """Who cannot go stays; the grant says that there is no second chance."""
     broker = on_gpu(unstarted=2)
     first, second = broker.worker(), broker.worker()
@@ -384,26 +384,26 @@ def test_a_run_is_alone_when_nobody_can_leave() -> None:
     assert broker.last(third, "Grant").alone is True
 
 
-def test_a_run_that_cannot_come_back_is_tried_again_alone_and_then_ends_its_study() -> None:
+def test_a_trial_that_cannot_come_back_is_tried_again_alone_and_then_ends_its_study() -> None:
     """With the device to itself and no room all the same, a stranger must be there."""
     broker = on_gpu(unstarted=1)
     worker = broker.worker()
     epoch = train(broker, worker)
-    run = broker.state.book.studies["s"].runs[0]
+    trial = broker.state.book.studies["s"].trials[0]
     broker.poll(GPU, memory_free_bytes=40)
-    broker.state.book.slots[GPU].next = None
+    broker.state.book.slots[GPU].reservation = None
     park(broker, worker, epoch, free=ALL, tier="host", held_bytes=0, host_bytes=60, stores=False)
     for alone in (True, True):
         epoch = broker.last(worker, "Grant").epoch
         park(broker, worker, epoch, free=9, tier="host", held_bytes=0, host_bytes=60, stores=False)
-        assert run.alone is alone
+        assert trial.alone is alone
         broker.poll(GPU, memory_free_bytes=ALL)
     problem = broker.state.status(0.0)["studies"][0]["problem"]
     assert problem.startswith(f"Trial 0 could not come back to {GPU}: it needs ")
     assert problem.endswith("It had the device to itself: end what else takes its memory.")
 
 
-def test_a_run_that_finds_no_room_waits_for_who_cannot_leave() -> None:
+def test_a_trial_that_finds_no_room_waits_for_who_cannot_leave() -> None:
     """It is not granted again and again: the other goes on, and then it is its turn."""
     broker = on_gpu(unstarted=2)
     first, second = leaving(broker)
@@ -428,7 +428,7 @@ def test_a_run_that_finds_no_room_waits_for_who_cannot_leave() -> None:
     assert broker.state.status(broker.now)["studies"][0]["problem"] is None
 
 
-def test_on_cpu_slots_a_run_is_alone_without_parked_runs_of_its_study() -> None:
+def test_on_cpu_slots_a_trial_is_alone_without_parked_trials_of_its_study() -> None:
     """Runs of other studies are not counted, and everybody fits on a CPU slot."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", unstarted=2)
@@ -446,7 +446,7 @@ def test_on_cpu_slots_a_run_is_alone_without_parked_runs_of_its_study() -> None:
 
 
 def stored(broker: FakeBroker, worker: int, epoch: int) -> None:
-    """A run is stored and its process gone."""
+    """A trial is stored and its process gone."""
     broker.say(
         worker,
         wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=checkpoint()),
@@ -455,7 +455,7 @@ def stored(broker: FakeBroker, worker: int, epoch: int) -> None:
 
 
 def test_a_waiting_worker_reads_the_next_checkpoint_ahead() -> None:
-    """As long before a slice's end as a run takes to come back one worker is told which is next."""
+    """One worker is told which is next, as long before a slice's end as a return takes."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", unstarted=2)
     for _ in range(2):
@@ -485,7 +485,7 @@ def test_a_waiting_worker_reads_the_next_checkpoint_ahead() -> None:
 
 
 def back_from_host(broker: FakeBroker) -> tuple[int, int]:
-    """The first of two runs trains again, the second is in host memory; half a second a switch."""
+    """The first of two trials trains again, the second is in host memory; 0.5 s a switch."""
     first, second = leaving(broker)
     park(broker, first, 1, free=ALL, tier="host", held_bytes=0, host_bytes=60)
     epoch = train(broker, second)
@@ -497,7 +497,7 @@ def back_from_host(broker: FakeBroker) -> tuple[int, int]:
     return first, second
 
 
-def test_the_next_run_comes_back_beside_the_one_that_trains() -> None:
+def test_the_next_trial_comes_back_beside_the_one_that_trains() -> None:
     """A run in host memory is recalled before the slice ends, if it fits there."""
     broker = on_gpu()
     first, second = back_from_host(broker)
@@ -513,7 +513,7 @@ def test_the_next_run_comes_back_beside_the_one_that_trains() -> None:
     assert broker.last(second, "Grant").epoch == 4
 
 
-def test_the_next_run_stays_in_host_memory_if_it_does_not_fit_beside() -> None:
+def test_the_next_trial_stays_in_host_memory_if_it_does_not_fit_beside() -> None:
     """Nobody is recalled into memory that is not there."""
     broker = on_gpu()
     _, second = back_from_host(broker)
@@ -522,7 +522,7 @@ def test_the_next_run_stays_in_host_memory_if_it_does_not_fit_beside() -> None:
     assert broker.last(second, "Recall") is None
 
 
-def test_a_device_waits_for_a_run_that_is_on_its_way_back() -> None:
+def test_a_device_waits_for_a_trial_that_is_on_its_way_back() -> None:
     """The memory that it takes does not show yet, so nobody is granted beside it."""
     broker = on_gpu()
     first, second = back_from_host(broker)
@@ -546,8 +546,8 @@ def granted(broker: FakeBroker, worker: int) -> bool:
     )
 
 
-def test_smd_grants_no_run_whose_state_would_find_no_room() -> None:
-    """A device stays empty while the host could not take what trains and a run like it."""
+def test_smd_grants_no_trial_whose_state_would_find_no_room() -> None:
+    """A device stays empty while the host could not take what trains and a trial like it."""
     for budget, expected in ((2 * BIG - 1, False), (2 * BIG, True)):
         broker = on_gpu(policy="smd", budget=budget, n_gpus=2)
         first = broker.worker()

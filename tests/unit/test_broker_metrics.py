@@ -19,7 +19,7 @@ from support.broker import FakeBroker
 
 
 def figures(broker: FakeBroker, meter: Meter | None = None) -> Figures:
-    document = broker.state.status(broker.now, runs=False)
+    document = broker.state.status(broker.now, trials=False)
     roles = tuple(client.role for client in broker.state.book.clients.values())
     return Figures(document=document, roles=roles, meter=meter or Meter())
 
@@ -45,7 +45,7 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
     return epoch
 
 
-def test_devices_runs_and_clients_are_counted() -> None:
+def test_devices_trials_and_clients_are_counted() -> None:
     """By state and by role; a state that nothing is in is zero, not missing."""
     broker = FakeBroker(devices=2)
     broker.driver(key="digits", unstarted=1)
@@ -56,8 +56,8 @@ def test_devices_runs_and_clients_are_counted() -> None:
     assert seen['optuna_hermes_devices{state="running"}'] == 1
     assert seen['optuna_hermes_devices{state="unhealthy"}'] == 1
     assert seen['optuna_hermes_devices{state="free"}'] == 0
-    assert seen['optuna_hermes_runs{state="running",study="digits"}'] == 1
-    assert seen['optuna_hermes_runs{state="parked",study="digits"}'] == 0
+    assert seen['optuna_hermes_trials{state="running",study="digits"}'] == 1
+    assert seen['optuna_hermes_trials{state="parked",study="digits"}'] == 0
     assert seen['optuna_hermes_clients{role="driver"}'] == 1
     assert seen['optuna_hermes_clients{role="worker"}'] == 1
     assert seen['optuna_hermes_device_seconds_total{study="digits"}'] == 1.0
@@ -89,7 +89,7 @@ def test_studies_of_one_name_are_one_line() -> None:
         {**study, "key": "b", "counts": {**study["counts"], "done": 3}}
     )
     seen = scraped(given)
-    assert seen['optuna_hermes_runs{state="done",study="a"}'] == 3
+    assert seen['optuna_hermes_trials{state="done",study="a"}'] == 3
 
 
 def test_a_histogram_counts_every_duration_once() -> None:

@@ -35,7 +35,7 @@ def _kinds(broker: FakeBroker) -> list[str]:
     return [e.kind for e in broker.ledger.load_events("s") if e.kind.startswith("power")]
 
 
-def _one_run(**fields: Any) -> FakeBroker:
+def _one_trial(**fields: Any) -> FakeBroker:
     """Three devices and one trial, which needs one of them, and one is in reserve."""
     broker = FakeBroker(devices=3, powers=True)
     broker.driver(unstarted=1, policy="energy:fifo", **fields)
@@ -45,7 +45,7 @@ def _one_run(**fields: Any) -> FakeBroker:
 
 def test_a_device_that_nobody_needs_goes_down_once() -> None:
     """Its command runs while nothing is on it; until that has ended it is on its way."""
-    broker = _one_run()
+    broker = _one_trial()
     broker.poll("cpu:2")
     assert _switches(broker) == [("cpu:2", False)]
     assert broker.state.book.slots["cpu:2"].power == "going"
@@ -69,7 +69,7 @@ def test_without_commands_nothing_is_switched() -> None:
 
 def test_a_policy_that_says_nothing_keeps_all_devices() -> None:
     """Under a policy without `energy` every device has power, and wakes if it has none."""
-    broker = _one_run()
+    broker = _one_trial()
     _switched(broker, "cpu:2", up=False)
     broker.driver(key="t", unstarted=0, policy="fifo")
     broker.plain(0, key="t", policy="fifo")
@@ -78,7 +78,7 @@ def test_a_policy_that_says_nothing_keeps_all_devices() -> None:
 
 def test_nobody_gets_a_device_before_it_is_up() -> None:
     """It is woken for trials that come, and granted when its command and a reading are there."""
-    broker = _one_run()
+    broker = _one_trial()
     _switched(broker, "cpu:2", up=False)
     waiting = [broker.plain(number, policy="energy:fifo") for number in (1, 2)]
     assert broker.last(waiting[0], "Grant").devices == ("cpu:1",)
@@ -95,7 +95,7 @@ def test_nobody_gets_a_device_before_it_is_up() -> None:
 
 def test_a_device_that_cannot_be_powered_down_is_used() -> None:
     """A command that fails costs a while without another attempt, and nothing else."""
-    broker = _one_run()
+    broker = _one_trial()
     _switched(broker, "cpu:2", up=False, problem="`off cpu:2` ended with status 3")
     broker.poll("cpu:2", free=True)
     assert broker.state.book.slots["cpu:2"].power == "on"
@@ -106,41 +106,41 @@ def test_a_device_that_cannot_be_powered_down_is_used() -> None:
     assert len(_switches(broker)) == 2
     _switched(broker, "cpu:2", up=False, problem="again")
     broker.poll("cpu:2", free=True)
-    runs = [broker.plain(number, policy="energy:fifo") for number in (1, 2)]
-    assert {broker.last(run, "Grant").devices[0] for run in runs} == {"cpu:1", "cpu:2"}
+    trials = [broker.plain(number, policy="energy:fifo") for number in (1, 2)]
+    assert {broker.last(trial, "Grant").devices[0] for trial in trials} == {"cpu:1", "cpu:2"}
 
 
 def test_a_device_that_cannot_be_woken_is_tried_again() -> None:
     """Until its command succeeds nobody gets it, and status says why."""
-    broker = _one_run()
+    broker = _one_trial()
     _switched(broker, "cpu:2", up=False)
-    run = [broker.plain(number, policy="energy:fifo") for number in (1, 2)][-1]
+    trial = [broker.plain(number, policy="energy:fifo") for number in (1, 2)][-1]
     _switched(broker, "cpu:2", up=True, problem="it does not answer")
     broker.poll("cpu:2", free=True)
     problems = {d["id"]: d["problem"] for d in broker.state.status(0.0)["devices"]}
     assert problems == {"cpu:0": "", "cpu:1": "", "cpu:2": "it does not answer"}
-    assert broker.last(run, "Grant") is None
+    assert broker.last(trial, "Grant") is None
     broker.now += RETRY_SECONDS
     broker.poll("cpu:1")
     assert _switches(broker) == [("cpu:2", False), ("cpu:2", True), ("cpu:2", True)]
     _switched(broker, "cpu:2", up=True)
     broker.poll("cpu:2", free=True)
-    assert broker.last(run, "Grant").devices == ("cpu:2",)
+    assert broker.last(trial, "Grant").devices == ("cpu:2",)
 
 
-def test_a_device_with_a_suspended_run_keeps_its_power() -> None:
+def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
     """A run that waits in its device's memory would be lost: its device stays on."""
-    broker = _one_run()
-    run = broker.state.book.studies["s"].runs[0]
-    run.state, run.device = "parked", "cpu:1"
+    broker = _one_trial()
+    trial = broker.state.book.studies["s"].trials[0]
+    trial.state, trial.device = "parked", "cpu:1"
     broker.state.book.slots["cpu:1"].spare = True
     broker.poll("cpu:1")
     assert broker.state.book.slots["cpu:1"].power == "on"
 
 
 def test_a_device_that_is_off_is_not_lost() -> None:
-    """What its driver says of it then is no news, and no run's trouble."""
-    broker = _one_run()
+    """What its driver says of it then is no news, and no trial's trouble."""
+    broker = _one_trial()
     _switched(broker, "cpu:2", up=False)
     broker.poll("cpu:2", healthy=False, lost=True, problem="gone")
     assert broker.state.book.slots["cpu:2"].device.healthy
@@ -164,7 +164,7 @@ def test_the_next_broker_wakes_what_was_down() -> None:
 
 def test_when_a_study_has_ended_devices_stay_as_they_are() -> None:
     """Nobody is served, so nobody says what is needed: nothing is switched."""
-    broker = _one_run()
+    broker = _one_trial()
     _switched(broker, "cpu:2", up=False)
     for connection in list(broker.state.book.clients):
         broker.hang_up(connection)
@@ -175,7 +175,7 @@ def test_when_a_study_has_ended_devices_stay_as_they_are() -> None:
 
 def test_a_broker_does_not_end_while_a_command_runs() -> None:
     """Nobody would hear of its end."""
-    broker = _one_run()
+    broker = _one_trial()
     for connection in list(broker.state.book.clients):
         broker.hang_up(connection)
     assert not broker.state.idle
@@ -233,7 +233,7 @@ class PowerMachine(RuleBasedStateMachine):
         for slot in self.broker.state.book.slots.values():
             if slot.power != "on":
                 assert slot.lease is None
-                assert slot.next is None
+                assert slot.reservation is None
                 assert not self.broker.state.book.parked_on(slot)
         for study in self.broker.state.book.studies.values():
             assert study.problem is None
@@ -271,8 +271,8 @@ def test_devices_stay_as_they_are_while_trials_begin() -> None:
 
 
 def test_nothing_is_woken_for_a_study_that_leaves() -> None:
-    """While its runs are suspended nobody asks its policy: what was down stays down."""
-    broker = _one_run()
+    """While its trials are suspended nobody asks its policy: what was down stays down."""
+    broker = _one_trial()
     _switched(broker, "cpu:2", up=False)
     driver = broker.state.book.studies["s"].driver
     assert driver is not None

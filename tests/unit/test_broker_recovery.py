@@ -62,8 +62,8 @@ def taking_turns() -> tuple[FakeBroker, int, int, int, int]:
 
 
 def shown(broker: FakeBroker, number: int = 0) -> dict[str, Any]:
-    runs = broker.state.status(broker.now)["studies"][0]["runs"]
-    return next(run for run in runs if run["trial"] == number)
+    trials = broker.state.status(broker.now)["studies"][0]["trials"]
+    return next(trial for trial in trials if trial["trial"] == number)
 
 
 def unstarted(broker: FakeBroker) -> int:
@@ -101,7 +101,7 @@ def test_device_time_of_leases_that_did_not_reach_the_ledger_counts() -> None:
     assert shown(after)["device_seconds"] == pytest.approx(7.0)
     after.advance(1.0)
     after.say(worker, report(epoch, 1))
-    (curve,) = (run.curve for run in after.state.book.runs())
+    (curve,) = (trial.curve for trial in after.state.book.trials())
     assert curve.device_seconds == pytest.approx((10.0,))
 
 
@@ -140,7 +140,7 @@ def test_a_new_lease_is_above_those_of_a_ledger_that_is_not_read_yet() -> None:
     assert after.last(other, "Grant").epoch == epoch + 1
 
 
-def test_a_run_that_no_ledger_knows_is_not_given_on_while_its_process_lives() -> None:
+def test_a_trial_that_no_ledger_knows_is_not_given_on_while_its_process_lives() -> None:
     """Its broker died while its database was away: only its driver and its process know it."""
     broker = FakeBroker(devices=2)
     broker.writes = False
@@ -158,7 +158,7 @@ def test_a_run_that_no_ledger_knows_is_not_given_on_while_its_process_lives() ->
     assert after.last(other, "Grant").epoch == epoch + 1
 
 
-def test_a_parked_run_stays_in_the_memory_of_its_process() -> None:
+def test_a_parked_trial_stays_in_the_memory_of_its_process() -> None:
     """It is parked with the next broker too, and goes on in the same process."""
     broker, first, epoch, second, held = taking_turns()
     after = broker.successor()
@@ -228,7 +228,7 @@ def test_a_value_that_is_no_number_is_not_told_twice() -> None:
 
 
 def test_a_checkpoint_that_was_not_written_is_kept_now() -> None:
-    """Only then is the run told that older files may go; twice told, it is there once."""
+    """Only then is the trial told that older files may go; twice told, it is there once."""
     broker, pid, epoch = holding()
     broker.say(pid, wire.Saved(epoch=epoch, checkpoint=checkpoint(1)))
     broker.writes = False
@@ -239,7 +239,7 @@ def test_a_checkpoint_that_was_not_written_is_kept_now() -> None:
     assert [m.path for m in after.sent(worker) if isinstance(m, wire.Kept)] == ["/c/1", "/c/2"]
 
 
-def test_a_run_that_has_parked_meanwhile_resumes_as_parked() -> None:
+def test_a_trial_that_has_parked_meanwhile_resumes_as_parked() -> None:
     """The dead broker never heard it: its lease ends now, and the device is given on."""
     broker, pid, epoch = holding()
     after = broker.successor()
@@ -253,7 +253,7 @@ def test_a_run_that_has_parked_meanwhile_resumes_as_parked() -> None:
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_a_run_that_went_to_disk_is_stored_with_its_checkpoint(heard: bool) -> None:
+def test_a_trial_that_went_to_disk_is_stored_with_its_checkpoint(heard: bool) -> None:
     """Whether the dead broker heard it or not, the ledger has the file before the process ends."""
     broker, pid, epoch = holding()
     stored = parked(epoch, tier="disk", checkpoint=checkpoint(3))
@@ -269,7 +269,7 @@ def test_a_run_that_went_to_disk_is_stored_with_its_checkpoint(heard: bool) -> N
 
 
 def test_a_yield_in_flight_is_waited_for() -> None:
-    """The dead broker asked for the device: it is given on when the run has stopped, not before."""
+    """The dead broker asked for the device: it is given on once the trial has stopped."""
     broker, pid, epoch = holding()
     after = broker.successor()
     after.driver(policy="round-robin")
@@ -282,7 +282,7 @@ def test_a_yield_in_flight_is_waited_for() -> None:
     assert after.last(other, "Grant") is not None
 
 
-def test_a_run_on_its_way_to_disk_gets_no_device() -> None:
+def test_a_trial_on_its_way_to_disk_gets_no_device() -> None:
     """The dead broker asked it to go, and it has not yet said where it is."""
     broker, first, epoch, second, held = taking_turns()
     after = broker.successor()
@@ -331,8 +331,8 @@ def test_a_lease_that_was_never_written_takes_no_device_from_its_last_holder() -
     after.check()
 
 
-def test_a_run_that_has_stopped_needs_no_device_to_come_back() -> None:
-    """Its lease is live in the ledger, and another run has its device already: it is parked."""
+def test_a_trial_that_has_stopped_needs_no_device_to_come_back() -> None:
+    """Its lease is live in the ledger, and another trial has its device already: it is parked."""
     broker, first, epoch, second, held = taking_turns()
     after = broker.successor()
     after.driver(policy="round-robin", unstarted=0)
@@ -383,9 +383,9 @@ def test_no_trial_is_created_twice_or_never(driver_first: bool, counted: bool, b
     pid = broker.worker()
     epoch = broker.last(pid, "Grant").epoch
     after = broker.successor()
-    opening: dict[str, Any] = {"unstarted": 2, "trials": 5}
+    opening: dict[str, Any] = {"unstarted": 2, "n_existing": 5}
     if counted:  # the trial was in the storage when the driver looked
-        opening = {"unstarted": 1, "trials": 6, "adopted": {5: 5}}
+        opening = {"unstarted": 1, "n_existing": 6, "adopted": {5: 5}}
     if driver_first:
         after.driver(**opening)
     worker = after.resume(pid, resume(epoch, 5 if begun else None, training=False))
@@ -404,7 +404,7 @@ def test_a_trial_of_the_queue_is_counted_by_its_number() -> None:
     pid = broker.worker()
     epoch = broker.last(pid, "Grant").epoch
     after = broker.successor()
-    after.driver(unstarted=2, trials=2, waiting=(0, 1))
+    after.driver(unstarted=2, n_existing=2, waiting=(0, 1))
     after.resume(pid, resume(epoch, 0))
     assert unstarted(after) == 1
 
@@ -439,7 +439,7 @@ def test_nothing_is_revoked_while_somebody_may_come_back() -> None:
 
 
 def test_whoever_has_died_is_not_waited_for() -> None:
-    """Its lease ends, its run is at its last checkpoint, and its device is given on at once."""
+    """Its lease ends, its trial is at its last checkpoint, and its device is given on at once."""
     broker, pid, epoch = holding()
     broker.say(pid, wire.Saved(epoch=epoch, checkpoint=checkpoint()))
     after = broker.successor()
@@ -479,7 +479,7 @@ def test_a_users_own_process_is_never_killed() -> None:
     after.advance(100 * RECOVERY_SECONDS)
     assert after.killed() == []
     assert after.last(idle, "Grant") is None
-    back = after.resume(pid, resume(epoch), role="run")
+    back = after.resume(pid, resume(epoch), role="plain")
     assert after.last(back, "Refused") is None
     assert shown(after)["state"] == "running"
 
@@ -589,7 +589,7 @@ def test_a_plain_trial_that_is_refused_may_ask_again() -> None:
     after = broker.successor(known=())
     other = after.plain(1)
     assert after.last(other, "Grant") is not None
-    back = after.resume(pid, resume(epoch), role="run")
+    back = after.resume(pid, resume(epoch), role="plain")
     assert after.last(back, "Refused") is not None
     assert after.killed() == []
     after.register(back, 0)
@@ -597,7 +597,7 @@ def test_a_plain_trial_that_is_refused_may_ask_again() -> None:
     assert after.last(back, "Grant").number == 0
 
 
-def test_a_parked_run_without_a_number_is_refused() -> None:
+def test_a_parked_trial_without_a_number_is_refused() -> None:
     """Whoever was never told of a trial has nothing to park."""
     broker = FakeBroker(devices=1)
     broker.driver()
@@ -609,7 +609,7 @@ def test_a_parked_run_without_a_number_is_refused() -> None:
     after.check()
 
 
-def test_two_processes_cannot_go_on_with_one_run() -> None:
+def test_two_processes_cannot_go_on_with_one_trial() -> None:
     """The second is refused, whatever it says."""
     broker, pid, epoch = holding()
     after = broker.successor()
@@ -620,7 +620,7 @@ def test_two_processes_cannot_go_on_with_one_run() -> None:
     assert shown(after)["state"] == "running"
 
 
-def test_a_run_that_has_ended_is_not_begun_again_but_its_reports_count() -> None:
+def test_a_trial_that_has_ended_is_not_begun_again_but_its_reports_count() -> None:
     """It told Optuna, its driver told the broker, and then it came back to say so itself."""
     broker, pid, epoch = holding()
     after = broker.successor()
@@ -629,11 +629,11 @@ def test_a_run_that_has_ended_is_not_begun_again_but_its_reports_count() -> None
     assert "has ended" in after.last(worker, "Refused").reason
     assert shown(after)["state"] == "done"
     assert after.ledger.load_curves("s")[0].units == 1
-    assert [(run.state, run.units) for run in after.ledger.load_runs("s")] == [("done", 1)]
+    assert [(trial.state, trial.units) for trial in after.ledger.load_trials("s")] == [("done", 1)]
     assert any(isinstance(c, EndLease) and c.epoch == epoch for c in after.log)
 
 
-def test_a_run_is_read_again_only_when_nobody_has_it() -> None:
+def test_a_trial_is_read_again_only_when_nobody_has_it() -> None:
     """A second process that comes back does not undo what the first one said."""
     broker, first, epoch, second, held = taking_turns()
     after = broker.successor()

@@ -11,7 +11,7 @@ from optuna_hermes.broker._core._book import Lease
 from optuna_hermes.broker._core._events import WritesFailed
 from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.ledger._base import LeaseRecord
-from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot
+from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import free_devices, opened, unopened
 from support.broker import FakeBroker
@@ -28,20 +28,20 @@ class Wanting(Policy):
         self.seen = snapshot
         free = [device.id for device in free_devices(snapshot)]
         given: list[Assignment] = []
-        for run in [*opened(snapshot), *unopened(snapshot)]:
-            number = None if run is None else run.number
+        for trial in [*opened(snapshot), *unopened(snapshot)]:
+            number = None if trial is None else trial.number
             count = 1 if number is None else self.counts.get(number, 1)
             if len(free) >= count > 0:
-                given.append(Assignment(run=number, devices=tuple(free[:count])))
+                given.append(Assignment(trial=number, devices=tuple(free[:count])))
                 free = free[count:]
         return Decision(assignments=tuple(given))
 
-    def run(self, number: int) -> RunView:
-        return next(run for run in self.seen.runs if run.number == number)
+    def trial(self, number: int) -> TrialView:
+        return next(trial for trial in self.seen.trials if trial.number == number)
 
 
 class Host:
-    """A broker with two devices and a study of one trial, whose run may have both."""
+    """A broker with two devices and a study of one trial, whose trial may have both."""
 
     def __init__(self, devices: int | list[Device] = 2) -> None:
         self.broker = FakeBroker(devices=devices)
@@ -66,7 +66,7 @@ class Host:
         return epoch
 
     def leave(self, tier: str = "disk") -> None:
-        """The run does as it was asked to, and its process ends."""
+        """The trial does as it was asked to, and its process ends."""
         saved = wire.SavedCheckpoint(path="/c", units=0, size_bytes=1, sha256="0")
         parked = wire.Parked(
             epoch=self.epoch,
@@ -80,7 +80,7 @@ class Host:
             self.broker.hang_up(self.worker)
 
     def grow(self) -> None:
-        """The run goes over disk and comes back with both devices, in another process."""
+        """The trial goes over disk and comes back with both devices, in another process."""
         self.policy.counts[0] = 2
         self.broker.advance(1.0)
         self.leave()
@@ -88,8 +88,8 @@ class Host:
         self.epoch = self.begin(self.broker, self.worker, 0.6)
 
     @property
-    def run(self) -> LiveTrial:
-        return self.broker.state.book.studies["s"].runs[0]
+    def trial(self) -> LiveTrial:
+        return self.broker.state.book.studies["s"].trials[0]
 
     @property
     def leases(self) -> list[Lease]:
@@ -114,12 +114,12 @@ def test_another_number_goes_over_disk(host: Host) -> None:
     grant = host.broker.last(host.broker.worker(), "Grant")
     assert (grant.number, grant.devices) == (0, ("cpu:0", "cpu:1"))
     assert host.broker.leases()[-1].devices == ("h/cpu:0", "h/cpu:1")
-    assert host.run.devices == ("cpu:0", "cpu:1")
+    assert host.trial.devices == ("cpu:0", "cpu:1")
     assert host.told("granted")[-1]["devices"] == ["cpu:0", "cpu:1"]
 
 
 def test_the_same_number_stays_in_its_process(host: Host) -> None:
-    """At the end of its slice a run keeps both, and one that waited in memory has both again."""
+    """At the end of its slice a trial keeps both, and one that waited in memory has both again."""
     host.grow()
     host.broker.advance(1.0)
     assert host.broker.last(host.worker, "Yield") is None
@@ -127,14 +127,14 @@ def test_the_same_number_stays_in_its_process(host: Host) -> None:
     host.broker.advance(1.0)
     assert host.broker.last(host.worker, "Yield").tier == "resident"
     host.leave("resident")
-    assert (host.run.state, host.run.devices) == ("parked", ("cpu:0", "cpu:1"))
+    assert (host.trial.state, host.trial.devices) == ("parked", ("cpu:0", "cpu:1"))
     host.policy.counts[0] = 2
     host.broker.poll("cpu:0")
     assert host.broker.last(host.worker, "Grant").devices == ("cpu:0", "cpu:1")
     assert host.broker.last(host.worker, "Grant").epoch > host.epoch
 
 
-def test_a_parked_run_goes_over_disk_too(host: Host) -> None:
+def test_a_parked_trial_goes_over_disk_too(host: Host) -> None:
     """Its process has two ranks: one device is for another one."""
     host.grow()
     host.policy.counts[0] = 0
@@ -147,14 +147,14 @@ def test_a_parked_run_goes_over_disk_too(host: Host) -> None:
     assert host.broker.last(host.broker.worker(), "Grant").devices == ("cpu:0",)
 
 
-def test_a_run_that_cannot_be_stored_keeps_its_number(host: Host) -> None:
+def test_a_trial_that_cannot_be_stored_keeps_its_number(host: Host) -> None:
     """A policy is not offered what would need a disk."""
     host.broker.say(host.worker, wire.FirstBatch(epoch=host.epoch, stores=False))
     host.broker.advance(1.0)
-    assert host.policy.run(0).device_range == (1, 1)
+    assert host.policy.trial(0).device_range == (1, 1)
 
 
-def test_a_run_that_does_not_reach_the_disk_is_not_waited_for(host: Host) -> None:
+def test_a_trial_that_does_not_reach_the_disk_is_not_waited_for(host: Host) -> None:
     """The devices that were reserved for it are free again, and it goes on with one."""
     host.policy.counts[0] = 2
     host.broker.advance(1.0)
@@ -168,7 +168,7 @@ def test_a_policy_sees_devices_and_speeds(host: Host) -> None:
     """What was measured on one device is remembered when it trains on two."""
     host.grow()
     host.broker.advance(1.0)
-    seen = host.policy.run(0)
+    seen = host.policy.trial(0)
     assert seen.seats == ("cpu:0", "cpu:1")
     assert (seen.device_range, seen.devices_wanted) == ((1, 2), 2)
     assert seen.elastic is not None
@@ -176,16 +176,16 @@ def test_a_policy_sees_devices_and_speeds(host: Host) -> None:
     assert speeds == [(1, 8, 1.0), (2, 8, 0.6)]
 
 
-@pytest.mark.parametrize(("count", "who"), [(3, "3 for run 0"), (2, "2 for a new trial")])
+@pytest.mark.parametrize(("count", "who"), [(3, "3 for trial 0"), (2, "2 for a new trial")])
 def test_more_devices_than_allowed_end_the_study(count: int, who: str) -> None:
-    """A policy that gives a run more than it may have, or a new trial several, is named."""
+    """A policy that gives a trial more than it may have, or a new trial several, is named."""
     host = Host(3)
 
     class Generous(Wanting):
         def decide(self, snapshot: Snapshot) -> Decision:
             number = None if count == 2 else 0
             devices = tuple(device.id for device in free_devices(snapshot))[:count]
-            return Decision(assignments=(Assignment(run=number, devices=devices),))
+            return Decision(assignments=(Assignment(trial=number, devices=devices),))
 
     host.broker.state.book.studies["s"].policy = Generous()
     host.broker.advance(1.0)
@@ -195,18 +195,18 @@ def test_more_devices_than_allowed_end_the_study(count: int, who: str) -> None:
 def test_device_time_is_that_of_both(host: Host) -> None:
     """Runs, reports, studies and energy count each device."""
     host.grow()
-    before = host.run.device_seconds
+    before = host.trial.device_seconds
     host.broker.now += 3.0
     host.broker.say(host.worker, wire.Report(epoch=host.epoch, unit=1, step=1, value=0.5))
-    assert host.run.curve.device_seconds == (pytest.approx(before + 6.0),)
+    assert host.trial.curve.device_seconds == (pytest.approx(before + 6.0),)
     (entry,) = host.broker.state.status(host.broker.now)["studies"]
     assert entry["held_seconds"] == pytest.approx(6.0)
     host.policy.counts[0] = 2
     host.broker.poll("cpu:0")
-    assert host.policy.run(0).attained_seconds == pytest.approx(before + 6.0)
+    assert host.policy.trial(0).attained_seconds == pytest.approx(before + 6.0)
     host.broker.now += 1.0
     host.broker.say(host.worker, wire.Ended(epoch=host.epoch, state="done"))
-    assert host.run.device_seconds == pytest.approx(before + 8.0)
+    assert host.trial.device_seconds == pytest.approx(before + 8.0)
 
 
 def test_energy_is_that_of_both() -> None:
@@ -218,12 +218,12 @@ def test_energy_is_that_of_both() -> None:
     for counted, expected in ((50.0, 70.0 + 30.0), (None, 2 * 100.0 * 2)):
         host = Host([gpu("GPU-a", 10.0), gpu("GPU-b", counted)])
         host.grow()
-        before = host.run.energy_joules or 0.0
+        before = host.trial.energy_joules or 0.0
         host.broker.now += 2.0
         host.broker.poll("GPU-a", energy_joules=80.0)
         host.broker.poll("GPU-b", energy_joules=None if counted is None else counted + 30.0)
         host.broker.say(host.worker, wire.Ended(epoch=host.epoch, state="done"))
-        assert host.run.energy_joules == pytest.approx(before + expected)
+        assert host.trial.energy_joules == pytest.approx(before + expected)
 
 
 @pytest.mark.parametrize("how", ["ended", "died", "refused"])
@@ -242,7 +242,7 @@ def test_all_devices_are_free_together(host: Host, how: str) -> None:
 
 
 def test_a_broken_device_ends_the_lease_of_all(host: Host) -> None:
-    """The run leaves both, and goes on with the one that works."""
+    """The trial leaves both, and goes on with the one that works."""
     host.grow()
     host.policy.counts[0] = 1
     host.broker.poll("cpu:1", healthy=False, problem="lost")
@@ -257,7 +257,7 @@ def test_a_device_that_breaks_is_not_waited_for(host: Host) -> None:
     host.broker.advance(1.0)
     host.policy.counts[0] = 1
     host.broker.poll("cpu:1", healthy=False, problem="lost")
-    assert host.broker.state.book.wants() == []
+    assert host.broker.state.book.reservations() == []
     host.leave()
     assert host.broker.last(host.broker.worker(), "Grant").devices == ("cpu:0",)
 
@@ -289,11 +289,11 @@ def test_the_next_broker_takes_both_over(host: Host) -> None:
     (lease,) = after.state.book.leases()
     assert (lease.epoch, lease.devices) == (host.epoch, ("cpu:0", "cpu:1"))
     assert after.last(other, "Grant") is None
-    run = after.state.book.studies["s"].runs[0]
-    assert run.curve.device_seconds[-1] - run.device_seconds == pytest.approx(4.0)
+    trial = after.state.book.studies["s"].trials[0]
+    assert trial.curve.device_seconds[-1] - trial.device_seconds == pytest.approx(4.0)
     policy.counts[0] = 2
     after.advance(1.0)
-    assert policy.run(0).device_range == (1, 2)
+    assert policy.trial(0).device_range == (1, 2)
 
 
 def test_a_process_that_claims_other_devices_is_refused(host: Host) -> None:
@@ -321,4 +321,4 @@ def test_what_the_ledger_refuses_never_was(host: Host) -> None:
     (epoch,) = (c.epoch for c in host.broker.log[-9:] if isinstance(c, LeaseRecord))
     host.broker.apply(WritesFailed(epochs=(epoch,), reason="full"))
     assert host.leases == []
-    assert host.run.state == "stored"
+    assert host.trial.state == "stored"

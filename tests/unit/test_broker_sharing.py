@@ -35,7 +35,7 @@ class Hosts:
                     broker.refresh()
 
     def owners(self) -> list[str | None]:
-        return [run.owner for run in self.ledger.load_runs("s")]
+        return [trial.owner for trial in self.ledger.load_trials("s")]
 
 
 def begin(broker: FakeBroker, worker: int, number: int) -> int:
@@ -56,7 +56,7 @@ def report(epoch: int, unit: int, value: float = 0.5) -> wire.Report:
 
 
 def store(broker: FakeBroker, worker: int, epoch: int, number: int, units: int = 1) -> None:
-    """A run is suspended to disk, and its process ends."""
+    """A trial is suspended to disk, and its process ends."""
     broker.say(
         worker,
         wire.Parked(
@@ -84,7 +84,7 @@ def test_what_one_host_trains_the_other_leaves_alone() -> None:
     worker = hosts.b.worker()
     hosts.advance(2 * DEAD_SECONDS)
     assert hosts.b.last(worker, "Grant") is None
-    seen = hosts.b.state.book.studies["s"].runs[0]
+    seen = hosts.b.state.book.studies["s"].trials[0]
     assert (seen.state, seen.curve.values) == ("running", (0.5,))
     assert hosts.owners() == ["a"]
     document = hosts.b.state.status(hosts.now)["studies"][0]
@@ -107,11 +107,11 @@ def test_what_is_stored_on_one_host_goes_on_on_the_other() -> None:
     grant = hosts.b.last(third, "Grant")
     assert (grant.number, [each.path for each in grant.checkpoints]) == (0, ["/c/0/1"])
     assert hosts.owners() == ["b", None]
-    assert hosts.ledger.load_runs("s")[0].host == "b"
+    assert hosts.ledger.load_trials("s")[0].host == "b"
 
 
-def test_runs_of_a_host_that_is_gone_are_carried_on() -> None:
-    """After some time of silence its lease is over, and its run goes on at its checkpoint."""
+def test_trials_of_a_host_that_is_gone_are_carried_on() -> None:
+    """After some time of silence its lease is over, and its trial goes on at its checkpoint."""
     hosts = Hosts()
     training(hosts, unstarted=1, limit=1)
     hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
@@ -157,8 +157,8 @@ def test_a_host_that_was_thought_dead_gives_up_what_it_had() -> None:
     hosts.a.worker()
     hosts.advance(2 * DEAD_SECONDS)
     assert hosts.owners() == ["b"]
-    (run,) = hosts.ledger.load_runs("s")
-    assert (run.state, run.host) == ("running", "b")
+    (trial,) = hosts.ledger.load_trials("s")
+    assert (trial.state, trial.host) == ("running", "b")
     live = hosts.ledger.load_leases(live=True)
     assert [lease.epoch for lease in live] == [resumed]
 
@@ -192,7 +192,7 @@ def test_hosts_that_are_equally_fast_grant_in_turn() -> None:
 
 
 def test_all_hosts_together_open_no_trial_too_many() -> None:
-    """The bound is on runs and leases of all hosts; who loses the race is not in error."""
+    """The bound is on trials and leases of all hosts; who loses the race is not in error."""
     hosts = Hosts()
     hosts.a.driver(policy="round-robin", unstarted=1, limit=1)
     hosts.b.driver(policy="round-robin", unstarted=1, limit=1)
@@ -213,21 +213,21 @@ def test_all_hosts_together_open_no_trial_too_many() -> None:
     assert document["finished"]
 
 
-def test_of_two_that_claim_a_run_one_wins() -> None:
-    """The other one's lease never was, and its worker waits for the next run."""
+def test_of_two_that_claim_a_trial_one_wins() -> None:
+    """The other one's lease never was, and its worker waits for the next trial."""
     hosts = Hosts()
     worker, epoch = training(hosts, unstarted=1, limit=1)
     hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
     store(hosts.a, worker, epoch, 0)
     hosts.advance(REFRESH_SECONDS)
     mine = hosts.a.worker()
-    theirs = hosts.b.worker()  # its book says still that the run is nobody's
+    theirs = hosts.b.worker()  # its book says still that the trial is nobody's
     assert hosts.a.last(mine, "Grant").number == 0
     assert hosts.b.last(theirs, "Grant") is None
     assert theirs in hosts.b.state.book.studies["s"].idle
     assert hosts.owners() == ["a"]
     hosts.advance(REFRESH_SECONDS)
-    assert hosts.b.state.book.studies["s"].runs[0].owner == "a"
+    assert hosts.b.state.book.studies["s"].trials[0].owner == "a"
 
 
 def test_a_trial_that_another_host_has_taken_over_meanwhile_has_one_lease() -> None:
@@ -266,7 +266,7 @@ def test_an_idle_host_gets_what_waits_in_memory_elsewhere(wants: bool) -> None:
 
 
 def test_what_is_nobodys_is_left_to_the_host_that_is_least_busy() -> None:
-    """A host that is at work claims nothing while another one has a device and no run for it."""
+    """A host that is at work claims nothing while another one has a device and no trial for it."""
     hosts = Hosts(devices=2)
     worker, epoch = training(hosts, unstarted=2, limit=2)
     hosts.b.driver(policy="round-robin", unstarted=0, limit=2)

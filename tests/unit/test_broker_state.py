@@ -9,7 +9,7 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, NameLease, StudyRead, WritesFailed
-from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, RunRecord
+from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, TrialRecord
 from optuna_hermes.model import Assignment, Curve, Decision
 from support.broker import FakeBroker
 
@@ -27,7 +27,7 @@ def begin(broker: FakeBroker, worker: int, number: int, *, stores: bool = True) 
 
 
 def park(broker: FakeBroker, worker: int, epoch: int, **fields: Any) -> None:
-    """A run says that it is suspended; unless told otherwise, where it is, and could be stored."""
+    """A trial says that it is suspended; by default it stays where it is and could be stored."""
     said = {"tier": "resident", "suspend_seconds": 0.1, "stores": True} | fields
     broker.say(worker, wire.Parked(epoch=epoch, **said))
 
@@ -69,7 +69,7 @@ def test_the_device_goes_on_when_its_slice_is_over() -> None:
     broker.check()
 
 
-def test_a_run_that_stays_the_best_keeps_its_device() -> None:
+def test_a_trial_that_stays_the_best_keeps_its_device() -> None:
     """A slice that ends with the same choice is renewed without a word."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
@@ -102,7 +102,7 @@ def test_messages_of_an_old_lease_are_dropped() -> None:
     worker = broker.worker()
     epoch = begin(broker, worker, 0)
     report(broker, worker, epoch - 1, 1, 0.5)
-    assert broker.state.status(0.0)["studies"][0]["runs"][0]["units"] == 0
+    assert broker.state.status(0.0)["studies"][0]["trials"][0]["units"] == 0
 
 
 def test_nobody_reports_for_someone_else() -> None:
@@ -112,11 +112,11 @@ def test_nobody_reports_for_someone_else() -> None:
     first, second = broker.worker(), broker.worker()
     epoch = begin(broker, first, 0)
     report(broker, second, epoch, 1, 0.5)
-    assert broker.state.status(0.0)["studies"][0]["runs"][0]["units"] == 0
+    assert broker.state.status(0.0)["studies"][0]["trials"][0]["units"] == 0
 
 
-def test_a_dead_worker_frees_its_device_and_its_run_is_stored() -> None:
-    """What is left of a run is its last checkpoint, and the next worker gets that one."""
+def test_a_dead_worker_frees_its_device_and_its_trial_is_stored() -> None:
+    """What is left of a trial is its last checkpoint, and the next worker gets that one."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker = broker.worker()
@@ -131,19 +131,19 @@ def test_a_dead_worker_frees_its_device_and_its_run_is_stored() -> None:
 
 
 def test_a_checkpoint_is_acknowledged_once_it_is_in_the_ledger() -> None:
-    """Only then may the run remove the one before it."""
+    """Only then may the trial remove the one before it."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker = broker.worker()
     epoch = begin(broker, worker, 0)
     commands = broker.say(worker, wire.Saved(epoch=epoch, checkpoint=checkpoint()))
     assert [type(command).__name__ for command in commands] == [
-        *("CheckpointRecord", "RunRecord", "Send"),
+        *("CheckpointRecord", "TrialRecord", "Send"),
     ]
     assert broker.last(worker, "Kept").path == checkpoint().path
 
 
-def test_a_checkpoint_counts_that_was_safe_only_after_its_run_was_parked() -> None:
+def test_a_checkpoint_counts_that_was_safe_only_after_its_trial_was_parked() -> None:
     """It is written beside the training, and what dies then goes on from it."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", max_alive=2)
@@ -245,7 +245,7 @@ def test_a_trial_has_one_process() -> None:
     assert broker.state.status(0.0)["studies"][0]["counts"]["running"] == 2
 
 
-def test_parked_runs_make_room_for_new_trials() -> None:
+def test_parked_trials_make_room_for_new_trials() -> None:
     """With every process taken, the run that has not run for longest goes to disk."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", max_alive=2)
@@ -260,13 +260,13 @@ def test_parked_runs_make_room_for_new_trials() -> None:
     assert broker.last(first, "Evict") == wire.Evict(epoch=epoch)
     park(broker, first, epoch, tier="disk", checkpoint=checkpoint())
     broker.hang_up(first)
-    states = [run["state"] for run in broker.state.status(broker.now)["studies"][0]["runs"]]
+    states = [trial["state"] for trial in broker.state.status(broker.now)["studies"][0]["trials"]]
     assert states == ["stored", "running"]
     park(broker, second, after)
     assert broker.last(broker.worker(), "Grant").number is None
 
 
-def test_runs_that_cannot_leave_take_turns_among_themselves() -> None:
+def test_trials_that_cannot_leave_take_turns_among_themselves() -> None:
     """Without a free process no device is kept for a trial that could not get one."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", max_alive=2)
@@ -283,7 +283,7 @@ def test_runs_that_cannot_leave_take_turns_among_themselves() -> None:
 
 
 def test_draining_suspends_everything() -> None:
-    """After ``Drain`` holders go to disk, parked runs too, and idle workers are sent home."""
+    """After ``Drain`` holders go to disk, parked trials too, and idle workers are sent home."""
     broker = FakeBroker(devices=1)
     driver = broker.driver(policy="round-robin")
     first, second = broker.worker(), broker.worker()
@@ -328,7 +328,7 @@ def test_progress_puts_the_grace_period_off() -> None:
     assert broker.killed() == []
 
 
-def test_a_run_whose_silences_are_long_is_waited_for_longer() -> None:
+def test_a_trial_whose_silences_are_long_is_waited_for_longer() -> None:
     """Who was heard from every fifty seconds is killed after 500, not after 300."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", slice_seconds=20.0)
@@ -405,8 +405,8 @@ def test_a_study_comes_back_from_its_ledger() -> None:
     broker.driver()
     connection = broker.connect("driver")
     study = wire.StudySpec(key="t", name="t", ledger_url="memory:")
-    runs = [
-        RunRecord(study="t", number=n, trial_id=n, state=state)
+    trials = [
+        TrialRecord(study="t", number=n, trial_id=n, state=state)
         for n, state in enumerate(["done", "running", "parked", "running"])
     ]
     saved = checkpoint_record("t", 1)
@@ -417,13 +417,13 @@ def test_a_study_comes_back_from_its_ledger() -> None:
             connection=connection,
             message=message,
             last_epoch=90,
-            runs=tuple(runs),
+            trials=tuple(trials),
             curves={1: curve},
             checkpoints=(saved,),
         )
     )
     shown = next(s for s in broker.state.status(0.0)["studies"] if s["key"] == "t")
-    assert [run["state"] for run in shown["runs"]] == ["done", "stored", "pending", "done"]
+    assert [trial["state"] for trial in shown["trials"]] == ["done", "stored", "pending", "done"]
     broker.worker(key="t")
     assert max(c.epoch for c in broker.log if isinstance(c, LeaseRecord)) == 91
 
@@ -468,11 +468,11 @@ def test_a_policy_that_raises_ends_its_study_only() -> None:
 @pytest.mark.parametrize(
     "assignments",
     [
-        [Assignment(run=99, devices=("cpu:0",))],
-        [Assignment(run=None, devices=("cpu:7",))],
-        [Assignment(run=None, devices=("cpu:0",)), Assignment(run=None, devices=("cpu:0",))],
+        [Assignment(trial=99, devices=("cpu:0",))],
+        [Assignment(trial=None, devices=("cpu:7",))],
+        [Assignment(trial=None, devices=("cpu:0",)), Assignment(trial=None, devices=("cpu:0",))],
     ],
-    ids=["unknown run", "unknown device", "device twice"],
+    ids=["unknown trial", "unknown device", "device twice"],
 )
 def test_a_policy_that_breaks_its_contract_is_stopped(assignments: list[Assignment]) -> None:
     """An impossible decision is not carried out, and ends the study with a reason."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import StudyRead
-from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, RunRecord
+from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, TrialRecord
 from support.broker import FakeBroker
 
 
@@ -81,7 +81,7 @@ def test_an_error_of_the_trial_is_told() -> None:
     assert told(broker, 0)[-1] == ("failed", {"error": "ValueError: no"})
 
 
-def test_a_parked_run_goes_down_and_comes_back() -> None:
+def test_a_parked_trial_goes_down_and_comes_back() -> None:
     """A lower tier is an eviction, a higher one a move; where nothing changed nothing is told."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=2)
@@ -130,7 +130,7 @@ def test_a_process_that_ends_in_order_is_not_lost() -> None:
 
 
 def test_a_kill_is_told_with_its_reason() -> None:
-    """A worker that is killed because it did not answer leaves that in its run's story."""
+    """A worker that is killed because it did not answer leaves that in its trial's story."""
     broker = FakeBroker(devices=1, grace_seconds=30.0)
     broker.driver(unstarted=2)
     worker = broker.worker()
@@ -146,7 +146,7 @@ def test_a_kill_is_told_with_its_reason() -> None:
 def stored(host: str, units: int = 5) -> StudyRead:
     """What a driver reads of a study with one run that another process has stored."""
     study = wire.StudySpec(key="s", name="s", ledger_url="memory:")
-    run = RunRecord(study="s", number=0, trial_id=0, state="stored", host=host, slices=2)
+    trial = TrialRecord(study="s", number=0, trial_id=0, state="stored", host=host, slices=2)
     checkpoints = tuple(
         CheckpointRecord(
             study="s", number=0, path=f"/c/{n}", units=n, size_bytes=1, sha256="0", at=0.0
@@ -154,7 +154,7 @@ def stored(host: str, units: int = 5) -> StudyRead:
         for n in (units - 1, units)
     )
     message = wire.OpenStudy(study=study, unstarted=0, max_alive=1)
-    return StudyRead(connection=1, message=message, runs=(run,), checkpoints=checkpoints)
+    return StudyRead(connection=1, message=message, trials=(trial,), checkpoints=checkpoints)
 
 
 def carried_on(host: str) -> tuple[FakeBroker, int, int]:
@@ -168,8 +168,8 @@ def carried_on(host: str) -> tuple[FakeBroker, int, int]:
     return broker, worker, epoch
 
 
-def test_a_run_of_another_host_is_carried_on() -> None:
-    """The first lease on this host tells where the run comes from; on its own host none does."""
+def test_a_trial_of_another_host_is_carried_on() -> None:
+    """The first lease on this host tells where the trial comes from; on its own host none does."""
     broker, _, epoch = carried_on("far")
     assert told(broker, 0) == [
         ("carried on", {"host": "h", "from": "far"}),

@@ -10,7 +10,7 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._boost import boosted_first
 from optuna_hermes.ledger import MemoryLedger
-from optuna_hermes.model import Decision, Device, RunView, Snapshot
+from optuna_hermes.model import Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import make_policy
 from support.broker import FakeBroker
 
@@ -62,7 +62,7 @@ def refused(answer: wire.FromBroker) -> str:
 
 
 def state_of(broker: FakeBroker, number: int) -> str:
-    return broker.state.book.studies["s"].runs[number].state
+    return broker.state.book.studies["s"].trials[number].state
 
 
 def kinds(broker: FakeBroker, number: int | None = None) -> list[str]:
@@ -73,7 +73,7 @@ def kinds(broker: FakeBroker, number: int | None = None) -> list[str]:
 
 
 def test_who_is_held_leaves_at_once_and_gets_no_device() -> None:
-    """A slice is cut short, the device is another's, and the held run waits on until released."""
+    """A slice is cut short, the device is another's, and the held trial waits on until released."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=2, slice_seconds=100.0)
     first, epoch = training(broker, 0)
@@ -89,8 +89,8 @@ def test_who_is_held_leaves_at_once_and_gets_no_device() -> None:
     assert {"held", "no longer held"} <= set(kinds(broker, 0))
 
 
-def test_what_was_on_its_way_to_a_held_run_is_not() -> None:
-    """A device that was kept for a run goes to another when that one is held."""
+def test_what_was_on_its_way_to_a_held_trial_is_not() -> None:
+    """A device that was kept for a trial goes to another when that one is held."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=2, slice_seconds=1.0, policy="round-robin")
     first, epoch = training(broker, 0)
@@ -98,15 +98,15 @@ def test_what_was_on_its_way_to_a_held_run_is_not() -> None:
     park(broker, first, epoch)
     second, epoch = training(broker, 1)
     broker.advance(2.0)
-    assert broker.state.book.slots["cpu:0"].next is not None
+    assert broker.state.book.slots["cpu:0"].reservation is not None
     wish(broker, 0, "held")
-    assert broker.state.book.slots["cpu:0"].next is None
+    assert broker.state.book.slots["cpu:0"].reservation is None
     park(broker, second, epoch)
     assert broker.last(second, "Grant").number == 1
 
 
 def test_wishes_outlive_the_broker() -> None:
-    """The next broker gives a held run no device, and a boosted one the first."""
+    """The next broker gives a held trial no device, and a boosted one the first."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=3, policy="round-robin")
     for number in range(3):
@@ -122,8 +122,8 @@ def test_wishes_outlive_the_broker() -> None:
     assert after.last(worker, "Grant").number == 2
 
 
-def test_a_process_that_comes_back_with_a_held_run_is_asked_to_leave() -> None:
-    """What was wished while the broker died counts as soon as the next one hears of the run."""
+def test_a_process_that_comes_back_with_a_held_trial_is_asked_to_leave() -> None:
+    """What was wished while the broker died counts as soon as the next one hears of the trial."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, slice_seconds=100.0)
     worker, epoch = training(broker, 0)
@@ -160,7 +160,7 @@ def test_nothing_is_left_but_what_is_held() -> None:
     wish(broker, 0, "held")
     park(broker, worker, epoch)
     shown = broker.state.status(broker.now)["studies"][0]
-    assert (shown["all_held"], shown["held"], shown["runs"][0]["wish"]) == (True, [0], "held")
+    assert (shown["all_held"], shown["held"], shown["trials"][0]["wish"]) == (True, [0], "held")
 
 
 # -- boost -------------------------------------------------------------------------------------
@@ -192,30 +192,30 @@ def test_who_is_boosted_gets_the_next_device_and_keeps_it() -> None:
     assert broker.last(workers[1][0], "Yield").epoch == grant.epoch
 
 
-def run(number: int, **fields: Any) -> RunView:
-    return RunView(number=number, **({"state": "parked", "waiting_since": 1.0} | fields))
+def trial(number: int, **fields: Any) -> TrialView:
+    return TrialView(number=number, **({"state": "parked", "waiting_since": 1.0} | fields))
 
 
-def snapshot(*runs: RunView, free: tuple[str, ...]) -> Snapshot:
+def snapshot(*trials: TrialView, free: tuple[str, ...]) -> Snapshot:
     devices = tuple(Device(id=id_, free=id_ in free) for id_ in ("cpu:0", "cpu:1"))
-    return Snapshot(now=9.0, devices=devices, runs=runs)
+    return Snapshot(now=9.0, devices=devices, trials=trials)
 
 
 def seats(decision: Decision) -> dict[int | None, tuple[str, ...]]:
-    return {each.run: each.devices for each in decision.assignments}
+    return {each.trial: each.devices for each in decision.assignments}
 
 
 def test_boost_moves_nobody_without_need() -> None:
     """A boosted run keeps its seat, or takes a device that nobody sits on, or else another's."""
     fifo = make_policy("fifo").decide
-    sits, other = run(0, device="cpu:0", waiting_since=9.0), run(7, waiting_since=2.0)
+    sits, other = trial(0, device="cpu:0", waiting_since=9.0), trial(7, waiting_since=2.0)
     both = snapshot(sits, other, free=("cpu:0", "cpu:1"))
     assert seats(boosted_first(fifo, both, {7})) == {7: ("cpu:1",), 0: ("cpu:0",)}
     assert seats(boosted_first(fifo, both, {0, 7})) == {7: ("cpu:1",), 0: ("cpu:0",)}
     one = snapshot(sits, other, free=("cpu:0",))
     assert seats(boosted_first(fifo, one, {7})) == {7: ("cpu:0",)}
     assert seats(boosted_first(fifo, one, set())) == {0: ("cpu:0",)}
-    bound = run(7, bound_to=("cpu:1",))
+    bound = trial(7, bound_to=("cpu:1",))
     alone = snapshot(sits, bound, free=("cpu:0",))
     assert seats(boosted_first(fifo, alone, {7})) == {0: ("cpu:0",)}
 
@@ -226,7 +226,7 @@ FINISH = wire.Finish(study="s", numbers=(0,))
 FINISHED = wire.Finished(study="s", numbers=(0,))
 
 
-def test_a_run_that_trains_is_stored_and_then_done() -> None:
+def test_a_trial_that_trains_is_stored_and_then_done() -> None:
     """It goes to disk, so that its process ends; once Optuna has been told it is over."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, slice_seconds=100.0)
@@ -242,12 +242,12 @@ def test_a_run_that_trains_is_stored_and_then_done() -> None:
     assert ask(FINISH) == wire.Agreed()
     assert "about to be finished" in refused(wish(broker, 0, "held"))
     assert ask(FINISHED) == wire.Agreed()
-    assert [record.state for record in broker.ledger.load_runs("s")] == ["done"]
+    assert [record.state for record in broker.ledger.load_trials("s")] == ["done"]
     assert kinds(broker, 0)[-3:] == ["finishing", "suspended", "finished"]
     assert broker.state.status(broker.now)["studies"][0]["finished"]
 
 
-def test_a_parked_run_leaves_by_way_of_the_disk() -> None:
+def test_a_parked_trial_leaves_by_way_of_the_disk() -> None:
     """What waits in memory is stored, and given to nobody."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=2, policy="round-robin")
@@ -258,7 +258,7 @@ def test_a_parked_run_leaves_by_way_of_the_disk() -> None:
     assert broker.last(worker, "Evict") == wire.Evict(epoch=epoch, tier="disk")
 
 
-def test_a_worker_whose_run_cannot_be_stored_is_ended() -> None:
+def test_a_worker_whose_trial_cannot_be_stored_is_ended() -> None:
     """Its values are with Optuna already; a process of the user's own is let be."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, slice_seconds=100.0)
@@ -277,7 +277,7 @@ def test_a_worker_whose_run_cannot_be_stored_is_ended() -> None:
 
 
 def test_who_leaves_before_it_is_finished_leaves_it_held() -> None:
-    """Nobody has told Optuna: the run waits for another word, also with the next broker."""
+    """Nobody has told Optuna: the trial waits for another word, also with the next broker."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, slice_seconds=100.0)
     training(broker, 0)

@@ -257,7 +257,7 @@ def test_a_study_that_was_never_run_here(verb: str, refuse: Callable[..., str]) 
     assert _optuna.known_key(study) is None
 
 
-def test_a_file_made_for_a_refused_run_is_gone_again(
+def test_a_file_made_for_a_refused_trial_is_gone_again(
     runs_with: Callable[..., list[Any]], here: Path
 ) -> None:
     """Where there was no database, none is left by an objective that is not there."""
@@ -266,7 +266,7 @@ def test_a_file_made_for_a_refused_run_is_gone_again(
     assert list(here.iterdir()) == []
 
 
-def test_the_study_of_a_refused_run_is_taken_back(
+def test_the_study_of_a_refused_trial_is_taken_back(
     runs_with: Callable[..., list[Any]], here: Path
 ) -> None:
     """In a file that was there before, only the study made for the refused run goes again."""
@@ -277,7 +277,7 @@ def test_the_study_of_a_refused_run_is_taken_back(
     assert _optuna.study_names("sqlite:///s.db") == []
 
 
-def test_a_study_that_was_there_survives_a_refused_run(
+def test_a_study_that_was_there_survives_a_refused_trial(
     runs_with: Callable[..., list[Any]],
 ) -> None:
     """A study that existed is never taken back."""
@@ -432,16 +432,16 @@ def test_status_without_a_broker(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def suspended(here: Path) -> optuna.Study:
     """A study with trial 0 COMPLETE and trial 1 suspended, made without any broker."""
-    from optuna_hermes.ledger import RunRecord, open_ledger
+    from optuna_hermes.ledger import TrialRecord, open_ledger
 
     study = optuna.create_study(storage="sqlite:///s.db", study_name="digits")
     key = _optuna.study_key(study)
     study.tell(study.ask(), 3.0)
     trial = _optuna.open_trial(study)
     trial.report(2.0, 1)
-    run_ = RunRecord(study=key, number=1, trial_id=_optuna.trial_id(trial), state="running")
+    run_ = TrialRecord(study=key, number=1, trial_id=_optuna.trial_id(trial), state="running")
     ledger = open_ledger(_optuna.ledger_url(study))
-    ledger.save_run(run_)
+    ledger.save_trial(run_)
     ledger.close()
     return study
 
@@ -453,18 +453,18 @@ def test_status_of_a_study_from_its_ledger(
     assert run(["status", *OPTIMIZE[2:], "--json"]) == 0
     document = json.loads(capsys.readouterr().out)["study"]
     assert document["counts"] == {"pending": 1}
-    assert [entry["trial"] for entry in document["runs"]] == [1]
+    assert [entry["trial"] for entry in document["trials"]] == [1]
 
 
 def test_status_of_a_study_that_maximises(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Values are shown as their user knows them, and the best is the highest."""
-    from optuna_hermes.ledger import ReportRecord, RunRecord, open_ledger
+    from optuna_hermes.ledger import ReportRecord, TrialRecord, open_ledger
 
     study = optuna.create_study(storage="sqlite:///s.db", study_name="digits", direction="maximize")
     key = _optuna.study_key(study)
     ledger = open_ledger(_optuna.ledger_url(study))
     for number, value in enumerate((0.5, 0.9, float("nan"))):
-        ledger.save_run(RunRecord(study=key, number=number, trial_id=number, state="stored"))
+        ledger.save_trial(TrialRecord(study=key, number=number, trial_id=number, state="stored"))
         ledger.add_report(
             ReportRecord(
                 study=key, number=number, unit=1, step=1, value=-value, device_seconds=1.0, at=0.0
@@ -474,7 +474,7 @@ def test_status_of_a_study_that_maximises(here: Path, capsys: pytest.CaptureFixt
     assert run(["status", *OPTIMIZE[2:], "--json"]) == 0
     document = json.loads(capsys.readouterr().out)["study"]
     assert document["best"] == {"trial": 1, "value": 0.9}
-    assert [entry["value"] for entry in document["runs"]] == [0.5, 0.9, None]
+    assert [entry["value"] for entry in document["trials"]] == [0.5, 0.9, None]
 
 
 def test_finish_by_number(suspended: optuna.Study, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from optuna_hermes.ledger import (
     CheckpointRecord,
     EventRecord,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
     open_ledger,
 )
 
@@ -35,8 +35,10 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[optuna.St
     key, number = _optuna.study_key(study), trial.number
     ledger = open_ledger(_optuna.ledger_url(study))
     trial_id = _optuna.trial_id(trial)
-    ledger.save_run(
-        RunRecord(study=key, number=0, trial_id=trial_id, state="parked", host="elsewhere", units=2)
+    ledger.save_trial(
+        TrialRecord(
+            study=key, number=0, trial_id=trial_id, state="parked", host="elsewhere", units=2
+        )
     )
     for unit, value in enumerate((-0.5, -0.7), start=1):
         ledger.add_report(

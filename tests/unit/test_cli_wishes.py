@@ -11,7 +11,7 @@ import pytest
 
 from optuna_hermes import _optuna
 from optuna_hermes.cli import run
-from optuna_hermes.ledger import Ledger, RunRecord, open_ledger
+from optuna_hermes.ledger import Ledger, TrialRecord, open_ledger
 
 STUDY = ("--storage", "sqlite:///s.db", "--study-name", "digits")
 
@@ -28,8 +28,8 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     study.ask()
     ledger = open_ledger(_optuna.ledger_url(study))
     for number in range(2):
-        ledger.save_run(
-            RunRecord(
+        ledger.save_trial(
+            TrialRecord(
                 study=_optuna.study_key(study), number=number, trial_id=number + 1, state="stored"
             )
         )
@@ -67,7 +67,7 @@ def test_status_tells_what_is_wanted(ledger: Ledger, capsys: pytest.CaptureFixtu
     ledger.save_wish(ledger.load_studies()[0], 0, "held")
     ledger.save_wish(ledger.load_studies()[0], 1, "boosted")
     assert run(["status", *STUDY, "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)["study"]["runs"]
+    runs = json.loads(capsys.readouterr().out)["study"]["trials"]
     assert {each["trial"]: each["wish"] for each in runs} == {0: "held", 1: None}
     assert run(["status", *STUDY]) == 0
     assert "stored, held" in capsys.readouterr().out

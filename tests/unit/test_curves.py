@@ -78,8 +78,8 @@ def test_a_table_forgets_what_is_not_asked_for() -> None:
     assert len(table.values) < 300
 
 
-def test_a_table_forgets_the_shorter_curves_of_a_run_that_reports_for_long() -> None:
-    """One run of many units takes as much as a few of them, not as one for each report."""
+def test_a_table_forgets_the_shorter_curves_of_a_trial_that_reports_for_long() -> None:
+    """One trial of many units takes as much as a few of them, not as one for each report."""
     table = CurveTable()
     for _ in range(60):
         (row,) = table.rows([curve(*[0.5] * 5000)])
@@ -103,7 +103,7 @@ def test_what_is_asked_again_is_worked_out_once() -> None:
 
 
 def test_what_is_not_asked_again_is_forgotten() -> None:
-    """A run's earlier curves are let go, however often it reports."""
+    """A trial's earlier curves are let go, however often it reports."""
     table = Remembered(lambda each: each.units)
     for units in range(1, 100):
         table.each([curve(*[0.5] * units)])

@@ -10,7 +10,7 @@ import pytest
 
 from optuna_hermes.broker._imports import anywhere, folders, look_in
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.model import Device, RunView, Snapshot
+from optuna_hermes.model import Device, Snapshot, TrialView
 from optuna_hermes.policies import make_policy
 
 NEWEST = """
@@ -31,8 +31,8 @@ class Settings:
 
 class Newest(Policy):
     def decide(self, snapshot):
-        run = min(snapshot.runs, key=lambda run: Settings().sign * run.number)
-        return Decision(memory=run.number)
+        trial = min(snapshot.trials, key=lambda trial: Settings().sign * trial.number)
+        return Decision(memory=trial.number)
 
 
 class Tuned(Newest):
@@ -47,8 +47,8 @@ class Half(Policy):
 number = 3
 """
 
-RUNS = tuple(RunView(number=number, state="parked") for number in range(3))
-SNAPSHOT = Snapshot(devices=(Device(id="cpu:0", free=True),), runs=RUNS)
+RUNS = tuple(TrialView(number=number, state="parked") for number in range(3))
+SNAPSHOT = Snapshot(devices=(Device(id="cpu:0", free=True),), trials=RUNS)
 
 
 @pytest.fixture

@@ -314,7 +314,7 @@ def test_every_byte_counts(tmp_path: Path) -> None:
             read((state,), RUN, tmp_path)
 
 
-def of_another_run(path: Path) -> None:
+def of_another_trial(path: Path) -> None:
     write(path.parent, tree(), run="trial 8", units=1).path.rename(path)
 
 
@@ -361,7 +361,7 @@ def of_nothing(path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrote", "reason"),
     [
-        (of_another_run, "must be of trial 7 but is of trial 8"),
+        (of_another_trial, "must be of trial 7 but is of trial 8"),
         (of_a_later_version, "must have format version 1 but has 2"),
         (of_someone_else, "must be a file that optuna-hermes wrote"),
         (without_metadata, "must be a file that optuna-hermes wrote"),

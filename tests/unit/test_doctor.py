@@ -20,7 +20,7 @@ from optuna_hermes.cli._checks._host import shared_memory
 from optuna_hermes.ledger import (
     SCHEMA_VERSION,
     CheckpointRecord,
-    RunRecord,
+    TrialRecord,
     open_ledger,
     schema_version,
 )
@@ -101,7 +101,7 @@ def test_a_checkpoint_that_is_gone_fails(here: Path, capsys: pytest.CaptureFixtu
     ledger = open_ledger(_optuna.ledger_url(study))
     for number in (0, 1):
         path = here / f"{number}.ckpt"
-        ledger.save_run(RunRecord(study=key, number=number, trial_id=number, state="stored"))
+        ledger.save_trial(TrialRecord(study=key, number=number, trial_id=number, state="stored"))
         ledger.save_checkpoint(
             CheckpointRecord(
                 study=key,

@@ -19,7 +19,7 @@ from optuna_hermes.cluster.elastic_work import ElasticWork
 from optuna_hermes.cluster.job_cluster import JobCluster
 from optuna_hermes.cluster.jobs import Job, SoFar
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Assignment, Decision, RunView, Snapshot, Speed
+from optuna_hermes.model import Assignment, Decision, Snapshot, Speed, TrialView
 from optuna_hermes.policies import Policy
 
 TRACES = "OPTUNA_HERMES_TRACES"
@@ -166,14 +166,14 @@ class Scripted(Policy):
 
     def __init__(self, *script: tuple[int, int | None]) -> None:
         self.script = list(script)
-        self.shown: list[RunView] = []
+        self.shown: list[TrialView] = []
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        (run,) = snapshot.runs
-        self.shown.append(run)
+        (trial,) = snapshot.trials
+        self.shown.append(trial)
         count, batch_size = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         ids = tuple(device.id for device in snapshot.devices[:count])
-        return Decision(assignments=(Assignment(run=0, devices=ids, batch_size=batch_size),))
+        return Decision(assignments=(Assignment(trial=0, devices=ids, batch_size=batch_size),))
 
 
 def finish(policy: Scripted) -> tuple[float, int]:
@@ -214,11 +214,13 @@ def test_speeds_are_seen_once_they_were_trained_at() -> None:
     policy = Scripted((2, None), (4, 160), (4, 160))
     finish(policy)
     tried = [
-        [(speed.devices, speed.batch_size) for speed in run.elastic.speeds] if run.elastic else []
-        for run in policy.shown[:4]
+        [(speed.devices, speed.batch_size) for speed in trial.elastic.speeds]
+        if trial.elastic
+        else []
+        for trial in policy.shown[:4]
     ]
     assert tried == [[], [(2, 40)], [(2, 40), (4, 160)], [(2, 40), (4, 160)]]
-    assert [len(run.seats) for run in policy.shown[:3]] == [0, 2, 4]
+    assert [len(trial.seats) for trial in policy.shown[:3]] == [0, 2, 4]
 
 
 def write_application(folder: Path) -> None:

@@ -14,7 +14,7 @@ from optuna_hermes.cluster.energy_forecast import DAY_TICKS, KEPT_TICKS
 from optuna_hermes.cluster.energy_memory import Demand, recall
 from optuna_hermes.cluster.energy_rules import TICK_SECONDS, EnergyRules
 from optuna_hermes.errors import UnknownPolicyError
-from optuna_hermes.model import Decision, Device, RunView, Snapshot, Unstarted
+from optuna_hermes.model import Decision, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Energy, Fifo, Hermes, Policy, make_policy
 
 HOUR = 3600.0
@@ -30,15 +30,15 @@ class Played:
         self.now = 0.0
         self.memory: object = None
 
-    def decide(self, n_runs: int, *, unstarted: int | None = 0) -> Decision:
-        """With so many runs, each on the first devices that have power."""
+    def decide(self, n_trials: int, *, unstarted: int | None = 0) -> Decision:
+        """With so many trials, each on the first devices that have power."""
         powered = [id_ for id_ in self.ids if id_ not in self.down]
-        runs = tuple(
-            RunView(number=n, state="running", device=id_)
-            for n, id_ in zip(range(n_runs), powered, strict=False)
+        trials = tuple(
+            TrialView(number=n, state="running", device=id_)
+            for n, id_ in zip(range(n_trials), powered, strict=False)
         )
-        runs += tuple(RunView(number=n, state="pending") for n in range(len(runs), n_runs))
-        held = {run.device for run in runs}
+        trials += tuple(TrialView(number=n, state="pending") for n in range(len(trials), n_trials))
+        held = {trial.device for trial in trials}
         devices = tuple(
             Device(id=id_, powered=id_ in powered, free=id_ in powered and id_ not in held)
             for id_ in self.ids
@@ -47,7 +47,7 @@ class Played:
             Snapshot(
                 now=self.now,
                 devices=devices,
-                runs=runs,
+                trials=trials,
                 unstarted=Unstarted(count=unstarted),
                 memory=json.loads(json.dumps(self.memory)),
             )
@@ -57,7 +57,7 @@ class Played:
 
 
 def test_what_a_study_does_not_need_is_powered_down() -> None:
-    """As its last runs end devices go down, the last ones first, but for one in reserve."""
+    """As its last trials end devices go down, the last ones first, but for one in reserve."""
     study = Played()
     assert [study.decide(n).powered_down for n in (4, 3, 2, 1)] == [
         (),
@@ -87,9 +87,9 @@ def test_what_is_wanted_again_is_woken_and_kept() -> None:
 def test_demand_that_has_risen_may_do_so_again() -> None:
     """Where runs come from elsewhere, what was wanted within hours keeps its power."""
     study = Played()
-    for n_runs in (1, 3, 1):
+    for n_trials in (1, 3, 1):
         study.now += 2 * TICK_SECONDS
-        decision = study.decide(n_runs)
+        decision = study.decide(n_trials)
     assert decision.powered_down == ()
     study.now += study.policy.rules.look_back_ticks * TICK_SECONDS
     assert study.decide(1).powered_down == ()
@@ -110,22 +110,22 @@ def test_devices_are_awake_before_the_load_of_every_day() -> None:
     assert [awake[day + 40] for day in days] == [2, 2]
 
 
-def test_a_device_with_a_suspended_run_keeps_its_power() -> None:
+def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
     """What is on a device would be lost with its power."""
     devices = tuple(Device(id=f"cpu:{index}", free=index > 0) for index in range(4))
-    runs = (
-        RunView(number=0, state="running", device="cpu:0"),
-        RunView(number=1, state="parked", tier="resident", device="cpu:3", bound_to=("cpu:9",)),
+    trials = (
+        TrialView(number=0, state="running", device="cpu:0"),
+        TrialView(number=1, state="parked", tier="resident", device="cpu:3", bound_to=("cpu:9",)),
     )
-    down = make_policy("energy:fifo").decide(Snapshot(devices=devices, runs=runs)).powered_down
+    down = make_policy("energy:fifo").decide(Snapshot(devices=devices, trials=trials)).powered_down
     assert down == ("cpu:2",)
 
 
 def test_others_devices_do_not_count() -> None:
     """The reserve is there beside what other studies and strangers have."""
     devices = tuple(Device(id=f"cpu:{index}", free=index > 1) for index in range(4))
-    runs = (RunView(number=0, state="running", device="cpu:0"),)
-    down = make_policy("energy:fifo").decide(Snapshot(devices=devices, runs=runs)).powered_down
+    trials = (TrialView(number=0, state="running", device="cpu:0"),)
+    down = make_policy("energy:fifo").decide(Snapshot(devices=devices, trials=trials)).powered_down
     assert down == ("cpu:3",)
 
 
@@ -142,9 +142,9 @@ def test_what_comes_later_changes_no_decision(
     def decided(steps: list[tuple[float, int]]) -> list[Decision]:
         study = Played()
         found = []
-        for seconds, n_runs in steps:
+        for seconds, n_trials in steps:
             study.now += seconds
-            found.append(study.decide(n_runs))
+            found.append(study.decide(n_trials))
         return found
 
     cut = min(cut, len(levels))

@@ -221,7 +221,7 @@ def test_containers_and_objects_are_entered(around: Any) -> None:
     assert found(around(tensor)) == at(tensor)
 
 
-def test_what_leads_out_of_a_run_is_not_entered() -> None:
+def test_what_leads_out_of_a_trial_is_not_entered() -> None:
     """Code, threads, data, Lightning's trainer, Optuna's trial, and what is only watched."""
     tensor = ones()
     trainer = pl.Trainer(
@@ -272,7 +272,7 @@ def test_tensors_without_memory_of_their_own() -> None:
     assert found(torch.ones(3, device="meta"), torch.empty(0)) == []
 
 
-def test_a_cpu_run_is_on_the_cpu() -> None:
+def test_a_cpu_trial_is_on_the_cpu() -> None:
     """Without a CUDA tensor the device is the CPU."""
     assert device_of([ones()]) == device_of([]) == CPU
 
@@ -350,7 +350,7 @@ def test_a_gpu_is_waited_for_before_and_after(gpu: list[str]) -> None:
 # -- in host memory and back ---------------------------------------------------------------------
 
 
-def test_memory_that_is_not_the_runs_own_stays(
+def test_memory_that_is_not_the_trials_own_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What NumPy, a file or another process sees is not moved, but counted and said, once."""
@@ -396,7 +396,7 @@ def test_history_and_inference_survive() -> None:
     assert seen.tolist() == [5.0]
 
 
-def test_a_tier_that_its_run_leads_to_is_no_part_of_it() -> None:
+def test_a_tier_that_its_trial_leads_to_is_no_part_of_it() -> None:
     """What is kept is not kept again with the next suspension."""
     run = Holder(x=ones(), host=Host())
     for _ in range(3):
@@ -436,7 +436,7 @@ def test_a_copy_that_breaks_off_changes_nothing(monkeypatch: pytest.MonkeyPatch)
     assert [tensor.tolist() for tensor in tensors] == [[1, 1, 1]] * 3
 
 
-def test_without_host_memory_a_run_stays() -> None:
+def test_without_host_memory_a_trial_stays() -> None:
     """If the host has no room nothing changes, and nothing is kept of the attempt."""
     tensors = [torch.arange(8 * MIB), torch.arange(8 * MIB, 16 * MIB)]
     before = [tensor.clone() for tensor in tensors]
@@ -447,7 +447,7 @@ def test_without_host_memory_a_run_stays() -> None:
     assert host._arena.size_bytes == 0
 
 
-def test_without_device_memory_a_run_stays_in_the_host() -> None:
+def test_without_device_memory_a_trial_stays_in_the_host() -> None:
     """If the device has no room the run takes none of it, and comes back when there is some."""
     tensors = [torch.arange(8 * MIB), torch.arange(8 * MIB, 16 * MIB)]
     before = [tensor.clone() for tensor in tensors]
@@ -505,7 +505,7 @@ def test_only_what_could_be_stored_has_a_tree() -> None:
         host.tree()
 
 
-def test_an_abandoned_run_can_be_touched() -> None:
+def test_an_abandoned_trial_can_be_touched() -> None:
     """Who reads its tensors while the process unwinds finds no elements, and all memory is back."""
     net = nn.Linear(2, 2)
     net(torch.ones(1, 2)).sum().backward()

@@ -21,7 +21,7 @@ from optuna_hermes.cluster.jobs import (
     Work,
 )
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Assignment, Decision, RunView, Snapshot
+from optuna_hermes.model import Assignment, Decision, Snapshot, TrialView
 from optuna_hermes.policies import Fifo, Policy, Ranked, RoundRobin
 
 
@@ -36,9 +36,9 @@ def ends(trace: JobTrace) -> dict[int, tuple[float, float]]:
 class Shortest(Ranked):
     """What takes least is first, by what is expected of it."""
 
-    def rank(self, run: RunView) -> tuple[float, int]:
-        assert run.expected_seconds is not None
-        return run.expected_seconds - run.attained_seconds, run.number
+    def rank(self, trial: TrialView) -> tuple[float, int]:
+        assert trial.expected_seconds is not None
+        return trial.expected_seconds - trial.attained_seconds, trial.number
 
 
 class Whole(Policy):
@@ -164,12 +164,12 @@ def test_a_policy_is_held_to_its_contract() -> None:
         def decide(self, snapshot: Snapshot) -> Decision:
             return self.answer
 
-    first = Assignment(run=0, devices=("0:0",))
+    first = Assignment(trial=0, devices=("0:0",))
     for answers, message in (
-        ([first, Assignment(run=1, devices=("0:0",))], "that are free"),
+        ([first, Assignment(trial=1, devices=("0:0",))], "that are free"),
         ([first, first], "that wait"),
-        ([Assignment(run=0, devices=("0:0", "0:1"))], "takes 1 to 1 devices"),
-        ([Assignment(run=None, devices=("0:0",))], "that wait"),
+        ([Assignment(trial=0, devices=("0:0", "0:1"))], "takes 1 to 1 devices"),
+        ([Assignment(trial=None, devices=("0:0",))], "that wait"),
     ):
         cluster = JobCluster(Wrong(*answers), [job(0, 0, 1), job(1, 0, 1)], groups={None: [2]})
         with pytest.raises(ValueError, match=message):
@@ -276,5 +276,7 @@ def test_a_policy_is_shown_what_was_estimated_and_who_is_done() -> None:
     policy = Whole(Fifo())
     jobs = [job(0, 0, 10, devices=2), job(1, 20, 1)]
     JobCluster(policy, jobs, groups={None: [2]}, estimator=Clairvoyant()).run()
-    assert [run.expected_seconds for run in policy.shown[0].runs] == [20]
-    assert [(run.number, run.attained_seconds) for run in policy.shown[1].finished] == [(0, 20)]
+    assert [trial.expected_seconds for trial in policy.shown[0].trials] == [20]
+    assert [(trial.number, trial.attained_seconds) for trial in policy.shown[1].finished] == [
+        (0, 20)
+    ]

@@ -11,7 +11,7 @@ import pytest
 from optuna.trial import TrialState
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.replay._loop import (
     PLAIN,
     LoopMetrics,
@@ -152,8 +152,8 @@ def test_every_sampler_proposes(name: str) -> None:
 def test_a_condemned_trial_is_pruned_and_its_device_opens_another() -> None:
     """Those that still run, or were never condemned, are left alone."""
     policy = Stopping({1, 2})
-    runs = (RunView(number=1, state="parked"), RunView(number=2, state="running"))
-    decision = policy.decide(Snapshot(runs=runs))
+    trials = (TrialView(number=1, state="parked"), TrialView(number=2, state="running"))
+    decision = policy.decide(Snapshot(trials=trials))
     assert decision == Decision(pruned=(1,))
 
 
@@ -233,13 +233,13 @@ def test_the_table_has_means_over_seeds_then_over_sets() -> None:
         "asha-stop": [(0.3, 0.3), (0.3, 0.3)],
         "hermes": [(0.1, 0.3), (0.05, 0.05)],
     }
-    runs = [
+    trials = [
         loop_run(name, policy, seed, pair[seed])
         for policy, pairs in anys.items()
         for name, pair in zip("ab", pairs, strict=True)
         for seed in (0, 1)
     ]
-    rows = {row.policy: row for row in loop_table(runs)}
+    rows = {row.policy: row for row in loop_table(trials)}
     assert list(rows) == list(anys)
     assert rows["hermes"].means["any5"] == pytest.approx(0.1)
     assert rows["hermes"].means["trials_opened"] == pytest.approx(10)
@@ -257,7 +257,7 @@ def test_a_table_without_rivals_has_no_ratios() -> None:
 def test_every_set_policy_and_seed_is_run() -> None:
     """One result for each, with its name."""
     sets = [valley(8, 2, name) for name in ("a", "b")]
-    runs = list(run_loops(sets, ("fifo", "hermes"), LoopSetup(budget=2), (0, 1)))
-    keys = [(run.curve_set, run.policy, run.seed) for run in runs]
+    trials = list(run_loops(sets, ("fifo", "hermes"), LoopSetup(budget=2), (0, 1)))
+    keys = [(trial.curve_set, trial.policy, trial.seed) for trial in trials]
     assert len(set(keys)) == len(keys) == 8
     assert keys[0] == ("a", "fifo", 0)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from optuna_hermes.model import Elastic, RunView
+from optuna_hermes.model import Elastic, TrialView
 
 
-def test_a_run_is_given_what_it_wants_unless_it_is_elastic() -> None:
-    """Without limits of its own a run takes just the devices it wants."""
+def test_a_trial_is_given_what_it_wants_unless_it_is_elastic() -> None:
+    """Without limits of its own a trial takes just the devices it wants."""
     stretch = Elastic(batch_size=8, batch_sizes=(4, 64), devices=(1, 4))
-    assert RunView(number=0, state="pending", devices_wanted=3).device_range == (3, 3)
-    assert RunView(number=0, state="pending", elastic=stretch).device_range == (1, 4)
+    assert TrialView(number=0, state="pending", devices_wanted=3).device_range == (3, 3)
+    assert TrialView(number=0, state="pending", elastic=stretch).device_range == (1, 4)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_later_state_takes_the_place_of_one_that_waits(
     assert not saver.busy
 
 
-def test_what_cannot_be_stored_is_the_run_s_end(tmp_path: Path) -> None:
+def test_what_cannot_be_stored_is_the_trials_end(tmp_path: Path) -> None:
     """Waiting would not help."""
     saver = Saver(FakeSession(checkpoint_dir=tmp_path), RUN)
     saver.begin({"object": object()}, units=1)
@@ -178,7 +178,7 @@ def test_as_another_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["disk", "host", "resident"])
-def test_a_run_that_should_be_stored_waits_where_it_is(
+def test_a_trial_that_should_be_stored_waits_where_it_is(
     first: Any, disk: FullDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It can be asked again, goes on unchanged, and is stored as there is room."""

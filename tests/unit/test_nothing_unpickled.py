@@ -40,7 +40,7 @@ LOADERS = {
     "torch": ("load",),
     "numpy": ("load",),
 }
-"""Whatever unpickles or runs; how a call may be harmless is in ``_is_harmless``."""
+"""Whatever unpickles or trials; how a call may be harmless is in ``_is_harmless``."""
 
 
 def dangerous(source: str) -> Iterator[str]:

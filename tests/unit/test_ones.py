@@ -23,14 +23,14 @@ from optuna_hermes.cluster.jobs import Job
 from optuna_hermes.cluster.ones_evolution import Evolution, Schedules
 from optuna_hermes.cluster.ones_field import Field
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Assignment, Curve, Device, Elastic, RunView, Snapshot, Speed
+from optuna_hermes.model import Assignment, Curve, Device, Elastic, Snapshot, Speed, TrialView
 from optuna_hermes.policies import LeastAttainedService, Ones, Policy
 from optuna_hermes.policies.step_model import fit_steps
 
 
-def run(
+def trial(
     number: int, units: int, left: int | None, seconds: float = 1.0, **fields: object
-) -> RunView:
+) -> TrialView:
     """A parked run that has had so many units."""
     steps = tuple(range(1, units + 1))
     curve = Curve(
@@ -38,7 +38,7 @@ def run(
         values=tuple(1.0 / step for step in steps),
         device_seconds=tuple(seconds * step for step in steps),
     )
-    view = RunView(
+    view = TrialView(
         number=number, state="parked" if units else "pending", curve=curve, units_left=left
     )
     return replace(view, **fields)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def cluster(n_devices: int, per_host: int = 4) -> tuple[Device, ...]:
 
 def given_out(snapshot: Snapshot, policy: Policy | None = None) -> dict[int | None, Assignment]:
     decision = (policy or Ones()).decide(snapshot)
-    return {each.run: each for each in decision.assignments}
+    return {each.trial: each for each in decision.assignments}
 
 
 # Who goes first
@@ -79,41 +79,41 @@ def given_out(snapshot: Snapshot, policy: Policy | None = None) -> dict[int | No
 
 def test_who_has_least_left_goes_first() -> None:
     """On one device the run with the smallest remaining utilisation is chosen, seconds counted."""
-    runs = (run(0, 5, 9), run(1, 5, 3), run(2, 5, 2, seconds=4.0))
-    assert list(given_out(Snapshot(devices=cluster(1), runs=runs))) == [1]
+    trials = (trial(0, 5, 9), trial(1, 5, 3), trial(2, 5, 2, seconds=4.0))
+    assert list(given_out(Snapshot(devices=cluster(1), trials=trials))) == [1]
 
 
-def test_a_run_that_diverged_goes_last() -> None:
+def test_a_trial_that_diverged_goes_last() -> None:
     """A loss that is no number keeps nobody waiting, and trains where a device is left."""
-    good = run(0, 5, 100)
+    good = trial(0, 5, 100)
     curve = replace(good.curve, values=(*good.curve.values[:-1], math.nan))
-    diverged = run(1, 5, 1, curve=curve)
-    assert list(given_out(Snapshot(devices=cluster(1), runs=(good, diverged)))) == [0]
-    assert set(given_out(Snapshot(devices=cluster(2), runs=(good, diverged)))) == {0, 1}
+    diverged = trial(1, 5, 1, curve=curve)
+    assert list(given_out(Snapshot(devices=cluster(1), trials=(good, diverged)))) == [0]
+    assert set(given_out(Snapshot(devices=cluster(2), trials=(good, diverged)))) == {0, 1}
 
 
 def test_progress_that_is_not_told_is_drawn_once() -> None:
     """Another seed draws another order; the same seed, the same; a report draws anew."""
-    runs = tuple(run(number, 5, None) for number in range(8))
+    trials = tuple(trial(number, 5, None) for number in range(8))
     chosen = {
-        seed: next(iter(given_out(Snapshot(devices=cluster(1), runs=runs, seed=seed))))
+        seed: next(iter(given_out(Snapshot(devices=cluster(1), trials=trials, seed=seed))))
         for seed in range(8)
     }
     assert len(set(chosen.values())) > 1
     for seed, number in chosen.items():
-        again = Snapshot(devices=cluster(1), runs=runs[::-1], seed=seed, now=99.0)
+        again = Snapshot(devices=cluster(1), trials=trials[::-1], seed=seed, now=99.0)
         assert next(iter(given_out(again))) == number
 
 
 def test_what_took_as_long_before_is_expected_again() -> None:
     """Runs with the parameters of one that is over are expected to take its units."""
     over = tuple(
-        replace(run(10 + i, units, 0), state="done", params={"depth": depth})
+        replace(trial(10 + i, units, 0), state="done", params={"depth": depth})
         for i, (depth, units) in enumerate([(1, 6), (9, 600)])
     )
-    short, long = run(0, 5, None, params={"depth": 1}), run(1, 5, None, params={"depth": 9})
+    short, long = trial(0, 5, None, params={"depth": 1}), trial(1, 5, None, params={"depth": 9})
     for seed in range(20):
-        snapshot = Snapshot(devices=cluster(1), runs=(long, short), finished=over, seed=seed)
+        snapshot = Snapshot(devices=cluster(1), trials=(long, short), finished=over, seed=seed)
         assert list(given_out(snapshot)) == [0]
 
 
@@ -124,16 +124,16 @@ def test_devices_go_where_they_are_of_use() -> None:
     """The one that has less left goes first, but the other one gets what it has no use for."""
     scales = elastic(*speeds(0.01, 0.0, 0.0, (1, 1024), (4, 1024)))
     stuck = elastic(*speeds(0.0, 10.24, 0.5, (1, 1024), (4, 1024)))
-    runs = (run(0, 1, 9, elastic=scales), run(1, 1, 3, elastic=stuck))
-    found = given_out(Snapshot(devices=cluster(4), runs=runs))
+    trials = (trial(0, 1, 9, elastic=scales), trial(1, 1, 3, elastic=stuck))
+    found = given_out(Snapshot(devices=cluster(4), trials=trials))
     assert {number: len(each.devices) for number, each in found.items()} == {0: 3, 1: 1}
 
 
-def test_a_run_is_tried_on_twice_what_it_was_measured_with() -> None:
+def test_a_trial_is_tried_on_twice_what_it_was_measured_with() -> None:
     """Never more: devices beyond stay with those that are known to use them, or idle."""
     measured = elastic(*speeds(0.01, 0.1, 0.0, (1, 64), (2, 64)), most=16)
     (found,) = given_out(
-        Snapshot(devices=cluster(16), runs=(run(0, 1, 9, elastic=measured),))
+        Snapshot(devices=cluster(16), trials=(trial(0, 1, 9, elastic=measured),))
     ).values()
     assert len(found.devices) == 4
     assert found.batch_size == 128
@@ -144,20 +144,20 @@ def test_the_batch_follows_the_noise() -> None:
     measured = speeds(0.001, 0.01, 0.0, (1, 16), (1, 1024))
     sizes = []
     for noise in (1.0, 100.0, 1e6):
-        view = run(0, 1, 1, elastic=elastic(*measured, noise=noise))
-        found = given_out(Snapshot(devices=cluster(1), runs=(view,)))
+        view = trial(0, 1, 1, elastic=elastic(*measured, noise=noise))
+        found = given_out(Snapshot(devices=cluster(1), trials=(view,)))
         sizes.append(found[0].batch_size)
     assert sizes == sorted(sizes, key=lambda size: size or 0)
     assert (sizes[0], sizes[-1]) == (16, 1024)
 
 
 def test_a_batch_doubles_until_that_is_of_no_use() -> None:
-    """Without noise a run is tried with twice the batch, and keeps what proved to be best."""
+    """Without noise a trial is tried with twice the batch, and keeps what proved to be best."""
     tried = [Speed(devices=1, batch_size=16, step_seconds=0.4)]
     taken = []
     for _ in range(5):
-        view = run(0, 1, 9, elastic=replace(elastic(*tried, noise=None), batch_size=16))
-        (found,) = Ones().decide(Snapshot(devices=cluster(1), runs=(view,))).assignments
+        view = trial(0, 1, 9, elastic=replace(elastic(*tried, noise=None), batch_size=16))
+        (found,) = Ones().decide(Snapshot(devices=cluster(1), trials=(view,))).assignments
         assert found.batch_size is not None
         taken.append(found.batch_size)
         # Past 64 samples a device takes as long for each of them, and a little longer.
@@ -167,46 +167,46 @@ def test_a_batch_doubles_until_that_is_of_no_use() -> None:
     assert max(taken) <= 512
 
 
-def test_runs_that_are_not_elastic_keep_what_they_want() -> None:
+def test_trials_that_are_not_elastic_keep_what_they_want() -> None:
     """A fixed run gets just its devices and no batch size, and waits if they are not there."""
-    pair = run(0, 5, 2, devices_wanted=2)
-    found = given_out(Snapshot(devices=cluster(4), runs=(pair,)))
+    pair = trial(0, 5, 2, devices_wanted=2)
+    found = given_out(Snapshot(devices=cluster(4), trials=(pair,)))
     assert (len(found[0].devices), found[0].batch_size) == (2, None)
-    assert given_out(Snapshot(devices=cluster(1), runs=(pair,))) == {}
+    assert given_out(Snapshot(devices=cluster(1), trials=(pair,))) == {}
 
 
-def test_a_run_that_one_host_holds_is_on_one() -> None:
-    """Devices of a run are side by side, whoever else is there."""
+def test_a_trial_that_one_host_holds_is_on_one() -> None:
+    """Devices of a trial are side by side, whoever else is there."""
     wanted = (3, 2, 4, 3, 2, 2)
-    runs = tuple(run(i, 1, 5, devices_wanted=n) for i, n in enumerate(wanted))
-    found = given_out(Snapshot(devices=cluster(16), runs=runs))
-    assert all(len(each.devices) == wanted[each.run or 0] for each in found.values())
+    trials = tuple(trial(i, 1, 5, devices_wanted=n) for i, n in enumerate(wanted))
+    found = given_out(Snapshot(devices=cluster(16), trials=trials))
+    assert all(len(each.devices) == wanted[each.trial or 0] for each in found.values())
     assert len({id_.split(":")[0] for id_ in found[2].devices}) == 1
 
 
 # What a change costs
 
 
-def holding(view: RunView, *devices: str) -> RunView:
+def holding(view: TrialView, *devices: str) -> TrialView:
     return replace(view, waiting_since=50.0, tier="resident", device=devices[0], devices=devices)
 
 
-def test_a_run_stays_unless_a_change_wins_enough() -> None:
+def test_a_trial_stays_unless_a_change_wins_enough() -> None:
     """Who sits on devices keeps them while it is not a tenth faster elsewhere."""
     measured = elastic(*speeds(0.01, 3.0, 0.4, (1, 16), (1, 1024), (3, 1024), (4, 1024)))
-    sits = holding(run(0, 1, 9, elastic=measured), "0:1", "0:2", "0:3")
-    snapshot = Snapshot(now=50.0, devices=cluster(4), runs=(sits,))
+    sits = holding(trial(0, 1, 9, elastic=measured), "0:1", "0:2", "0:3")
+    snapshot = Snapshot(now=50.0, devices=cluster(4), trials=(sits,))
     assert given_out(snapshot)[0].devices == ("0:1", "0:2", "0:3")
     assert len(given_out(snapshot, Ones(gate=0.0))[0].devices) == 4
 
 
 def test_what_a_restart_costs_is_counted() -> None:
     """A run that is nearly over is not worth a restart that takes longer."""
-    sits = holding(run(0, 5, 12), "0:0")
-    comes = run(1, 5, 10, switch_cost_seconds=0.0)
-    snapshot = Snapshot(now=50.0, devices=cluster(1), runs=(sits, comes))
+    sits = holding(trial(0, 5, 12), "0:0")
+    comes = trial(1, 5, 10, switch_cost_seconds=0.0)
+    snapshot = Snapshot(now=50.0, devices=cluster(1), trials=(sits, comes))
     assert list(given_out(snapshot)) == [1]
-    dear = replace(snapshot, runs=(sits, replace(comes, switch_cost_seconds=30.0)))
+    dear = replace(snapshot, trials=(sits, replace(comes, switch_cost_seconds=30.0)))
     assert list(given_out(dear)) == [0]
 
 
@@ -216,16 +216,16 @@ def test_what_a_restart_costs_is_counted() -> None:
 @pytest.mark.parametrize("memory", [None, [], "x", {"plans": 3}, {"plans": [7, {"0:0": "?"}]}])
 def test_the_memory_of_another_policy_does_no_harm(memory: object) -> None:
     """What cannot be read is as if nothing were remembered."""
-    snapshot = Snapshot(devices=cluster(2), runs=(run(0, 1, 5), run(1, 1, 5)), memory=memory)
+    snapshot = Snapshot(devices=cluster(2), trials=(trial(0, 1, 5), trial(1, 1, 5)), memory=memory)
     assert set(given_out(snapshot)) == {0, 1}
 
 
 def test_the_best_schedules_are_remembered() -> None:
-    """Each is the run of every device, as JSON, and begins the next decision."""
-    runs = tuple(run(number, 1, 5) for number in range(3))
-    decision = Ones().decide(Snapshot(devices=cluster(2), runs=runs))
+    """Each is the trial of every device, as JSON, and begins the next decision."""
+    trials = tuple(trial(number, 1, 5) for number in range(3))
+    decision = Ones().decide(Snapshot(devices=cluster(2), trials=trials))
     plan = decision.memory["plans"][0]
-    assert plan == {id_: each.run for each in decision.assignments for id_ in each.devices}
+    assert plan == {id_: each.trial for each in decision.assignments for id_ in each.devices}
 
 
 def test_settings_are_checked() -> None:
@@ -323,9 +323,9 @@ def test_no_generation_loses_the_best() -> None:
 
 
 def test_contenders_are_those_with_least_left() -> None:
-    """Of many runs those that have least to do compete, whatever their numbers are."""
-    runs = tuple(run(number, 5, 100 - number) for number in range(50))
-    found = contenders(Snapshot(devices=cluster(1), runs=runs), 5)
+    """Of many trials those that have least to do compete, whatever their numbers are."""
+    trials = tuple(trial(number, 5, 100 - number) for number in range(50))
+    found = contenders(Snapshot(devices=cluster(1), trials=trials), 5)
     assert [each.number for each in found] == [49, 48, 47, 46, 45]
 
 

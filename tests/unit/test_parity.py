@@ -15,14 +15,14 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Send, Tick
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.model import Assignment, Decision, Device, RunView, Snapshot, Unstarted
+from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 from optuna_hermes.simulator import Cluster, CurveSet, FixedList, Recording, SwitchCosts
 from support.broker import FakeBroker
 
 CURVES = "OPTUNA_HERMES_CURVES"
-COSTS = SwitchCosts(fraction=0.004, resident_runs=1_000)
-"""No run has to leave its device's memory, as on the broker's CPU slots."""
+COSTS = SwitchCosts(fraction=0.004, resident_trials=1_000)
+"""No trial has to leave its device's memory, as on the broker's CPU slots."""
 
 Start = tuple[float, str, int]
 """When a unit was begun, where, and of which trial."""
@@ -128,7 +128,7 @@ class Player:
         return COSTS.seconds(unit, "resident" if self.seat[number] == device else "host")
 
     def seconds(self, assignment: Assignment) -> float:
-        number = self.opened if assignment.run is None else assignment.run
+        number = self.opened if assignment.trial is None else assignment.trial
         unit = self.recordings[number].seconds[self.units[number]]
         return unit + self.cost(number, assignment.devices[0])
 
@@ -266,19 +266,27 @@ def check_parity(policy: str, recordings: list[Recording], n_devices: int, *, fi
 def comparable(snapshot: Snapshot) -> dict[int, object]:
     """What a policy may build on, whoever asks it; device time to a billionth of a second.
 
-    A broker knows no more of a run than it was told with a report, and what a switch will cost
+    A broker knows no more of a trial than it was told with a report, and what a switch will cost
     only from those it has seen.
     """
-    return {run.number: told(run) for run in (*snapshot.runs, *snapshot.finished)}
+    return {trial.number: told(trial) for trial in (*snapshot.trials, *snapshot.finished)}
 
 
-def told(run: RunView) -> object:
-    known = (run.units_left, dict(run.params)) if run.curve.units else None
-    since = run.waiting_since if run.state == "parked" else None
-    seconds = [round(each, 9) for each in (run.attained_seconds, *run.curve.device_seconds)]
-    values = np.array(run.curve.values).tobytes()
+def told(trial: TrialView) -> object:
+    known = (trial.units_left, dict(trial.params)) if trial.curve.units else None
+    since = trial.waiting_since if trial.state == "parked" else None
+    seconds = [round(each, 9) for each in (trial.attained_seconds, *trial.curve.device_seconds)]
+    values = np.array(trial.curve.values).tobytes()
     return (
-        *(run.state, run.tier, run.device, run.bound_to, run.submitted, since, run.curve.steps),
+        *(
+            trial.state,
+            trial.tier,
+            trial.device,
+            trial.bound_to,
+            trial.submitted,
+            since,
+            trial.curve.steps,
+        ),
         *(values, seconds, known),
     )
 

@@ -215,7 +215,7 @@ def test_values_of_a_process_that_died_are_written_by_the_next(tmp_path: Path) -
 def test_a_file_that_cannot_be_read_is_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever is in it, the run goes on, and says so."""
+    """Whatever is in it, the trial goes on, and says so."""
     file = tmp_path / "unwritten.json"
     file.write_text("[[3,")
     Reports(lambda *each: None).keep_in(file, 7)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.model import Curve, Device, RunView, Snapshot, Unstarted
+from optuna_hermes.model import Curve, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import POLICIES, Fifo, Hermes, Policy, RoundRobin, make_policy
 
 
@@ -19,30 +19,30 @@ def curve(values: Sequence[float]) -> Curve:
     return Curve(steps=steps, values=tuple(values), device_seconds=tuple(map(float, steps)))
 
 
-def parked(number: int, *values: float, since: float = 0.0) -> RunView:
-    return RunView(number=number, state="parked", curve=curve(values), waiting_since=since)
+def parked(number: int, *values: float, since: float = 0.0) -> TrialView:
+    return TrialView(number=number, state="parked", curve=curve(values), waiting_since=since)
 
 
-def pending(number: int, submitted: float = 0.0) -> RunView:
-    return RunView(number=number, state="pending", submitted=submitted)
+def pending(number: int, submitted: float = 0.0) -> TrialView:
+    return TrialView(number=number, state="pending", submitted=submitted)
 
 
 def decide(
     policy: Policy,
-    *runs: RunView,
+    *trials: TrialView,
     devices: int = 1,
     unstarted: int | None = 0,
     fixed: bool = False,
-    finished: tuple[RunView, ...] = (),
+    finished: tuple[TrialView, ...] = (),
 ) -> list[int | None]:
-    """Which runs get the devices, best first."""
+    """Which trials get the devices, best first."""
     snapshot = Snapshot(
         devices=tuple(Device(id=f"cpu:{index}", free=True) for index in range(devices)),
-        runs=runs,
+        trials=trials,
         finished=finished,
         unstarted=Unstarted(count=unstarted, fixed=fixed),
     )
-    return [assignment.run for assignment in policy.decide(snapshot).assignments]
+    return [assignment.trial for assignment in policy.decide(snapshot).assignments]
 
 
 def replay(
@@ -85,8 +85,8 @@ def test_fifo_runs_each_trial_to_its_end() -> None:
 
 def test_fifo_prefers_started_then_admitted_then_new() -> None:
     """A started run keeps going before an admitted one, and that before a new trial."""
-    runs = (pending(1, submitted=5.0), pending(2, submitted=4.0), parked(3, 1.0))
-    assert decide(Fifo(), *runs, devices=4, unstarted=9) == [3, 2, 1, None]
+    trials = (pending(1, submitted=5.0), pending(2, submitted=4.0), parked(3, 1.0))
+    assert decide(Fifo(), *trials, devices=4, unstarted=9) == [3, 2, 1, None]
 
 
 # Round-robin
@@ -100,14 +100,14 @@ def test_round_robin_goes_round() -> None:
 
 def test_round_robin_opens_before_anybody_goes_on() -> None:
     """Trials that are not opened yet have waited longest, created or not."""
-    runs = (parked(0, 1.0, since=1.0), pending(1))
-    assert decide(RoundRobin(), *runs, devices=3, unstarted=1) == [1, None, 0]
+    trials = (parked(0, 1.0, since=1.0), pending(1))
+    assert decide(RoundRobin(), *trials, devices=3, unstarted=1) == [1, None, 0]
 
 
-def test_round_robin_without_a_bound_on_trials_goes_on_with_runs() -> None:
-    """Trials without end are opened only on devices that no run waits for."""
-    runs = (parked(0, 1.0, since=2.0), parked(1, 1.0, since=1.0))
-    assert decide(RoundRobin(), *runs, devices=3, unstarted=None) == [1, 0, None]
+def test_round_robin_without_a_bound_on_trials_goes_on_with_trials() -> None:
+    """Trials without end are opened only on devices that no trial waits for."""
+    trials = (parked(0, 1.0, since=2.0), parked(1, 1.0, since=1.0))
+    assert decide(RoundRobin(), *trials, devices=3, unstarted=None) == [1, 0, None]
 
 
 # Hermes
@@ -115,7 +115,7 @@ def test_round_robin_without_a_bound_on_trials_goes_on_with_runs() -> None:
 
 def test_harmonic_rank_by_hand() -> None:
     """The order is that of ``(place * lead) ** 0.75 * units``, worked out by hand."""
-    runs = (
+    trials = (
         # Age 3, behind 4 now and then; falls to 0.25, and 4 is at 0.1: (2 * 2), 2.83 * 3 = 8.49
         parked(0, 0.9, 0.5, 0.4),
         # Age 2, behind 0 and 4 now and then; falls to 0.4, 4 is lower: (3 * 2), 3.83 * 2 = 7.67
@@ -125,8 +125,8 @@ def test_harmonic_rank_by_hand() -> None:
         # Age 1, behind all others now and then: (5 * 5), 11.2 * 1 = 11.2
         parked(3, 1.0),
     )
-    over = RunView(number=4, state="done", curve=curve([0.6, 0.3, 0.2, 0.1]))
-    assert decide(Hermes(), *runs, devices=4, finished=(over,)) == [2, 1, 0, 3]
+    over = TrialView(number=4, state="done", curve=curve([0.6, 0.3, 0.2, 0.1]))
+    assert decide(Hermes(), *trials, devices=4, finished=(over,)) == [2, 1, 0, 3]
 
 
 def test_a_trial_that_will_overtake_goes_before_one_that_has_settled() -> None:
@@ -149,10 +149,10 @@ def test_a_trial_that_got_worse_is_no_longer_in_the_way() -> None:
 def test_an_expensive_trial_waits_longer_but_not_as_much_longer() -> None:
     """With four times the seconds a unit a trial is treated as if it had twice the units."""
 
-    def at(number: int, value: float, units: int, seconds: float) -> RunView:
+    def at(number: int, value: float, units: int, seconds: float) -> TrialView:
         steps = tuple(range(1, units + 1))
         used = tuple(seconds * step for step in steps)
-        return RunView(
+        return TrialView(
             number=number,
             state="parked",
             curve=Curve(steps=steps, values=(value,) * units, device_seconds=used),
@@ -165,7 +165,7 @@ def test_an_expensive_trial_waits_longer_but_not_as_much_longer() -> None:
 
 def test_who_is_behind_late_in_its_life_waits_longer() -> None:
     """Rank counts for more, the more of a trial's life is over; unknown lives are young."""
-    over = RunView(number=9, state="done", curve=curve([0.1] * 8))
+    over = TrialView(number=9, state="done", curve=curve([0.1] * 8))
     half, young = parked(0, 0.5, 0.5, 0.5, 0.5), parked(1, 0.7, 0.7, 0.7)
     # (2 * 2) ** 0.75 * 4 = 11.3 of trial 0 is below (3 * 3) ** 0.75 * 3 = 15.6 of trial 1; with
     # half of its life over it is (2 * 2) ** (0.75 * 1.5) * 4 * 0.5 ** 0.25 = 16.0.
@@ -182,11 +182,11 @@ def test_what_is_about_to_end_is_brought_to_its_end() -> None:
     assert decide(policy, replace(late, units_left=2), parked(1, *[0.5] * 5)) == [1]
 
 
-def test_thousands_of_runs_are_ordered_as_if_all_were_compared() -> None:
+def test_thousands_of_trials_are_ordered_as_if_all_were_compared() -> None:
     """Indices that are put off until they matter change no order."""
     rng = np.random.default_rng(0)
     units = rng.integers(1, 4, 600).tolist()
-    runs = [
+    trials = [
         replace(
             parked(number, *np.round(rng.random(count), 2).tolist()),
             units_left=None if number % 3 else number % 5,
@@ -194,27 +194,27 @@ def test_thousands_of_runs_are_ordered_as_if_all_were_compared() -> None:
         for number, count in enumerate(units)
     ]
 
-    def index(run: RunView) -> tuple[float, int]:
-        age, own = run.curve.units, run.curve.values[-1]
-        before = run.curve.values[-1 - age // 2]
+    def index(trial: TrialView) -> tuple[float, int]:
+        age, own = trial.curve.units, trial.curve.values[-1]
+        before = trial.curve.values[-1 - age // 2]
         goal = own - max(0.0, before - own) * (age / 2 / max(1, age // 2))
-        lower = [r for r in runs if r.curve.units >= age and r.curve.values[age - 1] < own]
+        lower = [r for r in trials if r.curve.units >= age and r.curve.values[age - 1] < own]
         lead = 1 + sum(r.curve.values[-1] < goal for r in lower)
-        place = 1 + sum(r.curve.values[-1] < own for r in runs)
-        over = 0.0 if run.units_left is None else age / (age + run.units_left)
-        return float((place * lead) ** (0.75 * (1 + over)) * age * (1 - over) ** 0.25), run.number
+        place = 1 + sum(r.curve.values[-1] < own for r in trials)
+        over = 0.0 if trial.units_left is None else age / (age + trial.units_left)
+        return float((place * lead) ** (0.75 * (1 + over)) * age * (1 - over) ** 0.25), trial.number
 
-    expected = [run.number for run in sorted(runs, key=index)]
-    assert decide(Hermes(), *runs, devices=40) == expected[:40]
+    expected = [trial.number for trial in sorted(trials, key=index)]
+    assert decide(Hermes(), *trials, devices=40) == expected[:40]
 
 
 def test_running_trials_count_in_ranks() -> None:
-    """A trial that runs elsewhere still lets others rank behind it."""
-    runs = (parked(0, 0.5, 0.5, 0.5), parked(1, 0.6))
-    faster = RunView(number=2, state="running", curve=curve([0.1]))
-    assert decide(Hermes(), *runs) == [1]
+    """A trial that trials elsewhere still lets others rank behind it."""
+    trials = (parked(0, 0.5, 0.5, 0.5), parked(1, 0.6))
+    faster = TrialView(number=2, state="running", curve=curve([0.1]))
+    assert decide(Hermes(), *trials) == [1]
     # Age 1 of trial 1: rank 3, 5.20 > 3, where without trial 2 it had rank 2, 2.83 < 3.
-    assert decide(Hermes(), *runs, faster) == [0]
+    assert decide(Hermes(), *trials, faster) == [0]
 
 
 def test_equal_indices_go_to_the_earlier_trial() -> None:
@@ -227,8 +227,8 @@ def test_equal_indices_go_to_the_earlier_trial() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_diverged_ranks_last(value: float) -> None:
     """A NaN or infinite value ranks behind everything, even where nobody else is as old."""
-    runs = (parked(0, 0.1, value), parked(1, 0.9), parked(2, 0.5), parked(3, 0.7))
-    assert decide(Hermes(), *runs, devices=4) == [2, 3, 1, 0]
+    trials = (parked(0, 0.1, value), parked(1, 0.9), parked(2, 0.5), parked(3, 0.7))
+    assert decide(Hermes(), *trials, devices=4) == [2, 3, 1, 0]
 
 
 def test_every_trial_of_a_fixed_list_gets_its_first_unit() -> None:
@@ -237,15 +237,15 @@ def test_every_trial_of_a_fixed_list_gets_its_first_unit() -> None:
     assert trace == [0, 1, 2, 0]
 
 
-def test_a_run_without_a_report_goes_first() -> None:
+def test_a_trial_without_a_report_goes_first() -> None:
     """A first unit that was interrupted is finished before anything is ranked or opened."""
-    runs = (parked(0, 0.1), parked(1), pending(2))
-    assert decide(Hermes(), *runs, devices=4, unstarted=1, fixed=True) == [1, 2, None, 0]
-    assert decide(Hermes(opening=0.0), *runs, devices=4, unstarted=1) == [1, 2, None, 0]
+    trials = (parked(0, 0.1), parked(1), pending(2))
+    assert decide(Hermes(), *trials, devices=4, unstarted=1, fixed=True) == [1, 2, None, 0]
+    assert decide(Hermes(opening=0.0), *trials, devices=4, unstarted=1) == [1, 2, None, 0]
 
 
 @pytest.mark.parametrize(
-    ("runs", "expected"),
+    ("trials", "expected"),
     [
         # One trial opened: index 1, the second is opened at 0.25 * 2 ** 1.5 = 0.71.
         ([parked(0, 0.5)], None),
@@ -258,22 +258,22 @@ def test_a_run_without_a_report_goes_first() -> None:
     ],
 )
 def test_a_trial_is_opened_once_the_smallest_index_is_large_enough(
-    runs: list[RunView], expected: int | None
+    trials: list[TrialView], expected: int | None
 ) -> None:
     """A sampler that learns is asked for trial m + 1 at the threshold, not before."""
-    assert decide(Hermes(opening=0.25), *runs, unstarted=99) == [expected]
+    assert decide(Hermes(opening=0.25), *trials, unstarted=99) == [expected]
 
 
 def test_admitted_trials_are_opened_before_new_ones_and_as_late() -> None:
     """An admitted trial that never ran counts as not opened."""
-    runs = (parked(0, 0.5), parked(1, 0.6), pending(2))
-    assert decide(Hermes(opening=0.25), *runs, unstarted=9) == [0]
+    trials = (parked(0, 0.5), parked(1, 0.6), pending(2))
+    assert decide(Hermes(opening=0.25), *trials, unstarted=9) == [0]
     assert decide(Hermes(opening=0.25), parked(0, 0.5), pending(2), unstarted=9) == [2]
 
 
 def test_finished_trials_count_as_opened() -> None:
     """The threshold grows with all trials that were ever opened."""
-    over = tuple(RunView(number=n, state="done", curve=curve([0.9])) for n in (1, 2, 3))
+    over = tuple(TrialView(number=n, state="done", curve=curve([0.9])) for n in (1, 2, 3))
     assert decide(Hermes(opening=0.25), parked(0, 0.5), unstarted=9, finished=over) == [0]
 
 
@@ -285,8 +285,8 @@ def test_several_devices_are_decided_one_after_another() -> None:
 
 
 def test_an_idle_device_opens_a_trial_whatever_the_threshold() -> None:
-    """Where no run waits a trial is opened."""
-    busy = RunView(number=0, state="running", curve=curve([0.5]))
+    """Where no trial waits a trial is opened."""
+    busy = TrialView(number=0, state="running", curve=curve([0.5]))
     assert decide(Hermes(opening=1e9), busy, unstarted=None) == [None]
 
 
@@ -319,33 +319,33 @@ def test_bad_settings_are_refused(arguments: dict[str, object]) -> None:
 # Places
 
 
-def test_a_run_stays_where_it_is() -> None:
+def test_a_trial_stays_where_it_is() -> None:
     """Runs that sit on a free device get that one, also against the order of ranks."""
-    here = RunView(number=0, state="parked", curve=curve([0.9]), device="cpu:0")
-    there = RunView(number=1, state="parked", curve=curve([0.1]), device="cpu:1")
-    anywhere = RunView(number=2, state="stored", curve=curve([0.05]))
+    here = TrialView(number=0, state="parked", curve=curve([0.9]), device="cpu:0")
+    there = TrialView(number=1, state="parked", curve=curve([0.1]), device="cpu:1")
+    anywhere = TrialView(number=2, state="stored", curve=curve([0.05]))
     snapshot = Snapshot(
         devices=tuple(Device(id=f"cpu:{index}", free=True) for index in range(3)),
-        runs=(here, there, anywhere),
+        trials=(here, there, anywhere),
     )
-    places = {given.run: given.devices for given in Hermes().decide(snapshot).assignments}
+    places = {given.trial: given.devices for given in Hermes().decide(snapshot).assignments}
     assert places == {0: ("cpu:0",), 1: ("cpu:1",), 2: ("cpu:2",)}
 
 
-def test_a_run_makes_room_for_one_that_is_bound() -> None:
+def test_a_trial_makes_room_for_one_that_is_bound() -> None:
     """A run that fits anywhere leaves its device to one that fits nowhere else."""
-    best = RunView(number=0, state="parked", curve=curve([0.1]), device="cpu:1")
-    bound = RunView(number=1, state="parked", curve=curve([0.9]), bound_to=("cpu:1",))
+    best = TrialView(number=0, state="parked", curve=curve([0.1]), device="cpu:1")
+    bound = TrialView(number=1, state="parked", curve=curve([0.9]), bound_to=("cpu:1",))
     snapshot = Snapshot(
-        devices=(Device(id="cpu:0", free=True), Device(id="cpu:1", free=True)), runs=(best, bound)
+        devices=(Device(id="cpu:0", free=True), Device(id="cpu:1", free=True)), trials=(best, bound)
     )
-    places = {given.run: given.devices for given in Hermes().decide(snapshot).assignments}
+    places = {given.trial: given.devices for given in Hermes().decide(snapshot).assignments}
     assert places == {0: ("cpu:0",), 1: ("cpu:1",)}
 
 
-def test_a_run_that_fits_nowhere_is_passed_over() -> None:
+def test_a_trial_that_fits_nowhere_is_passed_over() -> None:
     """The device goes to the next best run that can use it."""
-    bound = RunView(number=0, state="parked", curve=curve([0.1]), bound_to=("cpu:5",))
+    bound = TrialView(number=0, state="parked", curve=curve([0.1]), bound_to=("cpu:5",))
     assert decide(Hermes(), bound, parked(1, 0.9)) == [1]
 
 

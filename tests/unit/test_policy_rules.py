@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Curve, Device, RunView, Snapshot, Unstarted
+from optuna_hermes.model import Curve, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import (
     Asha,
     FreezeThaw,
@@ -43,31 +43,31 @@ def trace_of(policy: Policy, *trainings: Sequence[float], n_devices: int = 1) ->
     return [each.number for each in trace.slices]
 
 
-def parked(number: int, *values: float, since: float = 0.0, device: str | None = None) -> RunView:
+def parked(number: int, *values: float, since: float = 0.0, device: str | None = None) -> TrialView:
     steps = tuple(range(1, len(values) + 1))
     curve = Curve(steps=steps, values=values, device_seconds=tuple(map(float, steps)))
-    return RunView(number=number, state="parked", curve=curve, waiting_since=since, device=device)
+    return TrialView(number=number, state="parked", curve=curve, waiting_since=since, device=device)
 
 
 def decide(
     policy: Policy,
-    *runs: RunView,
+    *trials: TrialView,
     devices: int = 1,
     unstarted: Unstarted | None = None,
-    finished: tuple[RunView, ...] = (),
+    finished: tuple[TrialView, ...] = (),
     now: float = 100.0,
     seed: int = 0,
 ) -> list[int | None]:
-    """Which runs get the devices, best first."""
+    """Which trials get the devices, best first."""
     snapshot = Snapshot(
         now=now,
         seed=seed,
         devices=tuple(Device(id=f"cpu:{index}", free=True) for index in range(devices)),
-        runs=runs,
+        trials=trials,
         finished=finished,
         unstarted=unstarted or Unstarted(),
     )
-    return [assignment.run for assignment in policy.decide(snapshot).assignments]
+    return [assignment.trial for assignment in policy.decide(snapshot).assignments]
 
 
 # ASHA
@@ -84,17 +84,17 @@ def test_asha_by_hand() -> None:
 def test_asha_compares_what_was_reported_at_the_rung() -> None:
     """A trial that got worse, or better, after a rung still counts there as it was at the rung."""
     better_later = parked(0, 0.9, 0.9, 0.9, 0.1)
-    worse_later = RunView(number=1, state="done", curve=parked(1, 0.1, 0.9).curve)
-    runs = (parked(2, 0.2), parked(3, 0.8), parked(4, 0.5), parked(5, 0.7))
+    worse_later = TrialView(number=1, state="done", curve=parked(1, 0.1, 0.9).curve)
+    trials = (parked(2, 0.2), parked(3, 0.8), parked(4, 0.5), parked(5, 0.7))
     # Six have reached rung 1, the best two are 1 and 2.
-    busy = RunView(number=0, state="running", curve=better_later.curve)
+    busy = TrialView(number=0, state="running", curve=better_later.curve)
     new = Unstarted(count=9, fixed=True)
-    assert decide(Asha(), busy, *runs, finished=(worse_later,), unstarted=new) == [2]
-    assert decide(Asha(), busy, *runs[1:], finished=(worse_later,), unstarted=new) == [None]
+    assert decide(Asha(), busy, *trials, finished=(worse_later,), unstarted=new) == [2]
+    assert decide(Asha(), busy, *trials[1:], finished=(worse_later,), unstarted=new) == [None]
 
 
 def test_asha_looks_from_the_highest_rung_down() -> None:
-    """A promotion further up goes first, and a run between two rungs before any."""
+    """A promotion further up goes first, and a trial between two rungs before any."""
     low = [parked(number, 0.1 * number) for number in range(1, 4)]
     high = [parked(number, 9.0, 9.0, 9.0 - number) for number in range(4, 7)]
     assert decide(Asha(), *low, *high, devices=3) == [6, 1, 2]
@@ -104,8 +104,8 @@ def test_asha_looks_from_the_highest_rung_down() -> None:
 def test_asha_promotes_the_earlier_of_equal_trials_and_nan_last() -> None:
     """Ties in a rung go to the smaller number; no number is worse than any number."""
     new = Unstarted(count=1)
-    runs = [parked(number, 0.5) for number in (3, 1, 2)]
-    assert decide(Asha(), *runs, unstarted=new) == [1]
+    trials = [parked(number, 0.5) for number in (3, 1, 2)]
+    assert decide(Asha(), *trials, unstarted=new) == [1]
     diverged = [parked(number, value) for number, value in ((0, math.nan), (1, -math.inf))]
     assert decide(Asha(), *diverged, parked(2, 1e9), unstarted=new) == [2]
 
@@ -178,8 +178,8 @@ def test_las_serves_its_queues_in_order() -> None:
     assert trace_of(las, *[[0] * 4] * 3) == [0, 1, 2, 0, 1, 2, 0, 0, 1, 1, 2, 2]
 
 
-def test_las_lets_a_run_climb_that_has_waited() -> None:
-    """After waiting as long as it was served a run is in the first queue, for one slice."""
+def test_las_lets_a_trial_climb_that_has_waited() -> None:
+    """After waiting as long as it was served a trial is in the first queue, for one slice."""
     las = LeastAttainedService(thresholds=(2,), patience=1.0)
     assert trace_of(las, *[[0] * 4] * 3) == [0, 1, 2] * 4
 
@@ -201,12 +201,12 @@ def test_las_opens_a_samplers_trial_when_its_first_queue_is_empty() -> None:
     assert decide(las, young, old, devices=3, unstarted=fixed) == [None, None, 0]
 
 
-def attained(number: int, seconds: float) -> RunView:
+def attained(number: int, seconds: float) -> TrialView:
     """A run with a unit a second that has just stopped."""
     values = (0.0,) * int(seconds)
     steps = tuple(range(1, 1 + len(values)))
     curve = Curve(steps=steps, values=values, device_seconds=tuple(map(float, steps)))
-    return RunView(
+    return TrialView(
         number=number,
         state="parked",
         curve=curve,
@@ -231,18 +231,18 @@ def test_convergence_by_hand() -> None:
 
 def test_hermes_slope_prefers_the_fastest() -> None:
     """Who falls fastest goes first, who rises or diverges last, newcomers before all."""
-    runs = (
+    trials = (
         parked(0, 1.0, 1.1, 1.2),
         parked(1, 1.0, 0.5, 0.4),
         parked(2, 1.0, 0.9, 0.8),
         parked(3, 1.0, 0.1, math.nan),
         parked(4, 5.0),
     )
-    assert decide(HermesSlope(), *runs, devices=5) == [4, 1, 2, 0, 3]
+    assert decide(HermesSlope(), *trials, devices=5) == [4, 1, 2, 0, 3]
 
 
-def test_hermes_slope_keeps_a_run_unless_another_is_clearly_faster() -> None:
-    """The run whose slice has just ended stays within the hysteresis, and no further."""
+def test_hermes_slope_keeps_a_trial_unless_another_is_clearly_faster() -> None:
+    """The trial whose slice has just ended stays within the hysteresis, and no further."""
     here = parked(1, 1.0, 0.8, since=100.0, device="cpu:0")
     assert decide(HermesSlope(smoothing=1.0), here, parked(0, 1.0, 0.79)) == [1]
     assert decide(HermesSlope(smoothing=1.0), here, parked(0, 1.0, 0.77)) == [0]
@@ -274,7 +274,7 @@ def test_slaq_falls_back_to_the_last_change() -> None:
     assert predicted_reduction((1.0, 2.0, 3.0, 4.0, 5.0)) == 0.0
 
 
-def test_slaq_measures_a_run_by_its_own_changes() -> None:
+def test_slaq_measures_a_trial_by_its_own_changes() -> None:
     """A loss in other units promises the same; newcomers promise 1, diverged runs nothing."""
     values = (8.0, 5.0, 4.0, 3.5, 3.4)
     promised = predicted_reduction(values)
@@ -320,9 +320,9 @@ def test_forecasts_further_off_are_less_certain() -> None:
 )
 def test_the_scale_of_a_loss_means_nothing(table: list[list[int]], policy: Policy) -> None:
     """A loss that is multiplied by a power of two leads to the same order."""
-    runs = [parked(n, *map(float, values)) for n, values in enumerate(table)]
+    trials = [parked(n, *map(float, values)) for n, values in enumerate(table)]
     scaled = [parked(n, *(v * 2.0**20 for v in values)) for n, values in enumerate(table)]
-    assert decide(policy, *runs, devices=3) == decide(policy, *scaled, devices=3)
+    assert decide(policy, *trials, devices=3) == decide(policy, *scaled, devices=3)
 
 
 @pytest.mark.parametrize("acquisition", ["random-horizon", "expected-improvement"])
@@ -339,15 +339,15 @@ def test_freeze_thaw_goes_on_with_what_will_be_lower(acquisition: str) -> None:
 def test_freeze_thaw_draws_from_seed_and_units() -> None:
     """The target changes with the seed and with every unit, and with nothing else."""
     # The first is sure to be a little better, the second may be far better.
-    runs = [parked(0, 0.5, 0.31, 0.3, 0.299), parked(1, 1.5, 0.9, 0.6, 0.4)]
-    chosen = [decide(FreezeThaw(), *runs, seed=seed)[0] for seed in range(40)]
+    trials = [parked(0, 0.5, 0.31, 0.3, 0.299), parked(1, 1.5, 0.9, 0.6, 0.4)]
+    chosen = [decide(FreezeThaw(), *trials, seed=seed)[0] for seed in range(40)]
     assert set(chosen) == {0, 1}
-    assert chosen == [decide(FreezeThaw(), *runs, seed=seed, now=3.0)[0] for seed in range(40)]
+    assert chosen == [decide(FreezeThaw(), *trials, seed=seed, now=3.0)[0] for seed in range(40)]
     elsewhere = [
-        RunView(number=9, state="done", curve=parked(9, *[9.0] * units).curve)
+        TrialView(number=9, state="done", curve=parked(9, *[9.0] * units).curve)
         for units in range(1, 40)
     ]
-    by_units = {decide(FreezeThaw(), *runs, finished=(over,))[0] for over in elsewhere}
+    by_units = {decide(FreezeThaw(), *trials, finished=(over,))[0] for over in elsewhere}
     assert by_units == {0, 1}
 
 
@@ -362,29 +362,29 @@ def test_a_fixed_list_is_opened_first(policy: Policy) -> None:
 
 @pytest.mark.parametrize("policy", BY_CURVES, ids=ids)
 @pytest.mark.parametrize(
-    ("n_runs", "units", "opens"),
+    ("n_trials", "units", "opens"),
     # Trial m + 1 is due at (m + 1) ** (4 / 3) units: 2.52 for the second, 4.33 for the third.
     [(1, 2, False), (1, 3, True), (2, 4, False), (2, 5, True)],
 )
 def test_a_samplers_trial_is_opened_when_it_is_due(
-    policy: Policy, n_runs: int, units: int, opens: bool
+    policy: Policy, n_trials: int, units: int, opens: bool
 ) -> None:
     """The more units there are in all, the more trials are opened, and not before."""
-    first = parked(0, *(1.0 / unit for unit in range(1, units - n_runs + 2)))
-    runs = [first, *(parked(number, 0.9) for number in range(1, n_runs))]
-    chosen = decide(policy, *runs, unstarted=Unstarted(count=None))
+    first = parked(0, *(1.0 / unit for unit in range(1, units - n_trials + 2)))
+    trials = [first, *(parked(number, 0.9) for number in range(1, n_trials))]
+    chosen = decide(policy, *trials, unstarted=Unstarted(count=None))
     assert (chosen == [None]) == opens
     assert len(chosen) == 1
 
 
 @pytest.mark.parametrize("policy", BY_CURVES, ids=ids)
 def test_an_idle_device_opens_a_trial(policy: Policy) -> None:
-    """Where no run waits a trial is opened, due or not; a first unit is finished before."""
-    busy = RunView(number=0, state="running", curve=parked(0, 1.0).curve)
+    """Where no trial waits a trial is opened, due or not; a first unit is finished before."""
+    busy = TrialView(number=0, state="running", curve=parked(0, 1.0).curve)
     assert decide(policy, busy, unstarted=Unstarted(count=None)) == [None]
     unreported = parked(1)
-    runs = (parked(0, *[1.0] * 99), unreported)
-    assert decide(policy, *runs, unstarted=Unstarted(count=9, fixed=True)) == [1]
+    trials = (parked(0, *[1.0] * 99), unreported)
+    assert decide(policy, *trials, unstarted=Unstarted(count=9, fixed=True)) == [1]
 
 
 # Settings

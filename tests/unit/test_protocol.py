@@ -69,7 +69,7 @@ from_client = st.one_of(
         max_alive=numbers,
         ended=st.dictionaries(numbers, st.sampled_from(["done", "failed"])),
         adopted=st.dictionaries(numbers, numbers),
-        trials=st.none() | numbers,
+        n_existing=st.none() | numbers,
         waiting=st.tuples(numbers),
         counted=st.none()
         | st.builds(

@@ -17,18 +17,18 @@ from optuna_hermes.cluster.job_metrics import measure_jobs
 from optuna_hermes.cluster.job_replay import ShortestRemaining
 from optuna_hermes.cluster.jobs import FixedWork, Job, JobRecord
 from optuna_hermes.cluster.similar import Service
-from optuna_hermes.model import Device, RunView, Snapshot, Unstarted
+from optuna_hermes.model import Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Fifo, Qssf, QssfNonPreemptive
 
 ONE = (Device(id="cpu:0", free=True),)
 
 
-def done(number: int, seconds: float, **params: object) -> RunView:
-    return RunView(number=number, state="done", attained_seconds=seconds, params=params)
+def done(number: int, seconds: float, **params: object) -> TrialView:
+    return TrialView(number=number, state="done", attained_seconds=seconds, params=params)
 
 
-def parked(number: int, attained: float, **params: object) -> RunView:
-    return RunView(
+def parked(number: int, attained: float, **params: object) -> TrialView:
+    return TrialView(
         number=number,
         state="parked",
         attained_seconds=attained,
@@ -38,7 +38,7 @@ def parked(number: int, attained: float, **params: object) -> RunView:
 
 
 def chosen(policy: Qssf, snapshot: Snapshot) -> list[int | None]:
-    return [each.run for each in policy.decide(snapshot).assignments]
+    return [each.trial for each in policy.decide(snapshot).assignments]
 
 
 LAYERS = [done(n, 100.0 * (1 + n % 4), layers=1 + n % 4) for n in range(40)]
@@ -76,26 +76,26 @@ def test_the_nearest_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_has_least_left_goes_first(lightgbm: bool) -> None:
     """A long trial that is nearly done goes before a short one that has just begun."""
-    runs = (parked(50, 380.0, layers=4), parked(51, 10.0, layers=1), parked(52, 10.0, layers=3))
+    trials = (parked(50, 380.0, layers=4), parked(51, 10.0, layers=1), parked(52, 10.0, layers=3))
     for left in ([50, 51, 52], [51, 52], [52]):
         snapshot = Snapshot(
-            devices=ONE, runs=tuple(r for r in runs if r.number in left), finished=tuple(LAYERS)
+            devices=ONE, trials=tuple(r for r in trials if r.number in left), finished=tuple(LAYERS)
         )
         assert chosen(Qssf(), snapshot) == left[:1]
 
 
 def test_a_trial_that_overran_is_expected_to_take_as_long_again() -> None:
     """After 300 s instead of 100 another 300 are expected, not nothing."""
-    runs = (parked(50, 300.0, layers=1), parked(51, 50.0, layers=3))
-    snapshot = Snapshot(devices=ONE, runs=runs, finished=tuple(LAYERS))
+    trials = (parked(50, 300.0, layers=1), parked(51, 50.0, layers=3))
+    snapshot = Snapshot(devices=ONE, trials=trials, finished=tuple(LAYERS))
     assert chosen(Qssf(), snapshot) == [51]
 
 
 def test_before_five_are_finished_the_least_attained_goes_first() -> None:
     """With four finished trials nothing is predicted, with five it is."""
-    runs = (parked(50, 30.0, layers=1), parked(51, 20.0, layers=4))
+    trials = (parked(50, 30.0, layers=1), parked(51, 20.0, layers=4))
     for n, expected in ((4, 51), (5, 50)):
-        assert chosen(Qssf(), Snapshot(devices=ONE, runs=runs, finished=tuple(LAYERS[:n]))) == [
+        assert chosen(Qssf(), Snapshot(devices=ONE, trials=trials, finished=tuple(LAYERS[:n]))) == [
             expected
         ]
 
@@ -104,23 +104,23 @@ def test_a_new_trial_is_a_typical_one() -> None:
     """It is opened when what waits is expected to take longer; at first only if nothing waits."""
     short, long = parked(50, 10.0, layers=1), parked(51, 10.0, layers=4)
     some = Unstarted(count=None)
-    for run, finished, expected in (
+    for trial, finished, expected in (
         (short, LAYERS, 50),
         (long, LAYERS, None),
         (long, LAYERS[:4], 51),
     ):
-        snapshot = Snapshot(devices=ONE, runs=(run,), finished=tuple(finished), unstarted=some)
+        snapshot = Snapshot(devices=ONE, trials=(trial,), finished=tuple(finished), unstarted=some)
         assert chosen(Qssf(), snapshot) == [expected]
-    fixed = Snapshot(devices=ONE, runs=(long,), unstarted=Unstarted(count=3, fixed=True))
+    fixed = Snapshot(devices=ONE, trials=(long,), unstarted=Unstarted(count=3, fixed=True))
     assert chosen(Qssf(), fixed) == [None], "a list is opened first"
 
 
 def test_who_has_begun_may_go_on_to_the_end() -> None:
     """As its authors run it, a short job waits for a long one that has begun."""
     long = parked(0, 1.0)
-    short = RunView(number=1, state="pending", submitted=5.0, expected_seconds=2.0)
-    runs = (long, short)
-    snapshot = Snapshot(devices=ONE, runs=runs, finished=tuple(LAYERS))
+    short = TrialView(number=1, state="pending", submitted=5.0, expected_seconds=2.0)
+    trials = (long, short)
+    snapshot = Snapshot(devices=ONE, trials=trials, finished=tuple(LAYERS))
     assert chosen(Qssf(), snapshot) == [1]
     assert chosen(QssfNonPreemptive(), snapshot) == [0]
 

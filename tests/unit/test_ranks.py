@@ -250,7 +250,7 @@ def test_one_checkpoint_is_made_of_all() -> None:
     assert run.saves == [(4, [{"rank": 0}, {"rank": 1}])]
 
 
-def test_all_leave_when_the_run_is_stored() -> None:
+def test_all_leave_when_the_trial_is_stored() -> None:
     """What the session raises is kept, and every rank unwinds."""
     run = Run(loop([True], [True], tries=1), Asking(error=Suspended("on disk")))
     assert repr(run.ranks.error) == "Suspended('on disk')"

@@ -337,7 +337,7 @@ def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], says: str) -> N
 
 
 def test_an_unknown_policy_is_answered_with_all_there_are() -> None:
-    """Those that run live, and those that only the simulator has."""
+    """Those that trial live, and those that only the simulator has."""
     with pytest.raises(UnknownPolicyError, match=r"hermes, .*oracle.* but got 'best'"):
         check_policy("best")
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from optuna_hermes.broker._core._order import MOST_ASKED, wanted_first
 from optuna_hermes.broker._core._residency import Sitter, clear, fits, make_room
-from optuna_hermes.model import Assignment, Curve, Decision, Device, RunView, Snapshot, Unstarted
+from optuna_hermes.model import Assignment, Curve, Decision, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 
 
 def sitter(number: int, takes_bytes: int | None = 10, **fields: Any) -> Sitter:
     """A run that can go anywhere, unless told otherwise."""
     known = {"tier": "resident", "moves": True, "stores": True} | fields
-    return Sitter(run=("s", number), takes_bytes=takes_bytes, **known)
+    return Sitter(trial=("s", number), takes_bytes=takes_bytes, **known)
 
 
 def gone(moves: dict[tuple[str, int], str]) -> dict[int, str]:
@@ -32,7 +32,7 @@ def gone(moves: dict[tuple[str, int], str]) -> dict[int, str]:
     ("free", "missing", "answer"),
     [(12, 10, True), (11, 10, False), (0, 0, True), (None, 10, None), (12, None, None)],
 )
-def test_a_run_fits_with_a_margin(free: int | None, missing: int | None, answer: Any) -> None:
+def test_a_trial_fits_with_a_margin(free: int | None, missing: int | None, answer: Any) -> None:
     """A fifth more must be free than is needed, and what is unknown is neither yes nor no."""
     assert fits(free, missing) is answer
 
@@ -51,17 +51,17 @@ def test_the_one_wanted_last_goes_first_and_no_more_than_needed() -> None:
 
 
 def test_host_memory_is_promised_once() -> None:
-    """What one run gets of the budget the next one does not get; it goes to disk."""
+    """What one trial gets of the budget the next one does not get; it goes to disk."""
     assert gone(make_room(20, [sitter(1), sitter(2)], 15)) == {1: "host", 2: "disk"}
 
 
-def test_a_run_that_cannot_go_is_passed_over() -> None:
+def test_a_trial_that_cannot_go_is_passed_over() -> None:
     """Neither moved nor stored: it stays, and the next one goes in its place."""
     stuck = sitter(1, moves=False, stores=False)
     assert gone(make_room(5, [stuck, sitter(2)], 100)) == {2: "host"}
 
 
-def test_a_run_of_unknown_size_gets_no_host_memory() -> None:
+def test_a_trial_of_unknown_size_gets_no_host_memory() -> None:
     """Nothing can be promised to it: it goes to disk, and does not count as freed memory."""
     assert gone(make_room(5, [sitter(1, None), sitter(2)], 100)) == {1: "disk", 2: "host"}
 
@@ -90,7 +90,7 @@ def test_nobody_leaves_host_memory_in_vain(waits: Sitter) -> None:
     assert gone(make_room(5, [waits, sitter(2)], 0)) == {2: "disk"}
 
 
-def test_a_run_gets_its_device_to_itself() -> None:
+def test_a_trial_gets_its_device_to_itself() -> None:
     """Everybody goes to disk, host memory included; who cannot be stored is moved at least."""
     sitters = [
         sitter(1),
@@ -105,13 +105,13 @@ def test_a_run_gets_its_device_to_itself() -> None:
 sitters = st.lists(
     st.builds(
         Sitter,
-        run=st.tuples(st.just("s"), st.integers(0, 1000)),
+        trial=st.tuples(st.just("s"), st.integers(0, 1000)),
         tier=st.sampled_from(["resident", "host"]),
         takes_bytes=st.none() | st.integers(0, 20),
         moves=st.booleans(),
         stores=st.booleans(),
     ),
-    unique_by=lambda each: each.run,
+    unique_by=lambda each: each.trial,
     max_size=8,
 )
 
@@ -120,12 +120,12 @@ sitters = st.lists(
 def test_no_move_that_cannot_be(sitters: list[Sitter], short: float, room: int) -> None:
     """Only who can goes there, the budget is never exceeded, and nobody goes without need."""
     for moves in (make_room(short, sitters, room), clear(sitters, room)):
-        by_run = {each.run: each for each in sitters}
-        promised = [by_run[run].takes_bytes for run, tier in moves.items() if tier == "host"]
+        by_trial = {each.trial: each for each in sitters}
+        promised = [by_trial[trial].takes_bytes for trial, tier in moves.items() if tier == "host"]
         assert None not in promised
         assert sum(promised) <= room  # type: ignore[arg-type]
-        for run, tier in moves.items():
-            goer = by_run[run]
+        for trial, tier in moves.items():
+            goer = by_trial[trial]
             assert goer.stores if tier == "disk" else goer.moves and goer.tier == "resident"
     if short <= 0:
         assert not make_room(short, sitters, room)
@@ -134,10 +134,10 @@ def test_no_move_that_cannot_be(sitters: list[Sitter], short: float, room: int) 
 # -- whom a policy will want first
 
 
-def parked(number: int, *values: float, since: float = 0.0) -> RunView:
+def parked(number: int, *values: float, since: float = 0.0) -> TrialView:
     units = tuple(range(1, len(values) + 1))
     curve = Curve(steps=units, values=values, device_seconds=units)
-    return RunView(
+    return TrialView(
         number=number,
         state="parked",
         curve=curve,
@@ -147,50 +147,50 @@ def parked(number: int, *values: float, since: float = 0.0) -> RunView:
     )
 
 
-def snapshot(*runs: RunView, **fields: Any) -> Snapshot:
+def snapshot(*trials: TrialView, **fields: Any) -> Snapshot:
     devices = (Device(id="GPU-0"), Device(id="GPU-1"))
-    return Snapshot(now=100.0, devices=devices, runs=runs, memory={"kept": 1}, **fields)
+    return Snapshot(now=100.0, devices=devices, trials=trials, memory={"kept": 1}, **fields)
 
 
 def test_round_robin_wants_first_who_has_waited_longest() -> None:
-    """The order is the policy's own, whatever devices the runs are bound to."""
-    runs = [parked(n, 0.5, since=since) for n, since in enumerate([3.0, 1.0, 2.0])]
+    """The order is the policy's own, whatever devices the trials are bound to."""
+    trials = [parked(n, 0.5, since=since) for n, since in enumerate([3.0, 1.0, 2.0])]
     decide = make_policy("round-robin").decide
-    assert wanted_first(decide, snapshot(*runs), {0, 1, 2}) == [1, 2, 0]
+    assert wanted_first(decide, snapshot(*trials), {0, 1, 2}) == [1, 2, 0]
 
 
 def test_hermes_wants_first_who_ranks_best() -> None:
     """The best of three curves comes first, and a run that is not asked about is left out."""
-    runs = [parked(0, 0.9), parked(1, 0.1), parked(2, 0.5), parked(3, 0.05)]
-    assert wanted_first(make_policy("hermes").decide, snapshot(*runs), {0, 1, 2}) == [1, 2, 0]
+    trials = [parked(0, 0.9), parked(1, 0.1), parked(2, 0.5), parked(3, 0.05)]
+    assert wanted_first(make_policy("hermes").decide, snapshot(*trials), {0, 1, 2}) == [1, 2, 0]
 
 
-def test_a_run_that_still_trains_competes_as_if_it_had_stopped_now() -> None:
+def test_a_trial_that_still_trains_competes_as_if_it_had_stopped_now() -> None:
     """The leaving run has waited for no time at all."""
-    running = RunView(number=0, state="running", device="GPU-0")
+    running = TrialView(number=0, state="running", device="GPU-0")
     decide = make_policy("round-robin").decide
     assert wanted_first(decide, snapshot(running, parked(1, 0.5, since=99.0)), {0, 1}) == [1, 0]
 
 
 def test_who_ran_last_is_wanted_first_where_the_policy_does_not_say() -> None:
     """A policy that assigns nothing leaves the order of their last slices."""
-    runs = [parked(n, 0.5, since=since) for n, since in enumerate([3.0, 1.0, 2.0])]
-    assert wanted_first(lambda _: Decision(), snapshot(*runs), {0, 1, 2}) == [0, 2, 1]
+    trials = [parked(n, 0.5, since=since) for n, since in enumerate([3.0, 1.0, 2.0])]
+    assert wanted_first(lambda _: Decision(), snapshot(*trials), {0, 1, 2}) == [0, 2, 1]
 
 
-def test_a_policy_is_not_asked_about_more_runs_than_it_can_bear() -> None:
+def test_a_policy_is_not_asked_about_more_trials_than_it_can_bear() -> None:
     """Beyond a bound those that have not run for longest are wanted last, unasked."""
     asked = []
 
     def decide(snapshot: Snapshot) -> Decision:
-        asked.append(sorted(run.number for run in snapshot.runs if run.state == "parked"))
+        asked.append(sorted(trial.number for trial in snapshot.trials if trial.state == "parked"))
         assert snapshot.memory == {"kept": 1}
         assert snapshot.unstarted == Unstarted(count=0, fixed=True)
         (device,) = snapshot.devices
-        return Decision(assignments=(Assignment(run=asked[-1][0], devices=(device.id,)),))
+        return Decision(assignments=(Assignment(trial=asked[-1][0], devices=(device.id,)),))
 
-    runs = [parked(n, since=float(n)) for n in range(MOST_ASKED + 2)]
-    known = snapshot(*runs, unstarted=Unstarted(count=3, fixed=True))
+    trials = [parked(n, since=float(n)) for n in range(MOST_ASKED + 2)]
+    known = snapshot(*trials, unstarted=Unstarted(count=3, fixed=True))
     order = wanted_first(decide, known, set(range(MOST_ASKED + 2)))
     assert asked[0] == list(range(2, MOST_ASKED + 2))
     assert len(asked) == MOST_ASKED - 1
@@ -201,9 +201,9 @@ def test_a_policy_is_not_asked_about_more_runs_than_it_can_bear() -> None:
 @given(
     numbers=st.sets(st.integers(0, 30), max_size=20), values=st.lists(st.floats(0, 1), min_size=31)
 )
-def test_every_run_has_its_place(name: str, numbers: set[int], values: list[float]) -> None:
+def test_every_trial_has_its_place(name: str, numbers: set[int], values: list[float]) -> None:
     """Each run that is asked about appears once, whatever the policy."""
     policy: Policy = make_policy(name)
-    runs = [parked(n, values[n], since=values[n]) for n in range(31)]
-    order = wanted_first(policy.decide, snapshot(*runs), numbers)
+    trials = [parked(n, values[n], since=values[n]) for n in range(31)]
+    order = wanted_first(policy.decide, snapshot(*trials), numbers)
     assert sorted(order) == sorted(numbers)

@@ -6,8 +6,8 @@ import optuna
 import pytest
 
 from optuna_hermes import _optuna
-from optuna_hermes.ledger import CheckpointRecord, MemoryLedger, RunRecord
-from optuna_hermes.model import RunState
+from optuna_hermes.ledger import CheckpointRecord, MemoryLedger, TrialRecord
+from optuna_hermes.model import TrialStatus
 from optuna_hermes.workers._result import trial_results
 
 
@@ -19,11 +19,11 @@ def study() -> optuna.Study:
     return study
 
 
-def ledger_with(study: optuna.Study, state: RunState, *, stored: bool) -> MemoryLedger:
+def ledger_with(study: optuna.Study, state: TrialStatus, *, stored: bool) -> MemoryLedger:
     ledger = MemoryLedger()
     key = _optuna.study_key(study)
-    ledger.save_run(
-        RunRecord(
+    ledger.save_trial(
+        TrialRecord(
             study=key,
             number=0,
             trial_id=0,
@@ -56,7 +56,7 @@ def test_a_trial_that_never_reached_the_ledger_is_pending(study: optuna.Study) -
 @pytest.mark.parametrize("state", ["running", "parked"])
 @pytest.mark.parametrize(("stored", "shown"), [(True, "STORED"), (False, "PENDING")])
 def test_nothing_runs_when_the_call_is_over(
-    study: optuna.Study, state: RunState, stored: bool, shown: str
+    study: optuna.Study, state: TrialStatus, stored: bool, shown: str
 ) -> None:
     """Where the ledger still names a process, what counts is whether there is a checkpoint."""
     (trial,) = trial_results(study, ledger_with(study, state, stored=stored))
@@ -64,7 +64,7 @@ def test_nothing_runs_when_the_call_is_over(
 
 
 @pytest.mark.parametrize(("state", "shown"), [("running", "RUNNING"), ("parked", "PARKED")])
-def test_a_trial_of_plain_optuna_is_left_as_it_is(state: RunState, shown: str) -> None:
+def test_a_trial_of_plain_optuna_is_left_as_it_is(state: TrialStatus, shown: str) -> None:
     """Another process of the same study may well train while this call ends."""
     study = optuna.create_study()
     study.ask()

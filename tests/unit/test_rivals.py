@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.model import Curve, Device, RunView, Snapshot, Unstarted
+from optuna_hermes.model import Curve, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator import (
     RIVALS,
@@ -34,7 +34,7 @@ def flat(*levels: float, units: int = 4) -> list[Recording]:
     return [recording(*[level] * units) for level in levels]
 
 
-def run(policy: Policy, recordings: Sequence[Recording], n_devices: int = 1) -> Trace:
+def trial(policy: Policy, recordings: Sequence[Recording], n_devices: int = 1) -> Trace:
     return Cluster(policy, FixedList(recordings), n_devices=n_devices).run()
 
 
@@ -55,7 +55,7 @@ def test_every_rival_can_be_made() -> None:
     """Each name makes a policy that trains a list as far as its rule wants."""
     for name in RIVALS:
         trials = arrange(name, flat(0.3, 0.1, 0.2))
-        trace = run(make_rival(name, trials), trials)
+        trace = trial(make_rival(name, trials), trials)
         assert len(trace.finished) + len(trace.pruned) == 3
 
 
@@ -72,7 +72,7 @@ def test_an_unknown_rival_is_answered_with_the_known_ones() -> None:
 def test_whom_no_rule_stops_is_trained_in_order(name: str) -> None:
     """Trials that get better and better are run to their ends one after another."""
     trials = flat(0.5, 0.4, 0.3)
-    trace = run(make_rival(name, trials), trials)
+    trace = trial(make_rival(name, trials), trials)
     assert order(trace) == [0] * 4 + [1] * 4 + [2] * 4
     assert not trace.pruned
 
@@ -84,27 +84,27 @@ def test_asha_stops_at_rungs_only() -> None:
     """A trial that turns bad between two rungs is trained to the next one, and pruned there."""
     good = recording(*[0.5] * 10)
     late = recording(0.4, 0.9, 0.4, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.0)
-    trace = run(AshaStop(), [good, late])
+    trace = trial(AshaStop(), [good, late])
     assert units(trace) == [10, 9]
     assert trace.pruned == {1: 19.0}
 
 
 def test_asha_lets_a_third_go_on() -> None:
     """A place for the second best opens when the sixth trial comes to a rung."""
-    trace = run(AshaStop(), flat(0.1, 0.5, 0.6, 0.4, 0.3, 0.2))
+    trace = trial(AshaStop(), flat(0.1, 0.5, 0.6, 0.4, 0.3, 0.2))
     # The last one is second of six at the first rung, and second of two at the next.
     assert units(trace) == [4, 1, 1, 1, 1, 3]
 
 
 def test_asha_lets_equal_values_go_on_together() -> None:
     """Who is as good as the best is not behind it."""
-    assert not run(AshaStop(), flat(0.2, 0.2, 0.2)).pruned
+    assert not trial(AshaStop(), flat(0.2, 0.2, 0.2)).pruned
 
 
 def test_asha_stops_nan_and_does_not_count_it() -> None:
     """NaN never goes on, and takes nobody's place among those that came."""
     trials = flat(math.nan, math.nan, math.nan, 0.2, 0.3, 0.1)
-    trace = run(AshaStop(), trials)
+    trace = trial(AshaStop(), trials)
     assert units(trace) == [1, 1, 1, 4, 1, 4]
     # With the three NaN there would be six at the rung, and a place for the second best of them.
     assert set(trace.pruned) == {0, 1, 2, 4}
@@ -112,8 +112,8 @@ def test_asha_stops_nan_and_does_not_count_it() -> None:
 
 def test_asha_judges_by_what_has_come_so_far() -> None:
     """Of two that come at the same time, the one on the first device is judged before the other."""
-    assert not run(AshaStop(), flat(0.9, 0.1), n_devices=2).pruned
-    assert units(run(AshaStop(), flat(0.1, 0.9), n_devices=2)) == [4, 1]
+    assert not trial(AshaStop(), flat(0.9, 0.1), n_devices=2).pruned
+    assert units(trial(AshaStop(), flat(0.1, 0.9), n_devices=2)) == [4, 1]
 
 
 def test_asha_goes_on_after_a_failure() -> None:
@@ -162,18 +162,18 @@ def test_hyperband_compares_within_brackets() -> None:
     expected = [
         4 if number in firsts else 3 if brackets[number] else 1 for number in range(len(trials))
     ]
-    assert units(run(HyperbandStop(), trials)) == expected
+    assert units(trial(HyperbandStop(), trials)) == expected
 
 
 def test_hyperband_stops_nobody_while_no_length_is_known() -> None:
     """As in Optuna, brackets need the length of a training."""
     curve = Curve(steps=(1,), values=(9.0,), device_seconds=(1.0,))
     best = Curve(steps=(1,), values=(1.0,), device_seconds=(1.0,))
-    runs = tuple(
-        RunView(number=number, state="parked", curve=best if number == 0 else curve)
+    trials = tuple(
+        TrialView(number=number, state="parked", curve=best if number == 0 else curve)
         for number in range(20)
     )
-    snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), runs=runs)
+    snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), trials=trials)
     assert HyperbandStop().decide(snapshot).pruned == ()
 
 
@@ -182,39 +182,39 @@ def test_hyperband_stops_nobody_while_no_length_is_known() -> None:
 
 def test_median_waits_for_five() -> None:
     """Nobody is stopped before five trials were trained to their ends."""
-    trace = run(MedianStop(), flat(0.1, 0.2, 0.3, 0.4, 0.5, 0.35, 0.25))
+    trace = trial(MedianStop(), flat(0.1, 0.2, 0.3, 0.4, 0.5, 0.35, 0.25))
     assert units(trace) == [4, 4, 4, 4, 4, 1, 4]
 
 
 def test_median_counts_the_best_so_far() -> None:
     """A trial that was good once is not stopped for what it is now."""
     trials = [*flat(0.1, 0.2, 0.3, 0.4, 0.5), recording(0.9, 0.9, 0.9), recording(0.2, 9.0, 9.0)]
-    assert set(run(MedianStop(), trials).pruned) == {5}
+    assert set(trial(MedianStop(), trials).pruned) == {5}
 
 
 def test_median_takes_the_middle_of_an_even_number() -> None:
     """Of four ended trials at a unit the mean of the two in the middle counts; NaN does not."""
     ended = flat(0.0, 0.2, 0.4, 0.6, math.nan)
-    assert set(run(MedianStop(), [*ended, *flat(0.31)]).pruned) == {5}
-    assert not run(MedianStop(), [*ended, *flat(0.29)]).pruned
+    assert set(trial(MedianStop(), [*ended, *flat(0.31)]).pruned) == {5}
+    assert not trial(MedianStop(), [*ended, *flat(0.29)]).pruned
 
 
 def test_median_asks_only_those_that_got_as_far() -> None:
     """Beyond the ends of all others there is nobody to be compared with."""
     longer = recording(0.1, 0.1, 9.0, 9.0)
-    trace = run(MedianStop(), [*flat(0.1, 0.2, 0.3, 0.4, 0.5, units=2), longer])
+    trace = trial(MedianStop(), [*flat(0.1, 0.2, 0.3, 0.4, 0.5, units=2), longer])
     assert units(trace)[5] == 4
 
 
 def test_median_stops_who_reports_nothing_but_nan() -> None:
     """NaN is worse than any median."""
     trials = flat(0.1, 0.2, 0.3, 0.4, 0.5, math.nan)
-    assert set(run(MedianStop(), trials).pruned) == {5}
+    assert set(trial(MedianStop(), trials).pruned) == {5}
 
 
 def test_median_keeps_off_during_the_warm_up() -> None:
     """With warm-up steps the first units of a trial are not judged."""
-    trace = run(MedianStop(n_startup_trials=1, n_warmup_steps=3), flat(0.1, 0.5))
+    trace = trial(MedianStop(n_startup_trials=1, n_warmup_steps=3), flat(0.1, 0.5))
     assert units(trace) == [4, 3]
 
 
@@ -236,7 +236,7 @@ def test_the_oracle_trains_the_best_first() -> None:
     assert [trials.index(each) for each in sorted_trials] == [4, 1, 1, 0, 2]
     assert sorted_trials[1] is trials[1]
     assert sorted_trials[2] is trials[3]
-    trace = run(make_rival("oracle", sorted_trials), sorted_trials)
+    trace = trial(make_rival("oracle", sorted_trials), sorted_trials)
     assert order(trace) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
@@ -250,7 +250,7 @@ def test_other_lists_stay_as_they_are() -> None:
 def test_the_breadth_oracle_sees_every_trial_first() -> None:
     """One unit each in the order of the list, then the best to its end, then the next."""
     trials = [recording(0.1, 0.5), recording(0.9, 0.2), recording(0.5, 0.2), recording(0.6, 0.1)]
-    trace = run(make_rival("oracle-breadth", trials), trials)
+    trace = trial(make_rival("oracle-breadth", trials), trials)
     assert order(trace) == [0, 1, 2, 3, 3, 1, 2, 0]
 
 
@@ -260,18 +260,20 @@ def test_no_schedule_finds_the_best_before_the_oracle() -> None:
     seconds = {}
     for name in ("oracle", "oracle-breadth"):
         arranged = arrange(name, trials)
-        seconds[name] = measure(run(make_rival(name, arranged), arranged), arranged, 1).best_seconds
+        seconds[name] = measure(
+            trial(make_rival(name, arranged), arranged), arranged, 1
+        ).best_seconds
     assert seconds == {"oracle": 3.0, "oracle-breadth": 4.0 + 2.0}
 
 
 def test_an_oracle_over_proposals_learns_of_them_as_they_are_opened() -> None:
     """A list that grows is read as it is when the decision is taken."""
     known = flat(0.5)
-    runs = tuple(RunView(number=number, state="parked", tier="host") for number in range(2))
+    trials = tuple(TrialView(number=number, state="parked", tier="host") for number in range(2))
     snapshot = Snapshot(
-        devices=(Device(id="cpu:0", free=True),), runs=runs, unstarted=Unstarted(count=None)
+        devices=(Device(id="cpu:0", free=True),), trials=trials, unstarted=Unstarted(count=None)
     )
     policy = Oracle(known)
-    assert [each.run for each in policy.decide(snapshot).assignments] == [0]
+    assert [each.trial for each in policy.decide(snapshot).assignments] == [0]
     known.append(recording(0.1))
-    assert [each.run for each in policy.decide(snapshot).assignments] == [1]
+    assert [each.trial for each in policy.decide(snapshot).assignments] == [1]

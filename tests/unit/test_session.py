@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from optuna_hermes.broker import RunSession
+from optuna_hermes.broker import TrialSession
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _journal, _reconnecting, _session
 from optuna_hermes.errors import BrokerError
@@ -83,11 +83,11 @@ def brokers() -> Brokers:
 def connect(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """``connect(ask)`` makes a session with the first broker."""
     monkeypatch.setattr(_session, "_HEARD_SECONDS", 0.05)
-    made: list[RunSession] = []
+    made: list[TrialSession] = []
 
-    def make(ask: wire.Ready | wire.Register = READY) -> RunSession:
+    def make(ask: wire.Ready | wire.Register = READY) -> TrialSession:
         first: Any = brokers.last
-        made.append(RunSession(first, SPEC, ask, reconnect=brokers.next))
+        made.append(TrialSession(first, SPEC, ask, reconnect=brokers.next))
         return made[-1]
 
     yield make
@@ -100,7 +100,7 @@ def grant(epoch: int = 7, number: int | None = None) -> wire.Grant:
     return wire.Grant(epoch=epoch, devices=("cpu:0",), number=number, trial_id=number)
 
 
-def training(brokers: Brokers, session: RunSession, epoch: int = 7) -> None:
+def training(brokers: Brokers, session: TrialSession, epoch: int = 7) -> None:
     """The session trains a new trial, number 3."""
     brokers.last.say(grant(epoch))
     session.wait_for_grant()
@@ -131,7 +131,7 @@ def test_a_worker_that_waits_says_so_to_the_next_broker(
     assert session.wait_for_grant() == grant()
 
 
-def test_a_run_that_trains_says_all_that_may_not_have_been_written(
+def test_a_trial_that_trains_says_all_that_may_not_have_been_written(
     brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
 ) -> None:
     """Its lease, its reports and its checkpoints; what it says after that goes to the new one."""
@@ -208,7 +208,7 @@ def test_a_yield_of_the_dead_broker_is_still_obeyed(
 def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
 ) -> None:
-    """One for another lease does not count; the next broker hears which one the run has."""
+    """One for another lease does not count; the next broker hears which one the trial has."""
     session = connect()
     assert session.batch_size is None
     training(brokers, session)
@@ -233,7 +233,7 @@ def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     assert session.batch_size == 8
 
 
-def test_a_parked_run_waits_on_and_goes_on_by_a_lease_of_the_next_broker(
+def test_a_parked_trial_waits_on_and_goes_on_by_a_lease_of_the_next_broker(
     brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
 ) -> None:
     """It never leaves its process."""
@@ -255,7 +255,7 @@ def test_a_parked_run_waits_on_and_goes_on_by_a_lease_of_the_next_broker(
 def test_a_worker_that_is_refused_lets_go(
     brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
 ) -> None:
-    """At its next clean point it learns why, and says nothing more of the run."""
+    """At its next clean point it learns why, and says nothing more of the trial."""
     session = connect()
     training(brokers, session)
     after = lose(brokers, wait_for)
@@ -287,7 +287,7 @@ def test_a_plain_trial_that_is_refused_asks_for_a_new_turn(
     assert after.of(wire.FirstBatch)[-1].epoch == 11
 
 
-def test_without_any_broker_a_run_stops_in_the_end(
+def test_without_any_broker_a_trial_stops_in_the_end(
     brokers: Brokers, connect: Any, wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It trains on for a while; then it parks, and one that cannot be stored says why it ends."""
@@ -302,7 +302,7 @@ def test_without_any_broker_a_run_stops_in_the_end(
         session.park(None)
 
 
-def test_a_process_leaves_when_the_end_of_its_run_is_known(
+def test_a_process_leaves_when_the_end_of_its_trial_is_known(
     brokers: Brokers, connect: Any, wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the broker dies before it has said so, the next one is told too."""
@@ -342,8 +342,8 @@ def left_behind(folder: Path, *units: int, value: float = 0.5) -> None:
     _journal.keep(folder, said)
 
 
-def went_on(brokers: Brokers, session: RunSession, folder: Path, units: int) -> None:
-    """The next process of the run is granted what the ledger knows, and looks into its folder."""
+def went_on(brokers: Brokers, session: TrialSession, folder: Path, units: int) -> None:
+    """The next process of the trial is granted what the ledger knows, and looks into its folder."""
     known = wire.SavedCheckpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
     brokers.last.say(
         wire.Grant(epoch=9, devices=("cpu:0",), number=3, trial_id=3, checkpoints=(known,))
@@ -353,7 +353,7 @@ def went_on(brokers: Brokers, session: RunSession, folder: Path, units: int) -> 
     session.find()
 
 
-def test_a_run_goes_on_from_what_its_process_could_tell_nobody(
+def test_a_trial_goes_on_from_what_its_process_could_tell_nobody(
     brokers: Brokers, connect: Any, tmp_path: Path, wait_for: Callable[..., Any]
 ) -> None:
     """Checkpoint and reports are told under the new lease, and forgotten when they are kept."""
@@ -413,7 +413,7 @@ def test_a_value_that_is_no_number_costs_no_checkpoint(value: float, tmp_path: P
 def test_what_cannot_be_kept_or_read_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk, and a file that is damaged: the run goes on with what the ledger knows."""
+    """A full disk, and a file that is damaged: the trial goes on with what the ledger knows."""
     left_behind(tmp_path / "missing", 1)
     file = tmp_path / _journal.NAME
     file.write_bytes(msgspec.msgpack.encode({"at": "noon"}))

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Assignment, Decision, RunView, Snapshot, Unstarted
+from optuna_hermes.model import Assignment, Decision, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Policy, make_policy
 from optuna_hermes.simulator import (
     Cluster,
@@ -50,12 +50,12 @@ def free(snapshot: Snapshot) -> str:
     return device
 
 
-def waiting(snapshot: Snapshot) -> list[RunView]:
-    return [run for run in snapshot.runs if run.state != "running"]
+def waiting(snapshot: Snapshot) -> list[TrialView]:
+    return [trial for trial in snapshot.trials if trial.state != "running"]
 
 
-def give(run: int | None, device: str) -> Decision:
-    return Decision(assignments=(Assignment(run=run, devices=(device,)),))
+def give(trial: int | None, device: str) -> Decision:
+    return Decision(assignments=(Assignment(trial=trial, devices=(device,)),))
 
 
 def timetable(choices: Mapping[tuple[float, int], Choice]) -> Rule:
@@ -74,8 +74,8 @@ def lines(trace: Trace) -> list[Line]:
     return [(each.start, each.end, each.device, each.number, each.unit) for each in trace.slices]
 
 
-def view(snapshot: Snapshot, number: int) -> RunView:
-    (found,) = (run for run in snapshot.runs if run.number == number)
+def view(snapshot: Snapshot, number: int) -> TrialView:
+    (found,) = (trial for trial in snapshot.trials if trial.number == number)
     return found
 
 
@@ -132,7 +132,7 @@ class TestOneDevice:
         assert trace.decisions == 3
 
     def test_round_robin(self) -> None:
-        """Each slice of another run is a switch; the last run alone pays no more."""
+        """Each slice of another trial is a switch; the last trial alone pays no more."""
         source = FixedList([trial(9, 8, 7), trial(6, 5)])
         trace = Cluster(make_policy("round-robin"), source, costs=SwitchCosts(fraction=0.5)).run()
         assert lines(trace) == [
@@ -217,7 +217,7 @@ class TestTwoDevices:
 
 
 class TestIdle:
-    """What a run costs that its device waited for."""
+    """What a trial costs that its device waited for."""
 
     costs = SwitchCosts(fraction=0.5)
 
@@ -259,13 +259,13 @@ class TestIdle:
 class TestSnapshot:
     """What policies see."""
 
-    def test_a_run_over_its_life(self) -> None:
+    def test_a_trial_over_its_life(self) -> None:
         """Opened runs are running or parked, with their reports, device time and units left."""
         policy = timetable({(0, 0): None, (1.5, 0): None, (3, 0): 0, (4.5, 0): 1})
         recordings = [trial(8, 7), Recording(values=(6.0,), seconds=(1.0,), params={"lr": 0.1})]
         Cluster(policy, FixedList(recordings), costs=SwitchCosts(fraction=0.5), seed=7).run()
         first, second, third = policy.seen
-        assert first.runs == ()
+        assert first.trials == ()
         assert first.unstarted == Unstarted(count=2, fixed=True)
         assert (first.seed, second.now) == (7, 1.5)
         sits = view(second, 0)
@@ -284,7 +284,7 @@ class TestSnapshot:
     def test_memory_comes_back(self) -> None:
         """What a policy left in its decision is in its next snapshot, the first one's is None."""
         policy = Rule(
-            lambda s: replace(give(None, free(s)), memory=[*(s.memory or []), len(s.runs)])
+            lambda s: replace(give(None, free(s)), memory=[*(s.memory or []), len(s.trials)])
         )
         Cluster(policy, FixedList([trial(2), trial(1), trial(0)])).run()
         assert [snapshot.memory for snapshot in policy.seen] == [None, [0], [0, 0]]
@@ -293,7 +293,7 @@ class TestSnapshot:
 class TestPruning:
     """Runs that never go on."""
 
-    def test_a_pruned_run_is_over(self) -> None:
+    def test_a_pruned_trial_is_over(self) -> None:
         """It leaves the live runs for the finished ones, has no end, and its source hears of it."""
 
         class Listening(FixedList):
@@ -314,21 +314,21 @@ class TestPruning:
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 2.0, 0, 1, 1), (2.0, 3.0, 0, 1, 2)]
         assert (trace.pruned, trace.finished) == ({0: 1.0}, {1: 3.0})
         assert [(run.number, run.state) for run in policy.seen[2].finished] == [(0, "pruned")]
-        assert [run.number for run in policy.seen[2].runs] == [1]
+        assert [run.number for run in policy.seen[2].trials] == [1]
         assert source.heard == [(0, 1, 9), (0, True), (1, 1, 5), (1, 2, 4), (1, False)]
 
     def test_pruning_alone_leaves_the_device_idle(self) -> None:
-        """Who prunes the last run and opens none is done."""
+        """Who prunes the last trial and opens none is done."""
         policy = timetable({(0, 0): None, (1, 0): Decision(pruned=(0,))})
         trace = Cluster(policy, FixedList([trial(9, 8)])).run()
         assert (len(trace.slices), trace.pruned) == (1, {0: 1.0})
 
 
 class TestTiers:
-    """Seconds by where a run waits: a device and a host have room for one each."""
+    """Seconds by where a trial waits: a device and a host have room for one each."""
 
     costs = SwitchCosts(
-        resident_seconds=0.125, host_seconds=1, disk_seconds=10, resident_runs=1, host_runs=1
+        resident_seconds=0.125, host_seconds=1, disk_seconds=10, resident_trials=1, host_trials=1
     )
 
     def test_the_one_that_stopped_longest_ago_makes_room(self) -> None:
@@ -350,7 +350,7 @@ class TestTiers:
         """A run on disk is stored, the others are parked; each shows the price of its tier."""
         policy = Rule(lambda s: None if s.unstarted.any else "idle")
         Cluster(policy, FixedList([trial(2, 1)] * 4), costs=self.costs).run()
-        shown = [(r.tier, r.state, r.switch_cost_seconds) for r in policy.seen[-1].runs]
+        shown = [(r.tier, r.state, r.switch_cost_seconds) for r in policy.seen[-1].trials]
         assert shown == [
             ("disk", "stored", 10.0),
             ("host", "parked", 1.0),
@@ -363,7 +363,7 @@ class TestTiers:
         opening: dict[tuple[float, int], Choice] = dict.fromkeys((t, 0) for t in range(4))
         policy = timetable({**opening, (4, 0): 2, (5.125, 0): 1, (6.25, 0): 0})
         source = FixedList([trial(2, 1), trial(4, 3), trial(7, 6, 5), trial(8)])
-        trace = Cluster(policy, source, costs=replace(self.costs, resident_runs=2)).run()
+        trace = Cluster(policy, source, costs=replace(self.costs, resident_trials=2)).run()
         assert lines(trace)[4:] == [
             (4.0, 5.125, 0, 2, 2),
             (5.125, 6.25, 0, 1, 2),  # trial 2 leaves: there would be room for one more
@@ -384,7 +384,7 @@ class TestTiers:
 
     def test_who_sits_on_an_idle_device_is_not_pushed_out(self) -> None:
         """Devices without room for others keep their last run until another one trains there."""
-        costs = replace(self.costs, resident_runs=0)
+        costs = replace(self.costs, resident_trials=0)
         policy = timetable({(0, 0): None, (0, 1): None, (1, 1): None, (2, 0): 0})
         source = FixedList([trial(2, 1), trial(4, 3), trial(6)])
         trace = Cluster(policy, source, n_devices=2, costs=costs).run()
@@ -403,7 +403,7 @@ class TestTiers:
     def test_each_host_has_its_own_room(self, n_hosts: int, tiers: list[str]) -> None:
         """Two runs that left their devices share one host's memory, or have one each."""
         policy = Rule(lambda s: None if s.unstarted.any else "idle")
-        costs = replace(self.costs, resident_runs=0)
+        costs = replace(self.costs, resident_trials=0)
         source = FixedList([trial(2, 1)] * 4)
         Cluster(policy, source, n_devices=2, n_hosts=n_hosts, costs=costs).run()
         assert [view(policy.seen[-1], number).tier for number in (0, 1)] == tiers
@@ -414,7 +414,7 @@ class TestTiers:
         trace = Cluster(make_policy("fifo"), FixedList([trial(1)]), costs=costs).run()
         assert trace.finished == {0: 1.5}
 
-    @pytest.mark.parametrize("name", ["fraction", "host_seconds", "resident_runs"])
+    @pytest.mark.parametrize("name", ["fraction", "host_seconds", "resident_trials"])
     @pytest.mark.parametrize("value", [-1, math.nan, math.inf])
     def test_costs_are_numbers(self, name: str, value: float) -> None:
         """A price or a room that is negative or infinite is refused by its name."""
@@ -425,8 +425,8 @@ class TestTiers:
 class TestFailures:
     """Devices that fail."""
 
-    def test_the_unit_is_lost_and_the_run_goes_on_elsewhere(self) -> None:
-        """The other device takes the run up; the one that failed works again when it is back."""
+    def test_the_unit_is_lost_and_the_trial_goes_on_elsewhere(self) -> None:
+        """The other device takes the trial up; the one that failed works again when it is back."""
         source = FixedList([trial(3, 2), trial(1), trial(0)])
         failures = [Failure(at=0.5, device=0, seconds=2)]
         trace = Cluster(make_policy("fifo"), source, n_devices=2, failures=failures).run()
@@ -448,13 +448,13 @@ class TestFailures:
         costs = SwitchCosts(resident_seconds=0.25, disk_seconds=10)
         trace = Cluster(policy, source, costs=costs, failures=failures).run()
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 1.75, 0, 1, 0), (2.25, 13.25, 0, 0, 2)]
-        runs = policy.seen[2].runs
+        runs = policy.seen[2].trials
         assert [(run.tier, run.state, run.switch_cost_seconds) for run in runs] == [
             ("disk", "stored", 10.0)
         ] * 2
         assert [(run.curve.units, run.attained_seconds) for run in runs] == [(1, 1.0), (0, 0.75)]
 
-    def test_a_run_pays_for_the_device_it_had_before(self) -> None:
+    def test_a_trial_pays_for_the_device_it_had_before(self) -> None:
         """After a failure a device has to change run, to the same one too."""
         failures = [Failure(at=1.75, device=0, seconds=0.25)]
         costs = SwitchCosts(fraction=0.5)

@@ -37,8 +37,8 @@ class PrunesAtOnce(Policy):
     """First in, first out, but nobody gets a second unit."""
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        decision = make_policy("fifo").decide(replace(snapshot, runs=()))
-        return replace(decision, pruned=tuple(run.number for run in snapshot.runs))
+        decision = make_policy("fifo").decide(replace(snapshot, trials=()))
+        return replace(decision, pruned=tuple(trial.number for trial in snapshot.trials))
 
 
 def simulate(policy: Policy, n_devices: int = 1, fraction: float = 0.0) -> Trace:

@@ -85,16 +85,16 @@ def assert_one_after_another(
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=10, deadline=None)
 @given(work=WORKLOADS, n_devices=st.integers(1, 3), fraction=FRACTIONS)
-def test_switches_are_counted_where_a_device_changes_run(
+def test_switches_are_counted_where_a_device_changes_trial(
     name: str, work: list[Recording], n_devices: int, fraction: float
 ) -> None:
-    """A slice is a switch when the one before it on its device, or of its run, was another's."""
+    """A slice is a switch when the one before it on its device, or of its trial, was another's."""
     on_device: dict[int, int] = {}
-    of_run: dict[int, int] = {}
+    of_trial: dict[int, int] = {}
     for each in simulate(name, work, n_devices, fraction).slices:
         stayed = on_device.get(each.device) == each.number
-        assert each.switched == (not stayed or of_run[each.number] != each.device)
-        on_device[each.device], of_run[each.number] = each.number, each.device
+        assert each.switched == (not stayed or of_trial[each.number] != each.device)
+        on_device[each.device], of_trial[each.number] = each.number, each.device
 
 
 # -- another simulator -------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from optuna_hermes.model import (
     Device,
     Elastic,
     Resources,
-    RunView,
     Snapshot,
     Speed,
+    TrialView,
     Unstarted,
 )
 from optuna_hermes.policies import Smd
@@ -27,13 +27,13 @@ from optuna_hermes.policies import Smd
 GB = 1 << 30
 
 
-def run(number: int, left: int, units: int = 2, **fields: object) -> RunView:
-    """A parked run of one-second units."""
+def trial(number: int, left: int, units: int = 2, **fields: object) -> TrialView:
+    """A parked trial of one-second units."""
     steps = tuple(range(1, units + 1))
     curve = Curve(
         steps=steps, values=(0.5,) * units, device_seconds=tuple(float(step) for step in steps)
     )
-    view = RunView(
+    view = TrialView(
         number=number,
         state="parked" if units else "pending",
         curve=curve,
@@ -43,10 +43,10 @@ def run(number: int, left: int, units: int = 2, **fields: object) -> RunView:
     return replace(view, **fields)  # type: ignore[arg-type]
 
 
-def stored(number: int, left: int, gigabytes: float) -> RunView:
+def stored(number: int, left: int, gigabytes: float) -> TrialView:
     """A run on disk whose state would take so much host memory."""
     needs = Resources(host_bytes=int(gigabytes * GB))
-    return run(number, left, state="stored", tier="disk", needs=needs)
+    return trial(number, left, state="stored", tier="disk", needs=needs)
 
 
 def cluster(n_devices: int) -> tuple[Device, ...]:
@@ -54,8 +54,8 @@ def cluster(n_devices: int) -> tuple[Device, ...]:
 
 
 def chosen(snapshot: Snapshot) -> dict[int | None, int]:
-    """How many devices each run gets."""
-    return {each.run: len(each.devices) for each in Smd().decide(snapshot).assignments}
+    """How many devices each trial gets."""
+    return {each.trial: len(each.devices) for each in Smd().decide(snapshot).assignments}
 
 
 # The knapsack
@@ -65,29 +65,29 @@ items = st.lists(
 )
 
 
-def made(runs: list[list[tuple[float, int, int]]]) -> list[Item]:
+def made(trials: list[list[tuple[float, int, int]]]) -> list[Item]:
     return [
-        Item(run=run, devices=w, batch_size=None, value=value, weights=(float(w), m * 1e9))
-        for run, ways in enumerate(runs)
+        Item(trial=trial, devices=w, batch_size=None, value=value, weights=(float(w), m * 1e9))
+        for trial, ways in enumerate(trials)
         for value, w, m in ways
     ]
 
 
 def fits(found: list[Item], room: tuple[float, float]) -> bool:
     used = [sum(item.weights[place] for item in found) for place in (0, 1)]
-    once = len({item.run for item in found}) == len(found)
+    once = len({item.trial for item in found}) == len(found)
     return once and all(use <= there for use, there in zip(used, room, strict=True))
 
 
 @settings(max_examples=60, deadline=None)
-@given(runs=st.lists(items, min_size=1, max_size=4), memory=st.integers(0, 9))
+@given(trials=st.lists(items, min_size=1, max_size=4), memory=st.integers(0, 9))
 def test_nothing_that_fits_is_worth_more(
-    runs: list[list[tuple[float, int, int]]], memory: int
+    trials: list[list[tuple[float, int, int]]], memory: int
 ) -> None:
     """The exact knapsack finds what going through everything finds; the greedy one fits too."""
-    all_items, room = made(runs), (6.0, memory * 1e9)
+    all_items, room = made(trials), (6.0, memory * 1e9)
     ways = [
-        [None, *(item for item in all_items if item.run == index)] for index in range(len(runs))
+        [None, *(item for item in all_items if item.trial == index)] for index in range(len(trials))
     ]
     best = 0.0
     for picked in product(*ways):
@@ -102,10 +102,10 @@ def test_nothing_that_fits_is_worth_more(
     assert sum(item.value for item in greedy) <= best + 1e-9
 
 
-def test_the_greedy_one_puts_a_run_in_another_way_if_that_adds_most() -> None:
+def test_the_greedy_one_puts_a_trial_in_another_way_if_that_adds_most() -> None:
     """A run that took one device is given three when nobody else has a use for them."""
     found = Knapsack(made([[(0.5, 1, 0), (0.9, 3, 0)], [(0.05, 1, 0)]]), (4.0, 1.0)).greedy()
-    assert [(item.run, item.devices) for item in found] == [(0, 3), (1, 1)]
+    assert [(item.trial, item.devices) for item in found] == [(0, 3), (1, 1)]
 
 
 def test_what_is_worth_nothing_fills_what_is_left() -> None:
@@ -113,7 +113,7 @@ def test_what_is_worth_nothing_fills_what_is_left() -> None:
     knapsack = Knapsack(
         made([[(0.0, 2, 1)], [(0.5, 1, 1)], [(0.0, 2, 9)], [(0.0, 1, 0)]]), (4.0, 5e9)
     )
-    assert [item.run for item in knapsack.filled(knapsack.exact())] == [1, 0, 3]
+    assert [item.trial for item in knapsack.filled(knapsack.exact())] == [1, 0, 3]
 
 
 # The policy
@@ -130,14 +130,14 @@ def test_utility_is_a_half_at_the_target() -> None:
 
 def test_who_can_still_be_in_time_goes_first() -> None:
     """A run that is far too late anyway leaves the device to one that is not."""
-    late = run(0, 20, submitted=0.0)
-    timely = run(1, 20, submitted=980.0)
-    assert chosen(Snapshot(now=1000.0, devices=cluster(1), runs=(late, timely))) == {1: 1}
-    assert chosen(Snapshot(now=1000.0, devices=cluster(2), runs=(late, timely))) == {0: 1, 1: 1}
+    late = trial(0, 20, submitted=0.0)
+    timely = trial(1, 20, submitted=980.0)
+    assert chosen(Snapshot(now=1000.0, devices=cluster(1), trials=(late, timely))) == {1: 1}
+    assert chosen(Snapshot(now=1000.0, devices=cluster(2), trials=(late, timely))) == {0: 1, 1: 1}
 
 
 def test_devices_are_enumerated() -> None:
-    """A run gets the number of devices on which it is worth most, not as many as there are."""
+    """A trial gets the number of devices on which it is worth most, not as many as there are."""
 
     def speed(devices: int) -> Speed:
         seconds = 4.0 / devices + 0.25 * (devices - 1)
@@ -150,56 +150,56 @@ def test_devices_are_enumerated() -> None:
         unit_samples=640.0,
         speeds=(speed(1), speed(4), speed(8)),
     )
-    decision = Smd().decide(Snapshot(devices=cluster(16), runs=(run(0, 9, elastic=elastic),)))
+    decision = Smd().decide(Snapshot(devices=cluster(16), trials=(trial(0, 9, elastic=elastic),)))
     assert [len(each.devices) for each in decision.assignments] == [4]
 
 
-def test_more_runs_than_are_solved_exactly_are_packed_greedily() -> None:
+def test_more_trials_than_are_solved_exactly_are_packed_greedily() -> None:
     """A queue of a hundred gets all devices, and those with least left are first."""
-    runs = tuple(run(number, 100 - number) for number in range(100))
-    assert set(chosen(Snapshot(devices=cluster(4), runs=runs))) == {96, 97, 98, 99}
+    trials = tuple(trial(number, 100 - number) for number in range(100))
+    assert set(chosen(Snapshot(devices=cluster(4), trials=trials))) == {96, 97, 98, 99}
 
 
-def test_a_run_for_whose_state_there_is_no_memory_waits() -> None:
+def test_a_trial_for_whose_state_there_is_no_memory_waits() -> None:
     """A device stays empty rather than that more host memory is promised than there is."""
     room = Resources(host_bytes=5 * GB)
-    runs = (stored(0, 3, 4), stored(1, 4, 4), stored(2, 5, 1))
-    assert chosen(Snapshot(devices=cluster(3), runs=runs, room=room)) == {0: 1, 2: 1}
-    assert set(chosen(Snapshot(devices=cluster(3), runs=runs))) == {0, 1, 2}
+    trials = (stored(0, 3, 4), stored(1, 4, 4), stored(2, 5, 1))
+    assert chosen(Snapshot(devices=cluster(3), trials=trials, room=room)) == {0: 1, 2: 1}
+    assert set(chosen(Snapshot(devices=cluster(3), trials=trials))) == {0, 1, 2}
 
 
 def test_who_waits_in_memory_takes_no_more_of_it() -> None:
     """A run that was promised its memory keeps it, on a device and off it."""
     needs = Resources(host_bytes=4 * GB)
-    held = run(0, 3, tier="host", needs=needs)
+    held = trial(0, 3, tier="host", needs=needs)
     snapshot = Snapshot(
-        devices=cluster(2), runs=(held, stored(1, 2, 4)), room=Resources(host_bytes=5 * GB)
+        devices=cluster(2), trials=(held, stored(1, 2, 4)), room=Resources(host_bytes=5 * GB)
     )
     assert chosen(snapshot) == {0: 1}
 
 
-def test_one_run_trains_however_much_it_takes() -> None:
+def test_one_trial_trains_however_much_it_takes() -> None:
     """If nobody could train otherwise, one does; while somebody trains it waits."""
     room = Resources(host_bytes=GB)
-    runs = (stored(0, 3, 4), stored(1, 4, 4))
-    assert chosen(Snapshot(devices=cluster(2), runs=runs, room=room)) == {0: 1}
-    busy = RunView(number=9, state="running", device="cpu:9")
-    assert chosen(Snapshot(devices=cluster(2), runs=(*runs, busy), room=room)) == {}
+    trials = (stored(0, 3, 4), stored(1, 4, 4))
+    assert chosen(Snapshot(devices=cluster(2), trials=trials, room=room)) == {0: 1}
+    busy = TrialView(number=9, state="running", device="cpu:9")
+    assert chosen(Snapshot(devices=cluster(2), trials=(*trials, busy), room=room)) == {}
 
 
 def test_a_new_trial_is_expected_to_take_what_others_take() -> None:
-    """Where the known runs leave no room for another of their size, none is created."""
+    """Where the known trials leave no room for another of their size, none is created."""
     known = stored(0, 9, 3)
     for gigabytes, new in ((5, 0), (6, 1), (9, 2)):
         snapshot = Snapshot(
             devices=cluster(3),
-            runs=(known,),
+            trials=(known,),
             unstarted=Unstarted(count=5, fixed=True),
             room=Resources(host_bytes=gigabytes * GB),
         )
         given = Smd().decide(snapshot).assignments
-        assert sum(each.run is None for each in given) == new + (
-            known.number not in {a.run for a in given}
+        assert sum(each.trial is None for each in given) == new + (
+            known.number not in {a.trial for a in given}
         )
 
 
@@ -214,8 +214,8 @@ def test_no_more_is_promised_than_there_is(
     sizes: list[tuple[int, str]], memory: int, n_devices: int, workers: int
 ) -> None:
     """What runs on devices and in memory were promised fits, but for one that trains alone."""
-    runs = tuple(
-        run(
+    trials = tuple(
+        trial(
             number,
             number + 1,
             state="stored" if tier == "disk" else "parked",
@@ -225,7 +225,7 @@ def test_no_more_is_promised_than_there_is(
         for number, (size, tier) in enumerate(sizes)
     )
     room = Resources(host_bytes=memory * GB, cpu_workers=workers)
-    given = chosen(Snapshot(devices=cluster(n_devices), runs=runs, room=room))
+    given = chosen(Snapshot(devices=cluster(n_devices), trials=trials, room=room))
     promised = [s for n, (s, tier) in enumerate(sizes) if tier == "host" or n in given]
     kept = sum(size for size, tier in sizes if tier == "host")
     alone = len(given) == 1

@@ -58,7 +58,7 @@ def test_long_curves_are_thinned_out_and_keep_their_ends() -> None:
     assert len(trial.curve) == 40
     assert (trial.curve[0], trial.curve[-1]) == (1000.0, 501.0)
     assert (trial.units, trial.slope) == (500, -1.0)
-    plain = broker.state.status(broker.now)["studies"][0]["runs"][0]
+    plain = broker.state.status(broker.now)["studies"][0]["trials"][0]
     assert "curve" not in plain
 
 

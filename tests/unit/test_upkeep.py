@@ -19,7 +19,7 @@ from optuna_hermes.ledger import (
     CheckpointRecord,
     HostRecord,
     Ledger,
-    RunRecord,
+    TrialRecord,
     open_ledger,
 )
 
@@ -41,8 +41,8 @@ class House:
         trial = _optuna.open_trial(self.study)
         for step, value in enumerate(values, 1):
             trial.report(value, step)
-        self.ledger.save_run(
-            RunRecord(
+        self.ledger.save_trial(
+            TrialRecord(
                 study=self.key,
                 number=trial.number,
                 trial_id=_optuna.trial_id(trial),
@@ -104,8 +104,8 @@ def house(storage_url: str) -> Iterator[House]:
 
 
 def entry(key: str, driver_pid: int | None, **states: str) -> dict[str, Any]:
-    runs = [{"trial": int(name[1:]), "state": state} for name, state in states.items()]
-    return {"key": key, "driver_pid": driver_pid, "runs": runs}
+    trials = [{"trial": int(name[1:]), "state": state} for name, state in states.items()]
+    return {"key": key, "driver_pid": driver_pid, "trials": trials}
 
 
 # -- who holds what ----------------------------------------------------------------------------
@@ -127,8 +127,8 @@ def test_a_driver_holds_every_unfinished_trial(house: House) -> None:
     assert upkeep.held_trials(status, house.study, house.ledger) == {number}
 
 
-def test_without_a_driver_only_living_runs_are_held(house: House) -> None:
-    """A broker that still knows a study holds what has a process: running and parked runs."""
+def test_without_a_driver_only_living_trials_are_held(house: House) -> None:
+    """A broker that still knows a study holds what has a process: running and parked trials."""
     status = {"studies": [entry(house.key, None, t0="stored", t1="parked", t2="running")]}
     assert upkeep.held_trials(status, house.study, house.ledger) == {1, 2}
 
@@ -137,8 +137,10 @@ def test_what_a_living_broker_of_another_host_has_is_held(house: House) -> None:
     """Runs that belong to a broker which was heard of lately; what is nobody's can be finished."""
     house.ledger.beat(HostRecord(name="b", instance="b1"))
     for number, (state, owner) in enumerate([("running", "b1"), ("stored", None), ("done", "b1")]):
-        run = RunRecord(study=house.key, number=number, trial_id=number, state=state, owner=owner)
-        house.ledger.save_run(run, by=owner)
+        trial = TrialRecord(
+            study=house.key, number=number, trial_id=number, state=state, owner=owner
+        )
+        house.ledger.save_trial(trial, by=owner)
     assert upkeep.held_trials(None, house.study, house.ledger) == {0}
     house.ledger.forget_host("b1", dead_after_seconds=0.0)
     assert upkeep.held_trials(None, house.study, house.ledger) == frozenset()
@@ -155,20 +157,20 @@ def test_finish_completes_at_the_last_value(house: House) -> None:
     trial = house.study.trials[number]
     assert (trial.state, trial.value) == (TrialState.COMPLETE, 2.5)
     assert trial.user_attrs["hermes:state"] == "done"
-    (run,) = house.ledger.load_runs(house.key)
+    (run,) = house.ledger.load_trials(house.key)
     assert (run.state, run.tier, run.device_seconds) == ("done", None, 3.5)
     (event,) = house.ledger.load_events(house.key, number)
     assert (event.kind, event.detail) == ("finished", {"value": 2.5})
 
 
-def test_a_broker_that_owned_a_finished_run_does_so_no_more(house: House) -> None:
+def test_a_broker_that_owned_a_finished_trial_does_so_no_more(house: House) -> None:
     """What a broker that is gone still owns can be finished too."""
     number = house.suspended(1.0)
-    (run,) = house.ledger.load_runs(house.key)
-    house.ledger.save_run(dataclasses.replace(run, owner="gone"))
+    (trial,) = house.ledger.load_trials(house.key)
+    house.ledger.save_trial(dataclasses.replace(trial, owner="gone"))
     upkeep.finish(house.study, house.ledger, {number: 1.0})
-    (run,) = house.ledger.load_runs(house.key)
-    assert (run.state, run.owner) == ("done", None)
+    (trial,) = house.ledger.load_trials(house.key)
+    assert (trial.state, trial.owner) == ("done", None)
 
 
 def test_finish_all_takes_what_is_suspended(house: House) -> None:

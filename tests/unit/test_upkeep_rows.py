@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 from optuna_hermes import _optuna, upkeep
-from optuna_hermes.ledger import EventRecord, LeaseRecord, RunRecord, open_ledger
+from optuna_hermes.ledger import EventRecord, LeaseRecord, TrialRecord, open_ledger
 from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.upkeep._rows import DEAD_SECONDS, STORY_SECONDS
 
@@ -26,10 +26,10 @@ class House:
         self.ledger = open_ledger(_optuna.ledger_url(self.study))
 
     def trial(self, *, finished: bool) -> int:
-        """A trial with its run; what Optuna says of its end counts, not the ledger."""
+        """A trial with its trial; what Optuna says of its end counts, not the ledger."""
         trial = _optuna.open_trial(self.study)
-        self.ledger.save_run(
-            RunRecord(study=self.key, number=trial.number, trial_id=0, state="stored")
+        self.ledger.save_trial(
+            TrialRecord(study=self.key, number=trial.number, trial_id=0, state="stored")
         )
         if finished:
             self.study.tell(trial.number, 1.0)
@@ -93,8 +93,8 @@ def test_leases_that_may_be_held_stay(house: House) -> None:
 def test_a_lease_of_a_broker_that_beats_is_its_own(house: House) -> None:
     """Where brokers share studies a lease ends with its broker, not with a look at this host."""
     house.ledger.beat(HostRecord(name="here", instance="i"))
-    run = RunRecord(study=house.key, number=0, trial_id=0, state="running", owner="i")
-    house.ledger.save_run(run)
+    trial = TrialRecord(study=house.key, number=0, trial_id=0, state="running", owner="i")
+    house.ledger.save_trial(trial)
     house.ledger.commit_lease(
         LeaseRecord(
             study=house.key,
@@ -135,7 +135,7 @@ def test_a_study_that_optuna_has_no_more_is_forgotten(house: House) -> None:
     """A deleted study goes; this one, others in the storage and served ones stay."""
     kept = optuna.create_study(storage=house.study._storage, study_name="kept")
     for key in ("deleted", "served", _optuna.study_key(kept), house.key):
-        house.ledger.save_run(RunRecord(study=key, number=0, trial_id=0, state="stored"))
+        house.ledger.save_trial(TrialRecord(study=key, number=0, trial_id=0, state="stored"))
     rows = house.rows(serving=["served"])
     assert rows.studies == ("deleted",)
     house.clear(rows)
@@ -176,7 +176,7 @@ def test_a_study_without_a_database_is_not_deleted(tmp_path: Path) -> None:
     """The ledger of a storage without one is the study's alone: others are none of its business."""
     study = optuna.create_study(storage=optuna.storages.InMemoryStorage())
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
-    ledger.save_run(RunRecord(study="other", number=0, trial_id=0, state="stored"))
+    ledger.save_trial(TrialRecord(study="other", number=0, trial_id=0, state="stored"))
     assert upkeep.find_rows(study, ledger, host="h", serving=(), now=NOW).studies == ()
     ledger.close()
 

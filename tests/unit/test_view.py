@@ -51,7 +51,7 @@ STUDY: dict[str, Any] = {
     "switches": 9,
     "best": {"trial": 7, "value": 0.08125},
     "maximize": False,
-    "runs": [
+    "trials": [
         {"trial": 1, "state": "running", **RUN},
         {"trial": 2, "state": "parked", **RUN},
         {"trial": 3, "state": "parked", **RUN},
@@ -292,17 +292,17 @@ def test_status_says_why_a_device_is_idle() -> None:
     assert problem in text.replace("\n", " ")
 
 
-def ledger_run(number: int, state: str = "stored") -> dict[str, Any]:
+def ledger_trial(number: int, state: str = "stored") -> dict[str, Any]:
     run = {"trial": number, "state": state, "value": None, "units": 3, "slices": 2}
     return run | {"suspensions": 1, "device_seconds": 75.0, "watt_hours": None}
 
 
 def test_status_of_very_many_trials_is_a_summary() -> None:
     """10,000 trials are counted by state: neither lines nor numbers for each of them."""
-    runs = [ledger_run(n, "stored" if n % 2 else "done") for n in range(10_000)]
-    study = {"name": "big", "runs": runs, "counts": {"stored": 5000, "done": 5000}}
+    runs = [ledger_trial(n, "stored" if n % 2 else "done") for n in range(10_000)]
+    study = {"name": "big", "trials": runs, "counts": {"stored": 5000, "done": 5000}}
     study |= {"best": {"trial": 7, "value": 0.5}, "device_seconds": 7200.0, "watt_hours": 1234.5}
-    entry = {**STUDY, "runs": runs, "counts": {**STUDY["counts"], "stored": 5000, "done": 5000}}
+    entry = {**STUDY, "trials": runs, "counts": {**STUDY["counts"], "stored": 5000, "done": 5000}}
     broker = {**BROKER, "studies": [entry]}
     text = rendered(view.status_view({"broker": broker, "study": study}))
     assert len(text.splitlines()) < 40
@@ -335,10 +335,10 @@ def test_a_database_that_is_away_is_shown(problem: str | None, words: str) -> No
 
 def test_status_without_a_broker_still_shows_a_ledger() -> None:
     """A study that has ended is shown from its ledger."""
-    run = ledger_run(5)
+    run = ledger_trial(5)
     text = rendered(
         view.status_view(
-            {"broker": None, "study": {"name": "old", "runs": [run], "watt_hours": None}}
+            {"broker": None, "study": {"name": "old", "trials": [run], "watt_hours": None}}
         )
     )
     assert "No broker runs on this host" in text
@@ -395,8 +395,8 @@ def test_what_became_of_suspended_trials(trials: list[tuple[str, int]], ending: 
 
 def test_energy_is_shown_where_it_is_known() -> None:
     """Watt-hours have a line and a column of their own; nobody sees figures that nobody has."""
-    runs = [ledger_run(0) | {"watt_hours": 0.25}, ledger_run(1)]
-    study = {"name": "s", "runs": runs, "counts": {"stored": 2}, "best": None}
+    runs = [ledger_trial(0) | {"watt_hours": 0.25}, ledger_trial(1)]
+    study = {"name": "s", "trials": runs, "counts": {"stored": 2}, "best": None}
     study |= {"device_seconds": 150.0, "watt_hours": 0.25}
     broker = {**BROKER, "studies": [{**STUDY, "watt_hours": 3.5}]}
     text = rendered(view.status_view({"broker": broker, "study": study}))

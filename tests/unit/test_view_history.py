@@ -12,7 +12,7 @@ import pytest
 
 from optuna_hermes._tables import StudyFacts
 from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger
-from optuna_hermes.testing.records import OTHER, STUDY, checkpoint, lease, report, run
+from optuna_hermes.testing.records import OTHER, STUDY, checkpoint, lease, report, trial_record
 from optuna_hermes.view import Bar, Best, best_so_far, read_history
 
 
@@ -31,8 +31,8 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
     is_file = request.param == "sqlite"
     ledger: Ledger = SqlLedger(f"sqlite:///{tmp_path}/l.db") if is_file else MemoryLedger()
     here: dict[str, Any] = {"host": socket.gethostname(), "state": "running"}
-    ledger.save_run(run(0, **here, device_seconds=3.0, energy_joules=7200.0))
-    ledger.save_run(run(1, **{**here, "state": "done"}, device_seconds=1.0))
+    ledger.save_trial(trial_record(0, **here, device_seconds=3.0, energy_joules=7200.0))
+    ledger.save_trial(trial_record(1, **{**here, "state": "done"}, device_seconds=1.0))
     ledger.commit_lease(lease(1, ended=3.0))
     ledger.commit_lease(lease(2, devices=("a/cpu:1", "a/cpu:2"), number=None, started=2.0))
     ledger.add_report(report(1, 0.9, at=1.0))
@@ -77,7 +77,7 @@ def test_the_best_so_far_is_told_by_the_device_time_of_all(ledger: Ledger) -> No
     )
 
 
-def test_totals_are_those_of_the_runs(ledger: Ledger) -> None:
+def test_totals_are_those_of_the_trials(ledger: Ledger) -> None:
     """Device time is summed up, and energy as far as somebody could tell it."""
     history = read_history(ledger, facts())
     assert (history.device_seconds, history.watt_hours) == (4.0, 2.0)
@@ -85,7 +85,7 @@ def test_totals_are_those_of_the_runs(ledger: Ledger) -> None:
     assert (empty.device_seconds, empty.watt_hours, empty.trials, empty.bars) == (0, None, (), ())
 
 
-def test_a_run_is_where_its_process_is(ledger: Ledger) -> None:
+def test_a_trial_is_where_its_process_is(ledger: Ledger) -> None:
     """Without a broker nobody runs it; with a checkpoint it is stored; Optuna knows ends best."""
     broker = {"studies": [{"key": STUDY}]}
 
@@ -105,7 +105,7 @@ def test_reading_on_gives_what_reading_anew_gives(ledger: Ledger) -> None:
     assert read_history(ledger, facts(), before=before) == before
     ledger.add_report(report(1, 0.7, number=1, at=6.0))
     ledger.add_report(report(1, 0.5, number=2, at=7.0))
-    ledger.save_run(run(2))
+    ledger.save_trial(trial_record(2))
     ledger.name_lease(2, 2)
     ledger.end_lease(2, 8.0)
     ledger.commit_lease(lease(3, number=0, started=9.0))

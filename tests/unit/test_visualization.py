@@ -18,7 +18,7 @@ from optuna_hermes import _optuna, visualization
 from optuna_hermes.cli import run as run_cli
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.ledger import open_ledger
-from optuna_hermes.testing.records import checkpoint, lease, report, run
+from optuna_hermes.testing.records import checkpoint, lease, report, trial_record
 from optuna_hermes.visualization import _info as drawn
 from optuna_hermes.visualization import matplotlib as by_matplotlib
 
@@ -51,7 +51,9 @@ def study(request: pytest.FixtureRequest) -> optuna.Study:
         for number, values in VALUES.items():
             study.ask()
             state: Any = ("done", "done", "stored", "failed")[number]
-            ledger.save_run(run(number, study=key, state=state, device_seconds=len(values)))
+            ledger.save_trial(
+                trial_record(number, study=key, state=state, device_seconds=len(values))
+            )
             for unit, value in enumerate(values, 1):
                 at = BEGIN + 10 * unit + number
                 ledger.add_report(report(unit, sign * value, number=number, study=key, at=at))
@@ -151,7 +153,7 @@ def test_a_trial_that_trains_is_drawn_until_now(
     """A lease that lasts ends with the plot; one that nobody holds, with the last report."""
     key = _optuna.study_key(study)
     with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
-        ledger.save_run(run(2, study=key, state="running"))
+        ledger.save_trial(trial_record(2, study=key, state="running"))
         ledger.commit_lease(lease(9, number=2, study=key, started=BEGIN + 5))
     told = visualization._study.tell(study)
     nobody = drawn.schedule_info(told.history, BEGIN + 100)

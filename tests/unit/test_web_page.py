@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optuna_hermes.ledger import RunRecord
+from optuna_hermes.ledger import TrialRecord
 from optuna_hermes.view import Bar, Point, StudyHistory, TrialHistory
 from optuna_hermes.view._web._curves import MOST_CURVES, MOST_POINTS
 from optuna_hermes.view._web._delta import delta
@@ -22,7 +22,9 @@ from optuna_hermes.view._web._feed import UNREAD, Feed
 from optuna_hermes.view._web._page import Painter, Scene
 from optuna_hermes.view._web._trials import rounded
 
-RUN = RunRecord(study="key", number=3, trial_id=3, state="parked", tier="host", device_seconds=4.0)
+RUN = TrialRecord(
+    study="key", number=3, trial_id=3, state="parked", tier="host", device_seconds=4.0
+)
 TRIAL = TrialHistory(
     number=3,
     state="parked",
@@ -50,7 +52,7 @@ ENTRY: dict[str, Any] = {
     "switches": 2,
     "watt_hours": None,
     "best": {"trial": 3, "value": 0.25},
-    "runs": [
+    "trials": [
         {
             "trial": 3,
             "state": "running",

@@ -20,7 +20,7 @@ from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server import _ledgers
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import BrokerError, LedgerError, ProtocolError
-from optuna_hermes.ledger import EventRecord, HostRecord, LeaseRecord, MemoryLedger, RunRecord
+from optuna_hermes.ledger import EventRecord, HostRecord, LeaseRecord, MemoryLedger, TrialRecord
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot
 from optuna_hermes.policies import Policy
 from support.broker import FakeBroker
@@ -82,7 +82,7 @@ def test_clients_that_say_what_is_not_theirs() -> None:
 def test_a_trial_that_is_trained_already() -> None:
     """The second process reads who has it."""
     broker = FakeBroker(devices=1)
-    first, second = broker.plain(0), broker.connect("run")
+    first, second = broker.plain(0), broker.connect("plain")
     broker.register(second, 0)
     assert refused(broker, second) == (
         f"Trial 0 is trained by process {first} already: end that one first."
@@ -92,15 +92,15 @@ def test_a_trial_that_is_trained_already() -> None:
 def test_a_trial_that_is_trained_on_another_host() -> None:
     """Who asks for it here reads where it is."""
     broker = FakeBroker(devices=1)
-    asks = broker.connect("run")
-    far = RunRecord(
+    asks = broker.connect("plain")
+    far = TrialRecord(
         study="s", number=0, trial_id=0, state="running", slices=1, host="far", owner="f1"
     )
     event = StudyRead(
         connection=asks,
         message=wire.Register(study=SPEC, number=0, trial_id=0),
         shared=True,
-        runs=(far,),
+        trials=(far,),
         hosts=(HostRecord(name="far", instance="f1"),),
     )
     broker.apply(event)
@@ -136,8 +136,8 @@ def test_what_another_process_has() -> None:
             study="s", epoch=epoch, number=number, devices=("h/cpu:0",), host="h", started=0.0
         )
         ledger.commit_lease(record)
-        run = RunRecord(study="s", number=number, trial_id=number, state="running")
-        ledger.save_run(run)
+        trial = TrialRecord(study="s", number=number, trial_id=number, state="running")
+        ledger.save_trial(trial)
         holder = Holder(
             pid=70 + number,
             started=1,
@@ -178,10 +178,10 @@ def test_a_worker_on_a_gpu_that_is_lost_is_killed_for_that() -> None:
     broker.driver()
     begin(broker, broker.worker())
     broker.poll("GPU-0", healthy=False, lost=1, problem="it is gone")
-    assert reasons_of_kills(broker) == ["GPU-0 is broken and nothing of its run could be saved"]
+    assert reasons_of_kills(broker) == ["GPU-0 is broken and nothing of its trial could be saved"]
 
 
-def test_a_run_that_outgrew_its_device() -> None:
+def test_a_trial_that_outgrew_its_device() -> None:
     """Its story says what it needs, and what was free, as far as that is known."""
     broker = FakeBroker(devices=1)
     broker.driver()
@@ -214,15 +214,15 @@ def test_a_policy_that_gives_what_is_not_there() -> None:
 
     class Generous(Policy):
         def decide(self, snapshot: Snapshot) -> Decision:
-            return Decision(assignments=(Assignment(run=9, devices=("cpu:7",)),))
+            return Decision(assignments=(Assignment(trial=9, devices=("cpu:7",)),))
 
     broker = FakeBroker(devices=1)
     broker.driver(policy="fifo")
     broker.state.book.studies["s"].policy = Generous()
     broker.worker()
     assert broker.state.status(0.0)["studies"][0]["problem"] == (
-        "Policy 'fifo' raised ValueError('a policy assigns waiting runs and free devices, each "
-        "once at most, but got run 9, device cpu:7'): mend it, or choose another with --policy, "
+        "Policy 'fifo' raised ValueError('a policy assigns waiting trials and free devices, each "
+        "once at most, but got trial 9, device cpu:7'): mend it, or choose another with --policy, "
         "and run the same command again."
     )
 

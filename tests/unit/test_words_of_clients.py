@@ -25,7 +25,7 @@ from optuna_hermes.errors import (
     StorageError,
     SuspendError,
 )
-from optuna_hermes.ledger import RunRecord, open_ledger
+from optuna_hermes.ledger import TrialRecord, open_ledger
 from optuna_hermes.suspend import read, write
 from optuna_hermes.suspend._disk import Disk
 from optuna_hermes.testing.tier import Training
@@ -237,7 +237,7 @@ def test_no_checkpoint_can_be_used(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_that_cannot_be_stored(tmp_path: Path) -> None:
+def test_a_trial_that_cannot_be_stored(tmp_path: Path) -> None:
     """It can still wait in memory."""
     state = Training()
     state.stores = False
@@ -324,7 +324,9 @@ def suspended(tmp_path: Path) -> Callable[..., int]:
         if number:
             trial.report(1.0, 1)
     ledger = open_ledger(_optuna.ledger_url(study))
-    ledger.save_run(RunRecord(study=_optuna.study_key(study), number=1, trial_id=1, state="stored"))
+    ledger.save_trial(
+        TrialRecord(study=_optuna.study_key(study), number=1, trial_id=1, state="stored")
+    )
     ledger.close()
 
     def finish(*words: str) -> int:

@@ -75,7 +75,7 @@ class Connection:
         length = wire.body_length(self._read(wire.HEADER_BYTES))
         return wire.decode_from_broker(self._read(length))
 
-    def ask_status(self, *, runs: bool = True, curves: bool = False) -> dict[str, object]:
+    def ask_status(self, *, trials: bool = True, curves: bool = False) -> dict[str, object]:
         """Return the broker's status; only for connections on which nothing else is sent.
 
         Raises:
@@ -83,7 +83,7 @@ class Connection:
             StudyTakenError: likewise, since it serves the study for another driver.
             BrokerError: the broker is gone.
         """
-        self.send(wire.GetStatus(runs=runs, curves=curves))
+        self.send(wire.GetStatus(trials=trials, curves=curves))
         answer = self.receive()
         if isinstance(answer, wire.Refused):
             if answer.driver_pid is not None:
@@ -97,7 +97,7 @@ class Connection:
         """Send an override or another policy; only for connections on which nothing else is sent.
 
         Returns:
-            True if a run has still to stop.
+            True if a trial has still to stop.
 
         Raises:
             InvalidInputError: it is refused; the words say why.
@@ -150,11 +150,11 @@ def connect(role: str) -> Connection:
     return Connection(sock, role)
 
 
-def broker_status(*, runs: bool = True, curves: bool = False) -> dict[str, Any] | None:
+def broker_status(*, trials: bool = True, curves: bool = False) -> dict[str, Any] | None:
     """Return the status of this host's broker, None if there is none.
 
     Args:
-        runs: with every trial of every study.
+        trials: with every trial of every study.
         curves: with the shape of each trial's curve.
 
     Raises:
@@ -167,7 +167,7 @@ def broker_status(*, runs: bool = True, curves: bool = False) -> dict[str, Any] 
     except BrokerError:
         return None
     try:
-        return connection.ask_status(runs=runs, curves=curves)
+        return connection.ask_status(trials=trials, curves=curves)
     except BrokerError:  # it has just ended
         return None
     finally:

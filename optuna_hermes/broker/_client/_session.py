@@ -20,7 +20,7 @@ from optuna_hermes.broker._client._reconnecting import AWAY_SECONDS, Reconnectin
 from optuna_hermes.broker._client._sessions import sessions
 from optuna_hermes.broker._client._wired import unwired, wired, wired_sizes
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
-from optuna_hermes.model import RunState, TierName
+from optuna_hermes.model import TierName, TrialStatus
 from optuna_hermes.suspend._base import BatchChoice, Footprint, StoredState, TrialState
 from optuna_hermes.suspend._disk import read_ahead
 
@@ -36,18 +36,18 @@ _TERMINATED = 128 + 15
 _NOBODY = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.log, and go on."
 
 
-class RunSession:
+class TrialSession:
     """Connection that holds, or waits for, the lease of one trial (``suspend.Session``).
 
     A thread reads the socket, so that training pays one attribute read a batch. When the broker
-    dies the run goes on: the thread finds the next broker and tells it what the run has.
+    dies the trial goes on: the thread finds the next broker and tells it what the trial has.
 
     Args:
         connection: open, with nothing read from it yet.
-        study: the run's study, for the broker.
+        study: the trial's study, for the broker.
         ask: asks for the first lease.
         reconnect: connects to the next broker; raises ``HermesError`` while there is none.
-        checkpoint_dir: where this run's checkpoints go, None if it cannot leave its process.
+        checkpoint_dir: where this trial's checkpoints go, None if it cannot leave its process.
         noted: called with ``parked``, ``running`` or ``stored`` when that is true, off the
             device's time where it can be.
     """
@@ -60,7 +60,7 @@ class RunSession:
         *,
         reconnect: Callable[[], Connection],
         checkpoint_dir: Path | None = None,
-        noted: Callable[[RunState], None] = lambda state: None,
+        noted: Callable[[TrialStatus], None] = lambda state: None,
     ) -> None:
         self.must_yield = False
         self.asked: TierName = "resident"
@@ -100,7 +100,7 @@ class RunSession:
 
     @property
     def device_seconds(self) -> float:
-        """Device time the run has had, this slice included."""
+        """Device time the trial has had, this slice included."""
         if self._granted_at is None:
             return self._had_seconds
         held = time.monotonic() - self._granted_at
@@ -108,12 +108,12 @@ class RunSession:
 
     @property
     def holds(self) -> bool:
-        """True if the run has a lease now."""
+        """True if the trial has a lease now."""
         return self._granted_at is not None
 
     @property
     def trains(self) -> bool:
-        """True if the run has begun to train under its latest lease."""
+        """True if the trial has begun to train under its latest lease."""
         return self._trained
 
     # -- before training -----------------------------------------------------------------------
@@ -152,7 +152,7 @@ class RunSession:
             self._connection.send(begin)
 
     def find(self) -> None:
-        """Take up the journal of an earlier process of the run, if it has newer checkpoints."""
+        """Take up the journal of an earlier process of the trial, if it has newer checkpoints."""
         assert self.checkpoint_dir is not None
         left = find(self.checkpoint_dir)
         known = max((each.units for each in self.checkpoints), default=0)
@@ -244,12 +244,12 @@ class RunSession:
             self._connection.send(wire.Saved(epoch=self._lease.epoch, checkpoint=checkpoint))
 
     def park(self, state: TrialState | None) -> None:
-        """See ``suspend.Session``; without a state the run can only wait in its process.
+        """See ``suspend.Session``; without a state the trial can only wait in its process.
 
         Raises:
-            Suspended: the run is on disk.
+            Suspended: the trial is on disk.
             CheckpointError: it should go there and cannot.
-            BrokerError: no broker can be found and the run cannot be stored, or it is another
+            BrokerError: no broker can be found and the trial cannot be stored, or it is another
                 process's by now.
         """
         if self._refused is not None:
@@ -276,7 +276,7 @@ class RunSession:
             self._connection.send(self._lease.end)
 
     def release(self, reason: str, *, outgrown: bool = False) -> None:
-        """Give the lease back: this process cannot serve the run, which stays as it was.
+        """Give the lease back: this process cannot serve the trial, which stays as it was.
 
         Args:
             reason: for people.
@@ -288,26 +288,26 @@ class RunSession:
             self._connection.send(self._lease.end)
 
     def close(self) -> None:
-        """Close the connection, once a broker has acknowledged the state of the run."""
+        """Close the connection, once a broker has acknowledged the state of the trial."""
         self._connection.settle(lambda: not self._unconfirmed(), _HEARD_SECONDS)
         self._connection.close()
         if self._lease.end is not None and self._unconfirmed():
             pending_endings.keep(self._introduce)
 
     def hang_up(self) -> None:
-        """Close the connection and leave the run as it is, acknowledged or not."""
+        """Close the connection and leave the trial as it is, acknowledged or not."""
         self._connection.close()
         self.must_yield = False
 
     # -- waiting -------------------------------------------------------------------------------
 
     def _put(self, state: TrialState | None, tier: TierName, begin: float) -> None:
-        """Suspend the run into a tier, or move it there; from disk there is no way back."""
+        """Suspend the trial into a tier, or move it there; from disk there is no way back."""
         if state is None:
             held, tier = None, "resident"
         else:
             parking = self._parking()
-            # What Python knows of a GPU's tensors is the run's own only if the process is.
+            # What Python knows of a GPU's tensors is the trial's own only if the process is.
             sole = sessions.worker is self
             held = parking.put(state, "disk" if tier == "host" and not sole else tier)
             tier = parking.tier or "resident"
@@ -315,7 +315,7 @@ class RunSession:
         self._say_parked(state, tier, held, time.monotonic() - begin)
         if held is not None and held.stored is not None:
             self.noted("stored")
-            raise Suspended(f"The run is stored in {held.stored.path}.")
+            raise Suspended(f"The trial is stored in {held.stored.path}.")
 
     def _say_parked(
         self, state: TrialState | None, tier: TierName, held: Footprint | None, spent: float
@@ -369,7 +369,7 @@ class RunSession:
                     return
 
     def _is_present(self, grant: wire.Grant) -> bool:
-        """True if a grant is of the current lease, under which the run has not parked yet."""
+        """True if a grant is of the current lease, under which the trial has not parked yet."""
         return grant.epoch == self._lease.epoch and self._lease.parked is None
 
     def _next(self, state: TrialState | None, begin: float) -> wire.FromBroker | None:
@@ -383,7 +383,7 @@ class RunSession:
                     raise SystemExit(_TERMINATED) from None
 
     def _back(self, state: TrialState | None) -> bool:
-        """Bring the run back to its device; False if it has no room there, and waits on."""
+        """Bring the trial back to its device; False if it has no room there, and waits on."""
         if state is None:
             self.started(stores=False)
             return True
@@ -496,7 +496,7 @@ class RunSession:
             self.checkpoints = tuple(unwired(c) for c in grant.checkpoints)
 
     def _unconfirmed(self) -> bool:
-        """True if the run is over or on disk, and the ledger may not know it."""
+        """True if the trial is over or on disk, and the ledger may not know it."""
         said = self._lease
         if said.end is not None:
             return not self._noted_end

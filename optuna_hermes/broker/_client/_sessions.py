@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._client._session import RunSession
+    from optuna_hermes.broker._client._session import TrialSession
     from optuna_hermes.broker._protocol import Ending
 
 
@@ -31,7 +31,7 @@ class OwnSession:
         in_use: a call works with the session now.
     """
 
-    session: RunSession
+    session: TrialSession
     study: str
     number: int
     lazy: bool = False
@@ -51,12 +51,12 @@ class OwnSession:
 class Sessions:
     """The sessions of this process, by study name and trial number.
 
-    ``worker`` is the session of a process that serves one run at a time for ``optimize``, and
+    ``worker`` is the session of a process that serves one trial at a time for ``optimize``, and
     ``importing`` says that this process imports an objective for such processes.
     """
 
     def __init__(self) -> None:
-        self.worker: RunSession | None = None
+        self.worker: TrialSession | None = None
         self.importing = False
         self._held: dict[tuple[str, int], OwnSession] = {}
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class Sessions:
         self,
         study: str,
         number: int,
-        session: RunSession,
+        session: TrialSession,
         **known: Any,
     ) -> OwnSession:
         """Add the session of a trial, with further ``known`` fields of ``OwnSession``."""
@@ -74,12 +74,12 @@ class Sessions:
             self._held[study, number] = held
         return held
 
-    def get(self, study: str, number: int) -> RunSession | None:
+    def get(self, study: str, number: int) -> TrialSession | None:
         """The session of a trial, None if it has none in this process."""
         held = self._held.get((study, number))
         return None if held is None else held.session
 
-    def pop(self, study: str, number: int) -> RunSession | None:
+    def pop(self, study: str, number: int) -> TrialSession | None:
         """Remove a trial's session and return it, None if there is none."""
         with self._lock:
             held = self._held.pop((study, number), None)

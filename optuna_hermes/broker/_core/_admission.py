@@ -1,4 +1,4 @@
-"""Admission of studies and runs into the ``Book``. Pure."""
+"""Admission of studies and trials into the ``Book``. Pure."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from optuna_hermes.broker._protocol import (
     SavedCheckpoint,
     Wishes,
 )
-from optuna_hermes.ledger._base import LeaseRecord, RunRecord
+from optuna_hermes.ledger._base import LeaseRecord, TrialRecord
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 
 KEPT_CHECKPOINTS = 2
-"""Newest checkpoints of a run that are kept; the older is for when the newest cannot be read."""
+"""Newest checkpoints of a trial that are kept; the older is for when the newest cannot be read."""
 
 
 _WANTED: tuple[type, ...] = (Wishes, Finish, Finished, ChangePolicy)
 _SAID_BY: dict[type, tuple[str, ...]] = {
     Ready: ("worker",),
-    Register: ("run",),
-    Resume: ("worker", "run"),
+    Register: ("plain",),
+    Resume: ("worker", "plain"),
     OpenStudy: ("driver",),
     Describe: ("driver",),
     Drain: ("driver",),
@@ -73,19 +73,21 @@ def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
             f"Study {study.spec.name!r} is already being optimized by process {pid} on this host: "
             "wait for it, or end it with Ctrl-C."
         )
-    run = study.runs.get(message.number) if isinstance(message, Register) else None
-    if run is not None and run.live and study.is_elsewhere(run):
-        return f"Trial {run.number} is trained on another host ({run.host}): end it there first."
-    if run is not None and study.wish_of(run) == "finishing":
-        return f"Trial {run.number} is about to be finished: create another one."
-    if run is None or (run.live and run.connection is None):
-        return None
-    if run.live:
+    trial = study.trials.get(message.number) if isinstance(message, Register) else None
+    if trial is not None and trial.live and study.is_elsewhere(trial):
         return (
-            f"Trial {run.number} is trained by process {_pid(book, run.connection)} already: "
+            f"Trial {trial.number} is trained on another host ({trial.host}): end it there first."
+        )
+    if trial is not None and study.wish_of(trial) == "finishing":
+        return f"Trial {trial.number} is about to be finished: create another one."
+    if trial is None or (trial.live and trial.connection is None):
+        return None
+    if trial.live:
+        return (
+            f"Trial {trial.number} is trained by process {_pid(book, trial.connection)} already: "
             "end that one first."
         )
-    return f"Trial {run.number} has ended ({run.state}): create another one."
+    return f"Trial {trial.number} has ended ({trial.state}): create another one."
 
 
 def other_driver(book: Book, study: Study, event: StudyRead) -> int | None:
@@ -105,8 +107,8 @@ def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) ->
         study.broker = book.instance if event.shared else None
         _take_wishes(study, event, out)
         book.studies[spec.key] = study
-        for known in event.runs:
-            study.runs[known.number] = known_run(book, known, event, now)
+        for known in event.trials:
+            study.trials[known.number] = known_trial(book, known, event, now)
         _take_orphans(book, study, event, now, out)
         _settle_owners(book, study, event, now, out)
     return study
@@ -124,23 +126,23 @@ def _take_wishes(study: Study, event: StudyRead, out: list[Command]) -> None:
 def _settle_owners(
     book: Book, study: Study, event: StudyRead, now: float, out: list[Command]
 ) -> None:
-    """Settle the owner of each run; stored ones of this host's earlier broker are free for any."""
+    """Settle the owner of each trial; stored ones of this host's earlier broker are free."""
     hosts = {host.instance for host in event.hosts}
-    records = {record.number: record for record in event.runs}
+    records = {record.number: record for record in event.trials}
     spoken_of = getattr(event.message, "number", None)
-    for number, run in study.runs.items():
-        if study.is_elsewhere(run) and run.owner in hosts:
-            # A run without a process counts as stored; with its own broker it may well train.
-            run.state = records[number].state
-        elif study.is_elsewhere(run):
-            run.owner = None
+    for number, trial in study.trials.items():
+        if study.is_elsewhere(trial) and trial.owner in hosts:
+            # A trial without a process counts as stored; with its own broker it may well train.
+            trial.state = records[number].state
+        elif study.is_elsewhere(trial):
+            trial.owner = None
         elif number != spoken_of:
-            give_back(book, run, now, out)
+            give_back(book, trial, now, out)
     study.coming = coming(study, event.leases, hosts)
 
 
 def coming(study: Study, leases: Iterable[LeaseRecord], hosts: Collection[str]) -> int:
-    """Number of leases on other hosts, of brokers that live, from which further runs will come."""
+    """Number of leases of live brokers of other hosts from which further trials will come."""
     new = (lease.owner for lease in leases if lease.number is None)
     return sum(1 for owner in new if owner in hosts and owner != study.broker)
 
@@ -165,14 +167,14 @@ def _take_orphans(
         elif ours:
             out.append(end_orphan(book, lease, now))
     for holder in holders:
-        if holder.study == study.spec.key and holder.number in study.runs:
-            study.runs[holder.number].awaited = True
+        if holder.study == study.spec.key and holder.number in study.trials:
+            study.trials[holder.number].awaited = True
 
 
-def admit_run(study: Study, number: int, trial_id: int, now: float) -> LiveTrial:
-    """Return a run of the study, added if it is new."""
-    if number not in study.runs:
-        study.runs[number] = LiveTrial(
+def admit_trial(study: Study, number: int, trial_id: int, now: float) -> LiveTrial:
+    """Return a trial of the study, added if it is new."""
+    if number not in study.trials:
+        study.trials[number] = LiveTrial(
             study=study.spec.key,
             number=number,
             trial_id=trial_id,
@@ -180,7 +182,7 @@ def admit_run(study: Study, number: int, trial_id: int, now: float) -> LiveTrial
             submitted=now,
             waiting_since=now,
         )
-    return study.runs[number]
+    return study.trials[number]
 
 
 def take_charge(
@@ -194,7 +196,7 @@ def take_charge(
     study.spec, study.policy = message.study, make_policy(message.study.policy)
     study.driver, study.max_alive = connection, message.max_alive
     study.unstarted, study.fixed = message.unstarted, message.fixed
-    study.trials, study.waiting = message.trials, frozenset(message.waiting)
+    study.n_existing, study.waiting = message.n_existing, frozenset(message.waiting)
     study.limit = message.limit
     study.draining, study.problem = False, None
     # A driver that comes back to a new broker brings its counters along.
@@ -205,15 +207,15 @@ def take_charge(
         _count_on(study, message.counted)
     changed = _with_new_chances(study) if message.counted is None else []
     for number, state in message.ended.items():
-        run = study.runs.get(number)
-        if run is not None and run.live and run.connection is None:
-            run.state, run.tier = state, None
-            changed.append(run)
+        trial = study.trials.get(number)
+        if trial is not None and trial.live and trial.connection is None:
+            trial.state, trial.tier = state, None
+            changed.append(trial)
     awaited = {(each.holder.study, each.holder.number) for each in book.awaited.values()}
     for number, trial_id in message.adopted.items():
-        if number not in study.runs:
-            changed.append(admit_run(study, number, trial_id, now))
-            # The earlier broker died before its ledger knew of the run; its process may live.
+        if number not in study.trials:
+            changed.append(admit_trial(study, number, trial_id, now))
+            # The earlier broker died before its ledger knew of the trial; its process may live.
             changed[-1].awaited = (study.spec.key, number) in awaited
     if study.unstarted is not None:
         study.unstarted -= _begun_since(book, study)
@@ -221,11 +223,11 @@ def take_charge(
 
 
 def _with_new_chances(study: Study) -> list[LiveTrial]:
-    """Reset the losses of runs under an earlier driver, which may have caused them."""
-    lost = [run for run in study.runs.values() if run.losses and run.live]
-    found = [run for run in lost if not study.is_elsewhere(run)]
-    for run in found:
-        run.losses, run.lost_at = 0, None
+    """Reset the losses of trials under an earlier driver, which may have caused them."""
+    lost = [trial for trial in study.trials.values() if trial.losses and trial.live]
+    found = [trial for trial in lost if not study.is_elsewhere(trial)]
+    for trial in found:
+        trial.losses, trial.lost_at = 0, None
     return found
 
 
@@ -239,7 +241,7 @@ def _begun_since(book: Book, study: Study) -> int:
     """Number of trials that workers have begun, or are about to, since their driver has counted."""
     key = study.spec.key
     coming = sum(1 for lease in book.leases() if lease.study == key and lease.number is None)
-    return coming + sum(1 for number in study.runs if not study.was_counted(number))
+    return coming + sum(1 for number in study.trials if not study.was_counted(number))
 
 
 def _pid(book: Book, connection: int | None) -> int | None:
@@ -247,7 +249,9 @@ def _pid(book: Book, connection: int | None) -> int | None:
     return None if client is None else client.pid
 
 
-def known_run(book: Book, known: RunRecord, event: StudyRead | Refreshed, now: float) -> LiveTrial:
+def known_trial(
+    book: Book, known: TrialRecord, event: StudyRead | Refreshed, now: float
+) -> LiveTrial:
     """LiveTrial as its ledger left it: its process is gone, so it is stored or begins again."""
     curve = event.curves.get(known.number, Curve())
     saved = [
@@ -255,7 +259,7 @@ def known_run(book: Book, known: RunRecord, event: StudyRead | Refreshed, now: f
         for c in event.checkpoints
         if c.number == known.number
     ]
-    run = LiveTrial(
+    trial = LiveTrial(
         study=known.study,
         number=known.number,
         trial_id=known.trial_id,
@@ -275,6 +279,6 @@ def known_run(book: Book, known: RunRecord, event: StudyRead | Refreshed, now: f
         owner=known.owner,
         row=known,
     )
-    if run.live:
-        run.forget_process()
-    return run
+    if trial.live:
+        trial.forget_process()
+    return trial

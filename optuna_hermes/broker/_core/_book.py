@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._holder import Awaited
 from optuna_hermes.broker._protocol import Params
-from optuna_hermes.ledger._base import EventRecord, RunRecord
+from optuna_hermes.ledger._base import EventRecord, TrialRecord
 from optuna_hermes.model import Device, TierName
 
 PowerState = Literal["on", "going", "off", "coming"]
@@ -28,18 +28,18 @@ class Lease:
         number: None until a new trial has begun.
         devices: one or more.
         started: when it was granted; ``slice_started`` when it was renewed last.
-        from_tier: where its run came from.
+        from_tier: where its trial came from.
         yielding: the tier by which it was asked to leave.
         looked: the prefetch for the end of this slice is done.
         training: its first batch has begun.
         reported: it has reported since.
         held: it is not in the ledger yet, whose database is away: its grant is not sent.
-        before: the epoch of its run's lease before this one.
+        before: the epoch of its trial's lease before this one.
         adopted: it was granted by an earlier broker.
         lost: the epochs of leases of which one holder may have created a trial, and died before it
             said so; this one's holder looks for that trial before it creates another.
         refused: its holder has found a trial that it may not have.
-        claimed: the row of its run, which had no owner before; None if it was this broker's.
+        claimed: the row of its trial, which had no owner before; None if it was this broker's.
         energy_joules: what the counters of its devices said in all when it was granted, None if
             one has none.
     """
@@ -63,7 +63,7 @@ class Lease:
     adopted: bool = False
     lost: tuple[int, ...] = ()
     refused: bool = False
-    claimed: RunRecord | None = field(default=None, repr=False)
+    claimed: TrialRecord | None = field(default=None, repr=False)
     energy_joules: float | None = None
 
     @property
@@ -77,8 +77,8 @@ class Lease:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Want:
-    """Reservation of devices for a run, or for a new trial (``number`` None).
+class Reservation:
+    """Reservation of devices for a trial, or for a new trial (``number`` None).
 
     One object, shared by the slots of the devices.
     """
@@ -93,7 +93,7 @@ class Want:
 class Slot:
     """Device with its lease and its reservation.
 
-    Until ``settles_at`` a reading may still show memory that a run has left. The process
+    Until ``settles_at`` a reading may still show memory that a trial has left. The process
     ``awaited`` has it from an earlier broker, and no other gets it.
 
     Args:
@@ -105,7 +105,7 @@ class Slot:
 
     device: Device
     lease: Lease | None = None
-    next: Want | None = None
+    reservation: Reservation | None = None
     empty_since: float | None = None
     settles_at: float = 0.0
     awaited: int | None = None
@@ -117,13 +117,13 @@ class Slot:
 
 @dataclass(kw_only=True)
 class Client:
-    """Connection of a client. A worker serves one study, and one run at a time.
+    """Connection of a client. A worker serves one study, and one trial at a time.
 
     Args:
         pid: its process.
         role: as in ``Hello``.
         study: the one that it serves.
-        prepared: the run whose checkpoint it has read ahead of time.
+        prepared: the trial whose checkpoint it has read ahead of time.
         leaving: the devices whose memory it still has, after it said that it leaves, since
             ``left_at``.
         started: when its process did, as its kernel counts.
@@ -132,7 +132,7 @@ class Client:
         idle_since: since when it was seen to be silent and idle, None if it was not.
         stopped_since: since when it was seen to be stopped, None if it was not.
         described: parameters of the trials of studies that it is about to open.
-        finishes: runs that it is about to close, by study and number.
+        finishes: trials that it is about to close, by study and number.
     """
 
     pid: int
@@ -158,7 +158,7 @@ class Book:
         host: name of this host.
         instance: this broker, as other hosts know it.
         wall_offset: wall clock minus the monotonic clock, in seconds.
-        host_budget_bytes: host memory that runs may take for what they move off their devices.
+        host_budget_bytes: host memory that trials may take for what they move off their devices.
         awaited: by the connections under which their ends are reported.
         early: workers that are ready for a study that is not open yet, by its key.
         powers: whether there are commands that power devices up and down.
@@ -192,22 +192,23 @@ class Book:
         return any(slot.power != "on" for slot in self.slots.values())
 
     def holds(self, connection: int) -> bool:
-        """True if a client has a device, or a run in its memory."""
+        """True if a client has a device, or a trial in its memory."""
         leased = any(lease.connection == connection for lease in self.leases())
-        return leased or any(run.connection == connection for run in self.runs())
+        return leased or any(trial.connection == connection for trial in self.trials())
 
     def leases(self) -> list[Lease]:
         """The leases that are out, each once."""
         # By identity: leases are not hashable, and two reservations may be equal.
         return list({id(s.lease): s.lease for s in self.slots.values() if s.lease}.values())
 
-    def wants(self) -> list[Want]:
+    def reservations(self) -> list[Reservation]:
         """The reservations, each once."""
-        return list({id(s.next): s.next for s in self.slots.values() if s.next}.values())
+        found = (slot.reservation for slot in self.slots.values())
+        return list({id(each): each for each in found if each}.values())
 
-    def slots_of(self, held: Lease | Want) -> list[Slot]:
+    def slots_of(self, held: Lease | Reservation) -> list[Slot]:
         """The slots of a lease or of a reservation."""
-        return [slot for slot in self.slots.values() if held is slot.lease or held is slot.next]
+        return [s for s in self.slots.values() if held is s.lease or held is s.reservation]
 
     def slot_of(self, epoch: int) -> Slot | None:
         """The first slot whose live lease has this epoch; None if that lease is over."""
@@ -216,67 +217,65 @@ class Book:
                 return slot
         return None
 
-    def run_of(self, lease: Lease) -> LiveTrial | None:
-        """The run that holds a lease; None for a new trial that has not begun."""
-        if lease.number is None:
-            return None
-        return self.studies[lease.study].runs[lease.number]
+    def trial_of(self, right: Lease | Reservation) -> LiveTrial | None:
+        """The trial of a lease or reservation; None for a new trial that has not begun."""
+        return None if right.number is None else self.studies[right.study].trials[right.number]
 
     @property
     def host_used_bytes(self) -> int:
         """Bytes of the host budget that are taken, or promised."""
-        return sum(run.host_claim_bytes for run in self.runs())
+        return sum(trial.host_claim_bytes for trial in self.trials())
 
-    def runs(self) -> Iterator[LiveTrial]:
-        """Every run of every study."""
+    def trials(self) -> Iterator[LiveTrial]:
+        """Every trial of every study."""
         for study in self.studies.values():
-            yield from study.runs.values()
+            yield from study.trials.values()
 
     def parked_on(self, slot: Slot) -> list[LiveTrial]:
         """Runs whose processes are parked on a device, in its memory or in the host's."""
-        return [r for r in self.runs() if r.state == "parked" and slot.device.id in r.devices]
+        return [r for r in self.trials() if r.state == "parked" and slot.device.id in r.devices]
 
-    def reserved(self, study: str) -> list[Want]:
+    def reserved(self, study: str) -> list[Reservation]:
         """The reservations of a study."""
-        return [want for want in self.wants() if want.study == study]
+        return [reservation for reservation in self.reservations() if reservation.study == study]
 
-    def wants_process(self, want: Want) -> bool:
+    def needs_process(self, reservation: Reservation) -> bool:
         """True if a worker that waits is needed for a reservation."""
-        if want.number is None:
+        trial = self.trial_of(reservation)
+        if trial is None or trial.connection is None:
             return True
-        run = self.studies[want.study].runs[want.number]
-        return run.connection is None or not run.suits(self.slots_of(want))
+        return not trial.suits(self.slots_of(reservation))
 
-    def unreserve(self, want: Want) -> None:
+    def unreserve(self, reservation: Reservation) -> None:
         """Cancel a reservation; a new trial may still be created."""
-        for slot in self.slots_of(want):
-            slot.next = None
-        if want.number is None:
-            study = self.studies[want.study]
+        for slot in self.slots_of(reservation):
+            slot.reservation = None
+        if reservation.number is None:
+            study = self.studies[reservation.study]
             study.unstarted = None if study.unstarted is None else study.unstarted + 1
 
-    def record(self, run: LiveTrial, now: float) -> RunRecord:
-        """Row of a run for the ledger, as of ``now``."""
-        return RunRecord(
-            study=run.study,
-            number=run.number,
-            trial_id=run.trial_id,
-            state=run.state,
-            tier=run.tier,
+    def record(self, trial: LiveTrial, now: float) -> TrialRecord:
+        """Row of a trial for the ledger, as of ``now``."""
+        return TrialRecord(
+            study=trial.study,
+            number=trial.number,
+            trial_id=trial.trial_id,
+            state=trial.state,
+            tier=trial.tier,
             host=self.host,
-            units=run.units,
-            slices=run.slices,
-            suspensions=run.suspensions,
-            device_seconds=run.device_seconds,
-            energy_joules=run.energy_joules,
-            losses=run.losses,
-            submitted=run.submitted + self.wall_offset,
+            units=trial.units,
+            slices=trial.slices,
+            suspensions=trial.suspensions,
+            device_seconds=trial.device_seconds,
+            energy_joules=trial.energy_joules,
+            losses=trial.losses,
+            submitted=trial.submitted + self.wall_offset,
             updated=now + self.wall_offset,
         )
 
     def event(
         self, study: str, number: int | None, kind: str, detail: dict[str, Any], now: float
     ) -> EventRecord:
-        """Event of a study, or of one of its runs, for the event log."""
+        """Event of a study, or of one of its trials, for the event log."""
         at = now + self.wall_offset
         return EventRecord(study=study, number=number, kind=kind, at=at, detail=detail)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _event_log
-from optuna_hermes.broker._core._book import Book, Lease, Slot, Want
+from optuna_hermes.broker._core._book import Book, Lease, Reservation, Slot
 from optuna_hermes.broker._core._events import Command, SaveMemory, Send
 from optuna_hermes.broker._core._gate import pays
 from optuna_hermes.broker._core._memory import Memory
@@ -21,14 +21,14 @@ from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import Assignment, Decision, TierName
 
 SWITCH_SHARE = 60
-"""A slice lasts at least this many times what bringing its run back costs.
+"""A slice lasts at least this many times what bringing its trial back costs.
 
 That is 1.7 %: with what leaving costs, and switches that take longer than usual, it is below 2 %.
 """
 
 
 class Dispatcher:
-    """Moves devices between runs of a ``Book``; every method adds commands to ``out``."""
+    """Moves devices between trials of a ``Book``; every method adds commands to ``out``."""
 
     def __init__(self, book: Book, counsel: PolicyRunner, memory: Memory) -> None:
         self._book = book
@@ -44,13 +44,13 @@ class Dispatcher:
         """
         if self._book.recovering:
             return
-        for want in self._book.wants():
-            empty = [slot for slot in self._book.slots_of(want) if not slot.lease]
+        for reservation in self._book.reservations():
+            empty = [slot for slot in self._book.slots_of(reservation) if not slot.lease]
             usable = all(self._memory.usable(slot) for slot in empty)
-            if empty and (not usable or self._is_hopeless(want)):
-                self._book.unreserve(want)
+            if empty and (not usable or self._is_hopeless(reservation)):
+                self._book.unreserve(reservation)
         here = [s for s in self._book.studies.values() if s.away_since is None]
-        studies = [s for s in here if s.wants_device or self._holds(s)]
+        studies = [s for s in here if s.needs_device or self._holds(s)]
         for shared in (True, False) if len(studies) > 1 else (False,):
             # The study with the fewest devices decides first.
             for study in sorted(studies, key=lambda s: (self._held(s, now), s.spent_seconds)):
@@ -65,11 +65,11 @@ class Dispatcher:
 
     def fill(self, now: float, out: list[Command]) -> None:
         """Grant all reserved devices that are empty, as far as there are processes."""
-        for want in self._book.wants():
-            slots = self._book.slots_of(want)
-            self._send_over_disk(want, slots, now, out)
+        for reservation in self._book.reservations():
+            slots = self._book.slots_of(reservation)
+            self._send_over_disk(reservation, slots, now, out)
             if all(not slot.lease and self._memory.usable(slot) for slot in slots):
-                self._grant_next(want, slots, now, out)
+                self._grant_next(reservation, slots, now, out)
         for study in self._book.studies.values():
             if study.away_since is None:
                 self._free_processes(study, now, out)
@@ -77,16 +77,16 @@ class Dispatcher:
     def ask_to_yield(
         self, lease: Lease, now: float, out: list[Command], *, to_disk: bool = False
     ) -> None:
-        """Revoke a lease, once; ``to_disk`` if its run cannot stay on its devices."""
+        """Revoke a lease, once; ``to_disk`` if its trial cannot stay on its devices."""
         if lease.yielding:
             return
-        run = self._book.run_of(lease)
+        trial = self._book.trial_of(lease)
         lease.yielding = "disk"
-        if run is not None:
-            if not to_disk and not self._goes_over_disk(run):
+        if trial is not None:
+            if not to_disk and not self._goes_over_disk(trial):
                 slots = self._book.slots_of(lease)
-                lease.yielding = self._memory.tier_to_leave(slots, run, now, out)
-            run.asked, run.asked_at = lease.yielding, now
+                lease.yielding = self._memory.tier_to_leave(slots, trial, now, out)
+            trial.asked, trial.asked_at = lease.yielding, now
         # The watchdog waits for the answer from here on.
         lease.last_progress = now
         out.append(
@@ -107,7 +107,7 @@ class Dispatcher:
         return sum(
             1
             for slot in self._book.slots.values()
-            if (slot.next and slot.next.study == key)
+            if (slot.reservation and slot.reservation.study == key)
             or (slot.lease and slot.lease.study == key and not self._undecided(slot, now))
         )
 
@@ -115,7 +115,7 @@ class Dispatcher:
         """True if a policy may be asked about this device now, with all others of its lease."""
         lease = slot.lease
         together = [slot] if lease is None else self._book.slots_of(lease)
-        if any(x.next or not x.device.healthy or x.awaited is not None for x in together):
+        if any(x.reservation or not x.device.healthy or x.awaited is not None for x in together):
             return False
         if lease is None:
             return self._memory.usable(slot)
@@ -142,18 +142,18 @@ class Dispatcher:
             else:
                 self._reserve(study, given, assignment)
         for slot in open_.values():
-            # Another study's run yields only to a reservation, an own one if not chosen.
-            if slot.lease and (slot.next or slot.lease.study == study.spec.key):
+            # Another study's trial yields only to a reservation, an own one if not chosen.
+            if slot.lease and (slot.reservation or slot.lease.study == study.spec.key):
                 self.ask_to_yield(slot.lease, now, out)
 
     def _worthwhile(self, study: Study, slots: Sequence[Slot], now: float) -> Decision:
-        """Decision of the policy; a run whose change is not worth its cost keeps its devices."""
+        """Decision of the policy; a trial whose change is not worth its cost keeps its devices."""
         kept: set[int | None] = set()
         while True:
             fixed = [number for number in kept if number is not None]
             decision = self._policy_runner.decide(study, slots, now, fixed)
             vain = {
-                each.run for each in decision.assignments if self._is_vain(study, each, decision)
+                each.trial for each in decision.assignments if self._is_vain(study, each, decision)
             }
             # What these keep changes what is left for others: the policy is asked again.
             if not vain - kept:
@@ -161,47 +161,51 @@ class Dispatcher:
             kept |= vain
 
     def _is_vain(self, study: Study, assignment: Assignment, decision: Decision) -> bool:
-        """True if another number of devices is not worth its cost for a run that has devices."""
-        run = None if assignment.run is None else study.runs[assignment.run]
-        if run is None or run.state != "running" or len(run.devices) == len(assignment.devices):
+        """True if another number of devices is not worth its cost for a trial that has devices."""
+        trial = None if assignment.trial is None else study.trials[assignment.trial]
+        if (
+            trial is None
+            or trial.state != "running"
+            or len(trial.devices) == len(assignment.devices)
+        ):
             return False
         others = (each for each in decision.assignments if each is not assignment)
         elsewhere = {id_ for each in others for id_ in each.devices}
-        seen = elastic_of(run)
+        seen = elastic_of(trial)
         return seen is not None and not pays(
             seen,
-            len(run.devices),
+            len(trial.devices),
             len(assignment.devices),
-            given_away=len(elsewhere.intersection(run.devices)),
+            given_away=len(elsewhere.intersection(trial.devices)),
             slice_seconds=self._slice(study, "disk", assignment.slice_seconds),
             leave_seconds=study.leave_seconds,
             back_seconds=study.cost("disk"),
         )
 
     def _renew(self, study: Study, lease: Lease, wish: float | None, now: float) -> None:
-        """Begin another slice of a lease; no cost of bringing its run back counts any more."""
+        """Begin another slice of a lease; no cost of bringing its trial back counts any more."""
         lease.slice_started, lease.looked = now, False
         lease.deadline = self._end(study, None, wish, now)
 
     def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:
-        if assignment.run is None and study.unstarted is not None:
+        if assignment.trial is None and study.unstarted is not None:
             study.unstarted -= 1
-        want = Want(
+        reservation = Reservation(
             study=study.spec.key,
-            number=assignment.run,
+            number=assignment.trial,
             slice_seconds=assignment.slice_seconds,
             batch_size=assignment.batch_size,
         )
         for slot in slots:
-            slot.next = want
+            slot.reservation = reservation
 
     def _end(self, study: Study, tier: TierName | None, wish: float | None, now: float) -> float:
         """End of a slice that begins now.
 
-        Slices of a study whose runs may have several devices end together, for else its policy
+        Slices of a study whose trials may have several devices end together, for else its policy
         would hardly ever see more than one of them free. A slice that begins in between ends with
-        the others if half of it fits until then, or a slice later. All are as long as for a run
-        that comes from disk, since a run that changes its number does.
+        the others if half of it fits until then, or a slice later. All are as long as for a trial
+        that comes from disk, since a trial that changes its number does.
         """
         if not study.stretches:
             return now + self._slice(study, tier, wish)
@@ -222,64 +226,68 @@ class Dispatcher:
 
     # -- moving --------------------------------------------------------------------------------
 
-    def _is_hopeless(self, want: Want) -> bool:
+    def _is_hopeless(self, reservation: Reservation) -> bool:
         """True if no process will come for a reservation."""
-        study = self._book.studies[want.study]
-        if not self._book.wants_process(want):
+        study = self._book.studies[reservation.study]
+        if not self._book.needs_process(reservation):
             return False
-        run = None if want.number is None else study.runs[want.number]
-        if run is not None and run.connection is not None and not (run.stores or run.asked):
+        trial = self._book.trial_of(reservation)
+        if trial is not None and trial.connection is not None and not (trial.stores or trial.asked):
             return True
         if self._coming(study) > 0:
             return False
-        return not any(run.stores and run.connection is not None for run in study.runs.values())
+        return not any(
+            trial.stores and trial.connection is not None for trial in study.trials.values()
+        )
 
-    def _goes_over_disk(self, run: LiveTrial) -> bool:
-        """True if a run has a reservation for devices that its process cannot use."""
-        wants = self._book.reserved(run.study)
-        want = next((each for each in wants if each.number == run.number), None)
-        return run.stores and want is not None and not run.suits(self._book.slots_of(want))
+    def _goes_over_disk(self, trial: LiveTrial) -> bool:
+        """True if a trial has a reservation for devices that its process cannot use."""
+        reserved = self._book.reserved(trial.study)
+        own = next((each for each in reserved if each.number == trial.number), None)
+        return trial.stores and own is not None and not trial.suits(self._book.slots_of(own))
 
     def _send_over_disk(
-        self, want: Want, slots: Sequence[Slot], now: float, out: list[Command]
+        self, reservation: Reservation, slots: Sequence[Slot], now: float, out: list[Command]
     ) -> None:
-        """Evict a parked run to disk if its process cannot use the devices reserved for it."""
-        run = None if want.number is None else self._book.studies[want.study].runs[want.number]
-        if run is None or run.state != "parked" or run.asked or run.suits(slots):
+        """Evict a parked trial to disk if its process cannot use the devices reserved for it."""
+        trial = self._book.trial_of(reservation)
+        if trial is None or trial.state != "parked" or trial.asked or trial.suits(slots):
             return
-        if run.stores:
-            self._memory.evict(run, "disk", now, out)
+        if trial.stores:
+            self._memory.evict(trial, "disk", now, out)
 
     def _coming(self, study: Study) -> int:
-        """Number of processes that will wait for a run without an eviction for that."""
-        leaving = sum(1 for run in study.runs.values() if run.asked == "disk")
+        """Number of processes that will wait for a trial without an eviction for that."""
+        leaving = sum(1 for trial in study.trials.values() if trial.asked == "disk")
         leaving += sum(1 for each in study.workers if self._book.clients[each].leaving)
         return len(study.idle) + leaving + max(0, study.max_alive - len(study.workers))
 
     def _free_processes(self, study: Study, now: float, out: list[Command]) -> None:
-        """Evict parked runs to disk, so that a process is ready when a device is."""
-        wants = self._book.reserved(study.spec.key)
-        needed = sum(map(self._book.wants_process, wants))
-        if study.may_open.any or any(run.state == "stored" for run in study.runs.values()):
+        """Evict parked trials to disk, so that a process is ready when a device is."""
+        reserved = self._book.reserved(study.spec.key)
+        needed = sum(map(self._book.needs_process, reserved))
+        if study.may_open.any or any(trial.state == "stored" for trial in study.trials.values()):
             needed += len(self._book.slots)  # one in reserve for each device
         missing = needed - self._coming(study)
         if missing <= 0:
             return
-        wanted = {want.number for want in wants}
-        parked = [run for run in study.parked if run.number not in wanted]
-        for run in self._policy_runner.wanted_last(parked, now)[:missing]:
-            self._memory.evict(run, "disk", now, out)
+        wanted = {reservation.number for reservation in reserved}
+        parked = [trial for trial in study.parked if trial.number not in wanted]
+        for trial in self._policy_runner.wanted_last(parked, now)[:missing]:
+            self._memory.evict(trial, "disk", now, out)
 
     def _grant_next(
-        self, want: Want, slots: Sequence[Slot], now: float, out: list[Command]
+        self, reservation: Reservation, slots: Sequence[Slot], now: float, out: list[Command]
     ) -> None:
-        study = self._book.studies[want.study]
-        run = None if want.number is None else study.runs[want.number]
-        if run is not None and (run.state == "running" or run.asked or not run.suits(slots)):
+        study = self._book.studies[reservation.study]
+        trial = self._book.trial_of(reservation)
+        if trial is not None and (
+            trial.state == "running" or trial.asked or not trial.suits(slots)
+        ):
             return  # it has still to leave where it is, or is on its way back
-        connection = run.connection if run else None
+        connection = trial.connection if trial else None
         if connection is None:
-            connection = worker_for(self._book, study, run)
+            connection = worker_for(self._book, study, trial)
         if connection is None or not self._are_ready(slots, now, out):
             return
         if connection in study.idle:
@@ -289,13 +297,13 @@ class Dispatcher:
         for slot in slots:
             self._memory.warn(slot, now, out)
         for slot in slots:
-            slot.next = None
-        lease = self._lease(study, slots, run, connection, want.slice_seconds, now, out)
-        grant = _grant_message(lease, run, alone, want.batch_size)
+            slot.reservation = None
+        lease = self._lease(study, slots, trial, connection, reservation.slice_seconds, now, out)
+        grant = _grant_message(lease, trial, alone, reservation.batch_size)
         out.append(Send(connection=connection, message=grant))
 
     def _are_ready(self, slots: Sequence[Slot], now: float, out: list[Command]) -> bool:
-        """True if all can be granted; runs in the way on any of them are asked now."""
+        """True if all can be granted; trials in the way on any of them are asked now."""
         # A list, not a generator: each slot is asked, also behind one that is not ready.
         return all([self._memory.ready(slot, now, out) for slot in slots])
 
@@ -303,19 +311,19 @@ class Dispatcher:
         self,
         study: Study,
         slots: Sequence[Slot],
-        run: LiveTrial | None,
+        trial: LiveTrial | None,
         connection: int,
         slice_seconds: float | None,
         now: float,
         out: list[Command],
     ) -> Lease:
         self._book.epoch += 1
-        tier = run.tier if run else None
-        claimed = claim(self._book, run, out) if run else None
+        tier = trial.tier if trial else None
+        claimed = claim(self._book, trial, out) if trial else None
         lease = Lease(
             epoch=self._book.epoch,
             study=study.spec.key,
-            number=run.number if run else None,
+            number=trial.number if trial else None,
             devices=tuple(slot.device.id for slot in slots),
             connection=connection,
             started=now,
@@ -323,8 +331,8 @@ class Dispatcher:
             deadline=self._end(study, tier, slice_seconds, now),
             from_tier=tier,
             last_progress=now,
-            before=run.epoch if run else 0,
-            lost=study.lost.pop() if run is None and study.lost else (),
+            before=trial.epoch if trial else 0,
+            lost=study.lost.pop() if trial is None and study.lost else (),
             claimed=claimed,
             energy_joules=energy.counted_joules(slots),
         )
@@ -344,21 +352,21 @@ class Dispatcher:
                 owner=study.broker,
             )
         )
-        if run is not None:
-            run.state, run.tier, run.waiting_since = "running", None, None
-            run.connection, run.epoch = connection, lease.epoch
-            run.sits_on(lease.devices)
-            run.held_bytes = None
-            run.slices += 1
-            came_from, run.host = run.host, self._book.host
-            save(self._book, run, now, out)
-            out.extend(_event_log.granted(self._book, run, lease, came_from, now))
+        if trial is not None:
+            trial.state, trial.tier, trial.waiting_since = "running", None, None
+            trial.connection, trial.epoch = connection, lease.epoch
+            trial.sits_on(lease.devices)
+            trial.held_bytes = None
+            trial.slices += 1
+            came_from, trial.host = trial.host, self._book.host
+            save(self._book, trial, now, out)
+            out.extend(_event_log.granted(self._book, trial, lease, came_from, now))
         return lease
 
 
 def _keeps(study: Study, lease: Lease, assignment: Assignment) -> bool:
-    """True if the run that has a lease is assigned the same devices again."""
-    same = lease.study == study.spec.key and lease.number == assignment.run
+    """True if the trial that has a lease is assigned the same devices again."""
+    same = lease.study == study.spec.key and lease.number == assignment.trial
     return same and set(lease.devices) == set(assignment.devices)
 
 
@@ -369,24 +377,24 @@ def _whole(slots: Sequence[Slot]) -> list[Slot]:
 
 
 def _resize(study: Study, lease: Lease, batch_size: int | None, out: list[Command]) -> None:
-    """Send a run that keeps its device another batch size, if it is another one."""
-    sizes = study.runs[lease.number].sizes if lease.number is not None else None
+    """Send a trial that keeps its device another batch size, if it is another one."""
+    sizes = study.trials[lease.number].sizes if lease.number is not None else None
     if batch_size is not None and sizes is not None and sizes.now != batch_size:
         message = Resize(epoch=lease.epoch, batch_size=batch_size)
         out.append(Send(connection=lease.connection, message=message))
 
 
 def _grant_message(
-    lease: Lease, run: LiveTrial | None, alone: bool, batch_size: int | None
+    lease: Lease, trial: LiveTrial | None, alone: bool, batch_size: int | None
 ) -> Grant:
     return Grant(
         epoch=lease.epoch,
         devices=lease.devices,
         alone=alone,
-        number=run.number if run else None,
-        trial_id=run.trial_id if run else None,
-        checkpoints=tuple(reversed(run.checkpoints)) if run else (),
-        device_seconds=run.device_seconds if run else 0.0,
+        number=trial.number if trial else None,
+        trial_id=trial.trial_id if trial else None,
+        checkpoints=tuple(reversed(trial.checkpoints)) if trial else (),
+        device_seconds=trial.device_seconds if trial else 0.0,
         lost=lease.lost,
         batch_size=batch_size,
     )

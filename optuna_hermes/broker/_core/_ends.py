@@ -23,58 +23,58 @@ class Ends:
         self._memory = memory
 
     def lease(self, lease: Lease, now: float, out: list[Command]) -> None:
-        """End a lease on all of its devices, whatever becomes of its run."""
+        """End a lease on all of its devices, whatever becomes of its trial."""
         held = lease.device_seconds(now)
         self._book.studies[lease.study].spent_seconds += held
-        run = self._book.run_of(lease)
+        trial = self._book.trial_of(lease)
         slots = self._book.slots_of(lease)
-        if run is not None:
-            run.device_seconds += held
-            energy.add(run, energy.taken_joules(slots, lease, now))
+        if trial is not None:
+            trial.device_seconds += held
+            energy.add(trial, energy.taken_joules(slots, lease, now))
         for slot in slots:
             slot.lease = None
-            slot.empty_since = now if slot.next else None
+            slot.empty_since = now if slot.reservation else None
         ended = now + self._book.wall_offset
         out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
 
     def holder(self, lease: Lease, now: float, out: list[Command]) -> None:
         """Handle the end of the process that held a lease."""
-        run = self._book.run_of(lease)
+        trial = self._book.trial_of(lease)
         self.lease(lease, now, out)
         self._memory.left(lease.devices, now)
         study = self._book.studies[lease.study]
-        if run is None:
+        if trial is None:
             if study.unstarted is not None:
                 study.unstarted += 1
             if not lease.refused:  # a trial may have been created, or found
                 study.lost.append((lease.epoch, *lease.lost))
             return
-        run.suspensions += 1
-        self.lost(run, lease.connection, now, out)
+        trial.suspensions += 1
+        self.lost(trial, lease.connection, now, out)
 
-    def lost(self, run: LiveTrial, connection: int, now: float, out: list[Command]) -> None:
-        """Handle the end of a run's process that gave no notice."""
+    def lost(self, trial: LiveTrial, connection: int, now: float, out: list[Command]) -> None:
+        """Handle the end of a trial's process that gave no notice."""
         client = self._book.clients.get(connection)
         if client is not None:
-            losses.count(self._book, run, client, now)
-        out.append(_event_log.lost(self._book, run, now))
-        self.process(run, now, out)
+            losses.count(self._book, trial, client, now)
+        out.append(_event_log.lost(self._book, trial, now))
+        self.process(trial, now, out)
 
-    def process(self, run: LiveTrial, now: float, out: list[Command]) -> None:
-        """Take a run back to its last checkpoint, if there is one: its process is gone."""
-        self._memory.leaves(run, now)
-        if run.live:
-            run.forget_process()
-            run.waiting_since = now
-            save(self._book, run, now, out)
+    def process(self, trial: LiveTrial, now: float, out: list[Command]) -> None:
+        """Take a trial back to its last checkpoint, if there is one: its process is gone."""
+        self._memory.leaves(trial, now)
+        if trial.live:
+            trial.forget_process()
+            trial.waiting_since = now
+            save(self._book, trial, now, out)
 
-    def wants(self, study: Study, *, only_impossible: bool = False) -> None:
+    def reservations(self, study: Study, *, only_impossible: bool = False) -> None:
         """Cancel the reservations of a study, or only those that cannot be granted."""
-        for want in self._book.reserved(study.spec.key):
-            run = None if want.number is None else study.runs[want.number]
-            possible = study.driver is not None if run is None else study.can_run(run)
+        for reservation in self._book.reserved(study.spec.key):
+            trial = self._book.trial_of(reservation)
+            possible = study.driver is not None if trial is None else study.can_begin(trial)
             if not (only_impossible and possible):
-                self._book.unreserve(want)
+                self._book.unreserve(reservation)
 
     def unwritten(self, event: WritesFailed, now: float, out: list[Command]) -> None:
         """Undo leases that the ledger refused, and note the problem of their studies."""
@@ -94,58 +94,61 @@ class Ends:
                 self.undo(lease, now, out)
 
     def undo(self, lease: Lease, now: float, out: list[Command], *, refused: bool = False) -> None:
-        """Undo a lease: its run, or the worker that waited for one, is where it came from.
+        """Undo a lease: its trial, or the worker that waited for one, is where it came from.
 
         One that was ``refused`` is not in the ledger, where another broker's may have its epoch.
         """
-        study, run = self._book.studies[lease.study], self._book.run_of(lease)
+        study, trial = self._book.studies[lease.study], self._book.trial_of(lease)
         client = self._book.clients.get(lease.connection)
         for slot in self._book.slots_of(lease):
             slot.lease = None
         if not refused:
             ended = now + self._book.wall_offset
             out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
-        if run is None and study.unstarted is not None:
+        if trial is None and study.unstarted is not None:
             study.unstarted += 1
         if lease.lost:
             study.lost.append(lease.lost)  # still to be found
-        waited = run is None or lease.from_tier in (None, "disk")
+        waited = trial is None or lease.from_tier in (None, "disk")
         if waited and client is not None and client.role == "worker":
             # This worker still waits for a grant, for it never got this one.
             study.idle.append(lease.connection)
-        if run is None:
+        if trial is None:
             return
-        run.state, run.tier = "pending" if lease.from_tier is None else "parked", lease.from_tier
-        run.waiting_since, run.epoch, run.slices = now, lease.before, run.slices - 1
-        run.asked = None
+        trial.state, trial.tier = (
+            "pending" if lease.from_tier is None else "parked",
+            lease.from_tier,
+        )
+        trial.waiting_since, trial.epoch, trial.slices = now, lease.before, trial.slices - 1
+        trial.asked = None
         if lease.from_tier == "disk" or lease.connection in study.idle:
-            run.forget_process()
+            trial.forget_process()
         elif lease.from_tier is None:
-            run.sits_on(())
+            trial.sits_on(())
         if refused and lease.claimed:
-            run.owner, run.row = None, lease.claimed  # as before
+            trial.owner, trial.row = None, lease.claimed  # as before
         else:
-            save(self._book, run, now, out)
+            save(self._book, trial, now, out)
 
     def room(
-        self, slots: Sequence[Slot], run: LiveTrial, what: str, now: float, out: list[Command]
+        self, slots: Sequence[Slot], trial: LiveTrial, what: str, now: float, out: list[Command]
     ) -> None:
-        """Handle that the memory of a device, or of one of several, did not suffice for its run.
+        """Handle that the memory of a device, or of one of several, did not suffice for its trial.
 
         It is tried again with the device to itself. If that did not help either it waits until
-        a run has gone that could not be moved; where none is left, its study ends.
+        a trial has gone that could not be moved; where none is left, its study ends.
         """
         tightest = min(slots, key=self._memory.known_free_bytes)
-        need, free = size(run.need_bytes), size(self._memory.free_bytes(tightest))
+        need, free = size(trial.need_bytes), size(self._memory.free_bytes(tightest))
         reason = (
-            f"Trial {run.number} {what} {tightest.device.id}: it needs {need} there or more, "
+            f"Trial {trial.number} {what} {tightest.device.id}: it needs {need} there or more, "
             f"and {free} were free."
         )
-        if run.alone and any(self._memory.shares(slot, run) for slot in slots):
-            run.stranded = True
-        elif run.alone:
-            study = self._book.studies[run.study]
+        if trial.alone and any(self._memory.shares(slot, trial) for slot in slots):
+            trial.stranded = True
+        elif trial.alone:
+            study = self._book.studies[trial.study]
             study.problem = f"{reason} It had the device to itself: end what else takes its memory."
-        run.alone = True
+        trial.alone = True
         detail = {"device": tightest.device.id, "reason": reason}
-        out.append(self._book.event(run.study, run.number, "outgrew its memory", detail, now))
+        out.append(self._book.event(trial.study, trial.number, "outgrew its memory", detail, now))

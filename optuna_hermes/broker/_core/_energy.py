@@ -28,10 +28,10 @@ def taken_joules(slots: Sequence[Slot], lease: Lease, now: float) -> float | Non
     return None if watts is None else watts * (now - lease.started)
 
 
-def add(run: LiveTrial, joules: float | None) -> None:
-    """Add the energy of a lease to its run."""
+def add(trial: LiveTrial, joules: float | None) -> None:
+    """Add the energy of a lease to its trial."""
     if joules is not None:
-        run.energy_joules = (run.energy_joules or 0.0) + joules
+        trial.energy_joules = (trial.energy_joules or 0.0) + joules
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -20,7 +20,7 @@ from optuna_hermes.ledger._base import (
     HostRecord,
     LeaseRecord,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
 )
 from optuna_hermes.model import Curve, Device, Wish
 
@@ -83,7 +83,7 @@ class StudyRead:
     message: OpenStudy | Register | Resume
     last_epoch: int = 0
     leases: tuple[LeaseRecord, ...] = ()
-    runs: tuple[RunRecord, ...] = ()
+    trials: tuple[TrialRecord, ...] = ()
     curves: Mapping[int, Curve] = field(default_factory=dict)
     checkpoints: tuple[CheckpointRecord, ...] = ()
     wishes: Mapping[int, Wish] = field(default_factory=dict)
@@ -101,17 +101,17 @@ class Refreshed:
         last_epoch: as of ``StudyRead``.
         leases: as of ``StudyRead``.
         hosts: as of ``StudyRead``.
-        runs: those of others, or without an owner, that have changed.
-        curves: of these runs.
-        checkpoints: of these runs.
-        wishes: of all runs; None if they have changed here since they were asked for.
+        trials: those of others, or without an owner, that have changed.
+        curves: of these trials.
+        checkpoints: of these trials.
+        wishes: of all trials; None if they have changed here since they were asked for.
     """
 
     study: str
     last_epoch: int
     leases: tuple[LeaseRecord, ...] = ()
     hosts: tuple[HostRecord, ...] = ()
-    runs: tuple[RunRecord, ...] = ()
+    trials: tuple[TrialRecord, ...] = ()
     wishes: Mapping[int, Wish] | None = None
     curves: Mapping[int, Curve] = field(default_factory=dict)
     checkpoints: tuple[CheckpointRecord, ...] = ()
@@ -124,8 +124,8 @@ class Outrun:
     Args:
         study: its key.
         epochs: leases that were never granted, and what was claimed for them.
-        numbers: runs that belong to others, or are not as they were thought to be.
-        paths: checkpoints of these runs, which count no more.
+        numbers: trials that belong to others, or are not as they were thought to be.
+        paths: checkpoints of these trials, which count no more.
         full: there is room for no further trial.
         last_epoch: the highest epoch there was.
     """
@@ -287,7 +287,7 @@ class EndLease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """Claim a run for this broker, if it is still as it was after so many ``slices``."""
+    """Claim a trial for this broker, if it is still as it was after so many ``slices``."""
 
     study: str
     number: int
@@ -304,7 +304,7 @@ class ForgetBroker:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropCheckpoint:
-    """Forget a checkpoint whose file the run has replaced."""
+    """Forget a checkpoint whose file the trial has replaced."""
 
     study: str
     path: str
@@ -320,7 +320,7 @@ class SaveMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveWish:
-    """Save the override of a run; None removes it."""
+    """Save the override of a trial; None removes it."""
 
     study: str
     number: int
@@ -328,7 +328,7 @@ class SaveWish:
 
 
 Write = (
-    RunRecord
+    TrialRecord
     | ReportRecord
     | LeaseRecord
     | CheckpointRecord

@@ -15,17 +15,17 @@ MOST_ALIKE = 10
 _NUMBER = re.compile(r"0x[0-9a-f]+|-?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 
 
-def failed(book: Book, run: LiveTrial, error: str, now: float) -> None:
+def failed(book: Book, trial: LiveTrial, error: str, now: float) -> None:
     """Count a failed trial. Reasons are equal if they differ in their numbers only."""
-    study = book.studies[run.study]
+    study = book.studies[trial.study]
     known, without_numbers = study.failures, _NUMBER.sub("#", error)
     if known.first is None:
-        known.first, known.first_error = run.number, error
+        known.first, known.first_error = trial.number, error
     if without_numbers != known.error:
         known.error, known.alike, known.units, known.seconds = without_numbers, 0, 0, 0.0
     known.alike += 1
-    known.units = max(known.units, run.furthest)
-    known.seconds = max(known.seconds, run.device_seconds)
+    known.units = max(known.units, trial.furthest)
+    known.seconds = max(known.seconds, trial.device_seconds)
     known.hopeless = known.alike >= MOST_ALIKE and not _promises(book, study, now)
 
 
@@ -48,8 +48,8 @@ def _promises(book: Book, study: Study, now: float) -> bool:
     }
     known = study.failures
     return any(
-        run.state == "done"
-        or run.furthest > known.units
-        or (run.live and run.device_seconds + held.get(run.number, 0.0) > known.seconds)
-        for run in study.runs.values()
+        trial.state == "done"
+        or trial.furthest > known.units
+        or (trial.live and trial.device_seconds + held.get(trial.number, 0.0) > known.seconds)
+        for trial in study.trials.values()
     )

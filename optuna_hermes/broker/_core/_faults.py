@@ -1,4 +1,4 @@
-"""Devices that break, and the runs that are on them. Pure."""
+"""Devices that break, and the trials that are on them. Pure."""
 
 from __future__ import annotations
 
@@ -32,47 +32,47 @@ class Faults:
                 self._tell(slot, "device back", "", now, out)
             elif not device.healthy and (was.healthy or device.lost > was.lost):
                 self._tell(slot, "device lost", device.problem, now, out)
-            if not device.healthy:  # each time: a run that was moving may have stayed
+            if not device.healthy:  # each time: a trial that was moving may have stayed
                 self._leave(slot, now, out)
 
     def reported(self, heard: Iterable[Xid], now: float, out: list[Command]) -> None:
-        """Add an event for each XID that a run has caused on its device."""
+        """Add an event for each XID that a trial has caused on its device."""
         for xid in heard:
             slot = self._book.slots.get(xid.device)
-            run = self._book.run_of(slot.lease) if slot and slot.lease else None
-            if run is not None and xid.is_of_program:
+            trial = self._book.trial_of(slot.lease) if slot and slot.lease else None
+            if trial is not None and xid.is_of_program:
                 detail = {"device": xid.device, "xid": xid.code, "reason": f"{xid} was reported."}
-                out.append(self._book.event(run.study, run.number, "xid", detail, now))
+                out.append(self._book.event(trial.study, trial.number, "xid", detail, now))
 
     def _tell(self, slot: Slot, kind: str, reason: str, now: float, out: list[Command]) -> None:
         """Add an event to each study that is served: it had this device, or could have got it."""
-        holder = None if slot.lease is None else self._book.run_of(slot.lease)
+        holder = None if slot.lease is None else self._book.trial_of(slot.lease)
         detail = {"device": slot.device.id} | ({"reason": reason} if reason else {})
         for key in self._book.studies:
             number = holder.number if holder and holder.study == key else None
             out.append(self._book.event(key, number, kind, detail, now))
 
     def _leave(self, slot: Slot, now: float, out: list[Command]) -> None:
-        if slot.next is not None:
-            self._book.unreserve(slot.next)
+        if slot.reservation is not None:
+            self._book.unreserve(slot.reservation)
         if slot.lease is not None:
-            run = self._book.run_of(slot.lease)
-            if run is None or (not self._end(slot, run, out) and run.stores):
+            trial = self._book.trial_of(slot.lease)
+            if trial is None or (not self._end(slot, trial, out) and trial.stores):
                 self._dispatcher.ask_to_yield(slot.lease, now, out, to_disk=True)
-        for run in self._book.parked_on(slot):
-            if self._end(slot, run, out) or run.asked or not run.stores:
+        for trial in self._book.parked_on(slot):
+            if self._end(slot, trial, out) or trial.asked or not trial.stores:
                 continue
-            self._memory.evict(run, "disk", now, out)
+            self._memory.evict(trial, "disk", now, out)
 
-    def _end(self, slot: Slot, run: LiveTrial, out: list[Command]) -> bool:
+    def _end(self, slot: Slot, trial: LiveTrial, out: list[Command]) -> bool:
         """Kill a worker from whose process nothing can be saved; True if it was killed.
 
-        Its run goes on elsewhere from its last checkpoint. Processes of users are left alone.
+        Its trial goes on elsewhere from its last checkpoint. Processes of users are left alone.
         """
-        client = self._book.clients.get(run.connection or 0)
-        saved = run.stores and (run.tier == "host" or not slot.device.lost)
+        client = self._book.clients.get(trial.connection or 0)
+        saved = trial.stores and (trial.tier == "host" or not slot.device.lost)
         if saved or client is None or client.role != "worker":
             return False
-        reason = f"{slot.device.id} is broken and nothing of its run could be saved"
-        out.append(Kill(connection=run.connection or 0, pid=client.pid, reason=reason))
+        reason = f"{slot.device.id} is broken and nothing of its trial could be saved"
+        out.append(Kill(connection=trial.connection or 0, pid=client.pid, reason=reason))
         return True

@@ -1,4 +1,4 @@
-"""Gate for changes of a run's number of devices: they must be worth their cost. Pure."""
+"""Gate for changes of a trial's number of devices: they must be worth their cost. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ def pays(
     leave_seconds: float,
     back_seconds: float,
 ) -> bool:
-    """True if a run had better go on with another number of devices for its next slice.
+    """True if a trial had better go on with another number of devices for its next slice.
 
-    All is counted in device time. A run that is quicker wins the time that the devices it had would
-    have needed for what the new ones train in addition, by the fit to its measured steps; what
-    nothing was measured of counts as perfect. What others get of its devices is won too. A change
-    costs the old devices while the run leaves to disk, and the new ones while it comes back.
+    All is counted in device time. A trial that is quicker wins the time that the devices it had
+    would have needed for what the new ones train in addition, by the fit to its measured steps;
+    what nothing was measured of counts as perfect. What others get of its devices is won too. A
+    change costs the old devices while the trial leaves to disk, and the new ones while it comes
+    back.
 
     Args:
-        elastic: what is known of the run.
+        elastic: what is known of the trial.
         before: devices that it has.
         after: devices that it would have.
         given_away: of the devices that it has, those that others would get.

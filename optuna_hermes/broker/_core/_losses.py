@@ -17,58 +17,58 @@ TOGETHER_SECONDS = 5.0
 """Processes that end so shortly before their driver have ended with it."""
 
 
-def count(book: Book, run: LiveTrial, client: Client, now: float) -> None:
-    """Count the loss of a worker that was training this run, or waiting with it.
+def count(book: Book, trial: LiveTrial, client: Client, now: float) -> None:
+    """Count the loss of a worker that was training this trial, or waiting with it.
 
     It does not count where its device has failed, or its driver is gone. A plain
     trial's process is its user's: no other one is started.
     """
-    study = book.studies[run.study]
-    failed = (slot for id_, slot in book.slots.items() if id_ in run.devices)
+    study = book.studies[trial.study]
+    failed = (slot for id_, slot in book.slots.items() if id_ in trial.devices)
     if client.role != "worker" or study.driver is None:
         return
     if all(slot.device.healthy for slot in failed):
-        run.losses += 1
-        run.lost_at, run.lost_pid, run.hung = now, client.pid, client.hung
+        trial.losses += 1
+        trial.lost_at, trial.lost_pid, trial.hung = now, client.pid, client.hung
 
 
 def forget(book: Book, study: Study, now: float, out: list[Command]) -> None:
     """Take back recent losses: a driver that ends may have ended its workers too."""
-    for run in study.runs.values():
-        if run.live and run.lost_at is not None and now - run.lost_at <= TOGETHER_SECONDS:
-            run.losses, run.lost_at = run.losses - 1, None
-            save(book, run, now, out)
+    for trial in study.trials.values():
+        if trial.live and trial.lost_at is not None and now - trial.lost_at <= TOGETHER_SECONDS:
+            trial.losses, trial.lost_at = trial.losses - 1, None
+            save(book, trial, now, out)
 
 
 def shown(study: Study) -> Iterator[dict[str, Any]]:
     """Runs that have lost processes in the driver's time, as the status shows them to it."""
-    for run in study.runs.values():
-        if run.live and run.losses:
+    for trial in study.trials.values():
+        if trial.live and trial.losses:
             yield {
-                "trial": run.number,
-                "trial_id": run.trial_id,
-                "losses": run.losses,
+                "trial": trial.number,
+                "trial_id": trial.trial_id,
+                "losses": trial.losses,
                 "most_losses": MOST_LOSSES,
-                "pid": run.lost_pid,
-                "hung": run.hung,
-                "given_up": run.given_up and run.connection is None,
+                "pid": trial.lost_pid,
+                "hung": trial.hung,
+                "given_up": trial.given_up and trial.connection is None,
             }
 
 
 def give_up(book: Book, message: GiveUp, now: float, out: list[Command]) -> LiveTrial | None:
-    """Close a run that is given up, as its driver has told Optuna.
+    """Close a trial that is given up, as its driver has told Optuna.
 
     Returns:
-        The run, None if it was not given up, or is over.
+        The trial, None if it was not given up, or is over.
     """
     study = book.studies.get(message.study)
-    run = None if study is None else study.runs.get(message.number)
-    if study is None or run is None or not run.live or run.connection is not None:
+    trial = None if study is None else study.trials.get(message.number)
+    if study is None or trial is None or not trial.live or trial.connection is not None:
         return None
-    if not run.given_up or study.is_elsewhere(run):
+    if not trial.given_up or study.is_elsewhere(trial):
         return None
-    run.state, run.tier = message.state, None
-    save(book, run, now, out)
-    ended = Ended(epoch=run.epoch, state=message.state, error=message.reason)
-    out.append(_event_log.ended(book, run, ended, now))
-    return run
+    trial.state, trial.tier = message.state, None
+    save(book, trial, now, out)
+    ended = Ended(epoch=trial.epoch, state=message.state, error=message.reason)
+    out.append(_event_log.ended(book, trial, ended, now))
+    return trial

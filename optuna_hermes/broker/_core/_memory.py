@@ -1,4 +1,4 @@
-"""Memory manager: runs that leave a device's memory, and when the next may have it. Pure."""
+"""Memory manager: trials that leave a device's memory, and when the next may have it. Pure."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CONTEXT_BYTES = 600 << 20
 """Memory that a process takes on a GPU beside what it reports to hold."""
 
 SETTLE_SECONDS = 5.0
-"""Time in which memory that a run has left has to show as free; then the wait is over."""
+"""Time in which memory that a trial has left has to show as free; then the wait is over."""
 
 
 class Memory:
-    """Moves the suspended runs of a ``Book`` between tiers; commands are added to ``out``.
+    """Moves the suspended trials of a ``Book`` between tiers; commands are added to ``out``.
 
     Args:
         book: the broker's book.
-        wanted_last: orders runs, from the one that will be wanted last to the first.
+        wanted_last: orders trials, from the one that will be wanted last to the first.
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class Memory:
         self._wanted_last = wanted_last
 
     def tier_to_leave(
-        self, slots: Iterable[Slot], run: LiveTrial, now: float, out: list[Command]
+        self, slots: Iterable[Slot], trial: LiveTrial, now: float, out: list[Command]
     ) -> TierName:
-        """Tier by which ``run`` leaves its devices; others that have to go are asked now."""
-        if self._book.studies[run.study].draining:
+        """Tier by which ``trial`` leaves its devices; others that have to go are asked now."""
+        if self._book.studies[trial.study].draining:
             # Its process ends with the study: only a checkpoint remains.
-            return "disk" if run.stores else "resident"
+            return "disk" if trial.stores else "resident"
         tier: TierName = "resident"
         for slot in slots:
-            moves = self._moves(slot, [run], now)
-            wish = moves.pop(_id(run), tier)
+            moves = self._moves(slot, [trial], now)
+            wish = moves.pop(_id(trial), tier)
             tier = tier if tier == "disk" else wish
             self._evict_all(moves, now, out)
         return tier
@@ -72,22 +72,22 @@ class Memory:
     def ready(self, slot: Slot, now: float, out: list[Command]) -> bool:
         """True if an empty device can be granted to its reservation.
 
-        If not, runs that can make room are asked to. A device whose memory does not suffice is
+        If not, trials that can make room are asked to. A device whose memory does not suffice is
         granted all the same when none is left that could, see ``warn``.
         """
-        study, run = self._next(slot)
-        alone = run is not None and run.alone
+        study, trial = self._next(slot)
+        alone = trial is not None and trial.alone
         # The memory of CPU slots is not read, so there is nothing to wait for.
         if slot.device.kind == "cpu" and not alone:
             return True
         if any(each.asked == "resident" for each in self._book.parked_on(slot)):
             return False  # its memory is on its way in
-        room = self._has_room(slot, study, run)
+        room = self._has_room(slot, study, trial)
         sure = slot.device.memory_free_bytes is not None or not self._leaving(slot)
-        enough = self._is_alone(slot, study, run) if alone else room and sure
+        enough = self._is_alone(slot, study, trial) if alone else room and sure
         if enough and room is not False:
             return True
-        if self._is_moving(slot) or self._is_settling(slot, study, run, now):
+        if self._is_moving(slot) or self._is_settling(slot, study, trial, now):
             return False
         moves = self._moves(slot, [], now)
         if moves:
@@ -96,53 +96,53 @@ class Memory:
         return True
 
     def grants_alone(self, slot: Slot) -> bool:
-        """``Grant.alone`` of the next grant; a run that outgrew its memory has no later chance."""
-        study, run = self._next(slot)
-        return (run is not None and run.alone) or self._is_alone(slot, study, run)
+        """``Grant.alone`` of the next grant; a trial that outgrew its memory has one chance."""
+        study, trial = self._next(slot)
+        return (trial is not None and trial.alone) or self._is_alone(slot, study, trial)
 
-    def fits_beside(self, slot: Slot, run: LiveTrial) -> bool:
-        """True if ``run`` can come back to its GPU while another trains there."""
-        holder = None if slot.lease is None else self._book.run_of(slot.lease)
-        if run.alone or holder is None or holder.alone or self._is_moving(slot):
+    def fits_beside(self, slot: Slot, trial: LiveTrial) -> bool:
+        """True if ``trial`` can come back to its GPU while another trains there."""
+        holder = None if slot.lease is None else self._book.trial_of(slot.lease)
+        if trial.alone or holder is None or holder.alone or self._is_moving(slot):
             return False
-        if run.devices != (slot.device.id,):
+        if trial.devices != (slot.device.id,):
             return False
-        return bool(self._has_room(slot, self._book.studies[run.study], run))
+        return bool(self._has_room(slot, self._book.studies[trial.study], trial))
 
-    def evict(self, run: LiveTrial, tier: TierName, now: float, out: list[Command]) -> None:
-        """Ask a parked run, which has no open request, to go to a lower tier."""
-        assert run.connection is not None
-        run.asked, run.asked_at = tier, now
-        out.append(Send(connection=run.connection, message=Evict(epoch=run.epoch, tier=tier)))
+    def evict(self, trial: LiveTrial, tier: TierName, now: float, out: list[Command]) -> None:
+        """Ask a parked trial, which has no open request, to go to a lower tier."""
+        assert trial.connection is not None
+        trial.asked, trial.asked_at = tier, now
+        out.append(Send(connection=trial.connection, message=Evict(epoch=trial.epoch, tier=tier)))
 
-    def recall(self, run: LiveTrial, now: float, out: list[Command]) -> None:
-        """Ask a run in host memory, which has no open request, to come back."""
-        assert run.connection is not None
-        run.asked, run.asked_at = "resident", now
-        out.append(Send(connection=run.connection, message=Recall(epoch=run.epoch)))
+    def recall(self, trial: LiveTrial, now: float, out: list[Command]) -> None:
+        """Ask a trial in host memory, which has no open request, to come back."""
+        assert trial.connection is not None
+        trial.asked, trial.asked_at = "resident", now
+        out.append(Send(connection=trial.connection, message=Recall(epoch=trial.epoch)))
 
     def left(self, devices: Iterable[str], now: float) -> None:
         """Note that a process has left the memory of devices, or is gone."""
         for id_ in devices:
             if id_ in self._book.slots:
                 self._book.slots[id_].settles_at = now + SETTLE_SECONDS
-        # There may be room again for runs that found none.
-        for run in self._book.runs():
-            run.stranded = False
+        # There may be room again for trials that found none.
+        for trial in self._book.trials():
+            trial.stranded = False
 
-    def leaves(self, run: LiveTrial, now: float) -> None:
-        """Note that a run's process ends, or will: until then it has its memory."""
-        client = self._book.clients.get(run.connection or 0)
+    def leaves(self, trial: LiveTrial, now: float) -> None:
+        """Note that a trial's process ends, or will: until then it has its memory."""
+        client = self._book.clients.get(trial.connection or 0)
         if client is not None:
-            client.leaving, client.left_at = run.devices, now
-        self.left(run.devices, now)
+            client.leaving, client.left_at = trial.devices, now
+        self.left(trial.devices, now)
 
-    def shares(self, slot: Slot, run: LiveTrial) -> bool:
-        """True if other runs have memory of this run's device."""
-        return bool(self._others(slot, self._book.studies[run.study], run))
+    def shares(self, slot: Slot, trial: LiveTrial) -> bool:
+        """True if other trials have memory of this trial's device."""
+        return bool(self._others(slot, self._book.studies[trial.study], trial))
 
     def free_bytes(self, slot: Slot) -> int | None:
-        """Free memory of a GPU as it is read, else its memory without what runs there report."""
+        """Free memory of a GPU as it is read, else its memory without what trials there report."""
         free = slot.device.memory_free_bytes
         return self._unclaimed(slot) if free is None else free
 
@@ -154,92 +154,92 @@ class Memory:
     # -- who goes ------------------------------------------------------------------------------
 
     def _next(self, slot: Slot) -> tuple[Study, LiveTrial | None]:
-        """Study and run for which a device is reserved."""
-        assert slot.next is not None
-        study = self._book.studies[slot.next.study]
-        return study, None if slot.next.number is None else study.runs[slot.next.number]
+        """Study and trial for which a device is reserved."""
+        assert slot.reservation is not None
+        study = self._book.studies[slot.reservation.study]
+        return study, self._book.trial_of(slot.reservation)
 
     def _moves(
         self, slot: Slot, leaving: Sequence[LiveTrial], now: float
-    ) -> dict[residency.RunId, TierName]:
-        """Tiers to which runs go for the reservation of ``slot``, with those that leave it."""
-        if slot.next is None:
+    ) -> dict[residency.TrialId, TierName]:
+        """Tiers to which trials go for the reservation of ``slot``, with those that leave it."""
+        if slot.reservation is None:
             return {}
-        study, run = self._next(slot)
-        others = [*leaving, *self._others(slot, study, run)]
+        study, trial = self._next(slot)
+        others = [*leaving, *self._others(slot, study, trial)]
         host_room = self._book.host_budget_bytes - self._book.host_used_bytes
-        if run is not None and run.alone:
+        if trial is not None and trial.alone:
             return residency.clear(self._sitters(others), host_room)
-        short = self._short(slot, study, run) if slot.device.kind == "gpu" else 0
+        short = self._short(slot, study, trial) if slot.device.kind == "gpu" else 0
         if short <= 0:
             return {}
         here = [each for each in others if each.tier != "host"]
-        in_host = [each for each in self._book.runs() if each.tier == "host"]
+        in_host = [each for each in self._book.trials() if each.tier == "host"]
         sitters = self._sitters(self._wanted_last([*here, *in_host], now))
         return residency.make_room(short, sitters, host_room)
 
-    def _sitters(self, runs: Iterable[LiveTrial]) -> list[residency.Sitter]:
-        """Those of ``runs`` that may be asked to go, without reservation or open request."""
-        wanted = {(s.next.study, s.next.number) for s in self._book.slots.values() if s.next}
-        free = (run for run in runs if run.asked is None and _id(run) not in wanted)
-        return [_sitter(run) for run in free]
+    def _sitters(self, trials: Iterable[LiveTrial]) -> list[residency.Sitter]:
+        """Those of ``trials`` that may be asked to go, without reservation or open request."""
+        wanted = {(each.study, each.number) for each in self._book.reservations()}
+        free = (trial for trial in trials if trial.asked is None and _id(trial) not in wanted)
+        return [_sitter(trial) for trial in free]
 
     def _evict_all(
-        self, moves: dict[residency.RunId, TierName], now: float, out: list[Command]
+        self, moves: dict[residency.TrialId, TierName], now: float, out: list[Command]
     ) -> None:
         for (study, number), tier in moves.items():
-            self.evict(self._book.studies[study].runs[number], tier, now, out)
+            self.evict(self._book.studies[study].trials[number], tier, now, out)
 
     # -- who is there --------------------------------------------------------------------------
 
-    def _others(self, slot: Slot, study: Study, run: LiveTrial | None) -> list[LiveTrial]:
-        """The parked runs, but ``run``, whose processes have memory of a device.
+    def _others(self, slot: Slot, study: Study, trial: LiveTrial | None) -> list[LiveTrial]:
+        """The parked trials, but ``trial``, whose processes have memory of a device.
 
-        The memory of a CPU slot is a matter between the runs of one study.
+        The memory of a CPU slot is a matter between the trials of one study.
         """
-        parked = [each for each in self._book.parked_on(slot) if each is not run]
+        parked = [each for each in self._book.parked_on(slot) if each is not trial]
         if slot.device.kind == "gpu":
             return parked
         return [each for each in parked if each.study == study.spec.key]
 
-    def _is_alone(self, slot: Slot, study: Study, run: LiveTrial | None) -> bool:
-        return not self._others(slot, study, run) and not self._leaving(slot)
+    def _is_alone(self, slot: Slot, study: Study, trial: LiveTrial | None) -> bool:
+        return not self._others(slot, study, trial) and not self._leaving(slot)
 
     def _leaving(self, slot: Slot) -> bool:
         """True if a process that announced its end still lives."""
         return any(slot.device.id in c.leaving for c in self._book.clients.values())
 
     def _is_moving(self, slot: Slot) -> bool:
-        """True if a run is making room, here or in host memory for those that are here."""
+        """True if a trial is making room, here or in host memory for those that are here."""
         here = any(each.asked for each in self._book.parked_on(slot))
-        return here or any(r.tier == "host" and r.asked == "disk" for r in self._book.runs())
+        return here or any(r.tier == "host" and r.asked == "disk" for r in self._book.trials())
 
-    def _is_settling(self, slot: Slot, study: Study, run: LiveTrial | None, now: float) -> bool:
+    def _is_settling(self, slot: Slot, study: Study, trial: LiveTrial | None, now: float) -> bool:
         """True if memory that a process left may still become free, and would suffice."""
-        missing, free = _missing(slot, study, run), self.free_bytes(slot)
+        missing, free = _missing(slot, study, trial), self.free_bytes(slot)
         if now >= slot.settles_at or _less(self._unclaimed(slot), missing):
             return False
         return self._leaving(slot) or _less(free, missing)
 
     # -- bytes ---------------------------------------------------------------------------------
 
-    def _has_room(self, slot: Slot, study: Study, run: LiveTrial | None) -> bool | None:
+    def _has_room(self, slot: Slot, study: Study, trial: LiveTrial | None) -> bool | None:
         if slot.device.kind == "cpu":
             return None
-        return residency.fits(self.free_bytes(slot), _missing(slot, study, run))
+        return residency.fits(self.free_bytes(slot), _missing(slot, study, trial))
 
-    def _short(self, slot: Slot, study: Study, run: LiveTrial | None) -> float:
+    def _short(self, slot: Slot, study: Study, trial: LiveTrial | None) -> float:
         """Bytes that have to become free beside what is becoming free; infinite if unknown."""
-        free, missing = self.free_bytes(slot), _missing(slot, study, run)
+        free, missing = self.free_bytes(slot), _missing(slot, study, trial)
         if free is None or missing is None:
             return math.inf
         going = (r for r in self._book.parked_on(slot) if r.evicting and r.tier != "host")
-        coming = sum(run.takes_bytes or 0 for run in going)
+        coming = sum(trial.takes_bytes or 0 for trial in going)
         return residency.MEMORY_MARGIN * missing - free - coming
 
     def _unclaimed(self, slot: Slot) -> int | None:
-        """A GPU's memory without what the runs there report to hold."""
-        holder = None if slot.lease is None else self._book.run_of(slot.lease)
+        """A GPU's memory without what the trials there report to hold."""
+        holder = None if slot.lease is None else self._book.trial_of(slot.lease)
         there = self._book.parked_on(slot) + ([holder] if holder else [])
         taken = [(r.held_bytes or 0) if r.tier == "host" else r.takes_bytes for r in there]
         known = [each for each in taken if each is not None]
@@ -248,26 +248,26 @@ class Memory:
         return slot.device.memory_bytes - sum(known)
 
     def _strange(self, slot: Slot) -> int:
-        """Bytes that are taken and that no run reports to hold; 0 if that is not known."""
+        """Bytes that are taken and that no trial reports to hold; 0 if that is not known."""
         free, unclaimed = slot.device.memory_free_bytes, self._unclaimed(slot)
         if free is None or unclaimed is None:
             return 0
-        here = {run.connection for run in self._book.parked_on(slot)}
+        here = {trial.connection for trial in self._book.parked_on(slot)}
         going = [c for c in self._book.clients.values() if slot.device.id in c.leaving]
         return unclaimed - free - CONTEXT_BYTES * (len(here) + len(going))
 
     def warn(self, slot: Slot, now: float, out: list[Command]) -> None:
         """Add an event if a device is granted whose memory does not suffice for its reservation."""
-        study, run = self._next(slot)
-        free, missing = self.free_bytes(slot), _missing(slot, study, run)
+        study, trial = self._next(slot)
+        free, missing = self.free_bytes(slot), _missing(slot, study, trial)
         if not _less(free, missing):
             return
-        trial = "A new trial" if run is None else f"Trial {run.number}"
+        name = "A new trial" if trial is None else f"Trial {trial.number}"
         reason = (
-            f"{trial} gets {slot.device.id} though it needs {size(missing)} more and {size(free)} "
+            f"{name} gets {slot.device.id} though it needs {size(missing)} more and {size(free)} "
             "are free: nobody is left who could make room."
         )
-        number = None if run is None else run.number
+        number = None if trial is None else trial.number
         detail = {"device": slot.device.id, "reason": reason}
         out.append(self._book.event(study.spec.key, number, "no room", detail, now))
 
@@ -277,12 +277,12 @@ def size(count: int | None) -> str:
     return "an unknown number of bytes" if count is None else f"{count / 1e9:.2f} GB"
 
 
-def _missing(slot: Slot, study: Study, run: LiveTrial | None) -> int | None:
-    """Bytes that the next run needs beside what it holds on the device."""
-    need = study.need_of(run)
-    if need is None or run is None or slot.device.id not in run.devices:
+def _missing(slot: Slot, study: Study, trial: LiveTrial | None) -> int | None:
+    """Bytes that the next trial needs beside what it holds on the device."""
+    need = study.need_of(trial)
+    if need is None or trial is None or slot.device.id not in trial.devices:
         return need
-    return max(0, need - (run.held_bytes or 0))
+    return max(0, need - (trial.held_bytes or 0))
 
 
 def _less(count: int | None, than: int | None) -> bool:
@@ -290,17 +290,17 @@ def _less(count: int | None, than: int | None) -> bool:
     return count is not None and than is not None and count < than
 
 
-def _id(run: LiveTrial) -> residency.RunId:
-    return run.study, run.number
+def _id(trial: LiveTrial) -> residency.TrialId:
+    return trial.study, trial.number
 
 
-def _sitter(run: LiveTrial) -> residency.Sitter:
-    """Sitter for a run; one on several devices stays there, or goes to disk."""
-    in_host = run.tier == "host"
+def _sitter(trial: LiveTrial) -> residency.Sitter:
+    """Sitter for a trial; one on several devices stays there, or goes to disk."""
+    in_host = trial.tier == "host"
     return residency.Sitter(
-        run=_id(run),
+        trial=_id(trial),
         tier="host" if in_host else "resident",
-        takes_bytes=run.host_bytes if in_host else run.takes_bytes,
-        moves=run.moves and not in_host and not run.others,
-        stores=run.stores,
+        takes_bytes=trial.host_bytes if in_host else trial.takes_bytes,
+        moves=trial.moves and not in_host and not trial.others,
+        stores=trial.stores,
     )

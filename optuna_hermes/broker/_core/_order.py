@@ -1,60 +1,62 @@
-"""Order in which a policy wants runs. Pure."""
+"""Order in which a policy wants trials. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from optuna_hermes.model import Decision, Device, RunView, Snapshot, Unstarted
+from optuna_hermes.model import Decision, Device, Snapshot, TrialView, Unstarted
 
 MOST_ASKED = 16
-"""Most runs that a policy is asked about: those that ran last."""
+"""Most runs that a policy is asked about: those that trained last."""
 
 
 def wanted_first(
     decide: Callable[[Snapshot], Decision], snapshot: Snapshot, numbers: Collection[int]
 ) -> list[int]:
-    """Order in which a policy would give a device to these runs, if only they wanted one.
+    """Order in which a policy would give a device to these trials, if only they wanted one.
 
     It is asked about one device and them, again and again without those it has chosen. What it
     leaves open goes by when they ran: the latest is wanted first. Its memory is not touched.
 
     Args:
         decide: the policy.
-        snapshot: how things are; every other run is shown as running.
-        numbers: the runs in question.
+        snapshot: how things are; every other trial is shown as running.
+        numbers: the trials in question.
     """
-    runs = [_waiting(run, snapshot.now) for run in snapshot.runs if run.number in numbers]
-    recent = sorted(runs, key=lambda run: (run.waiting_since or 0.0, run.number), reverse=True)
-    others = [_busy(run) for run in snapshot.runs if run.number not in numbers]
-    asked = {run.number: run for run in recent[:MOST_ASKED]}
-    others += [_busy(run) for run in recent[MOST_ASKED:]]
+    trials = [_waiting(trial, snapshot.now) for trial in snapshot.trials if trial.number in numbers]
+    recent = sorted(
+        trials, key=lambda trial: (trial.waiting_since or 0.0, trial.number), reverse=True
+    )
+    others = [_busy(trial) for trial in snapshot.trials if trial.number not in numbers]
+    asked = {trial.number: trial for trial in recent[:MOST_ASKED]}
+    others += [_busy(trial) for trial in recent[MOST_ASKED:]]
     order: list[int] = []
     while len(asked) > 1:
         views = (*others, *asked.values())
         decision = decide(_pretended(snapshot, views))
-        chosen = next((a.run for a in decision.assignments if a.run in asked), None)
+        chosen = next((a.trial for a in decision.assignments if a.trial in asked), None)
         if chosen is None:
             break
         others.append(_busy(asked.pop(chosen)))
         order.append(chosen)
-    return order + [run.number for run in recent if run.number not in order]
+    return order + [trial.number for trial in recent if trial.number not in order]
 
 
-def _pretended(snapshot: Snapshot, runs: tuple[RunView, ...]) -> Snapshot:
+def _pretended(snapshot: Snapshot, trials: tuple[TrialView, ...]) -> Snapshot:
     return replace(
         snapshot,
         devices=(Device(id="any", free=True),),
-        runs=runs,
+        trials=trials,
         unstarted=Unstarted(count=0, fixed=snapshot.unstarted.fixed),
     )
 
 
-def _waiting(run: RunView, now: float) -> RunView:
-    since = now if run.waiting_since is None else run.waiting_since
-    elastic = None if run.elastic is None else replace(run.elastic, devices=(1, 1))
+def _waiting(trial: TrialView, now: float) -> TrialView:
+    since = now if trial.waiting_since is None else trial.waiting_since
+    elastic = None if trial.elastic is None else replace(trial.elastic, devices=(1, 1))
     return replace(
-        run,
+        trial,
         state="parked",
         waiting_since=since,
         device=None,
@@ -65,5 +67,5 @@ def _waiting(run: RunView, now: float) -> RunView:
     )
 
 
-def _busy(run: RunView) -> RunView:
-    return replace(run, state="running", waiting_since=None)
+def _busy(trial: TrialView) -> TrialView:
+    return replace(trial, state="running", waiting_since=None)

@@ -27,15 +27,15 @@ class Outage:
             if study.away_since is None:
                 study.away_since, study.away_reason = now, event.reason
             study.watched_since = None
-            self._ends.wants(study)
+            self._ends.reservations(study)
         for lease in self._book.leases():
             if lease.study in event.studies and lease.epoch in event.held:
                 lease.held = True
             if lease.epoch in event.unasked:
                 lease.yielding = None
-                run = self._book.run_of(lease)
-                if run is not None:
-                    run.asked = None
+                trial = self._book.trial_of(lease)
+                if trial is not None:
+                    trial.asked = None
 
     def end(self, event: LedgerBack, now: float) -> None:
         """End an outage: leases that were held begin now."""
@@ -44,7 +44,7 @@ class Outage:
         for lease in self._book.leases():
             if lease.held and lease.study in event.studies:
                 lease.held = False
-                # The run learns of its lease only now: its slice is as long as it was to be.
+                # The trial learns of its lease only now: its slice is as long as it was to be.
                 lease.deadline += now - lease.slice_started
                 lease.started = lease.slice_started = lease.last_progress = now
 

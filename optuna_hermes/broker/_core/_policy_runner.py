@@ -16,9 +16,9 @@ from optuna_hermes.model import (
     Decision,
     Elastic,
     Resources,
-    RunState,
-    RunView,
     Snapshot,
+    TrialStatus,
+    TrialView,
     Unstarted,
     Wish,
 )
@@ -37,32 +37,34 @@ class PolicyRunner:
     ) -> Decision:
         """Decision of the policy of ``study`` on ``slots``, as if their slices were over.
 
-        Boosted runs come first. A policy that breaks its contract decides nothing, and
+        Boosted trials come first. A policy that breaks its contract decides nothing, and
         ends its study only.
 
         Args:
             study: the one whose policy is asked.
             slots: that it may give out.
             now: seconds of the broker's clock.
-            fixed: the numbers of runs that are to keep the devices they have, if they go on.
+            fixed: the numbers of trials that are to keep the devices they have, if they go on.
         """
         snapshot = self._snapshot(study, slots, now)
         if fixed:
-            runs = (_fixed(run) if run.number in fixed else run for run in snapshot.runs)
-            snapshot = replace(snapshot, runs=tuple(runs))
+            trials = (
+                _fixed(trial) if trial.number in fixed else trial for trial in snapshot.trials
+            )
+            snapshot = replace(snapshot, trials=tuple(trials))
         if study.draining or study.problem or not study.wishes:
             return _ask(study, snapshot)
         boosted = frozenset(n for n, wish in study.wishes.items() if wish == "boosted")
         return boosted_first(partial(_ask, study), snapshot, boosted)
 
-    def wanted_last(self, runs: Iterable[LiveTrial], now: float) -> list[LiveTrial]:
-        """The runs, of any studies, from the one that will be wanted last to the first.
+    def wanted_last(self, trials: Iterable[LiveTrial], now: float) -> list[LiveTrial]:
+        """The trials, of any studies, from the one that will be wanted last to the first.
 
         Where studies meet, those that are equally far from their study's next slice are equal.
         """
         by_study: dict[str, dict[int, LiveTrial]] = {}
-        for run in runs:
-            by_study.setdefault(run.study, {})[run.number] = run
+        for trial in trials:
+            by_study.setdefault(trial.study, {})[trial.number] = trial
         placed: list[tuple[int, LiveTrial]] = []
         for key, own in by_study.items():
             study = self._book.studies[key]
@@ -71,7 +73,7 @@ class PolicyRunner:
                 numbers = wanted_first(partial(_ask, study), self._snapshot(study, [], now), own)
                 numbers.sort(key=lambda n: _PREFERENCE[study.wish_of(own[n])])
             placed += [(place, own[number]) for place, number in enumerate(numbers)]
-        return [run for _, run in sorted(placed, key=lambda each: -each[0])]
+        return [trial for _, trial in sorted(placed, key=lambda each: -each[0])]
 
     def _snapshot(self, study: Study, slots: Sequence[Slot], now: float) -> Snapshot:
         """Snapshot for the policy of ``study`` when it decides about ``slots``."""
@@ -79,25 +81,25 @@ class PolicyRunner:
         up = {
             slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
         }
-        wanted = {want.number for want in self._book.reserved(study.spec.key)}
+        wanted = {reservation.number for reservation in self._book.reserved(study.spec.key)}
         held = self._held(study, up, now)
         seats = self._seats(study)
-        views: list[RunView] = []
-        finished: list[RunView] = []
-        for run in study.runs.values():
+        views: list[TrialView] = []
+        finished: list[TrialView] = []
+        for trial in study.trials.values():
             seen = _view(
-                run,
+                trial,
                 now=now,
-                held=held.get(run.number, 0.0),
-                cost=study.cost(run.tier),
-                bound=self._bound(run),
-                up_for_decision=run.number in up,
+                held=held.get(trial.number, 0.0),
+                cost=study.cost(trial.tier),
+                bound=self._bound(trial),
+                up_for_decision=trial.number in up,
                 # Shown as running, so that it is not chosen: it has a device or gets no process.
-                reserved=run.number in wanted
-                or not study.can_run(run)
-                or (run.connection is None and seats == 0),
+                reserved=trial.number in wanted
+                or not study.can_begin(trial)
+                or (trial.connection is None and seats == 0),
             )
-            (views if run.live else finished).append(seen)
+            (views if trial.live else finished).append(seen)
         return Snapshot(
             now=now,
             seed=study.spec.seed,
@@ -105,7 +107,7 @@ class PolicyRunner:
                 replace(slot.device, free=slot.device.id in open_ids, powered=slot.power == "on")
                 for slot in self._book.slots.values()
             ),
-            runs=tuple(views),
+            trials=tuple(views),
             finished=tuple(finished),
             unstarted=_at_most(study.may_open, seats),
             wanted=self._wanted(study) if self._book.powers else None,
@@ -115,14 +117,14 @@ class PolicyRunner:
         )
 
     def _host_room(self, open_ids: Container[str]) -> int:
-        """Host memory that is left beside what runs need whose devices are not up for decision."""
+        """Host memory that trials leave whose devices are not up for decision."""
         taken = 0
         for slot in self._book.slots.values():
-            each = slot.next or slot.lease
+            each = slot.reservation or slot.lease
             if each is not None and slot.device.id not in open_ids:
                 study = self._book.studies[each.study]
-                run = None if each.number is None else study.runs.get(each.number)
-                taken += study.need_of(run) or 0
+                trial = None if each.number is None else study.trials.get(each.number)
+                taken += study.need_of(trial) or 0
         return self._book.host_budget_bytes - taken
 
     def _wanted(self, study: Study) -> int:
@@ -130,13 +132,13 @@ class PolicyRunner:
         count = study.may_open.count
         if count is None:
             return len(self._book.slots)
-        here = sum(run.live and not study.is_elsewhere(run) for run in study.runs.values())
-        begins = (slot.lease or slot.next for slot in self._book.slots.values())
+        here = sum(trial.live and not study.is_elsewhere(trial) for trial in study.trials.values())
+        begins = (slot.lease or slot.reservation for slot in self._book.slots.values())
         new = {id(x) for x in begins if x and x.study == study.spec.key and x.number is None}
         return count + here + len(new)
 
     def _devices_of(self, study: Study) -> tuple[str, ...]:
-        begins = ((id_, slot.lease or slot.next) for id_, slot in self._book.slots.items())
+        begins = ((id_, slot.lease or slot.reservation) for id_, slot in self._book.slots.items())
         return tuple(id_ for id_, each in begins if each and each.study == study.spec.key)
 
     def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
@@ -149,32 +151,32 @@ class PolicyRunner:
         return held
 
     def _seats(self, study: Study) -> int:
-        """Number of processes for stored runs and new trials, others going to disk for them.
+        """Number of processes for stored trials and new trials, others going to disk for them.
 
         Only what is there counts: a device is not kept for a worker that may never come.
         """
-        may_leave = sum(1 for r in study.runs.values() if r.stores and r.connection is not None)
-        taken = sum(map(self._book.wants_process, self._book.reserved(study.spec.key)))
+        may_leave = sum(1 for r in study.trials.values() if r.stores and r.connection is not None)
+        taken = sum(map(self._book.needs_process, self._book.reserved(study.spec.key)))
         return max(0, len(study.idle) + may_leave - taken)
 
-    def _bound(self, run: LiveTrial) -> bool:
-        """True if a run can go on only on the GPUs of its process, whose number is fixed."""
-        slot = None if run.connection is None else self._book.slots.get(run.device or "")
+    def _bound(self, trial: LiveTrial) -> bool:
+        """True if a trial can go on only on the GPUs of its process, whose number is fixed."""
+        slot = None if trial.connection is None else self._book.slots.get(trial.device or "")
         if slot is None or slot.device.kind != "gpu":
             return False
-        least, most = run.device_range
+        least, most = trial.device_range
         return least == most
 
 
-def _fixed(view: RunView) -> RunView:
-    """View of a run that keeps its devices, or waits."""
+def _fixed(view: TrialView) -> TrialView:
+    """View of a trial that keeps its devices, or waits."""
     count = len(view.seats)
     elastic = None if view.elastic is None else replace(view.elastic, devices=(count, count))
     return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.seats)
 
 
 def _view(
-    run: LiveTrial,
+    trial: LiveTrial,
     *,
     now: float,
     held: float,
@@ -182,92 +184,92 @@ def _view(
     bound: bool,
     up_for_decision: bool,
     reserved: bool,
-) -> RunView:
-    """View of a run for a policy, kept until the run changes.
+) -> TrialView:
+    """View of a trial for a policy, kept until the trial changes.
 
     Args:
-        run: the run.
-        now: since when a run that is up for decision waits.
+        trial: the trial.
+        now: since when a trial that is up for decision waits.
         held: device time of its lease that its own count does not have yet.
         cost: seconds to bring it back.
         bound: whether it can go on only on the device it sits on.
-        up_for_decision: its slice has just ended, so it competes like a parked run.
+        up_for_decision: its slice has just ended, so it competes like a parked trial.
         reserved: it has a device already, or must not be chosen now.
     """
-    # Few of many runs have changed since the last decision: comparing is cheaper than making.
+    # Few of many trials have changed since the last decision: comparing is cheaper than making.
     known = (
-        run.state,
-        run.curve,
-        run.device_seconds + held,
-        run.waiting_since,
-        run.tier,
-        run.device,
-        run.others,
-        run.connection is None,
-        run.stores,
-        run.units_left,
-        run.params,
-        run.sizes,
-        run.speeds,
-        run.need_bytes,
+        trial.state,
+        trial.curve,
+        trial.device_seconds + held,
+        trial.waiting_since,
+        trial.tier,
+        trial.device,
+        trial.others,
+        trial.connection is None,
+        trial.stores,
+        trial.units_left,
+        trial.params,
+        trial.sizes,
+        trial.speeds,
+        trial.need_bytes,
         cost,
         bound,
         reserved,
     )
-    if run.seen is not None and run.seen[0] == known and not up_for_decision:
-        return run.seen[1]
-    seen = _new_view(run, now, held, cost, bound, up_for_decision, reserved)
-    run.seen = None if up_for_decision else (known, seen)
+    if trial.seen is not None and trial.seen[0] == known and not up_for_decision:
+        return trial.seen[1]
+    seen = _new_view(trial, now, held, cost, bound, up_for_decision, reserved)
+    trial.seen = None if up_for_decision else (known, seen)
     return seen
 
 
 def _new_view(
-    run: LiveTrial,
+    trial: LiveTrial,
     now: float,
     held: float,
     cost: float,
     bound: bool,
     up_for_decision: bool,
     reserved: bool,
-) -> RunView:
-    state: RunState = run.state
-    waiting_since = run.waiting_since
+) -> TrialView:
+    state: TrialStatus = trial.state
+    waiting_since = trial.waiting_since
     if up_for_decision:
         state, waiting_since = "parked", now
-    elif reserved and run.live:
+    elif reserved and trial.live:
         state = "running"
-    return RunView(
-        number=run.number,
+    return TrialView(
+        number=trial.number,
         state=state,
-        curve=run.curve,
-        attained_seconds=run.device_seconds + held,
-        submitted=run.submitted,
+        curve=trial.curve,
+        attained_seconds=trial.device_seconds + held,
+        submitted=trial.submitted,
         waiting_since=None if state == "running" else waiting_since,
-        tier="resident" if up_for_decision else run.tier,
-        device=run.device,
-        devices=run.devices if run.others else (),
-        bound_to=run.devices if bound else (),
+        tier="resident" if up_for_decision else trial.tier,
+        device=trial.device,
+        devices=trial.devices if trial.others else (),
+        bound_to=trial.devices if bound else (),
         switch_cost_seconds=0.0 if up_for_decision else cost,
-        units_left=0 if state == "done" else run.units_left,
-        params=run.params,
-        devices_wanted=_within(run.device_range, len(run.devices)),
-        elastic=elastic_of(run),
+        units_left=0 if state == "done" else trial.units_left,
+        params=trial.params,
+        devices_wanted=_within(trial.device_range, len(trial.devices)),
+        elastic=elastic_of(trial),
         # What it needs on a device is what it takes of the host's memory when it has to leave.
-        needs=Resources(device_bytes=run.need_bytes, host_bytes=run.need_bytes),
+        needs=Resources(device_bytes=trial.need_bytes, host_bytes=trial.need_bytes),
     )
 
 
-def elastic_of(run: LiveTrial) -> Elastic | None:
-    """Limits within which a run may be stretched, None if it has reported none."""
-    sizes = run.sizes
+def elastic_of(trial: LiveTrial) -> Elastic | None:
+    """Limits within which a trial may be stretched, None if it has reported none."""
+    sizes = trial.sizes
     if sizes is None:
         return None
     return Elastic(
         batch_size=sizes.now,
         batch_sizes=(sizes.least, sizes.most),
-        devices=run.device_range,
+        devices=trial.device_range,
         unit_samples=sizes.unit_samples,
-        speeds=run.speeds,
+        speeds=trial.speeds,
     )
 
 
@@ -294,24 +296,24 @@ def _ask(study: Study, snapshot: Snapshot) -> Decision:
 def _check(decision: Decision, snapshot: Snapshot) -> None:
     if decision.pruned:
         raise ValueError(
-            f"a broker kills nothing but the policy prunes run {decision.pruned[0]}: such a "
+            f"a broker kills nothing but the policy prunes trial {decision.pruned[0]}: such a "
             "policy is for the simulator"
         )
-    waiting = {r.number for r in snapshot.runs if r.state in ("pending", "parked", "stored")}
+    waiting = {r.number for r in snapshot.trials if r.state in ("pending", "parked", "stored")}
     free = {device.id for device in snapshot.devices if device.free}
-    runs = Counter(a.run for a in decision.assignments if a.run is not None)
+    trials = Counter(a.trial for a in decision.assignments if a.trial is not None)
     devices = Counter(id_ for a in decision.assignments for id_ in a.devices)
     idle = {device.id for device in snapshot.devices if device.free or not device.powered}
     down = [id_ for id_ in decision.powered_down if id_ not in idle or id_ in devices]
     if down:
         raise ValueError(f"a policy powers down idle devices but got {', '.join(down)}")
     wrong = [
-        *(f"run {run}" for run, n in runs.items() if n > 1 or run not in waiting),
+        *(f"trial {trial}" for trial, n in trials.items() if n > 1 or trial not in waiting),
         *(f"device {id_}" for id_, n in devices.items() if n > 1 or id_ not in free),
     ]
     if wrong:
         raise ValueError(
-            "a policy assigns waiting runs and free devices, each once at most, but got "
+            "a policy assigns waiting trials and free devices, each once at most, but got "
             + ", ".join(wrong)
         )
     _check_counts(decision, snapshot)
@@ -319,26 +321,26 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
 
 
 def _check_counts(decision: Decision, snapshot: Snapshot) -> None:
-    limits = {run.number: run.device_range for run in snapshot.runs}
+    limits = {trial.number: trial.device_range for trial in snapshot.trials}
     for each in decision.assignments:
-        least, most = (1, 1) if each.run is None else limits[each.run]
+        least, most = (1, 1) if each.trial is None else limits[each.trial]
         if not least <= len(each.devices) <= most:
-            who = "a new trial" if each.run is None else f"run {each.run}"
+            who = "a new trial" if each.trial is None else f"trial {each.trial}"
             raise ValueError(
-                "a policy assigns as many devices as a run may have, one to a new trial, but got "
+                "a policy assigns as many devices as a trial may have, one to a new trial, but got "
                 f"{len(each.devices)} for {who}"
             )
 
 
 def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
-    elastic = {run.number: run.elastic for run in snapshot.runs}
+    elastic = {trial.number: trial.elastic for trial in snapshot.trials}
     for each in decision.assignments:
-        known = None if each.run is None else elastic[each.run]
+        known = None if each.trial is None else elastic[each.trial]
         limits = (0, -1) if known is None else known.batch_sizes
         if each.batch_size is not None and not limits[0] <= each.batch_size <= limits[1]:
             raise ValueError(
-                "a policy assigns batch sizes to elastic runs, within their limits, but got "
-                f"{each.batch_size} for run {each.run}"
+                "a policy assigns batch sizes to elastic trials, within their limits, but got "
+                f"{each.batch_size} for trial {each.trial}"
             )
 
 

@@ -42,7 +42,7 @@ class Power:
         if not self._book.powers or self._book.recovering:
             return
         studies = [
-            s for s in self._book.studies.values() if s.wants_device or self._holds(s.spec.key)
+            s for s in self._book.studies.values() if s.needs_device or self._holds(s.spec.key)
         ]
         for id_, slot in self._book.slots.items():
             if studies:
@@ -79,7 +79,7 @@ class Power:
 
     def _is_empty(self, slot: Slot) -> bool:
         """True if nothing is on a device, nor on its way there."""
-        taken = slot.lease or slot.next or slot.awaited is not None
+        taken = slot.lease or slot.reservation or slot.awaited is not None
         leaving = any(slot.device.id in c.leaving for c in self._book.clients.values())
         works = slot.device.healthy and slot.device.free
         return works and not (taken or leaving or self._book.parked_on(slot))

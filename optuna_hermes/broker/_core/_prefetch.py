@@ -1,4 +1,4 @@
-"""Prefetch: bringing the next run nearer while another still trains. Pure."""
+"""Prefetch: bringing the next trial nearer while another still trains. Pure."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Prefetch:
         self._memory = memory
 
     def due(self, lease: Lease) -> float | None:
-        """Time to look ahead: as long before the slice's end as bringing a run back takes."""
+        """Time to look ahead: as long before the slice's end as bringing a trial back takes."""
         if lease.looked or lease.yielding or lease.number is None:
             return None
         study = self._book.studies[lease.study]
         if study.away_since is not None:
             return None
-        # The tier of the next run is not known yet: the slower way back counts.
+        # The tier of the next trial is not known yet: the slower way back counts.
         cost = max(study.cost("host"), study.cost("disk"))
         lead = min(cost, (lease.deadline - lease.slice_started) / 2)
-        if lead <= 0 or not any(run.tier in ("host", "disk") for run in study.runs.values()):
+        if lead <= 0 or not any(trial.tier in ("host", "disk") for trial in study.trials.values()):
             return None
         return lease.deadline - lead
 
@@ -51,32 +51,32 @@ class Prefetch:
 
     def _look(self, study: Study, slots: Sequence[Slot], now: float, out: list[Command]) -> None:
         decision = self._policy_runner.decide(study, slots, now)
-        number = next((a.run for a in decision.assignments), None)
-        run = None if number is None else study.runs[number]
-        if run is None or run.asked is not None:
+        number = next((a.trial for a in decision.assignments), None)
+        trial = None if number is None else study.trials[number]
+        if trial is None or trial.asked is not None:
             return
-        if run.tier == "disk" and run.connection is None:
-            self._prepare(study, run, out)
-        elif run.tier == "host" and self._memory.fits_beside(slots[0], run):
-            self._memory.recall(run, now, out)
+        if trial.tier == "disk" and trial.connection is None:
+            self._prepare(study, trial, out)
+        elif trial.tier == "host" and self._memory.fits_beside(slots[0], trial):
+            self._memory.recall(trial, now, out)
 
-    def _prepare(self, study: Study, run: LiveTrial, out: list[Command]) -> None:
-        """Let a worker that waits read a checkpoint; it gets that run if it is free then."""
-        connection = worker_for(self._book, study, run)
-        if connection is None or self._book.clients[connection].prepared == run.number:
+    def _prepare(self, study: Study, trial: LiveTrial, out: list[Command]) -> None:
+        """Let a worker that waits read a checkpoint; it gets that trial if it is free then."""
+        connection = worker_for(self._book, study, trial)
+        if connection is None or self._book.clients[connection].prepared == trial.number:
             return
-        self._book.clients[connection].prepared = run.number
-        message = Prepare(number=run.number, checkpoints=tuple(reversed(run.checkpoints)))
+        self._book.clients[connection].prepared = trial.number
+        message = Prepare(number=trial.number, checkpoints=tuple(reversed(trial.checkpoints)))
         out.append(Send(connection=connection, message=message))
 
 
-def worker_for(book: Book, study: Study, run: LiveTrial | None) -> int | None:
-    """Best worker that waits: one that has prepared for this run, else one for none."""
+def worker_for(book: Book, study: Study, trial: LiveTrial | None) -> int | None:
+    """Best worker that waits: one that has prepared for this trial, else one for none."""
 
     def distance(connection: int) -> int:
         prepared = book.clients[connection].prepared
         if prepared is None:
             return 1
-        return 0 if run is not None and prepared == run.number else 2
+        return 0 if trial is not None and prepared == trial.number else 2
 
     return min(study.idle, key=distance, default=None)

@@ -1,4 +1,4 @@
-"""Messages of a run that holds a lease, written into the ``Book``. Pure."""
+"""Messages of a trial that holds a lease, written into the ``Book``. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
-from optuna_hermes.broker._core._admission import KEPT_CHECKPOINTS, admit_run
+from optuna_hermes.broker._core._admission import KEPT_CHECKPOINTS, admit_trial
 from optuna_hermes.broker._core._book import Book, Lease
 from optuna_hermes.broker._core._events import Command, DropCheckpoint, Kill, NameLease, Send
 from optuna_hermes.broker._core._rows import claim, save
@@ -21,49 +21,49 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
     if lease.number not in (None, message.number):
         return
     study = book.studies[lease.study]
-    is_new = message.number not in study.runs
-    run = admit_run(study, message.number, message.trial_id, now)
-    if not run.live or _is_taken(study, run, lease):
+    is_new = message.number not in study.trials
+    trial = admit_trial(study, message.number, message.trial_id, now)
+    if not trial.live or _is_taken(study, trial, lease):
         lease.refused = True
         # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
         pid = book.clients[lease.connection].pid
-        what = "another process trains" if run.live else "nobody has to train"
-        reason = f"{what} trial {run.number} any more"
+        what = "another process trains" if trial.live else "nobody has to train"
+        reason = f"{what} trial {trial.number} any more"
         out.append(Kill(connection=lease.connection, pid=pid, reason=reason))
-        out.extend(_event_log.killed(book, run, pid, reason, now))
+        out.extend(_event_log.killed(book, trial, pid, reason, now))
         return
-    claim(book, run, out)
-    run.state, run.tier, run.waiting_since = "running", None, None
-    run.epoch, run.connection = lease.epoch, lease.connection
-    run.sits_on(lease.devices)
-    run.host = book.host
+    claim(book, trial, out)
+    trial.state, trial.tier, trial.waiting_since = "running", None, None
+    trial.epoch, trial.connection = lease.epoch, lease.connection
+    trial.sits_on(lease.devices)
+    trial.host = book.host
     if is_new:
-        out.append(_event_log.admitted(book, run, now))
+        out.append(_event_log.admitted(book, trial, now))
     if lease.number is None:
         lease.number = message.number
-        run.slices += 1
-        counted = study.was_counted(run.number) if lease.adopted else not is_new
+        trial.slices += 1
+        counted = study.was_counted(trial.number) if lease.adopted else not is_new
         if counted and study.unstarted is not None:
             study.unstarted += 1  # its driver knew of it, so it is not one of those left
-        out.append(NameLease(study=lease.study, epoch=lease.epoch, number=run.number))
-    save(book, run, now, out)
+        out.append(NameLease(study=lease.study, epoch=lease.epoch, number=trial.number))
+    save(book, trial, now, out)
 
 
-def _is_taken(study: Study, run: LiveTrial, lease: Lease) -> bool:
-    """True if a run is not for the holder of a lease that begins it."""
-    if run.connection not in (None, lease.connection) or study.is_elsewhere(run):
+def _is_taken(study: Study, trial: LiveTrial, lease: Lease) -> bool:
+    """True if a trial is not for the holder of a lease that begins it."""
+    if trial.connection not in (None, lease.connection) or study.is_elsewhere(trial):
         return True
     # A worker that found a trial itself begins anew; a driver may have adopted it meanwhile.
     found = lease.number is None and not lease.adopted
-    return found and (run.awaited or bool(run.checkpoints))
+    return found and (trial.awaited or bool(trial.checkpoints))
 
 
 def training(
-    book: Book, lease: Lease, run: LiveTrial, message: wire.FirstBatch, now: float
+    book: Book, lease: Lease, trial: LiveTrial, message: wire.FirstBatch, now: float
 ) -> None:
-    """Note the first batch since the grant: all of the run is on its device."""
-    run.stores, run.host_bytes = message.stores, 0
-    run.params = message.params or run.params
+    """Note the first batch since the grant: all of the trial is on its device."""
+    trial.stores, trial.host_bytes = message.stores, 0
+    trial.params = message.params or trial.params
     if lease.training:
         return
     lease.training = True
@@ -75,42 +75,42 @@ def training(
 
 
 def report(
-    book: Book, lease: Lease, run: LiveTrial, message: wire.Report, now: float, out: list[Command]
+    book: Book, lease: Lease, trial: LiveTrial, message: wire.Report, now: float, out: list[Command]
 ) -> None:
     """Add a unit; one that is reported late may be known."""
-    if message.age_seconds and has_reported(run, message):
+    if message.age_seconds and has_reported(trial, message):
         return
-    out.extend(_event_log.went_back(book, lease, run, message, now))
+    out.extend(_event_log.went_back(book, lease, trial, message, now))
     lease.reported = True
-    run.units_left, run.params = message.units_left, message.params or run.params
+    trial.units_left, trial.params = message.units_left, message.params or trial.params
     then = now - message.age_seconds
-    add_report(book, run, max(0.0, lease.device_seconds(then)), message, now, out)
+    add_report(book, trial, max(0.0, lease.device_seconds(then)), message, now, out)
 
 
-def has_reported(run: LiveTrial, message: wire.Report) -> bool:
+def has_reported(trial: LiveTrial, message: wire.Report) -> bool:
     """True if a unit is known with this value."""
     place = message.unit - 1
-    if place >= run.curve.units or run.curve.steps[place] != message.step:
+    if place >= trial.curve.units or trial.curve.steps[place] != message.step:
         return False
-    known = run.curve.values[place]
+    known = trial.curve.values[place]
     return known == message.value or (math.isnan(known) and math.isnan(message.value))
 
 
 def add_report(
-    book: Book, run: LiveTrial, held: float, message: wire.Report, now: float, out: list[Command]
+    book: Book, trial: LiveTrial, held: float, message: wire.Report, now: float, out: list[Command]
 ) -> None:
     """Add a report to curve and ledger; ``held`` is the device time of its lease until then."""
     then = now - message.age_seconds
-    seconds = run.device_seconds + held
-    run.units += 1
-    # A further unit: earlier losses of processes did not keep the run from going on.
-    if message.unit > run.furthest:
-        run.furthest, run.losses = message.unit, 0
-    run.curve = _with_report(run.curve, message.unit, message.step, message.value, seconds)
+    seconds = trial.device_seconds + held
+    trial.units += 1
+    # A further unit: earlier losses of processes did not keep the trial from going on.
+    if message.unit > trial.furthest:
+        trial.furthest, trial.losses = message.unit, 0
+    trial.curve = _with_report(trial.curve, message.unit, message.step, message.value, seconds)
     out.append(
         ReportRecord(
-            study=run.study,
-            number=run.number,
+            study=trial.study,
+            number=trial.number,
             unit=message.unit,
             step=message.step,
             value=message.value,
@@ -121,53 +121,58 @@ def add_report(
 
 
 def stretches(
-    book: Book, run: LiveTrial, message: wire.Stretches, now: float, out: list[Command]
+    book: Book, trial: LiveTrial, message: wire.Stretches, now: float, out: list[Command]
 ) -> None:
-    """Take the sizes of a run's batches, with an event if the current one has changed."""
+    """Take the sizes of a trial's batches, with an event if the current one has changed."""
     sizes = message.sizes
     if not sizes.valid:
         return
-    if run.sizes is not None and run.sizes.now != sizes.now:
-        out.append(_event_log.resized(book, run, run.sizes.now, sizes.now, now))
-    take_sizes(run, sizes)
+    if trial.sizes is not None and trial.sizes.now != sizes.now:
+        out.append(_event_log.resized(book, trial, trial.sizes.now, sizes.now, now))
+    take_sizes(trial, sizes)
 
 
-def take_sizes(run: LiveTrial, sizes: wire.BatchSizes) -> None:
+def take_sizes(trial: LiveTrial, sizes: wire.BatchSizes) -> None:
     """Take sizes of batches; speeds measured on other numbers of devices still hold."""
-    run.sizes = sizes
-    here = len(run.devices)
-    speeds = [each for each in run.speeds if each.devices != here]
+    trial.sizes = sizes
+    here = len(trial.devices)
+    speeds = [each for each in trial.speeds if each.devices != here]
     speeds += (
         Speed(devices=here, batch_size=size, step_seconds=seconds)
         for size, seconds in sizes.seconds.items()
         if seconds > 0
     )
-    run.speeds = tuple(sorted(speeds, key=lambda each: (each.devices, each.batch_size)))
+    trial.speeds = tuple(sorted(speeds, key=lambda each: (each.devices, each.batch_size)))
 
 
 def saved(
-    book: Book, connection: int, run: LiveTrial, message: wire.Saved, now: float, out: list[Command]
+    book: Book,
+    connection: int,
+    trial: LiveTrial,
+    message: wire.Saved,
+    now: float,
+    out: list[Command],
 ) -> None:
     """Add a checkpoint; it is acknowledged once the ledger has it."""
-    keep(book, run, message.checkpoint, now, out)
-    save(book, run, now, out)
+    keep(book, trial, message.checkpoint, now, out)
+    save(book, trial, now, out)
     kept = wire.Kept(path=message.checkpoint.path)
     out.append(Send(connection=connection, message=kept))
 
 
 def keep(
-    book: Book, run: LiveTrial, checkpoint: wire.SavedCheckpoint, now: float, out: list[Command]
+    book: Book, trial: LiveTrial, checkpoint: wire.SavedCheckpoint, now: float, out: list[Command]
 ) -> None:
     """Add a checkpoint to the ledger, unless it is there, and drop those that it replaces."""
-    if any(each.path == checkpoint.path for each in run.checkpoints):
+    if any(each.path == checkpoint.path for each in trial.checkpoints):
         return
-    for old in run.checkpoints[: 1 - KEPT_CHECKPOINTS]:
-        out.append(DropCheckpoint(study=run.study, path=old.path))
-    run.checkpoints = [*run.checkpoints[1 - KEPT_CHECKPOINTS :], checkpoint]
+    for old in trial.checkpoints[: 1 - KEPT_CHECKPOINTS]:
+        out.append(DropCheckpoint(study=trial.study, path=old.path))
+    trial.checkpoints = [*trial.checkpoints[1 - KEPT_CHECKPOINTS :], checkpoint]
     out.append(
         CheckpointRecord(
-            study=run.study,
-            number=run.number,
+            study=trial.study,
+            number=trial.number,
             path=checkpoint.path,
             units=checkpoint.units,
             size_bytes=checkpoint.size_bytes,

@@ -34,7 +34,7 @@ class Recovery:
         self._seconds = seconds
 
     def expect(self, event: Expected, now: float) -> None:
-        """Await a process that lives and may have a device, or a run in its memory."""
+        """Await a process that lives and may have a device, or a trial in its memory."""
         holder = event.holder
         self._book.awaited[event.connection] = Awaited(holder=holder, until=now + self._seconds)
         # Another study's ledger may know of earlier epochs only.
@@ -96,10 +96,10 @@ class Recovery:
         """Release what a process had that waits for a lease: its grant never reached it.
 
         Args:
-            pid: its process; a worker serves one run.
+            pid: its process; a worker serves one trial.
             now: seconds of the broker's clock.
             out: commands are added here.
-            study: with ``number`` says of which run a process that serves several speaks.
+            study: with ``number`` says of which trial a process that serves several speaks.
             number: see ``study``.
         """
         for connection, each in self._of(pid).items():
@@ -125,61 +125,61 @@ class Recovery:
                 known = True
                 counted = each.holder.energy_joules if _is_now(message, each.holder) else None
                 self._settle(awaited, each, now, out)
-        run = None if message.number is None else study.runs.get(message.number)
-        if run is not None and lease is None and _is_on_disk(run, message):
+        trial = None if message.number is None else study.trials.get(message.number)
+        if trial is not None and lease is None and _is_on_disk(trial, message):
             out.extend(_kept(connection, message))  # it only wanted to hear this, and leaves
             return None
         slots = self._slots(message)
         leased = any(slot.lease for slot in slots)
-        if run is not None and lease is not None and message.parked and leased:
+        if trial is not None and lease is not None and message.parked and leased:
             out.append(end_orphan(self._book, lease, now))  # it has stopped, another one trains
             lease, known = None, True
-        problem = self._problem(study, run, lease, message, known)
+        problem = self._problem(study, trial, lease, message, known)
         if problem is not None:
             if lease is not None:
                 out.append(end_orphan(self._book, lease, now))
-            if run is not None and known:
-                self._hear(run, message, now, out)
-                save(self._book, run, now, out)  # with the units it had not told of
+            if trial is not None and known:
+                self._hear(trial, message, now, out)
+                save(self._book, trial, now, out)  # with the units it had not told of
             return problem
         if lease is not None:
             self._adopt(study, lease, connection, message, counted, now, out)
         else:
-            assert run is not None
-            _adopt_parked(run, connection, message, now)
+            assert trial is not None
+            _adopt_parked(trial, connection, message, now)
         if message.number is not None:
-            run = study.runs[message.number]
-            run.units_left, run.params = message.units_left, message.params or run.params
+            trial = study.trials[message.number]
+            trial.units_left, trial.params = message.units_left, message.params or trial.params
             # The last leases that ended may not have reached the ledger.
             had = message.device_seconds - (0.0 if lease is None else _held(message))
-            run.device_seconds = max(run.device_seconds, had)
-            run.needs(message.need_bytes)
+            trial.device_seconds = max(trial.device_seconds, had)
+            trial.needs(message.need_bytes)
             if message.sizes and message.sizes.valid:
-                progress.take_sizes(run, message.sizes)
+                progress.take_sizes(trial, message.sizes)
             else:
-                run.sizes = None
-            self._hear(run, message, now, out)
-            out.append(_event_log.resumed(self._book, run, now))
+                trial.sizes = None
+            self._hear(trial, message, now, out)
+            out.append(_event_log.resumed(self._book, trial, now))
             out.extend(_kept(connection, message))
         return None
 
     def _problem(
         self,
         study: Study,
-        run: LiveTrial | None,
+        trial: LiveTrial | None,
         lease: LeaseRecord | None,
         message: Resume,
         known: bool,
     ) -> str | None:
         """Reason why the report of a process disagrees with what is known; None if it agrees."""
-        if run is None and message.parked is not None:
-            return "A run that is parked has a number."
-        if run is not None and not run.live:
-            return f"Trial {run.number} has ended."
-        if run is not None and (run.connection is not None or study.is_elsewhere(run)):
-            return f"Another process has trial {run.number}."
+        if trial is None and message.parked is not None:
+            return "A trial that is parked has a number."
+        if trial is not None and not trial.live:
+            return f"Trial {trial.number} has ended."
+        if trial is not None and (trial.connection is not None or study.is_elsewhere(trial)):
+            return f"Another process has trial {trial.number}."
         if lease is None:
-            waits = known and run is not None and message.parked is not None
+            waits = known and trial is not None and message.parked is not None
             return None if waits else f"Its lease (epoch {message.epoch}) is over."
         if lease.number not in (None, message.number):
             return f"Its lease (epoch {message.epoch}) is of trial {lease.number}."
@@ -241,20 +241,20 @@ class Recovery:
         trial_id = message.trial_id or 0
         begin = Begin(epoch=lease.epoch, number=message.number, trial_id=trial_id)
         progress.begin(self._book, lease, begin, now, out)
-        run = study.runs[message.number]
-        run.stores = message.stores
+        trial = study.trials[message.number]
+        trial.stores = message.stores
         if message.asked is not None and message.parked is None:
-            lease.yielding = run.asked = message.asked
-            run.asked_at = now
+            lease.yielding = trial.asked = message.asked
+            trial.asked_at = now
 
-    def _hear(self, run: LiveTrial, message: Resume, now: float, out: list[Command]) -> None:
+    def _hear(self, trial: LiveTrial, message: Resume, now: float, out: list[Command]) -> None:
         """Take in the last reports and checkpoints of a process, as far as they are new."""
         for report in message.reports:
-            if not progress.has_reported(run, report):
+            if not progress.has_reported(trial, report):
                 held = max(0.0, _held(message) - report.age_seconds * len(message.devices))
-                progress.add_report(self._book, run, held, report, now, out)
+                progress.add_report(self._book, trial, held, report, now, out)
         for checkpoint in message.checkpoints:
-            progress.keep(self._book, run, checkpoint, now, out)
+            progress.keep(self._book, trial, checkpoint, now, out)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -272,9 +272,9 @@ class Recovery:
         """Release what a process had that is gone."""
         self._settle(connection, each, now, out)
         study = self._book.studies.get(each.holder.study)
-        run = study.runs.get(each.holder.number or 0) if study else None
-        if run is not None and each.holder.number is not None:
-            give_back(self._book, run, now, out)
+        trial = study.trials.get(each.holder.number or 0) if study else None
+        if trial is not None and each.holder.number is not None:
+            give_back(self._book, trial, now, out)
 
     def _settle(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
         """End the wait for a process that is gone, or has reported: an orphaned lease is over."""
@@ -289,16 +289,18 @@ class Recovery:
         lease = study.orphans.pop(holder.epoch, None)
         if lease is not None:
             out.append(end_orphan(self._book, lease, now))
-        run = None if holder.number is None else study.runs.get(holder.number)
-        if run is not None:
-            run.awaited = False
+        trial = None if holder.number is None else study.trials.get(holder.number)
+        if trial is not None:
+            trial.awaited = False
 
 
 def holders(book: Book) -> tuple[Holder, ...]:
     """Processes that the next broker has to wait for, if this one dies now."""
     leases = {lease.epoch: lease for lease in book.leases()}
     held: list[tuple[int, int | None, str, int | None]] = [
-        (run.epoch, run.connection, run.study, run.number) for run in book.runs() if run.connection
+        (trial.epoch, trial.connection, trial.study, trial.number)
+        for trial in book.trials()
+        if trial.connection
     ]
     held += [(e, x.connection, x.study, None) for e, x in leases.items() if x.number is None]
     found = [each.holder for each in book.awaited.values()]
@@ -322,7 +324,7 @@ def holders(book: Book) -> tuple[Holder, ...]:
 
 
 def _is_about(message: Resume, holder: Holder) -> bool:
-    """True if a process reports on the lease or run for which it is awaited.
+    """True if a process reports on the lease or trial for which it is awaited.
 
     The epoch is an older one if its last grant never reached it.
     """
@@ -340,10 +342,10 @@ def _held(message: Resume) -> float:
     return message.held_seconds * len(message.devices)
 
 
-def _is_on_disk(run: LiveTrial, message: Resume) -> bool:
-    """True if a process has left its run on disk, and the ledger knows where."""
+def _is_on_disk(trial: LiveTrial, message: Resume) -> bool:
+    """True if a process has left its trial on disk, and the ledger knows where."""
     stored = None if message.parked is None else message.parked.checkpoint
-    return stored is not None and any(each.path == stored.path for each in run.checkpoints)
+    return stored is not None and any(each.path == stored.path for each in trial.checkpoints)
 
 
 def _kept(connection: int, message: Resume) -> list[Send]:
@@ -351,9 +353,9 @@ def _kept(connection: int, message: Resume) -> list[Send]:
     return [Send(connection=connection, message=each) for each in kept]
 
 
-def _adopt_parked(run: LiveTrial, connection: int, message: Resume, now: float) -> None:
-    """Adopt a parked run that is in the memory of its process, as it was."""
-    run.connection, run.epoch = connection, message.epoch
-    run.sits_on(message.devices)
-    run.state, run.waiting_since = "parked", now
-    run.stores = run.moves = True  # as far as it says so
+def _adopt_parked(trial: LiveTrial, connection: int, message: Resume, now: float) -> None:
+    """Adopt a parked trial that is in the memory of its process, as it was."""
+    trial.connection, trial.epoch = connection, message.epoch
+    trial.sits_on(message.devices)
+    trial.state, trial.waiting_since = "parked", now
+    trial.stores = trial.moves = True  # as far as it says so

@@ -1,6 +1,6 @@
-"""Residency: suspended runs that stay in a device's memory, and those that make room. Pure.
+"""Residency: suspended trials that stay in a device's memory, and those that make room. Pure.
 
-A parked run keeps its memory while the next one fits beside it. If it does not, those that will
+A parked trial keeps its memory while the next one fits beside it. If it does not, those that will
 be wanted last go: to host memory while there is room for them, then to disk.
 """
 
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from optuna_hermes.model import TierName
 
 MEMORY_MARGIN = 1.2
-"""Factor by which free memory must exceed what a run still needs."""
+"""Factor by which free memory must exceed what a trial still needs."""
 
-RunId = tuple[str, int]
+TrialId = tuple[str, int]
 """A study's key and a trial's number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sitter:
-    """A suspended run that could make room.
+    """A suspended trial that could make room.
 
     Args:
-        run: the run.
+        trial: the trial.
         tier: ``resident`` on the device that needs room, or ``host`` (from any device).
         takes_bytes: what it takes there, of the device or of the host, None if unknown.
         moves: whether it can go to host memory.
         stores: whether it can go to disk.
     """
 
-    run: RunId
+    trial: TrialId
     tier: TierName
     takes_bytes: int | None
     moves: bool = False
@@ -38,7 +38,7 @@ class Sitter:
 
 
 def fits(free_bytes: int | None, missing_bytes: int | None) -> bool | None:
-    """True if what a run still needs fits into what is free; None if either is unknown."""
+    """True if what a trial still needs fits into what is free; None if either is unknown."""
     if free_bytes is None or missing_bytes is None:
         return None
     return free_bytes >= MEMORY_MARGIN * missing_bytes
@@ -46,51 +46,51 @@ def fits(free_bytes: int | None, missing_bytes: int | None) -> bool | None:
 
 def make_room(
     short_bytes: float, sitters: Sequence[Sitter], host_room_bytes: int
-) -> dict[RunId, TierName]:
+) -> dict[TrialId, TierName]:
     """Moves by which ``short_bytes`` of a device become free.
 
-    A run goes to host memory if there is room for it, or can be made: those that wait there and
+    A trial goes to host memory if there is room for it, or can be made: those that wait there and
     will be wanted later than it go to disk first, and it follows when it is asked about again.
     Otherwise it goes to disk, or stays if it cannot.
 
     Args:
         short_bytes: what is missing; infinite means that all have to go.
-        sitters: the one that will be wanted last at the front, without the run that comes next.
+        sitters: the one that will be wanted last at the front, without the trial that comes next.
         host_room_bytes: what is left of the host budget.
     """
-    moves: dict[RunId, TierName] = {}
+    moves: dict[TrialId, TierName] = {}
     for place, sitter in enumerate(sitters):
         if short_bytes <= 0:
             break
         if sitter.tier == "host":
             continue
         if _has_room(sitter, host_room_bytes):
-            moves[sitter.run] = "host"
+            moves[sitter.trial] = "host"
             host_room_bytes -= sitter.takes_bytes or 0
         elif later := _make_way(sitter, sitters[:place], host_room_bytes):
             moves.update(later)
             break  # the rest is decided when they have gone
         elif sitter.stores:
-            moves[sitter.run] = "disk"
+            moves[sitter.trial] = "disk"
         else:
             continue
         short_bytes -= sitter.takes_bytes or 0
     return moves
 
 
-def clear(sitters: Sequence[Sitter], host_room_bytes: int) -> dict[RunId, TierName]:
-    """Moves by which a run gets its device to itself: to disk, process and all, if possible.
+def clear(sitters: Sequence[Sitter], host_room_bytes: int) -> dict[TrialId, TierName]:
+    """Moves by which a trial gets its device to itself: to disk, process and all, if possible.
 
     Args:
-        sitters: the runs that are there.
+        sitters: the trials that are there.
         host_room_bytes: what is left of the host budget, for those that cannot be stored.
     """
-    moves: dict[RunId, TierName] = {}
+    moves: dict[TrialId, TierName] = {}
     for sitter in sitters:
         if sitter.stores:
-            moves[sitter.run] = "disk"
+            moves[sitter.trial] = "disk"
         elif sitter.tier == "resident" and _has_room(sitter, host_room_bytes):
-            moves[sitter.run] = "host"
+            moves[sitter.trial] = "host"
             host_room_bytes -= sitter.takes_bytes or 0
     return moves
 
@@ -102,15 +102,15 @@ def _has_room(sitter: Sitter, host_room_bytes: int) -> bool:
 
 def _make_way(
     sitter: Sitter, later: Sequence[Sitter], host_room_bytes: int
-) -> dict[RunId, TierName]:
+) -> dict[TrialId, TierName]:
     """Runs that leave host memory for ``sitter``; none if that would not suffice."""
     if not sitter.moves or sitter.takes_bytes is None:
         return {}
     missing = sitter.takes_bytes - host_room_bytes
-    moves: dict[RunId, TierName] = {}
+    moves: dict[TrialId, TierName] = {}
     for each in later:
         if each.tier == "host" and each.stores:
-            moves[each.run] = "disk"
+            moves[each.trial] = "disk"
             missing -= each.takes_bytes or 0
             if missing <= 0:
                 return moves

@@ -1,4 +1,4 @@
-"""Rows of runs in the ledger, with their owner where several hosts share a study. Pure."""
+"""Rows of trials in the ledger, with their owner where several hosts share a study. Pure."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from dataclasses import replace
 from optuna_hermes.broker._core._book import Book
 from optuna_hermes.broker._core._events import Claim, Command
 from optuna_hermes.broker._core._run import LiveTrial
-from optuna_hermes.ledger._base import RunRecord
+from optuna_hermes.ledger._base import TrialRecord
 
 
-def save(book: Book, run: LiveTrial, now: float, out: list[Command]) -> None:
-    """Write a run as it is now, unless it is another host's.
+def save(book: Book, trial: LiveTrial, now: float, out: list[Command]) -> None:
+    """Write a trial as it is now, unless it is another host's.
 
-    A run that is in no process's memory has no owner: any host may carry it on.
+    A trial that is in no process's memory has no owner: any host may carry it on.
     """
-    study = book.studies[run.study]
-    if study.is_elsewhere(run):
+    study = book.studies[trial.study]
+    if study.is_elsewhere(trial):
         return
-    claim(book, run, out)
+    claim(book, trial, out)
     if study.broker is not None:
-        run.owner = study.broker if run.held else None
-    run.row = replace(book.record(run, now), owner=run.owner)
-    out.append(run.row)
+        trial.owner = study.broker if trial.held else None
+    trial.row = replace(book.record(trial, now), owner=trial.owner)
+    out.append(trial.row)
 
 
-def claim(book: Book, run: LiveTrial, out: list[Command]) -> RunRecord | None:
-    """Claim a run for this broker before it is written, if it has no owner.
+def claim(book: Book, trial: LiveTrial, out: list[Command]) -> TrialRecord | None:
+    """Claim a trial for this broker before it is written, if it has no owner.
 
     Returns:
         Its row if it had to be claimed.
     """
-    study = book.studies[run.study]
-    if study.broker is None or study.owns(run) or run.row is None:
+    study = book.studies[trial.study]
+    if study.broker is None or study.owns(trial) or trial.row is None:
         return None
-    out.append(Claim(study=run.study, number=run.number, slices=run.row.slices))
-    run.owner = study.broker
-    return run.row
+    out.append(Claim(study=trial.study, number=trial.number, slices=trial.row.slices))
+    trial.owner = study.broker
+    return trial.row
 
 
-def give_back(book: Book, run: LiveTrial, now: float, out: list[Command]) -> None:
-    """Free an earlier broker's run of this host if no process has it any more."""
-    if book.studies[run.study].owns(run) and run.live and not run.held:
-        save(book, run, now, out)
+def give_back(book: Book, trial: LiveTrial, now: float, out: list[Command]) -> None:
+    """Free an earlier broker's trial of this host if no process has it any more."""
+    if book.studies[trial.study].owns(trial) and trial.live and not trial.held:
+        save(book, trial, now, out)

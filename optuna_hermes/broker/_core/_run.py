@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker._protocol import BatchSizes, Params, SavedCheckpoint
-from optuna_hermes.ledger._base import RunRecord
-from optuna_hermes.model import Curve, RunState, RunView, Speed, TierName
+from optuna_hermes.ledger._base import TrialRecord
+from optuna_hermes.model import Curve, Speed, TierName, TrialStatus, TrialView
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._core._book import Slot
 
 
 MOST_LOSSES = 3
-"""Losses of processes without a new unit, after which a run gets no further one."""
+"""Losses of processes without a new unit, after which a trial gets no further one."""
 
 
 @dataclass(kw_only=True)
 class LiveTrial:
-    """One run; what it reports of its memory is not in the ledger, for it ends with its process.
+    """One trial; what it reports of its memory is not in the ledger, for it ends with its process.
 
     Args:
         connection: the process that holds it, None when there is none.
@@ -36,7 +36,7 @@ class LiveTrial:
         held_bytes: memory of each device it holds while it is parked, None if unknown.
         host_bytes: host memory it has taken for what it moved off its device.
         alone: it outgrew its memory beside others, and gets its device to itself.
-        stranded: it found no room although none could go: it waits until a run has gone.
+        stranded: it found no room although none could go: it waits until a trial has gone.
         losses: processes it has lost since its last new unit.
         lost_at: when it lost the last of them, None before the first.
         lost_pid: that process.
@@ -56,7 +56,7 @@ class LiveTrial:
     study: str
     number: int
     trial_id: int
-    state: RunState
+    state: TrialStatus
     submitted: float
     curve: Curve = field(default_factory=Curve)
     tier: TierName | None = None
@@ -91,10 +91,10 @@ class LiveTrial:
     params: Params = field(default_factory=dict)
     sizes: BatchSizes | None = None
     speeds: tuple[Speed, ...] = ()
-    seen: tuple[Any, RunView] | None = field(default=None, repr=False, compare=False)
+    seen: tuple[Any, TrialView] | None = field(default=None, repr=False, compare=False)
     awaited: bool = False
     owner: str | None = None
-    row: RunRecord | None = field(default=None, repr=False, compare=False)
+    row: TrialRecord | None = field(default=None, repr=False, compare=False)
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
 
     @property

@@ -1,6 +1,6 @@
-"""Study that several hosts share: runs of others, free runs, and hosts that are gone. Pure.
+"""Study that several hosts share: trials of others, free trials, and hosts that are gone. Pure.
 
-Which host carries a run on is settled by claims in the ledger; this decides which to try for, and
+Which host carries a trial on is settled by claims in the ledger; this decides which to try for, and
 what to leave to others.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from optuna_hermes.broker._core._admission import coming, known_run
+from optuna_hermes.broker._core._admission import coming, known_trial
 from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, ForgetBroker, Kill, Outrun, Refreshed, Send
@@ -17,7 +17,7 @@ from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Refused
-from optuna_hermes.ledger._base import HostRecord, RunRecord
+from optuna_hermes.ledger._base import HostRecord, TrialRecord
 from optuna_hermes.ledger._claims import DEAD_SECONDS as DEAD_SECONDS
 
 REFRESH_SECONDS = 3.0
@@ -58,17 +58,17 @@ class Sharing:
         )
 
     def _is_idle(self, slot: Slot) -> bool:
-        return slot.lease is None and slot.next is None and self._memory.usable(slot)
+        return slot.lease is None and slot.reservation is None and self._memory.usable(slot)
 
     def _wants_more(self, study: Study) -> bool:
         """True if there could be more of a study here than there is."""
         served = study.broker is not None and study.driver is not None
-        return served and not study.draining and not study.wants_device
+        return served and not study.draining and not study.needs_device
 
     def _load(self) -> float:
         """Share of its devices that a broker has in use, 1.0 if it has none."""
         slots = [slot for slot in self._book.slots.values() if slot.device.healthy]
-        busy = sum(1 for slot in slots if slot.lease is not None or slot.next is not None)
+        busy = sum(1 for slot in slots if slot.lease is not None or slot.reservation is not None)
         return busy / len(slots) if slots else 1.0
 
     # -- the others ----------------------------------------------------------------------------
@@ -81,15 +81,15 @@ class Sharing:
         self._book.epoch = max(self._book.epoch, event.last_epoch)
         others = [host for host in event.hosts if host.instance != study.broker]
         alive = self._alive(study, others, event, now, out)
-        for record in event.runs:
+        for record in event.trials:
             self._take_in(study, record, event, now, out)
-        for run in study.runs.values():
-            if study.is_elsewhere(run) and run.owner not in alive and run.connection is None:
+        for trial in study.trials.values():
+            if study.is_elsewhere(trial) and trial.owner not in alive and trial.connection is None:
                 # Its broker is gone, so any host may carry it on.
-                _is_nobodys(run, now)
+                _is_nobodys(trial, now)
         study.coming = coming(study, event.leases, alive)
         self._look_at_the_idle(study, [host for host in others if host.instance in alive])
-        self._ends.wants(study, only_impossible=True)
+        self._ends.reservations(study, only_impossible=True)
         recount(self._book, study)
         self._make_room(study, now, out)
 
@@ -118,26 +118,26 @@ class Sharing:
         return {host.instance for host in others} - dead
 
     def _take_in(
-        self, study: Study, record: RunRecord, event: Refreshed, now: float, out: list[Command]
+        self, study: Study, record: TrialRecord, event: Refreshed, now: float, out: list[Command]
     ) -> None:
         """Take in a row of another host, unless it was read before this broker wrote it."""
-        run = study.runs.get(record.number)
-        if record.owner == study.broker and (run is None or run.owner != _ANOTHER):
+        trial = study.trials.get(record.number)
+        if record.owner == study.broker and (trial is None or trial.owner != _ANOTHER):
             return
-        if run is not None and _was_taken(study, run, record):
-            self._is_anothers(run, out)
-        if run is not None and (study.owns(run) or run.connection or run.awaited):
+        if trial is not None and _was_taken(study, trial, record):
+            self._is_anothers(trial, out)
+        if trial is not None and (study.owns(trial) or trial.connection or trial.awaited):
             return
-        if run is not None and run.row is not None and record.slices < run.row.slices:
+        if trial is not None and trial.row is not None and record.slices < trial.row.slices:
             return
-        new = known_run(self._book, record, event, now)
-        if run is not None:
-            new.params = run.params
-            new.curve = new.curve if new.curve.units else run.curve
-            new.waiting_since = now if study.is_elsewhere(run) else run.waiting_since
+        new = known_trial(self._book, record, event, now)
+        if trial is not None:
+            new.params = trial.params
+            new.curve = new.curve if new.curve.units else trial.curve
+            new.waiting_since = now if study.is_elsewhere(trial) else trial.waiting_since
         if study.is_elsewhere(new):
             new.state = record.state
-        study.runs[record.number] = new
+        study.trials[record.number] = new
 
     def _look_at_the_idle(self, study: Study, others: Collection[HostRecord]) -> None:
         """Note the hosts that have nothing to train of a study, though they could."""
@@ -148,14 +148,14 @@ class Sharing:
 
     def _make_room(self, study: Study, now: float, out: list[Command]) -> None:
         """Store what would wait here longest, so that a host with nothing to do can take it."""
-        free = sum(1 for run in study.runs.values() if _is_free(run) or run.asked == "disk")
+        free = sum(1 for trial in study.trials.values() if _is_free(trial) or trial.asked == "disk")
         missing = study.spare - free
         if missing <= 0 or study.draining:
             return
-        reserved = {want.number for want in self._book.reserved(study.spec.key)}
-        parked = [run for run in study.parked if run.number not in reserved]
-        for run in self._policy_runner.wanted_last(parked, now)[:missing]:
-            self._memory.evict(run, "disk", now, out)
+        reserved = {reservation.number for reservation in self._book.reserved(study.spec.key)}
+        parked = [trial for trial in study.parked if trial.number not in reserved]
+        for trial in self._policy_runner.wanted_last(parked, now)[:missing]:
+            self._memory.evict(trial, "disk", now, out)
 
     # -- races ---------------------------------------------------------------------------------
 
@@ -169,31 +169,31 @@ class Sharing:
         if study is None:
             return
         for number in event.numbers:
-            if number in study.runs:
-                self._is_anothers(study.runs[number], out)
+            if number in study.trials:
+                self._is_anothers(study.trials[number], out)
         if event.full and study.unstarted is not None:
             study.unstarted = 0  # until it is counted anew
             study.coming = max(1, study.coming)
 
-    def _is_anothers(self, run: LiveTrial, out: list[Command]) -> None:
-        """Give up a run that went to another host; a process for it here may not go on."""
-        run.owner = _ANOTHER  # who it is will be read
-        if run.connection is None:
+    def _is_anothers(self, trial: LiveTrial, out: list[Command]) -> None:
+        """Give up a trial that went to another host; a process for it here may not go on."""
+        trial.owner = _ANOTHER  # who it is will be read
+        if trial.connection is None:
             return
-        reason = f"Another host has taken trial {run.number} over: this one was silent for long."
-        client = self._book.clients[run.connection]
-        out.append(Send(connection=run.connection, message=Refused(reason=reason)))
+        reason = f"Another host has taken trial {trial.number} over: this one was silent for long."
+        client = self._book.clients[trial.connection]
+        out.append(Send(connection=trial.connection, message=Refused(reason=reason)))
         if client.role == "worker":
-            out.append(Kill(connection=run.connection, pid=client.pid, reason=reason))
+            out.append(Kill(connection=trial.connection, pid=client.pid, reason=reason))
 
 
 _ANOTHER = "another broker"
 
 
-def watched(study: Study) -> dict[int, RunRecord | None]:
+def watched(study: Study) -> dict[int, TrialRecord | None]:
     """Runs that others may change, with their rows as they are known; None asks for the row."""
-    runs = ((number, run) for number, run in study.runs.items() if not study.owns(run))
-    return {number: None if run.owner == _ANOTHER else run.row for number, run in runs}
+    trials = ((number, trial) for number, trial in study.trials.items() if not study.owns(trial))
+    return {number: None if trial.owner == _ANOTHER else trial.row for number, trial in trials}
 
 
 def recount(book: Book, study: Study) -> None:
@@ -202,23 +202,23 @@ def recount(book: Book, study: Study) -> None:
         return
     key = study.spec.key
     begun = sum(1 for lease in book.leases() if lease.study == key and lease.number is None)
-    begun += sum(1 for want in book.reserved(key) if want.number is None)
-    study.unstarted = max(0, study.limit - len(study.runs) - begun - study.coming)
+    begun += sum(1 for reservation in book.reserved(key) if reservation.number is None)
+    study.unstarted = max(0, study.limit - len(study.trials) - begun - study.coming)
 
 
-def _is_nobodys(run: LiveTrial, now: float) -> None:
-    """Free a run whose host is gone: it goes on at its last checkpoint."""
-    run.owner, run.waiting_since = None, now
-    if run.live:
-        run.forget_process()
+def _is_nobodys(trial: LiveTrial, now: float) -> None:
+    """Free a trial whose host is gone: it goes on at its last checkpoint."""
+    trial.owner, trial.waiting_since = None, now
+    if trial.live:
+        trial.forget_process()
 
 
-def _was_taken(study: Study, run: LiveTrial, record: RunRecord) -> bool:
-    """True if another broker has had a run since, though this one takes it for its own."""
-    since = run.row is not None and record.slices > run.row.slices
-    return study.owns(run) and record.owner != study.broker and since
+def _was_taken(study: Study, trial: LiveTrial, record: TrialRecord) -> bool:
+    """True if another broker has had a trial since, though this one takes it for its own."""
+    since = trial.row is not None and record.slices > trial.row.slices
+    return study.owns(trial) and record.owner != study.broker and since
 
 
-def _is_free(run: LiveTrial) -> bool:
+def _is_free(trial: LiveTrial) -> bool:
     """True if any host may carry it on."""
-    return run.owner is None and run.state in ("pending", "stored") and not run.held
+    return trial.owner is None and trial.state in ("pending", "stored") and not trial.held

@@ -16,8 +16,8 @@ from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._admission import (
-    admit_run,
     admit_study,
+    admit_trial,
     misplaced,
     other_driver,
     refusal,
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from optuna_hermes.curves import Remembered
 
 _OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.FirstBatch | wire.Begin
-"""Messages of a run that trains: most messages by far."""
+"""Messages of a trial that trains: most messages by far."""
 _CHANGES_NO_PLAN = (wire.Beat, wire.Report, wire.Stretches)
 """Messages after which nothing is due earlier."""
 
@@ -85,7 +85,7 @@ class State:
         devices: the devices it owns.
         instance: this broker, as other hosts know it: no other ever had this name.
         wall_offset: wall clock minus monotonic clock, in seconds.
-        host_budget_bytes: host memory that runs may take for what they move off their devices.
+        host_budget_bytes: host memory that trials may take for what they move off their devices.
         grace_seconds: see ``GRACE_SECONDS``.
         recovery_seconds: see ``RECOVERY_SECONDS``.
         powers: whether there are commands that power devices up and down.
@@ -198,7 +198,7 @@ class State:
     def _next_wakeup(self, now: float) -> float | None:
         times = [*self._watchdog.wakeups(), *self._outage.wakeups(), *self._recovery.wakeups()]
         for slot in self.book.slots.values():
-            if slot.lease is None and slot.next and slot.settles_at > now:
+            if slot.lease is None and slot.reservation and slot.settles_at > now:
                 times.append(slot.settles_at)
         for lease in self.book.leases():
             if not lease.yielding and lease.deadline > now and not lease.held:
@@ -234,11 +234,11 @@ class State:
 
         return Remembered(shape_of)
 
-    def status(self, now: float, *, runs: bool = True, curves: bool = False) -> dict[str, Any]:
+    def status(self, now: float, *, trials: bool = True, curves: bool = False) -> dict[str, Any]:
         """Status as plain JSON."""
         problems = {id_: self._memory.problem(slot) for id_, slot in self.book.slots.items()}
         shapes = self._shapes if curves else None
-        return document(self.book, now, problems=problems, runs=runs, shapes=shapes)
+        return document(self.book, now, problems=problems, trials=trials, shapes=shapes)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class State:
         elif isinstance(message, Heard):
             self._wishes.hear(connection, message, now, out)
         elif isinstance(message, wire.GetStatus):
-            told = self.status(now, runs=message.runs, curves=message.curves)
+            told = self.status(now, trials=message.trials, curves=message.curves)
             status = wire.Status(document=told)
             out.append(Send(connection=connection, message=status))
         elif isinstance(message, wire.Parked):
@@ -293,24 +293,24 @@ class State:
         if slot is None or slot.lease is None or slot.lease.connection != connection:
             return  # a lease that is over: the message is late
         lease = slot.lease
-        run = self.book.run_of(lease)
-        record_heartbeat(lease, run, now)
+        trial = self.book.trial_of(lease)
+        record_heartbeat(lease, trial, now)
         if isinstance(message, wire.Begin):
             progress.begin(self.book, lease, message, now, out)
-        elif run is None:
+        elif trial is None:
             return
         elif isinstance(message, wire.FirstBatch):
-            progress.training(self.book, lease, run, message, now)
+            progress.training(self.book, lease, trial, message, now)
         elif isinstance(message, wire.Report):
-            progress.report(self.book, lease, run, message, now, out)
+            progress.report(self.book, lease, trial, message, now, out)
         elif isinstance(message, wire.Beat):
-            run.needs(message.memory_bytes)
+            trial.needs(message.memory_bytes)
         elif isinstance(message, wire.Stretches):
-            progress.stretches(self.book, run, message, now, out)
+            progress.stretches(self.book, trial, message, now, out)
         elif isinstance(message, wire.Ended):
-            self._ended(lease, run, message, now, out)
+            self._ended(lease, trial, message, now, out)
         elif isinstance(message, wire.Released):
-            self._released(lease, run, message, now, out)
+            self._released(lease, trial, message, now, out)
 
     def _ready(self, connection: int, message: wire.Ready, now: float, out: list[Command]) -> None:
         self._recovery.empty_handed(self.book.clients[connection].pid, now, out)
@@ -327,49 +327,49 @@ class State:
         self._dispatcher.schedule(now, out)
 
     def _saved(self, connection: int, message: wire.Saved, now: float, out: list[Command]) -> None:
-        """Handle a safe checkpoint; its run may have been parked while it was written."""
+        """Handle a safe checkpoint; its trial may have been parked while it was written."""
         slot = self.book.slot_of(message.epoch)
-        run = self._parking.run_of(connection, message.epoch, slot)
-        if run is None:
+        trial = self._parking.trial_of(connection, message.epoch, slot)
+        if trial is None:
             return
         if slot is not None and slot.lease is not None:
-            record_heartbeat(slot.lease, run, now)
-        progress.saved(self.book, connection, run, message, now, out)
+            record_heartbeat(slot.lease, trial, now)
+        progress.saved(self.book, connection, trial, message, now, out)
 
     def _ended(
-        self, lease: Lease, run: LiveTrial, message: wire.Ended, now: float, out: list[Command]
+        self, lease: Lease, trial: LiveTrial, message: wire.Ended, now: float, out: list[Command]
     ) -> None:
         self._ends.lease(lease, now, out)
-        self._memory.leaves(run, now)
-        run.forget_process()
-        run.state, run.tier = "failed" if message.state == "failed" else "done", None
-        save(self.book, run, now, out)
-        out.append(_event_log.ended(self.book, run, message, now))
+        self._memory.leaves(trial, now)
+        trial.forget_process()
+        trial.state, trial.tier = "failed" if message.state == "failed" else "done", None
+        save(self.book, trial, now, out)
+        out.append(_event_log.ended(self.book, trial, message, now))
         if message.state == "failed":
-            failures.failed(self.book, run, message.error or "", now)
-        self._ends.wants(self.book.studies[run.study], only_impossible=True)
+            failures.failed(self.book, trial, message.error or "", now)
+        self._ends.reservations(self.book.studies[trial.study], only_impossible=True)
         self._dispatcher.schedule(now, out)
 
     def _give_up(self, message: wire.GiveUp, now: float, out: list[Command]) -> None:
-        run = losses.give_up(self.book, message, now, out)
-        if run is not None:
-            if run.state == "failed":
-                failures.failed(self.book, run, message.reason, now)
-            self._ends.wants(self.book.studies[run.study], only_impossible=True)
+        trial = losses.give_up(self.book, message, now, out)
+        if trial is not None:
+            if trial.state == "failed":
+                failures.failed(self.book, trial, message.reason, now)
+            self._ends.reservations(self.book.studies[trial.study], only_impossible=True)
             self._dispatcher.schedule(now, out)
 
     def _released(
-        self, lease: Lease, run: LiveTrial, message: wire.Released, now: float, out: list[Command]
+        self, lease: Lease, trial: LiveTrial, message: wire.Released, now: float, out: list[Command]
     ) -> None:
         slots = self.book.slots_of(lease)
         self._ends.lease(lease, now, out)
-        self._ends.process(run, now, out)
+        self._ends.process(trial, now, out)
         if message.outgrown:
-            self._ends.room(slots, run, "outgrew its memory on", now, out)
+            self._ends.room(slots, trial, "outgrew its memory on", now, out)
         else:
-            self.book.studies[run.study].problem = message.reason
+            self.book.studies[trial.study].problem = message.reason
             detail = {"reason": message.reason}
-            out.append(self.book.event(run.study, run.number, "released", detail, now))
+            out.append(self.book.event(trial.study, trial.number, "released", detail, now))
         self._dispatcher.schedule(now, out)
 
     def _drain(self, key: str, now: float, out: list[Command]) -> None:
@@ -377,16 +377,16 @@ class State:
         if study is None:
             return
         study.draining = True
-        self._ends.wants(study)
+        self._ends.reservations(study)
         self._ends.withdrawn(study, now, out)
         for lease in self.book.leases():
             if lease.study == key:
                 lease.deadline = now
                 self._dispatcher.ask_to_yield(lease, now, out)
-        for run in study.runs.values():
-            run.stores = run.stores or run.unwritten  # its folder may be there again
-        for run in study.parked:
-            self._memory.evict(run, "disk", now, out)
+        for trial in study.trials.values():
+            trial.stores = trial.stores or trial.unwritten  # its folder may be there again
+        for trial in study.parked:
+            self._memory.evict(trial, "disk", now, out)
         for connection in study.idle:
             out.append(Send(connection=connection, message=wire.Dismiss()))
         study.idle.clear()
@@ -407,26 +407,26 @@ class State:
             self._forget_unattended(study)
             return
         if isinstance(message, wire.Register):
-            is_new = message.number not in study.runs
+            is_new = message.number not in study.trials
             pid, key = self.book.clients[connection].pid, study.spec.key
             self._recovery.empty_handed(pid, now, out, study=key, number=message.number)
-            run = admit_run(study, message.number, message.trial_id, now)
-            run.connection, run.waiting_since = connection, now
-            run.state, run.tier = "pending", None
+            trial = admit_trial(study, message.number, message.trial_id, now)
+            trial.connection, trial.waiting_since = connection, now
+            trial.state, trial.tier = "pending", None
             if is_new:
-                out.append(_event_log.admitted(self.book, run, now))
-            save(self.book, run, now, out)
+                out.append(_event_log.admitted(self.book, trial, now))
+            save(self.book, trial, now, out)
         else:
-            known = set(study.runs)
+            known = set(study.trials)
             changed = take_charge(self.book, study, connection, message, now)
-            new = [run for run in changed if run.number not in known]
-            out.extend(_event_log.admitted(self.book, run, now) for run in new)
+            new = [trial for trial in changed if trial.number not in known]
+            out.extend(_event_log.admitted(self.book, trial, now) for trial in new)
             described = self.book.clients[connection].described.pop(study.spec.key, {})
             for number, params in described.items():
-                if number in study.runs:
-                    study.runs[number].params = params
-            for run in changed:
-                save(self.book, run, now, out)
+                if number in study.trials:
+                    study.trials[number].params = params
+            for trial in changed:
+                save(self.book, trial, now, out)
             recount(self.book, study)
         self.book.clients[connection].study = study.spec.key
         for ready in self.book.early.pop(study.spec.key, []):
@@ -445,9 +445,13 @@ class State:
                 study.workers.add(connection)
             if message.parked is not None:
                 self._parking.stands(connection, message.parked, now, out)
-                run = study.runs[message.number or 0]
-                if message.asked is not None and run.asked is None and run.connection is not None:
-                    run.asked, run.asked_at = message.asked, now
+                trial = study.trials[message.number or 0]
+                if (
+                    message.asked is not None
+                    and trial.asked is None
+                    and trial.connection is not None
+                ):
+                    trial.asked, trial.asked_at = message.asked, now
             if study.draining:
                 self._drain(key, now, out)
         else:
@@ -467,7 +471,7 @@ class State:
     def _connected(self, event: Connected) -> None:
         client = Client(pid=event.pid, role=event.role, started=event.started)
         self.book.clients[event.connection] = client
-        if client.role in ("worker", "run"):
+        if client.role in ("worker", "plain"):
             self._recovery.met(client.pid)
 
     def _disconnected(self, event: Disconnected, now: float, out: list[Command]) -> None:
@@ -484,7 +488,7 @@ class State:
             return True
         client = self.book.clients.get(connection)
         if client is not None:
-            self._lose_runs(connection, now, out)
+            self._lose_trials(connection, now, out)
             del self.book.clients[connection]
             self._recovery.lost(client.pid, now, out)
             self._wishes.gone(client, now, out)
@@ -502,15 +506,15 @@ class State:
         if study.driver == connection:
             study.driver, study.unstarted = None, 0
             losses.forget(self.book, study, now, out)
-        self._ends.wants(study, only_impossible=True)
+        self._ends.reservations(study, only_impossible=True)
         self._forget_unattended(study)
         return True
 
-    def _lose_runs(self, connection: int, now: float, out: list[Command]) -> None:
-        """Handle the end of the process that trained a run, or waited with one."""
+    def _lose_trials(self, connection: int, now: float, out: list[Command]) -> None:
+        """Handle the end of the process that trained a trial, or waited with one."""
         for lease in self.book.leases():
             if lease.connection == connection:
                 self._ends.holder(lease, now, out)
-        for run in self.book.runs():
-            if run.connection == connection:
-                self._ends.lost(run, connection, now, out)
+        for trial in self.book.trials():
+            if trial.connection == connection:
+                self._ends.lost(trial, connection, now, out)

@@ -27,20 +27,20 @@ def document(
     now: float,
     *,
     problems: Mapping[str, str],
-    runs: bool,
+    trials: bool,
     shapes: Remembered[Shape] | None = None,
 ) -> dict[str, Any]:
-    """Return the devices with their holders, and the studies with their runs.
+    """Return the devices with their holders, and the studies with their trials.
 
     Args:
         book: the broker's book.
         now: seconds of the broker's clock.
         problems: why a device cannot be granted, by its id; empty if it can.
-        runs: whether to list every run of every study.
-        shapes: of the curves of the runs that are listed; None leaves them out.
+        trials: whether to list every trial of every study.
+        shapes: of the curves of the trials that are listed; None leaves them out.
     """
-    studies = [_study(study, book, now, runs=runs) for study in book.studies.values()]
-    if runs and shapes is not None:
+    studies = [_study(study, book, now, trials=trials) for study in book.studies.values()]
+    if trials and shapes is not None:
         _add_shapes(studies, book, shapes)
     return {
         "host": book.host,
@@ -58,8 +58,8 @@ def document(
 
 
 def _add_shapes(studies: list[dict[str, Any]], book: Book, shapes: Remembered[Shape]) -> None:
-    listed = [(shown, book.studies[entry["key"]]) for entry in studies for shown in entry["runs"]]
-    found = shapes.each(study.runs[shown["trial"]].curve for shown, study in listed)
+    listed = [(shown, book.studies[entry["key"]]) for entry in studies for shown in entry["trials"]]
+    found = shapes.each(study.trials[shown["trial"]].curve for shown, study in listed)
     for (shown, study), shape in zip(listed, found, strict=True):
         is_turned = study.spec.maximize
         # None (not finite) has no sign to turn.
@@ -96,7 +96,7 @@ def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
     }
 
 
-def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any]:
+def _study(study: Study, book: Book, now: float, *, trials: bool) -> dict[str, Any]:
     leases = [lease for lease in book.leases() if lease.study == study.spec.key]
     held = sum(lease.device_seconds(now) for lease in leases)
     shown: dict[str, Any] = {
@@ -114,14 +114,14 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "boosted": _wanted(study, "boosted"),
         "finishing": _wanted(study, "finishing"),
         "all_held": study.all_held,
-        "no_room": sorted(run.number for run in study.runs.values() if run.stranded),
+        "no_room": sorted(trial.number for trial in study.trials.values() if trial.stranded),
         "finished": finished(study, book),
         "unstarted": study.unstarted,
         "workers": {"alive": len(study.workers), "idle": len(study.idle)},
         "counts": _counts(study),
         "lost": list(losses.shown(study)),
         "failures": failures.shown(study.failures),
-        "device_seconds": held + sum(run.device_seconds for run in study.runs.values()),
+        "device_seconds": held + sum(trial.device_seconds for trial in study.trials.values()),
         "watt_hours": energy.watt_hours(_joules(study, book, now)),
         "held_seconds": held,
         "spent_seconds": held + study.spent_seconds,
@@ -129,20 +129,20 @@ def _study(study: Study, book: Book, now: float, *, runs: bool) -> dict[str, Any
         "switches": study.switches,
         "best": _best(study),
     }
-    if runs:
-        shown["runs"] = [_run(run, study) for run in _listed(study)]
+    if trials:
+        shown["trials"] = [_run(trial, study) for trial in _listed(study)]
     return shown
 
 
 def _wanted(study: Study, wish: Wish) -> list[int]:
-    """Live runs with this override."""
-    runs = (study.runs.get(number) for number, each in study.wishes.items() if each == wish)
-    return sorted(run.number for run in runs if run is not None and run.live)
+    """Live trials with this override."""
+    trials = (study.trials.get(number) for number, each in study.wishes.items() if each == wish)
+    return sorted(trial.number for trial in trials if trial is not None and trial.live)
 
 
 def _joules(study: Study, book: Book, now: float) -> float | None:
-    """Energy that all runs took, those that train now included; None if none of it is known."""
-    known = [run.energy_joules for run in study.runs.values()]
+    """Energy that all trials took, those that train now included; None if none of it is known."""
+    known = [trial.energy_joules for trial in study.trials.values()]
     for lease in book.leases():
         if lease.study == study.spec.key:
             known.append(energy.taken_joules(book.slots_of(lease), lease, now))
@@ -151,34 +151,34 @@ def _joules(study: Study, book: Book, now: float) -> float | None:
 
 
 def _listed(study: Study) -> list[LiveTrial]:
-    """Every run; of a study with very many those that have a process: a frame is bounded."""
-    ordered = sorted(study.runs.values(), key=lambda run: run.number)
+    """Every trial; of a study with very many those that have a process: a frame is bounded."""
+    ordered = sorted(study.trials.values(), key=lambda trial: trial.number)
     return [r for r in ordered if len(ordered) <= MAX_LISTED or r.connection is not None]
 
 
 def finished(study: Study, book: Book) -> bool:
     """True if nothing of the study needs a process any more.
 
-    When it is drained that is when every process could be freed; otherwise when every run is done
+    When it is drained that is when every process could be freed; otherwise when every trial is done
     and no trial may still be created.
     """
     key = study.spec.key
-    leases = (slot.lease or slot.next for slot in book.slots.values())
+    leases = (slot.lease or slot.reservation for slot in book.slots.values())
     if any(each and each.study == key for each in leases):
         return False
     if study.draining:
-        alive = (run for run in study.runs.values() if run.connection is not None)
-        return not any(run.stores for run in alive)
+        alive = (trial for trial in study.trials.values() if trial.connection is not None)
+        return not any(trial.stores for trial in alive)
     if study.coming:  # another host begins a trial, which has no row yet
         return False
-    return not study.may_open.any and not any(run.live for run in study.runs.values())
+    return not study.may_open.any and not any(trial.live for trial in study.trials.values())
 
 
 def _counts(study: Study) -> dict[str, int]:
-    """Number of runs in each state."""
+    """Number of trials in each state."""
     tally = dict.fromkeys(("pending", "running", "parked", "stored", "done", "failed"), 0)
-    for run in study.runs.values():
-        tally[run.state] += 1
+    for trial in study.trials.values():
+        tally[trial.state] += 1
     return tally
 
 
@@ -189,7 +189,7 @@ def _pid(book: Book, connection: int | None) -> int | None:
 
 def _best(study: Study) -> dict[str, Any] | None:
     """The best value that was ever reported: it only gets better."""
-    lowest = [(_lowest(run.curve.values), run.number) for run in study.runs.values()]
+    lowest = [(_lowest(trial.curve.values), trial.number) for trial in study.trials.values()]
     value, number = min(lowest, default=(math.inf, 0))
     return {"trial": number, "value": _shown(value, study)} if math.isfinite(value) else None
 
@@ -208,20 +208,20 @@ def _shown(value: float, study: Study) -> float | None:
     return -value if study.spec.maximize else value
 
 
-def _run(run: LiveTrial, study: Study) -> dict[str, Any]:
+def _run(trial: LiveTrial, study: Study) -> dict[str, Any]:
     return {
-        "trial": run.number,
-        "state": run.state,
-        "wish": study.wish_of(run),
-        "tier": run.tier,
-        "held_bytes": run.held_bytes,
-        "host_bytes": run.host_bytes,
-        "device": run.device if run.state == "running" else None,
-        "units": run.curve.units,
-        "units_trained": run.units,
-        "value": _shown(run.curve.values[-1], study) if run.curve.units else None,
-        "slices": run.slices,
-        "suspensions": run.suspensions,
-        "device_seconds": run.device_seconds,
-        "watt_hours": energy.watt_hours(run.energy_joules),
+        "trial": trial.number,
+        "state": trial.state,
+        "wish": study.wish_of(trial),
+        "tier": trial.tier,
+        "held_bytes": trial.held_bytes,
+        "host_bytes": trial.host_bytes,
+        "device": trial.device if trial.state == "running" else None,
+        "units": trial.curve.units,
+        "units_trained": trial.units,
+        "value": _shown(trial.curve.values[-1], study) if trial.curve.units else None,
+        "slices": trial.slices,
+        "suspensions": trial.suspensions,
+        "device_seconds": trial.device_seconds,
+        "watt_hours": energy.watt_hours(trial.energy_joules),
     }

@@ -46,25 +46,25 @@ class Study:
 
     Args:
         orphans: leases of earlier brokers, by epoch, whose processes have not come back yet.
-        trials: how many trials there were when the driver counted those that are left, None if
+        n_existing: how many trials there were when the driver counted those that are left, None if
             it has not said so.
         waiting: the numbers of those among them that had not begun.
         lost: see ``Lease``; of trials that no worker looks for yet.
         broker: this broker, where several hosts share the study, else None.
-        limit: how many runs there shall be, over all hosts; None for no bound.
-        coming: leases of other hosts from which further runs will come.
+        limit: how many trials there shall be, over all hosts; None for no bound.
+        coming: leases of other hosts from which further trials will come.
         watched_since: since when the ledger has shown without an outage who lives, else None.
         spare: devices of other hosts that have nothing to train of it.
-        leave_seconds: expected cost of suspending a run to disk, 0.0 before the first time.
+        leave_seconds: expected cost of suspending a trial to disk, 0.0 before the first time.
         powered_down: devices that its policy has no use for.
-        wishes: the overrides of its runs, by their numbers.
+        wishes: the overrides of its trials, by their numbers.
         failures: what is known of trials that failed since its driver came.
-        defers: whether idle hosts are less busy than this one: runs without owner are theirs.
+        defers: whether idle hosts are less busy than this one: trials without owner are theirs.
     """
 
     spec: StudySpec
     policy: Policy
-    runs: dict[int, LiveTrial] = field(default_factory=dict)
+    trials: dict[int, LiveTrial] = field(default_factory=dict)
     driver: int | None = None
     unstarted: int | None = 0
     fixed: bool = False
@@ -82,7 +82,7 @@ class Study:
     overhead_seconds: float = 0.0
     spent_seconds: float = 0.0
     orphans: dict[int, LeaseRecord] = field(default_factory=dict)
-    trials: int | None = None
+    n_existing: int | None = None
     waiting: frozenset[int] = frozenset()
     lost: list[tuple[int, ...]] = field(default_factory=list)
     broker: str | None = None
@@ -95,61 +95,61 @@ class Study:
     failures: Failures = field(default_factory=Failures)
     wishes: dict[int, Wish] = field(default_factory=dict)
 
-    def wish_of(self, run: LiveTrial) -> Wish | None:
-        """Override of a run; None once it is over."""
-        return self.wishes.get(run.number) if run.live else None
+    def wish_of(self, trial: LiveTrial) -> Wish | None:
+        """Override of a trial; None once it is over."""
+        return self.wishes.get(trial.number) if trial.live else None
 
-    def is_held(self, run: LiveTrial) -> bool:
-        """True if an override keeps a run from any device."""
-        return self.wish_of(run) in ("held", "finishing")
+    def is_held(self, trial: LiveTrial) -> bool:
+        """True if an override keeps a trial from any device."""
+        return self.wish_of(trial) in ("held", "finishing")
 
     @property
     def all_held(self) -> bool:
         """True if nothing can be trained before a hold is released."""
-        live = [run for run in self.runs.values() if run.live]
-        held = all(self.wish_of(run) == "held" for run in live)
+        live = [trial for trial in self.trials.values() if trial.live]
+        held = all(self.wish_of(trial) == "held" for trial in live)
         return bool(live) and not self.may_open.any and held
 
-    def owns(self, run: LiveTrial) -> bool:
-        """True if a run belongs to this broker, where the ledger has owners."""
-        return self.broker is not None and run.owner == self.broker
+    def owns(self, trial: LiveTrial) -> bool:
+        """True if a trial belongs to this broker, where the ledger has owners."""
+        return self.broker is not None and trial.owner == self.broker
 
-    def is_elsewhere(self, run: LiveTrial) -> bool:
-        """True if a run belongs to the broker of another host."""
-        return run.owner is not None and run.owner != self.broker
+    def is_elsewhere(self, trial: LiveTrial) -> bool:
+        """True if a trial belongs to the broker of another host."""
+        return trial.owner is not None and trial.owner != self.broker
 
     def measure(self, tier: TierName, seconds: float) -> None:
-        """Take one more measurement of bringing a run back from ``tier``."""
+        """Take one more measurement of bringing a trial back from ``tier``."""
         past = self.costs.get(tier, seconds)
         self.costs[tier] = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
 
     def measure_leaving(self, seconds: float) -> None:
-        """Take one more measurement of suspending a run to disk."""
+        """Take one more measurement of suspending a trial to disk."""
         past = self.leave_seconds or seconds
         self.leave_seconds = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
 
     @property
     def stretches(self) -> bool:
-        """True if any of its runs may have several devices."""
-        sizes = (run.sizes for run in self.runs.values() if run.live)
+        """True if any of its trials may have several devices."""
+        sizes = (trial.sizes for trial in self.trials.values() if trial.live)
         return any(each is not None and each.most_devices > 1 for each in sizes)
 
     def cost(self, tier: TierName | None) -> float:
-        """Expected seconds of bringing a run back from ``tier``."""
+        """Expected seconds of bringing a trial back from ``tier``."""
         return self.costs.get(tier, 0.0) if tier else 0.0
 
-    def can_run(self, run: LiveTrial) -> bool:
-        """True if ``run`` could use a device now: it waits, and has or can get a process."""
-        waits = run.state in ("pending", "parked", "stored") and not run.evicting
-        served = run.connection is not None or self.driver is not None
-        here = not self.is_elsewhere(run) and not (self.defers and run.owner is None)
-        free = not (run.stranded or run.awaited or run.given_up or self.is_held(run))
+    def can_begin(self, trial: LiveTrial) -> bool:
+        """True if ``trial`` could use a device now: it waits, and has or can get a process."""
+        waits = trial.state in ("pending", "parked", "stored") and not trial.evicting
+        served = trial.connection is not None or self.driver is not None
+        here = not self.is_elsewhere(trial) and not (self.defers and trial.owner is None)
+        free = not (trial.stranded or trial.awaited or trial.given_up or self.is_held(trial))
         return waits and served and here and free
 
     @property
     def attended(self) -> bool:
         """True if a living process holds anything of it."""
-        held = any(run.connection is not None for run in self.runs.values())
+        held = any(trial.connection is not None for trial in self.trials.values())
         return self.driver is not None or bool(self.workers) or held
 
     @property
@@ -163,25 +163,25 @@ class Study:
 
     def was_counted(self, number: int) -> bool:
         """True if its driver has counted a trial among those that are not left to be created."""
-        return self.trials is None or (number < self.trials and number not in self.waiting)
+        return self.n_existing is None or (number < self.n_existing and number not in self.waiting)
 
     @property
-    def wants_device(self) -> bool:
+    def needs_device(self) -> bool:
         """True if anything of this study could use a device."""
         if self.draining or self.away_since is not None:
             return False
-        return self.may_open.any or any(self.can_run(run) for run in self.runs.values())
+        return self.may_open.any or any(self.can_begin(trial) for trial in self.trials.values())
 
     @property
     def parked(self) -> list[LiveTrial]:
-        """Parked runs whose process could be freed."""
-        runs = (run for run in self.runs.values() if run.state == "parked")
-        return [run for run in runs if run.stores and run.asked is None]
+        """Parked trials whose process could be freed."""
+        trials = (trial for trial in self.trials.values() if trial.state == "parked")
+        return [trial for trial in trials if trial.stores and trial.asked is None]
 
-    def need_of(self, run: LiveTrial | None) -> int | None:
-        """Device memory a run, or a new trial, will need; as much as the largest if unknown."""
-        if run is not None and run.need_bytes is not None:
-            return run.need_bytes
+    def need_of(self, trial: LiveTrial | None) -> int | None:
+        """Device memory a trial, or a new trial, will need; as much as the largest if unknown."""
+        if trial is not None and trial.need_bytes is not None:
+            return trial.need_bytes
         # Unknown before its first batch: the largest need of its study is a safe guess.
-        known = (each.need_bytes for each in self.runs.values())
+        known = (each.need_bytes for each in self.trials.values())
         return max((need for need in known if need is not None), default=None)

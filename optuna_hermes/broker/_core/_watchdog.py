@@ -16,7 +16,7 @@ LEAST_GRACE_SECONDS = 30.0
 """Time for one that is stopped, and in the way of others: it cannot be at work."""
 
 USUAL_SILENCES = 10
-"""Factor on a run's longest silence until now, for which it may be idle if that is longer."""
+"""Factor on a trial's longest silence until now, for which it may be idle if that is longer."""
 
 BUSY_SHARE = 10
 """Factor on that time for a worker that works, after its first unit; before it, no limit."""
@@ -25,12 +25,12 @@ LOOK_SECONDS = 5.0
 """Silence after which a worker is observed."""
 
 
-def record_heartbeat(lease: Lease, run: LiveTrial | None, now: float) -> None:
-    """Note a sign of life: the silence before it is normal, if the run was training."""
+def record_heartbeat(lease: Lease, trial: LiveTrial | None, now: float) -> None:
+    """Note a sign of life: the silence before it is normal, if the trial was training."""
     silence = now - lease.last_progress
     # Beats come once a second at most: less says nothing of the rhythm.
-    if run is not None and lease.training and silence >= 1.0:
-        run.silence = max(run.silence or 0.0, silence)
+    if trial is not None and lease.training and silence >= 1.0:
+        trial.silence = max(trial.silence or 0.0, silence)
     lease.last_progress = now
 
 
@@ -55,9 +55,9 @@ class Watchdog:
             after = min(LOOK_SECONDS, self._hang_seconds(lease.study) / 4)
             if not lease.held and now - lease.last_progress >= after:
                 yield lease.connection
-        for run in self._asked():
-            if run.connection is not None:
-                yield run.connection
+        for trial in self._asked():
+            if trial.connection is not None:
+                yield trial.connection
         yield from self._leaving()
 
     def observed(self, event: Observed, now: float) -> None:
@@ -82,8 +82,10 @@ class Watchdog:
             due = self._due(lease)
             if due is not None:
                 yield due
-        for run in self._asked():
-            yield self._idle_from(run.connection, run.asked_at) + self._hang_seconds(run.study)
+        for trial in self._asked():
+            yield self._idle_from(trial.connection, trial.asked_at) + self._hang_seconds(
+                trial.study
+            )
         for connection, client in self._leaving().items():
             since = self._idle_from(connection, client.left_at)
             yield since + self._hang_seconds(client.study)
@@ -92,8 +94,8 @@ class Watchdog:
         """Begin silences anew: the broker was stopped, and has messages to read."""
         for lease in self._book.leases():
             lease.last_progress = now
-        for run in self._asked():
-            run.asked_at = now
+        for trial in self._asked():
+            trial.asked_at = now
         for client in self._book.clients.values():
             client.idle_since = client.stopped_since = None
             if client.leaving:
@@ -109,13 +111,13 @@ class Watchdog:
             due = self._due(lease)
             if due is not None and now >= due:
                 lease.last_progress = now
-                self._kill(lease.connection, self._book.run_of(lease), now, out)
-        for run in self._asked():
-            since = self._idle_from(run.connection, run.asked_at)
-            if now >= since + self._hang_seconds(run.study):
-                run.asked_at = now
-                if not self._kill(run.connection or 0, run, now, out):
-                    run.asked, run.stores, run.moves = None, False, False
+                self._kill(lease.connection, self._book.trial_of(lease), now, out)
+        for trial in self._asked():
+            since = self._idle_from(trial.connection, trial.asked_at)
+            if now >= since + self._hang_seconds(trial.study):
+                trial.asked_at = now
+                if not self._kill(trial.connection or 0, trial, now, out):
+                    trial.asked, trial.stores, trial.moves = None, False, False
         for connection, client in self._leaving().items():
             since = self._idle_from(connection, client.left_at)
             if now >= since + self._hang_seconds(client.study):
@@ -128,8 +130,8 @@ class Watchdog:
         return any(slot.device.used for lease in leases for slot in self._book.slots_of(lease))
 
     def _asked(self) -> list[LiveTrial]:
-        """Parked runs that have not answered yet."""
-        return [run for run in self._book.runs() if run.asked and run.state == "parked"]
+        """Parked trials that have not answered yet."""
+        return [trial for trial in self._book.trials() if trial.asked and trial.state == "parked"]
 
     def _leaving(self) -> dict[int, Client]:
         """Workers that announced that they leave and are still there."""
@@ -151,28 +153,30 @@ class Watchdog:
         client = self._book.clients.get(lease.connection)
         if lease.held or client is None:
             return None
-        run = self._book.run_of(lease)
-        usual = (run.silence if run else None) or 0.0
+        trial = self._book.trial_of(lease)
+        usual = (trial.silence if trial else None) or 0.0
         patience = max(self._hang_seconds(lease.study), USUAL_SILENCES * usual)
         idle = self._idle_from(lease.connection, lease.last_progress) + patience
         if not lease.yielding:
-            # No run waits for its device: it is killed only if it was seen to be idle.
+            # No trial waits for its device: it is killed only if it was seen to be idle.
             return None if client.idle_since is None or client.role != "worker" else idle
         due = [idle]
         stopped = client.stopped_since
         if stopped is not None and stopped > lease.last_progress:
             due.append(stopped + min(LEAST_GRACE_SECONDS, patience))
-        if run is not None and run.furthest and lease.training:
+        if trial is not None and trial.furthest and lease.training:
             # It computes, perhaps for ever: others wait for its device.
             due.append(lease.last_progress + BUSY_SHARE * patience)
         return min(due)
 
-    def _kill(self, connection: int, run: LiveTrial | None, now: float, out: list[Command]) -> bool:
+    def _kill(
+        self, connection: int, trial: LiveTrial | None, now: float, out: list[Command]
+    ) -> bool:
         client = self._book.clients.get(connection)
         if client is None or client.role != "worker":
             return False
         client.hung = True
         kill = Kill(connection=connection, pid=client.pid)
         out.append(kill)
-        out.extend(_event_log.killed(self._book, run, kill.pid, kill.reason, now))
+        out.extend(_event_log.killed(self._book, trial, kill.pid, kill.reason, now))
         return True

@@ -1,6 +1,6 @@
-"""Overrides of single runs, and changes of a study's policy, carried out in the ``Book``. Pure.
+"""Overrides of single trials, and changes of a study's policy, carried out in the ``Book``. Pure.
 
-An override is only noted when it arrives. However a run on hold has come to a device, or is about
+An override is only noted when it arrives. However a trial on hold has come to a device, or is about
 to, it is asked to leave it at the end of every event: see ``heed``.
 """
 
@@ -24,7 +24,7 @@ Heard = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
 
 
 class Overrides:
-    """Keeps the overrides of the runs of a ``Book``; adds commands to ``out``."""
+    """Keeps the overrides of the trials of a ``Book``; adds commands to ``out``."""
 
     def __init__(self, book: Book, memory: Memory, dispatcher: Dispatcher) -> None:
         self._book = book
@@ -41,22 +41,24 @@ class Overrides:
         elif isinstance(message, wire.ChangePolicy):
             self._change_policy(study, message, now, out)
         else:
-            runs = [study.runs[number] for number in message.numbers]
-            for run in runs:
-                self._do(connection, study, run, message, now, out)
-            waits = isinstance(message, wire.Finish) and any(_waits(study, run) for run in runs)
+            trials = [study.trials[number] for number in message.numbers]
+            for trial in trials:
+                self._do(connection, study, trial, message, now, out)
+            waits = isinstance(message, wire.Finish) and any(
+                _waits(study, trial) for trial in trials
+            )
             answer = wire.Agreed(waits=waits)
         self.heed(now, out)
         self._dispatcher.schedule(now, out)
         out.append(Send(connection=connection, message=answer))
 
     def heed(self, now: float, out: list[Command]) -> None:
-        """Cancel reservations and revoke leases of runs on hold."""
+        """Cancel reservations and revoke leases of trials on hold."""
         if not any(study.wishes for study in self._book.studies.values()):
             return
-        for want in self._book.wants():
-            if self._is_held(want.study, want.number):
-                self._book.unreserve(want)
+        for reservation in self._book.reservations():
+            if self._is_held(reservation.study, reservation.number):
+                self._book.unreserve(reservation)
         for lease in self._book.leases():
             if lease.yielding or not self._is_held(lease.study, lease.number):
                 continue
@@ -71,21 +73,21 @@ class Overrides:
         if study is None or event.wishes is None:
             return
         study.wishes = dict(event.wishes)
-        for run in study.runs.values():
-            if study.wish_of(run) == "finishing":
-                self._stop(study, run, now, out)
+        for trial in study.trials.values():
+            if study.wish_of(trial) == "finishing":
+                self._stop(study, trial, now, out)
         self.heed(now, out)
 
     def gone(self, client: Client, now: float, out: list[Command]) -> None:
-        """Hold runs that a client was about to finish when it left: Optuna does not know of it."""
+        """Hold trials that a client was finishing when it left: Optuna does not know of it."""
         for key, number in client.finishes:
             study = self._book.studies.get(key)
-            run = None if study is None else study.runs.get(number)
+            trial = None if study is None else study.trials.get(number)
             others = (each.finishes for each in self._book.clients.values())
-            if study is None or run is None or any((key, number) in each for each in others):
+            if study is None or trial is None or any((key, number) in each for each in others):
                 continue
-            if study.wish_of(run) == "finishing":
-                self._wish(study, run, "held", now, out)
+            if study.wish_of(trial) == "finishing":
+                self._wish(study, trial, "held", now, out)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -93,19 +95,19 @@ class Overrides:
         self,
         connection: int,
         study: Study,
-        run: LiveTrial,
+        trial: LiveTrial,
         message: Heard,
         now: float,
         out: list[Command],
     ) -> None:
         if isinstance(message, wire.Wishes):
-            self._wish(study, run, message.wish, now, out)
+            self._wish(study, trial, message.wish, now, out)
         elif isinstance(message, wire.Finish):
-            self._book.clients[connection].finishes.add((run.study, run.number))
-            self._wish(study, run, "finishing", now, out)
-            self._stop(study, run, now, out)
+            self._book.clients[connection].finishes.add((trial.study, trial.number))
+            self._wish(study, trial, "finishing", now, out)
+            self._stop(study, trial, now, out)
         else:
-            self._finished(study, run, now, out)
+            self._finished(study, trial, now, out)
 
     def _refusal(self, study: Study, message: Heard) -> str | None:
         if study.away_since is not None:
@@ -116,23 +118,23 @@ class Overrides:
         return next((reason for reason in reasons if reason is not None), None)
 
     def _refusal_of(self, study: Study, number: int, message: Heard) -> str | None:
-        run = study.runs.get(number)
-        if run is None:
+        trial = study.trials.get(number)
+        if trial is None:
             return (
                 f"Study {study.spec.name!r} has no trial {number} that ever had a device: see "
                 "`optuna-hermes status`."
             )
-        if not run.live:
-            return f"Trial {number} has ended ({run.state}): leave it out."
-        finishing = study.wish_of(run) == "finishing"
+        if not trial.live:
+            return f"Trial {number} has ended ({trial.state}): leave it out."
+        finishing = study.wish_of(trial) == "finishing"
         if isinstance(message, wire.Wishes) and finishing:
             return f"Trial {number} is about to be finished: say `finish` again, if it is not."
         if isinstance(message, wire.Finished) and not finishing:
             return f"Nobody has said that trial {number} is to be finished: say `finish`."
-        if isinstance(message, wire.Finished) and _waits(study, run):
+        if isinstance(message, wire.Finished) and _waits(study, trial):
             return f"Trial {number} has not stopped yet: say `finish` again."
-        client = self._book.clients.get(run.connection or 0)
-        if isinstance(message, wire.Finish) and client is not None and client.role == "run":
+        client = self._book.clients.get(trial.connection or 0)
+        if isinstance(message, wire.Finish) and client is not None and client.role == "plain":
             return (
                 f"Trial {number} is trained by process {client.pid}, which is not this package's "
                 "to stop: end that one first, or let it be with `hold`."
@@ -140,44 +142,44 @@ class Overrides:
         return None
 
     def _wish(
-        self, study: Study, run: LiveTrial, wish: Wish | None, now: float, out: list[Command]
+        self, study: Study, trial: LiveTrial, wish: Wish | None, now: float, out: list[Command]
     ) -> None:
-        before = study.wish_of(run)
+        before = study.wish_of(trial)
         if wish == before:
             return
-        study.wishes = {**study.wishes, run.number: wish} if wish else _without(study, run)
-        out.append(SaveWish(study=run.study, number=run.number, wish=wish))
-        out.append(_event_log.wished(self._book, run, before, wish, now))
+        study.wishes = {**study.wishes, trial.number: wish} if wish else _without(study, trial)
+        out.append(SaveWish(study=trial.study, number=trial.number, wish=wish))
+        out.append(_event_log.wished(self._book, trial, before, wish, now))
 
     def _is_held(self, key: str, number: int | None) -> bool:
         study = self._book.studies[key]
-        return number is not None and study.is_held(study.runs[number])
+        return number is not None and study.is_held(study.trials[number])
 
     def _leave(self, study: Study, lease: Lease, now: float, out: list[Command]) -> None:
-        run = self._book.run_of(lease)
-        ends = run is not None and study.wish_of(run) == "finishing" and run.stores
+        trial = self._book.trial_of(lease)
+        ends = trial is not None and study.wish_of(trial) == "finishing" and trial.stores
         self._dispatcher.ask_to_yield(lease, now, out, to_disk=ends)
 
-    def _stop(self, study: Study, run: LiveTrial, now: float, out: list[Command]) -> None:
-        """Let a parked run that is to be finished leave its process, over disk if it can.
+    def _stop(self, study: Study, trial: LiveTrial, now: float, out: list[Command]) -> None:
+        """Let a parked trial that is to be finished leave its process, over disk if it can.
 
         Its last values reach Optuna on the way. The process of one that cannot be
         stored is killed, if it is a worker.
         """
-        if run.state not in ("parked", "pending") or run.connection is None or run.asked:
+        if trial.state not in ("parked", "pending") or trial.connection is None or trial.asked:
             return
-        client = self._book.clients[run.connection]
-        if run.stores and run.state == "parked":
-            self._memory.evict(run, "disk", now, out)
+        client = self._book.clients[trial.connection]
+        if trial.stores and trial.state == "parked":
+            self._memory.evict(trial, "disk", now, out)
         elif client.role == "worker":
-            reason = f"trial {run.number} is finished as it is"
-            out.append(Kill(connection=run.connection, pid=client.pid, reason=reason))
+            reason = f"trial {trial.number} is finished as it is"
+            out.append(Kill(connection=trial.connection, pid=client.pid, reason=reason))
 
-    def _finished(self, study: Study, run: LiveTrial, now: float, out: list[Command]) -> None:
-        run.state, run.tier = "done", None
-        save(self._book, run, now, out)
-        detail = {"units": run.curve.units}
-        out.append(self._book.event(run.study, run.number, "finished", detail, now))
+    def _finished(self, study: Study, trial: LiveTrial, now: float, out: list[Command]) -> None:
+        trial.state, trial.tier = "done", None
+        save(self._book, trial, now, out)
+        detail = {"units": trial.curve.units}
+        out.append(self._book.event(trial.study, trial.number, "finished", detail, now))
 
     def _change_policy(
         self, study: Study, message: wire.ChangePolicy, now: float, out: list[Command]
@@ -196,10 +198,10 @@ class Overrides:
 _NOBODY = "No study of this key is served by this broker: run it with `optuna-hermes optimize`."
 
 
-def _waits(study: Study, run: LiveTrial) -> bool:
-    """True if any process may still have a run."""
-    return run.connection is not None or run.awaited or study.is_elsewhere(run)
+def _waits(study: Study, trial: LiveTrial) -> bool:
+    """True if any process may still have a trial."""
+    return trial.connection is not None or trial.awaited or study.is_elsewhere(trial)
 
 
-def _without(study: Study, run: LiveTrial) -> dict[int, Wish]:
-    return {number: wish for number, wish in study.wishes.items() if number != run.number}
+def _without(study: Study, trial: LiveTrial) -> dict[int, Wish]:
+    return {number: wish for number, wish in study.wishes.items() if number != trial.number}

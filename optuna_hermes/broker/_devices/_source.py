@@ -47,7 +47,7 @@ class DeviceSource(Protocol):
         """Return the devices as they are now, always the same ones in the same order.
 
         Args:
-            own_pids: processes of this broker's runs; a device that computes for any other
+            own_pids: processes of this broker's trials; a device that computes for any other
                 process is not free.
 
         Returns:

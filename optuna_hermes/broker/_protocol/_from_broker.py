@@ -33,7 +33,7 @@ class Refused(Message, frozen=True, kw_only=True):
 class Grant(Message, frozen=True, kw_only=True):
     """A lease. ``number`` is None for a new trial; ``checkpoints`` are newest first.
 
-    ``device_seconds`` is what the run has had until now. ``alone`` says that no other process of
+    ``device_seconds`` is what the trial has had until now. ``alone`` says that no other process of
     this broker holds memory of the devices. ``lost`` are the epochs of leases for one new trial
     whose processes died: the trial that one of them has created, if there is one, is this lease's.
     ``batch_size`` is what its batches shall have from now on, None as they are.
@@ -51,7 +51,7 @@ class Grant(Message, frozen=True, kw_only=True):
 
 
 class Resize(Message, frozen=True, kw_only=True):
-    """The run keeps its device; its batches shall have another size from the next clean point."""
+    """The trial keeps its device; its batches shall have another size from the next clean point."""
 
     epoch: int
     batch_size: int
@@ -65,7 +65,7 @@ class Yield(Message, frozen=True, kw_only=True):
 
 
 class Evict(Message, frozen=True, kw_only=True):
-    """A parked run goes to a lower tier: to host memory, or to disk, and then its process leaves.
+    """A parked trial goes to a lower tier: to host memory, or to disk, and then its process leaves.
 
     The answer is ``Parked``, also when it could not; ``epoch`` is of its last lease.
     """
@@ -75,7 +75,7 @@ class Evict(Message, frozen=True, kw_only=True):
 
 
 class Recall(Message, frozen=True, kw_only=True):
-    """A run in host memory comes back to its device, while another still trains there.
+    """A trial in host memory comes back to its device, while another still trains there.
 
     The answer is ``Parked``; ``epoch`` is of its last lease.
     """
@@ -84,7 +84,7 @@ class Recall(Message, frozen=True, kw_only=True):
 
 
 class Prepare(Message, frozen=True, kw_only=True):
-    """A worker that waits will probably get this run: it may read a checkpoint ahead of time."""
+    """A worker that waits will probably get this trial: it may read a checkpoint ahead of time."""
 
     number: int
     checkpoints: tuple[SavedCheckpoint, ...]
@@ -103,7 +103,7 @@ class Noted(Message, frozen=True, kw_only=True):
 
 
 class Agreed(Message, frozen=True, kw_only=True):
-    """An override or a policy holds from now on; ``waits`` says that a run has still to stop."""
+    """An override or a policy holds from now on; ``waits`` says that a trial has still to stop."""
 
     waits: bool = False
 

@@ -25,7 +25,7 @@ class Hello(Message, frozen=True, kw_only=True):
     """First message of every connection."""
 
     version: int
-    role: str  # "driver", "worker", "run" or "viewer"
+    role: str  # "driver", "worker", "plain" or "viewer"
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenStudy(Message, frozen=True, kw_only=True):
-    """A driver takes charge of a study: its live runs are read from the ledger.
+    """A driver takes charge of a study: its live trials are read from the ledger.
 
     Args:
         unstarted: trials that may still be created, None for no bound.
@@ -45,11 +45,11 @@ class OpenStudy(Message, frozen=True, kw_only=True):
         fixed: whether those trials are a list known beforehand.
         ended: trials that Optuna knows to be finished though the ledger may not.
         adopted: trials (number to trial id) that were created but never reached the ledger.
-        trials: how many trials there were when those that are left were counted, None if that
+        n_existing: how many trials there were when those that are left were counted, None if that
             is of no use.
         waiting: the numbers of those among them that had not begun.
         counted: None from a driver that comes anew.
-        limit: how many runs the ledger may come to hold, over all hosts; None for no bound.
+        limit: how many trials the ledger may come to hold, over all hosts; None for no bound.
     """
 
     study: StudySpec
@@ -58,21 +58,21 @@ class OpenStudy(Message, frozen=True, kw_only=True):
     fixed: bool = False
     ended: dict[Count, Ending] = msgspec.field(default_factory=dict)
     adopted: dict[Count, Count] = msgspec.field(default_factory=dict)
-    trials: Count | None = None
+    n_existing: Count | None = None
     waiting: tuple[Count, ...] = ()
     counted: Counted | None = None
     limit: Count | None = None
 
 
 class Describe(Message, frozen=True, kw_only=True):
-    """The hyper-parameters of runs that may not train for a while: of the study opened next."""
+    """The hyper-parameters of trials that may not train for a while: of the study opened next."""
 
     study: Key
     params: dict[Count, Params]
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """A worker process of this study waits for a run."""
+    """A worker process of this study waits for a trial."""
 
     study: Key
 
@@ -86,7 +86,7 @@ class Register(Message, frozen=True, kw_only=True):
 
 
 class Begin(Message, frozen=True, kw_only=True):
-    """The lease of a new trial (or of a stored run) has found its trial."""
+    """The lease of a new trial (or of a stored trial) has found its trial."""
 
     epoch: Count
     number: Count
@@ -97,7 +97,7 @@ class FirstBatch(Message, frozen=True, kw_only=True):
     """The first batch since the grant begins: what came before was the cost of switching.
 
     Args:
-        stores: whether the run can be suspended to disk.
+        stores: whether the trial can be suspended to disk.
         params: its hyper-parameters, as far as they are known now.
     """
 
@@ -107,7 +107,7 @@ class FirstBatch(Message, frozen=True, kw_only=True):
 
 
 class Report(Message, frozen=True, kw_only=True):
-    """The run's value (lower is better) after ``unit`` units, counted from 1.
+    """The trial's value (lower is better) after ``unit`` units, counted from 1.
 
     Args:
         units_left: units until its end, None if unknown.
@@ -125,7 +125,7 @@ class Report(Message, frozen=True, kw_only=True):
 
 
 class Beat(Message, frozen=True, kw_only=True):
-    """The run makes progress (at most once a second).
+    """The trial makes progress (at most once a second).
 
     ``memory_bytes`` is the most device memory it has needed until now, None if unknown.
     """
@@ -136,21 +136,21 @@ class Beat(Message, frozen=True, kw_only=True):
 
 
 class Stretches(Message, frozen=True, kw_only=True):
-    """The run's batches, or its devices, may change: at first, after a change, with each beat."""
+    """The trial's batches, or its devices, may change: at first, after a change, with each beat."""
 
     epoch: Count
     sizes: BatchSizes
 
 
 class Saved(Message, frozen=True, kw_only=True):
-    """A checkpoint is safe; the run goes on."""
+    """A checkpoint is safe; the trial goes on."""
 
     epoch: Count
     checkpoint: SavedCheckpoint
 
 
 class Parked(Message, frozen=True, kw_only=True):
-    """The run has stopped and left its device, or has gone from one tier to another.
+    """The trial has stopped and left its device, or has gone from one tier to another.
 
     With tier ``disk`` the process leaves after this message.
 
@@ -176,7 +176,7 @@ class Resume(Message, frozen=True, kw_only=True):
     """A process whose broker died reports to the next one what it has, and goes on.
 
     Its last messages under this epoch may be known already. It goes on unless it is ``Refused``:
-    then the run is not its own any more.
+    then the trial is not its own any more.
 
     Args:
         number: None for a new trial that has not begun.
@@ -234,7 +234,7 @@ class Released(Message, frozen=True, kw_only=True):
     """The worker cannot run what it was given, for a reason that is not the trial's fault.
 
     ``outgrown`` says that the device's memory did not suffice beside what others hold there: the
-    run goes back to its last checkpoint and is tried again with the device to itself.
+    trial goes back to its last checkpoint and is tried again with the device to itself.
     """
 
     epoch: Count
@@ -243,13 +243,13 @@ class Released(Message, frozen=True, kw_only=True):
 
 
 class Drain(Message, frozen=True, kw_only=True):
-    """Suspend every run of this study to disk and start none."""
+    """Suspend every trial of this study to disk and start none."""
 
     study: Key
 
 
 class GiveUp(Message, frozen=True, kw_only=True):
-    """A run that lost too many processes has failed, or had ended before, and Optuna knows it."""
+    """A trial that lost too many processes has failed, or had ended before, and Optuna knows it."""
 
     study: Key
     number: Count
@@ -258,7 +258,7 @@ class GiveUp(Message, frozen=True, kw_only=True):
 
 
 class Wishes(Message, frozen=True, kw_only=True):
-    """Override of some live runs from now on.
+    """Override of some live trials from now on.
 
     The answer is ``Agreed``, or ``Refused``.
 
@@ -285,7 +285,7 @@ class Finish(Message, frozen=True, kw_only=True):
 
 
 class Finished(Message, frozen=True, kw_only=True):
-    """Optuna knows that runs are complete whose ``Finish`` was agreed to."""
+    """Optuna knows that trials are complete whose ``Finish`` was agreed to."""
 
     study: Key
     numbers: Numbers
@@ -306,11 +306,11 @@ class GetStatus(Message, frozen=True, kw_only=True):
     """Ask for a ``Status``.
 
     Args:
-        runs: whether it lists every run.
+        trials: whether it lists every trial.
         curves: whether it has the shape of each curve.
     """
 
-    runs: bool = True
+    trials: bool = True
     curves: bool = False
 
 

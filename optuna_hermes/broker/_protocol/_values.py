@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 MOST_SIZES = 64
-"""Largest number of batch sizes whose speed a run reports."""
+"""Largest number of batch sizes whose speed a trial reports."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """A count that fits into any database and any JSON, also when some of them are added up."""
@@ -70,7 +70,7 @@ class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchSizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The sizes that the batches of a run may have, the one that they have, and its devices.
+    """The sizes that the batches of a trial may have, the one that they have, and its devices.
 
     Args:
         now: samples in its next batch.

@@ -38,7 +38,7 @@ from optuna_hermes.ledger._base import (
     HostRecord,
     LeaseRecord,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
 )
 
 SLOW_SECONDS = 1.0
@@ -74,7 +74,7 @@ Heard = Committed | WritesFailed | LedgerAway | LedgerBack | Outrun
 class Ledgers:
     """Writers of ledgers by study. Only ``close`` waits for a database.
 
-    Reports, events and policy memory may wait for the next write that may not (a lease, a run, a
+    Reports, events and policy memory may wait for the next write that may not (a lease, a trial, a
     checkpoint) or for ``flush``: one transaction costs the same for one row and for ten.
 
     Args:
@@ -134,7 +134,7 @@ class Ledgers:
         self._url_of[study] = url
 
     def bound(self, study: str, limit: int | None) -> None:
-        """Set how many runs a study may come to have, over all hosts; None for no bound."""
+        """Set how many trials a study may come to have, over all hosts; None for no bound."""
         self._terms.limits.pop(study, None)
         if limit is not None:
             self._terms.limits[study] = limit
@@ -195,7 +195,7 @@ class Ledgers:
                 del self._used[url]
 
     def leave(self) -> None:
-        """Tell other hosts that this broker ends and has no run."""
+        """Tell other hosts that this broker ends and has no trial."""
         for writer in self._by_url.values():
             writer.read(partial(_leave, self._terms.instance))
 
@@ -279,7 +279,7 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
         "hosts": tuple(ledger.load_hosts()),
         "last_epoch": ledger.last_epoch(),
         "leases": tuple(ledger.load_leases(study, live=True)),
-        "runs": tuple(ledger.load_runs(study)),
+        "trials": tuple(ledger.load_trials(study)),
         "curves": ledger.load_curves(study),
         "checkpoints": tuple(ledger.load_checkpoints(study)),
         "wishes": ledger.load_wishes(study),
@@ -288,18 +288,18 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
 
 
 def news_of(
-    study: str, presence: HostRecord, known: Mapping[int, RunRecord | None], ledger: Ledger
+    study: str, presence: HostRecord, known: Mapping[int, TrialRecord | None], ledger: Ledger
 ) -> Refreshed:
     """Read what other hosts have done in a study, and note that this broker lives.
 
     Args:
         study: its key.
         presence: of the broker that asks.
-        known: the rows of runs that are not this broker's, as it knows them.
+        known: the rows of trials that are not this broker's, as it knows them.
         ledger: where it is kept.
     """
     ledger.beat(presence)
-    rows = ledger.load_runs(study)
+    rows = ledger.load_trials(study)
     changed = tuple(
         row
         for row in rows
@@ -313,7 +313,7 @@ def news_of(
         last_epoch=ledger.last_epoch(),
         leases=tuple(ledger.load_leases(study, live=True)),
         hosts=tuple(ledger.load_hosts()),
-        runs=changed,
+        trials=changed,
         curves=ledger.load_curves(study, few) if changed else {},
         checkpoints=tuple(each for each in checkpoints if each.number in numbers),
         wishes=ledger.load_wishes(study),

@@ -30,7 +30,7 @@ class Meter:
     """Measurements since the broker began.
 
     Args:
-        reports: values that runs have reported.
+        reports: values that trials have reported.
         decisions: from an event that may move a device to the answer.
         ledger_writes: transactions with a ledger.
     """

@@ -25,7 +25,7 @@ class Figures:
     """Figures of a broker at one moment.
 
     Args:
-        document: as ``status``, without runs.
+        document: as ``status``, without trials.
         roles: the role of each client.
         meter: what it has measured.
     """
@@ -103,7 +103,7 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     yield clients
     yield from _of_studies(document["studies"])
     yield CounterMetricFamily(
-        f"{_P}_reports", "Values that runs have reported.", value=figures.meter.reports
+        f"{_P}_reports", "Values that trials have reported.", value=figures.meter.reports
     )
     yield _histogram(
         f"{_P}_decision_seconds",
@@ -117,7 +117,7 @@ def metrics(figures: Figures) -> Iterator[Metric]:
 
 _P = "optuna_hermes"
 _COUNTED = {
-    "switches": ("switches", "Suspended runs that were brought back."),
+    "switches": ("switches", "Suspended trials that were brought back."),
     "overhead_seconds": ("overhead_seconds", "Device time that switching has cost."),
     "device_seconds": ("spent_seconds", "Device time that leases have had."),
 }
@@ -130,11 +130,11 @@ def _of_studies(studies: list[dict[str, Any]]) -> Iterator[Metric]:
     # Two studies of one name, in two databases, are one line: a label may not stand twice.
     names = sorted({entry["name"] for entry in studies})
     of_name = {name: [e for e in studies if e["name"] == name] for name in names}
-    runs = GaugeMetricFamily(f"{_P}_runs", "Runs by study and state.", labels=["study", "state"])
+    trials = GaugeMetricFamily(f"{_P}_trials", "Trials by state.", labels=["study", "state"])
     for name, entries in of_name.items():
         for state in entries[0]["counts"]:
-            runs.add_metric([name, state], sum(entry["counts"][state] for entry in entries))
-    yield runs
+            trials.add_metric([name, state], sum(entry["counts"][state] for entry in entries))
+    yield trials
     for metric, (key, meaning) in _COUNTED.items():
         counter = CounterMetricFamily(f"{_P}_{metric}", meaning, labels=["study"])
         for name, entries in of_name.items():

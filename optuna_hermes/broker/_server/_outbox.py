@@ -39,7 +39,7 @@ class _Waiting:
 class Outbox:
     """Holds back grants, yields and acknowledgements until the ledger has what they depend on.
 
-    A yield waits until the database has shown that it is there: the next run could not be granted
+    A yield waits until the database has shown that it is there: the next trial could not be granted
     otherwise. Later messages to the same client wait behind a grant or a yield; acknowledgements
     hold up no other message, for they may come at any time.
 

@@ -19,7 +19,7 @@ from optuna_hermes.broker._core._events import (
 from optuna_hermes.broker._core._sharing import DEAD_SECONDS
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
 from optuna_hermes.ledger import Ledger
-from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, ReportRecord, RunRecord
+from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, ReportRecord, TrialRecord
 from optuna_hermes.ledger._claims import not_owner
 
 _RACES = (NotOwnerError, StaleEpochError, StudyFullError)
@@ -32,7 +32,7 @@ class WriterTerms:
     Args:
         host: its host's name.
         instance: itself, as other hosts know it.
-        limits: how many runs a study may come to have, by its key; without one there is no bound.
+        limits: how many trials a study may come to have, by its key; without one there is no bound.
     """
 
     host: str = ""
@@ -48,8 +48,8 @@ def write(ledger: Ledger, item: Write, terms: WriterTerms) -> None:
         ledger.end_lease(item.epoch, item.ended)
     elif isinstance(item, NameLease):
         ledger.name_lease(item.epoch, item.number)
-    elif isinstance(item, RunRecord):
-        ledger.save_run(item, by=terms.instance if ledger.shared else None)
+    elif isinstance(item, TrialRecord):
+        ledger.save_trial(item, by=terms.instance if ledger.shared else None)
     elif isinstance(item, Claim):
         _claim(ledger, item, terms)
     elif isinstance(item, ForgetBroker):
@@ -87,7 +87,7 @@ def outrun(
     leases = [item for item in items if isinstance(item, LeaseRecord)]
     lost = error.number if isinstance(error, NotOwnerError) else None
     undone = {lost, *(lease.number for lease in leases)}
-    # The run's new owner has other checkpoints: these must not be taken for newer ones.
+    # The trial's new owner has other checkpoints: these must not be taken for newer ones.
     saved = [x for x in items if isinstance(x, CheckpointRecord) and x.number == lost]
     void = (LeaseRecord, Claim, DropCheckpoint) if saved else (LeaseRecord, Claim)
     rest = tuple(
@@ -95,7 +95,7 @@ def outrun(
         for item in items
         if not isinstance(item, void)
         and item not in saved
-        and not (isinstance(item, RunRecord) and item.number in undone)
+        and not (isinstance(item, TrialRecord) and item.number in undone)
         and not (isinstance(item, NameLease) and item.number == lost)
     )
     event = Outrun(
@@ -115,7 +115,7 @@ def _limit(ledger: Ledger, lease: LeaseRecord, terms: WriterTerms) -> int | None
 
 
 def _claim(ledger: Ledger, item: Claim, terms: WriterTerms) -> None:
-    run = ledger.claim_run(
+    trial = ledger.claim_trial(
         item.study,
         item.number,
         host=terms.host,
@@ -123,5 +123,5 @@ def _claim(ledger: Ledger, item: Claim, terms: WriterTerms) -> None:
         dead_after_seconds=DEAD_SECONDS,
     )
     # With other slices another broker has trained it since it was read here.
-    if run is None or run.slices != item.slices:
+    if trial is None or trial.slices != item.slices:
         raise not_owner(item.study, item.number, "another broker", terms.instance)

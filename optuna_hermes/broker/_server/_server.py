@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 2.0
 HOST_SHARE = 0.4
-"""Share of the host memory available at the start, for what runs move off their devices."""
+"""Share of the host memory available at the start, for what trials move off their devices."""
 FLUSH_SECONDS = 0.25
 OBSERVE_SECONDS = 1.0
 """Interval at which silent workers are observed."""
@@ -171,7 +171,7 @@ class Server:
     def _figures(self) -> Figures:
         from optuna_hermes.broker._server._metrics import Figures
 
-        document = self._state.status(time.monotonic(), runs=False)
+        document = self._state.status(time.monotonic(), trials=False)
         roles = tuple(client.role for client in self._state.book.clients.values())
         return Figures(document=document, roles=roles, meter=self._meter)
 
@@ -198,7 +198,7 @@ class Server:
                 chore.cancel()
             await self._sockets.close()  # the ends of clients are to be written too
             self._readings.close()
-        # Else the next broker of this name goes on with the runs: no other host may take them.
+        # Else the next broker of this name goes on with the trials: no other host may take them.
         if self._state.idle:
             self._ledgers.leave()
         lost = self._ledgers.close(END_SECONDS)
@@ -391,7 +391,7 @@ class Server:
             log.warning("a database is away, what is to be written waits: %s", news.reason)
             held, unasked = self._outbox.held, self._unasked(news.studies, draining=False)
             self._outbox.drop({DatabaseProof(epoch) for epoch in unasked})
-            # A run that goes to disk needs no database.
+            # A trial that goes to disk needs no database.
             leaving = self._unasked(news.studies, draining=True)
             self._outbox.release({DatabaseProof(epoch) for epoch in leaving})
             self._apply(replace(news, held=held, unasked=unasked))

@@ -39,7 +39,7 @@ class Succession:
             self._apply(Expected(connection=connection, holder=holder))
             self._watch(connection, holder)
         if self._remembered:
-            log.info("waiting for %d runs of the broker before", len(self._remembered))
+            log.info("waiting for %d trials of the broker before", len(self._remembered))
 
     def _watch(self, connection: int, holder: Holder) -> None:
         def gone() -> None:

@@ -20,7 +20,7 @@ from optuna_hermes.ledger._base import (
     EventRecord,
     LeaseRecord,
     ReportRecord,
-    RunRecord,
+    TrialRecord,
 )
 
 FIRST_PAUSE_SECONDS = 0.1
@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 300.0
 
 T = TypeVar("T")
 
-_REPLACED = (LeaseRecord, RunRecord, SaveMemory)
+_REPLACED = (LeaseRecord, TrialRecord, SaveMemory)
 """Records that are not tried again once refused: the next one of its kind replaces them."""
 
 

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from optuna_hermes.model import RunView, Snapshot
+from optuna_hermes.model import Snapshot, TrialView
 from optuna_hermes.policies._asha import checked_eta, is_rung
 from optuna_hermes.simulator.rivals._stop import StopPolicy
 
@@ -22,7 +22,7 @@ class AshaStop(StopPolicy):
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in the stopping
     variant that Ray Tune's ``AsyncHyperBandScheduler`` and Optuna's ``SuccessiveHalvingPruner``
-    run; as there, values at the rung are compared.
+    trial; as there, values at the rung are compared.
 
     Args:
         eta: reduction factor; one in ``eta`` trials of a rung goes on.
@@ -34,34 +34,34 @@ class AshaStop(StopPolicy):
     def __init__(self, eta: int = 3) -> None:
         self.eta = checked_eta(eta)
 
-    def stopped(self, waiting: Sequence[RunView], snapshot: Snapshot) -> set[int]:
+    def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
         """The trials that are at a rung and not among the best there."""
-        return fallen(at_rungs(waiting, self.eta), (*snapshot.runs, *snapshot.finished), self.eta)
+        return fallen(at_rungs(waiting, self.eta), (*snapshot.trials, *snapshot.finished), self.eta)
 
 
-def at_rungs(runs: Iterable[RunView], eta: int, first: int = 1) -> list[RunView]:
+def at_rungs(trials: Iterable[TrialView], eta: int, first: int = 1) -> list[TrialView]:
     """The trials that have had ``first``, ``first * eta``, ``first * eta ** 2``, ... units."""
-    return [run for run in runs if is_rung(run.curve.units, eta, first)]
+    return [trial for trial in trials if is_rung(trial.curve.units, eta, first)]
 
 
-def fallen(runs: Iterable[RunView], peers: Sequence[RunView], eta: int) -> set[int]:
+def fallen(trials: Iterable[TrialView], peers: Sequence[TrialView], eta: int) -> set[int]:
     """The numbers of trials that are not among the best of all that have reached their rung.
 
     Args:
-        runs: the trials to judge, with a report at least.
-        peers: all trials to compare with, in any state, ``runs`` among them.
+        trials: the trials to judge, with a report at least.
+        peers: all trials to compare with, in any state, ``trials`` among them.
         eta: reduction factor; one in ``eta`` trials of a rung goes on.
     """
-    by_rung: defaultdict[int, list[RunView]] = defaultdict(list)
-    for run in runs:
-        by_rung[run.curve.units].append(run)
+    by_rung: defaultdict[int, list[TrialView]] = defaultdict(list)
+    for trial in trials:
+        by_rung[trial.curve.units].append(trial)
     worse: set[int] = set()
     for units, here in by_rung.items():
         came = (peer.curve.values[units - 1] for peer in peers if peer.curve.units >= units)
         values = sorted(value for value in came if not math.isnan(value))
         places = max(1, len(values) // eta)
-        for run in here:
-            value = run.curve.values[-1]
+        for trial in here:
+            value = trial.curve.values[-1]
             if math.isnan(value) or bisect_left(values, value) >= places:
-                worse.add(run.number)
+                worse.add(trial.number)
     return worse

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from zlib import crc32
 
-from optuna_hermes.model import RunView, Snapshot
+from optuna_hermes.model import Snapshot, TrialView
 from optuna_hermes.policies._asha import checked_eta
 from optuna_hermes.simulator.rivals._asha_stop import at_rungs, fallen
 from optuna_hermes.simulator.rivals._stop import StopPolicy
@@ -34,28 +34,28 @@ class HyperbandStop(StopPolicy):
     def __init__(self, eta: int = 3) -> None:
         self.eta = checked_eta(eta)
 
-    def stopped(self, waiting: Sequence[RunView], snapshot: Snapshot) -> set[int]:
+    def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
         """The trials that are at a rung of their bracket and not among its best there."""
         judged = at_rungs(waiting, self.eta)
         if not judged:
             return set()
-        everyone = (*snapshot.runs, *snapshot.finished)
+        everyone = (*snapshot.trials, *snapshot.finished)
         shares = bracket_shares(max(map(_length, everyone)), self.eta)
         stopped: set[int] = set()
         for bracket in range(len(shares)):
-            here = [run for run in judged if bracket_of(run.number, shares) == bracket]
-            runs = at_rungs(here, self.eta, self.eta**bracket)
-            if runs:
+            here = [trial for trial in judged if bracket_of(trial.number, shares) == bracket]
+            trials = at_rungs(here, self.eta, self.eta**bracket)
+            if trials:
                 peers = [peer for peer in everyone if bracket_of(peer.number, shares) == bracket]
-                stopped |= fallen(runs, peers, self.eta)
+                stopped |= fallen(trials, peers, self.eta)
         return stopped
 
 
-def _length(run: RunView) -> int:
+def _length(trial: TrialView) -> int:
     """Total number of a trial's units, 0 where it is not known."""
-    if run.units_left is not None:
-        return run.curve.units + run.units_left
-    return run.curve.units if run.state == "done" else 0
+    if trial.units_left is not None:
+        return trial.curve.units + trial.units_left
+    return trial.curve.units if trial.state == "done" else 0
 
 
 @cache

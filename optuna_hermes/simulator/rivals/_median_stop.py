@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Curve, RunView, Snapshot
+from optuna_hermes.model import Curve, Snapshot, TrialView
 from optuna_hermes.simulator.rivals._stop import StopPolicy
 
 
@@ -37,17 +37,19 @@ class MedianStop(StopPolicy):
         self.n_startup_trials = n_startup_trials
         self.n_warmup_steps = n_warmup_steps
 
-    def stopped(self, waiting: Sequence[RunView], snapshot: Snapshot) -> set[int]:
+    def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
         """The trials that are worse than the median of those trained to their ends."""
         ended = [other.curve for other in snapshot.finished if other.state == "done"]
         if len(ended) < max(1, self.n_startup_trials):
             return set()
-        judged = [run for run in waiting if run.curve.units >= self.n_warmup_steps]
+        judged = [trial for trial in waiting if trial.curve.units >= self.n_warmup_steps]
         medians = {
             age: _median([curve.values[age - 1] for curve in ended if curve.units >= age])
-            for age in {run.curve.units for run in judged}
+            for age in {trial.curve.units for trial in judged}
         }
-        return {run.number for run in judged if _is_above(run.curve, medians[run.curve.units])}
+        return {
+            trial.number for trial in judged if _is_above(trial.curve, medians[trial.curve.units])
+        }
 
 
 def _is_above(curve: Curve, median: float) -> bool:

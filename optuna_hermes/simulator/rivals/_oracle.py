@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import opened, place, unopened
 from optuna_hermes.simulator._workload import Recording
@@ -32,13 +32,13 @@ class Oracle(Policy):
         """Go on with the best opened trial, then open the next."""
         return Decision(assignments=place(snapshot, [*self._best(snapshot), *unopened(snapshot)]))
 
-    def _best(self, snapshot: Snapshot) -> list[RunView]:
+    def _best(self, snapshot: Snapshot) -> list[TrialView]:
         return sorted(opened(snapshot), key=self._final)
 
-    def _final(self, run: RunView) -> float:
-        if run.number >= len(self._recordings):
+    def _final(self, trial: TrialView) -> float:
+        if trial.number >= len(self._recordings):
             return math.inf
-        final = self._recordings[run.number].final
+        final = self._recordings[trial.number].final
         return math.inf if math.isnan(final) else final
 
 

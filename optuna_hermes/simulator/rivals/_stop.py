@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
-from optuna_hermes.model import Decision, RunView, Snapshot
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies import Fifo, Policy
 
 
@@ -22,15 +22,17 @@ class StopPolicy(Policy):
     def decide(self, snapshot: Snapshot) -> Decision:
         """Prune the trials that the rule stops, then assign devices first in, first out."""
         waiting = [
-            run for run in snapshot.runs if run.state in ("parked", "stored") and run.curve.units
+            trial
+            for trial in snapshot.trials
+            if trial.state in ("parked", "stored") and trial.curve.units
         ]
         stopped = self.stopped(waiting, snapshot)
         if not stopped:
             return self._fifo.decide(snapshot)
-        rest = tuple(run for run in snapshot.runs if run.number not in stopped)
-        decision = self._fifo.decide(replace(snapshot, runs=rest))
+        rest = tuple(trial for trial in snapshot.trials if trial.number not in stopped)
+        decision = self._fifo.decide(replace(snapshot, trials=rest))
         return replace(decision, pruned=tuple(sorted(stopped)))
 
     @abstractmethod
-    def stopped(self, waiting: Sequence[RunView], snapshot: Snapshot) -> set[int]:
+    def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
         """The numbers of waiting trials, each with one report at least, that the rule stops."""

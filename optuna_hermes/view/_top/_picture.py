@@ -22,7 +22,7 @@ class TrialLine:
 
     Args:
         number: of the trial.
-        state: as in ``model.RunState``.
+        state: as in ``model.TrialStatus``.
         wish: its override, see ``model.Wish``.
         value: its last one, as the user knows it; None if there is none, or it is not finite.
         slope: recent change of the value per unit.

@@ -48,7 +48,7 @@ def picture_of(
         policy=entry["policy"],
         maximize=entry["maximize"],
         devices=devices,
-        trials=tuple(_trial(run, held.get(run["trial"], [])) for run in entry["runs"]),
+        trials=tuple(_trial(run, held.get(run["trial"], [])) for run in entry["trials"]),
         best=None if best is None or best["value"] is None else (best["trial"], best["value"]),
         device_seconds=entry["device_seconds"],
         watt_hours=entry["watt_hours"],

@@ -34,7 +34,7 @@ def shown_trials(
         entry: the study's entry in the broker's status.
         wishes: overrides by trial, as the ledger has them.
     """
-    told = {run["trial"]: run for run in entry.get("runs", ())} if entry else {}
+    told = {run["trial"]: run for run in entry.get("trials", ())} if entry else {}
     known = {trial.number: trial for trial in history.trials} if history else {}
     return {
         str(number): _trial(known.get(number), told.get(number), wishes.get(number))
