@@ -25,7 +25,7 @@ import optuna
 
 from optuna_hermes.cli import run
 from optuna_hermes.cli._studies import broker_status
-from optuna_hermes.cli._top_source import StudySource
+from optuna_hermes.cli._top import StudySource
 from optuna_hermes.view._top._app import Top
 
 ROOT = Path(__file__).parents[1]

@@ -13,6 +13,7 @@ from optuna_hermes.cli import (
     _doctor,
     _optimize,
     _optuna_verbs,
+    _overrides,
     _plot,
     _quickstart,
     _simulate,
@@ -20,7 +21,6 @@ from optuna_hermes.cli import (
     _top,
     _upkeep,
     _web,
-    _wishes,
 )
 from optuna_hermes.cli._output import BAD_INPUT, FAILED, INTERRUPTED, complain
 from optuna_hermes.cli._studies import PROGRAM
@@ -37,11 +37,11 @@ VERBS: dict[str, Callable[..., Any]] = {
     "top": _top.top,
     "web": _web.web,
     "plot": _plot.plot,
-    "hold": _wishes.hold,
-    "boost": _wishes.boost,
-    "release": _wishes.release,
+    "hold": _overrides.hold,
+    "boost": _overrides.boost,
+    "release": _overrides.release,
     "finish": _upkeep.finish,
-    "policy": _wishes.policy,
+    "policy": _overrides.policy,
     "gc": _upkeep.gc,
     "broker": _broker.broker,
     "doctor": _doctor.doctor,

@@ -6,21 +6,14 @@ from typing import Annotated
 
 import typer
 
-from optuna_hermes.cli._optimize import PowerDown, PowerUp
+from optuna_hermes.cli._optimize import Devices, PowerDown, PowerUp
 from optuna_hermes.cli._output import note
 from optuna_hermes.cli._studies import finite
 from optuna_hermes.errors import BrokerConflictError, BrokerError
 
 
 def broker(
-    devices: Annotated[
-        str,
-        typer.Option(
-            envvar="OPTUNA_HERMES_DEVICES",
-            metavar="SPEC",
-            help="auto, or a list of cpu:N, GPU-uuid and MIG-uuid with commas.",
-        ),
-    ] = "auto",
+    devices: Devices = "auto",
     idle_seconds: Annotated[
         float | None,
         typer.Option(

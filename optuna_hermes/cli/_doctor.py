@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optuna_hermes.cli._output import FAILED, show, show_json
 from optuna_hermes.cli._studies import Json, storage_of
+from optuna_hermes.errors import HermesError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from optuna_hermes.cli._checks import Check
+
+Look = Callable[[], "Iterable[Check]"]
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -42,11 +47,10 @@ def doctor(
       optuna-hermes doctor
       optuna-hermes doctor --storage sqlite:///study.db --study-name digits
     """
-    from optuna_hermes.cli._checks import check_all
-
     if study_name is not None:
         storage_of(storage, study_name)
-    checks = check_all(storage, study_name)
+    looks = _looks(storage, study_name)
+    checks = [check for name, look in looks for check in _guarded(name, look)]
     failed = any(check.state == "fail" for check in checks)
     if json:
         document = [
@@ -59,12 +63,49 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
+def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, Look]]:
+    """The checks by name; those of a storage and a study only where these are given."""
+    from optuna_hermes.cli._checks import _around, _host, _software, _storage
+
+    yield "Python", _software.python
+    yield "packages", _software.packages
+    yield "optional packages", _software.optional_packages
+    yield "NVIDIA driver", _host.nvidia_driver
+    yield "devices", _host.devices
+    yield "runtime folder", _host.runtime_folder
+    yield "broker", _host.broker
+    yield "SLURM", _around.slurm
+    yield "container", _around.container
+    yield "working folder", _around.working_folder
+    if storage is None:
+        yield "SQLite commit", _storage.sqlite_here
+    else:
+        yield "storage", partial(_storage.storage, storage)
+        if study_name is not None:
+            yield f"study {study_name!r}", partial(_storage.study, storage, study_name)
+    yield "limits", _host.limits
+    yield "room", _host.room
+
+
+def _guarded(name: str, look: Look) -> list[Check]:
+    """The results of a check; one that raises has failed."""
+    from optuna_hermes.cli._checks import Check
+
+    try:
+        return list(look())
+    except HermesError as error:
+        return [Check(name=name, state="fail", found=str(error))]
+    except (OSError, sqlite3.Error) as error:
+        hint = "The check itself did not work: see the message."
+        return [Check(name=name, state="fail", found=repr(error), hint=hint)]
+
+
 def _table(checks: Sequence[Check]) -> RenderableType:
     """A table with a line for each check."""
     from rich.table import Table
     from rich.text import Text
 
-    from optuna_hermes.view import printable
+    from optuna_hermes.view.formats import printable
 
     table = Table.grid(padding=(0, 2))
     for _ in range(3):

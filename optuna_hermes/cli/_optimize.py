@@ -16,8 +16,8 @@ from optuna_hermes.cli._output import (
     show_json,
 )
 from optuna_hermes.cli._studies import (
-    MOST_SEED,
     MOST_TRIALS,
+    SEED,
     Json,
     Storage,
     StudyName,
@@ -93,10 +93,7 @@ def optimize(
         float,
         typer.Option(min=0.001, callback=finite, metavar="S", help="Least length of a slice."),
     ] = 1.0,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, max=MOST_SEED, metavar="N", help="Sampler and trials draw from it."),
-    ] = None,
+    seed: Annotated[int | None, SEED] = None,
     checkpoint_dir: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="For suspended trials; else beside the database."),
@@ -149,7 +146,7 @@ def optimize(
     if json:
         show_json(result.document())
     else:
-        from optuna_hermes.view import summary_view
+        from optuna_hermes.view.tables import summary_view
 
         show(summary_view(result.document()))
     return conclude(result, same_command())
@@ -157,7 +154,7 @@ def optimize(
 
 def run_shown(study: Study, pool: WorkerPool, settings: Settings) -> OptimizeResult:
     """Run a study with progress on standard error."""
-    from optuna_hermes.view import make_progress
+    from optuna_hermes.view.progress import make_progress
     from optuna_hermes.workers._optimize import run_study
 
     progress = make_progress(True, total=settings.n_trials)
@@ -177,7 +174,7 @@ def conclude(result: OptimizeResult, again: str) -> int:
     Returns:
         The exit status.
     """
-    from optuna_hermes.view import plural
+    from optuna_hermes.view.formats import plural
 
     if result.problem is not None:
         return complain(result.problem, BAD_INPUT)

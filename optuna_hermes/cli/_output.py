@@ -82,7 +82,7 @@ class Printable(io.TextIOBase):
 
 
 def _printable(text: str) -> str:
-    from optuna_hermes.view import printable
+    from optuna_hermes.view.formats import printable
 
     return printable(text)
 

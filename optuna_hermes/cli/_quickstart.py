@@ -12,9 +12,9 @@ import typer
 from optuna_hermes.cli._optimize import Devices, conclude, run_shown
 from optuna_hermes.cli._output import note, show, show_json
 from optuna_hermes.cli._studies import (
-    MOST_SEED,
     MOST_TRIALS,
     PROGRAM,
+    SEED,
     Json,
     study_to_optimize,
 )
@@ -45,10 +45,7 @@ def quickstart(
     storage: Annotated[
         str | None, typer.Option(metavar="URL", help="Keep the study there.")
     ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, max=MOST_SEED, metavar="N", help="Sampler and trials draw from it."),
-    ] = 0,
+    seed: Annotated[int, SEED] = 0,
     json: Json = False,
 ) -> int:
     """Tune a small network on real data, in under a minute.
@@ -96,7 +93,7 @@ def _require_packages() -> None:
 
 
 def _explain(n_trials: int, devices: list[str]) -> None:
-    from optuna_hermes.view import plural
+    from optuna_hermes.view.formats import plural
 
     note(
         f"{plural(n_trials, 'trial')} of a small network on scikit-learn's digits share "
@@ -107,7 +104,8 @@ def _explain(n_trials: int, devices: list[str]) -> None:
 
 
 def _show_all(study: Study, result: OptimizeResult, url: str) -> None:
-    from optuna_hermes.view import BEST_MARK, chart, summary_view
+    from optuna_hermes.view.chart import BEST_MARK, chart
+    from optuna_hermes.view.tables import summary_view
 
     best = result.best["number"] if result.best else None
     curves = {

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optuna_hermes.cli import _simulations
-from optuna_hermes.cli._job_simulations import show_jobs
 from optuna_hermes.cli._output import libraries_to_stderr, note, show, show_json
-from optuna_hermes.cli._studies import Json, finite, storage_of, study_and_ledger
+from optuna_hermes.cli._studies import Json, OptionalStudyName, finite, storage_of, study_and_ledger
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -42,9 +41,7 @@ def simulate(
             envvar="OPTUNA_STORAGE", metavar="URL", help="Replay a study of it instead of files."
         ),
     ] = None,
-    study_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="That study's name.")
-    ] = None,
+    study_name: OptionalStudyName = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -115,7 +112,8 @@ def simulate(
       optuna-hermes simulate --storage sqlite:///study.db --study-name digits --policy slaq
       optuna-hermes simulate --jobs jobs.csv --policy fifo,qssf,sjf --devices 64
     """
-    from optuna_hermes.view import loop_view, simulation_view
+    from optuna_hermes.view import simulation
+    from optuna_hermes.view.formats import plural
 
     if budget is not None and sampler is None:
         raise InvalidInputError(
@@ -125,28 +123,34 @@ def simulate(
         raise InvalidInputError(
             "--devices-per-host and --slice-seconds need --jobs: add --jobs FILE or leave them out."
         )
-    if jobs is not None:
-        if curves or study_name is not None or sampler is not None:
-            raise InvalidInputError(
-                "--jobs goes without curves, --study-name and --sampler: name one of them only."
-            )
-        names = (JOB_POLICIES if policy is None else policy).split(",")
-        hosts = (devices, devices_per_host or 8)
-        show_jobs(jobs, names, hosts, slice_seconds, _seeds(seeds), json=json)
-        return
-    sets = _sets(curves or [], storage, study_name)
-    names = (DEFAULT_POLICIES if policy is None else policy).split(",")
-    rules = (devices, switch_cost, _seeds(seeds))
+    if jobs is not None and (curves or study_name is not None or sampler is not None):
+        raise InvalidInputError(
+            "--jobs goes without curves, --study-name and --sampler: name one of them only."
+        )
+    defaults = DEFAULT_POLICIES if jobs is None else JOB_POLICIES
+    names = (defaults if policy is None else policy).split(",")
+    draws = _seeds(seeds)
+    sets = [] if jobs is not None else _sets(curves or [], storage, study_name)
     with libraries_to_stderr():
-        if sampler is None:
-            document = _simulations.of_lists(sets, names, trials, *rules)
-        else:
+        if jobs is not None:
+            hosts = (devices, devices_per_host or 8)
+            document = _simulations.of_jobs(jobs, names, hosts, slice_seconds, draws)
+            view = simulation.jobs_view
+        elif sampler is not None:
             budget = DEFAULT_BUDGET if budget is None else budget
-            document = _simulations.with_sampler(sets, names, sampler, budget, *rules)
+            document = _simulations.with_sampler(
+                sets, names, sampler, budget, devices, switch_cost, draws
+            )
+            view = simulation.loop_view
+        else:
+            document = _simulations.of_lists(sets, names, trials, devices, switch_cost, draws)
+            view = simulation.simulation_view
+    if refused := document["settings"].get("refused"):
+        note(f"{plural(refused, 'job')} left out that want more than {plural(devices, 'device')}.")
     if json:
         show_json(document)
-        return
-    show(simulation_view(document) if sampler is None else loop_view(document))
+    else:
+        show(view(document))
 
 
 def _seeds(text: str) -> Sequence[int]:
@@ -177,7 +181,7 @@ def _sets(curves: Sequence[Path], storage: str | None, study_name: str | None) -
 
 def _study_set(storage: str, study_name: str) -> CurveSet:
     from optuna_hermes.replay import curve_set_of, unfinished_trials
-    from optuna_hermes.view import plural, ranges
+    from optuna_hermes.view.formats import plural, ranges
 
     with study_and_ledger(storage, study_name) as (study, ledger):
         found = curve_set_of(study, ledger)

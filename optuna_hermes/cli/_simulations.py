@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnknownPolicyError
 
 if TYPE_CHECKING:
+    from optuna_hermes.cluster.job_replay import JobRules
+    from optuna_hermes.cluster.jobs import Job
     from optuna_hermes.replay._loop import LoopSetup
     from optuna_hermes.replay._loop_table import LoopRun
     from optuna_hermes.simulator import CurveSet
 
 Document = dict[str, Any]
+
+REFERENCE = "fifo"
+"""The policy that others are compared with; always simulated."""
 
 
 def of_lists(
@@ -33,11 +39,11 @@ def of_lists(
         policies: names; those that every policy is compared with are added.
         n_trials: number of trials of each set.
         n_devices: number of devices.
-        switch_cost: of a device that changes trials, as a fraction of a unit.
+        switch_cost: see ``simulate``.
         seeds: of the draws.
     """
     from optuna_hermes import replay
-    from optuna_hermes.view import counting
+    from optuna_hermes.view.simulation import counting
 
     names = list(dict.fromkeys([*policies, *replay.REFERENCES]))
     for name in names:
@@ -91,16 +97,16 @@ def with_sampler(
         sampler: name of one of Optuna's.
         budget: device time of a study, in median full trainings.
         n_devices: number of devices.
-        switch_cost: of a device that changes trials, as a fraction of a unit.
+        switch_cost: see ``simulate``.
         seeds: of the samplers.
     """
     from optuna_hermes.replay import spread
     from optuna_hermes.replay._loop import LoopSetup
     from optuna_hermes.replay._loop_source import make_sampler
     from optuna_hermes.replay._loop_table import loop_table
-    from optuna_hermes.view import counting
+    from optuna_hermes.view.simulation import counting
 
-    names = list(dict.fromkeys([*policies, "fifo"]))
+    names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
         _check_policy(name)
     make_sampler(sampler, 0)  # raises for an unknown name before anything is simulated
@@ -146,11 +152,7 @@ def _loop_run(sets: Sequence[CurveSet], setup: LoopSetup, job: tuple[int, str, i
 
 
 def _check_policy(name: str) -> None:
-    """Refuse a policy that a study with a sampler cannot have.
-
-    Raises:
-        UnknownPolicyError: no policy has this name, or it must know all trials beforehand.
-    """
+    """Refuse a policy that does not exist, or that must know all trials beforehand."""
     from optuna_hermes.policies import POLICIES
     from optuna_hermes.replay import check_policy
     from optuna_hermes.replay._loop_pruners import PRUNERS
@@ -184,3 +186,65 @@ def _settings(
         "seeds": list(seeds),
         "switch_cost": switch_cost,
     }
+
+
+def of_jobs(
+    path: Path,
+    policies: Sequence[str],
+    hosts: tuple[int, int],
+    slice_seconds: float | None,
+    seeds: Sequence[int],
+) -> Document:
+    """Simulate the jobs of a cluster, whose groups share all devices.
+
+    Args:
+        path: a file of jobs.
+        policies: names; ``fifo`` is added.
+        hosts: number of devices, and their number on each host.
+        slice_seconds: interval of interruptions, None for none.
+        seeds: of errors and random numbers.
+    """
+    from optuna_hermes.cluster.job_files import read_jobs
+    from optuna_hermes.cluster.job_replay import JobRules, check_job_policy, one_group
+    from optuna_hermes.replay import spread
+    from optuna_hermes.view.simulation import counting
+
+    names = list(dict.fromkeys([*policies, REFERENCE]))
+    for name in names:
+        check_job_policy(name)
+    found = read_jobs(path)
+    jobs = [replace(job, group=None, params=_user(job)) for job in found.jobs]
+    rules = JobRules(groups=one_group(*hosts), slice_seconds=slice_seconds)
+    each = list(product(names, seeds))
+    with counting(len(each)) as step:
+        results = spread(partial(_job_result, jobs, rules), each, on_answer=step)
+    return {
+        "settings": {
+            "trace": found.name,
+            "jobs": len(jobs),
+            "refused": sum(job.devices > hosts[0] for job in jobs),
+            "policies": names,
+            "devices": hosts[0],
+            "devices_per_host": hosts[1],
+            "slice_seconds": slice_seconds,
+            "seeds": list(seeds),
+        },
+        "results": [
+            {"trace": found.name, "policy": name, "seed": seed, **result}
+            for (name, seed), result in zip(each, results, strict=True)
+        ],
+    }
+
+
+def _user(job: Job) -> dict[str, Any]:
+    """The parameters of a job by which policies predict: its user, with its group as a prefix."""
+    user = job.params.get("user")
+    return {"user": f"{job.group or ''}/{user or ''}"} if job.group or user else {}
+
+
+def _job_result(jobs: Sequence[Job], rules: JobRules, each: tuple[str, int]) -> Document:
+    from optuna_hermes.cluster.job_metrics import measure_jobs
+    from optuna_hermes.cluster.job_replay import simulate_jobs
+
+    name, seed = each
+    return asdict(measure_jobs(simulate_jobs(jobs, name, rules, seed=seed)))

@@ -9,83 +9,97 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optuna_hermes.cli._output import show, show_json
-from optuna_hermes.cli._studies import Json, broker_status, facts_and_ledger, storage_of
+from optuna_hermes.cli._studies import (
+    Json,
+    OptionalStudyName,
+    broker_status,
+    facts_and_ledger,
+    storage_of,
+    study_and_ledger,
+)
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import LIVE_STATES
 
 if TYPE_CHECKING:
-    from optuna_hermes._tables import StudyFacts
-    from optuna_hermes.ledger import HostRecord, Ledger, TrialRecord
-    from optuna_hermes.model import Wish
+    from optuna_hermes._optuna import Study
+    from optuna_hermes.ledger import Ledger, TrialRecord
+    from optuna_hermes.model import Curve
+
+Document = dict[str, Any]
 
 
 def status(
     trial: Annotated[
-        int | None, typer.Argument(min=0, metavar="[TRIAL]", help="Tell this trial's story.")
+        int | None, typer.Argument(min=0, metavar="[TRIAL]", help="Show this trial's event log.")
     ] = None,
     storage: Annotated[
         str | None,
         typer.Option(envvar="OPTUNA_STORAGE", metavar="URL", help="Show a study's ledger too."),
     ] = None,
-    study_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="That study's name.")
-    ] = None,
+    study_name: OptionalStudyName = None,
     json: Json = False,
 ) -> None:
     """Show devices with their holders, and suspended trials.
 
     Without a broker there is nothing to show on this host. With --storage and --study-name a
-    study's ledger is shown too, also after its end. With a trial's number its story is told.
+    study's ledger is shown too, also after its end. With a trial's number: its figures and its
+    event log.
 
     \b
     Example:
       optuna-hermes status --storage sqlite:///study.db --study-name digits
       optuna-hermes status --storage sqlite:///study.db --study-name digits 3
     """
+    document: Document
     if trial is not None:
-        _tell(trial, storage, study_name, as_json=json)
-        return
-    document: dict[str, Any] = {"broker": broker_status(curves=True), "study": None}
-    if study_name is not None:
-        storage = storage_of(storage, study_name)
-        document["study"] = _ledger_document(storage, study_name, document["broker"])
+        if storage is None or study_name is None:
+            raise InvalidInputError(
+                f"A trial's event log needs its study but got trial {trial} alone: add --storage "
+                "URL and --study-name NAME."
+            )
+        document = trial_document(storage, study_name, trial, broker_status())
+    else:
+        document = {"broker": broker_status(curves=True), "study": None}
+        if study_name is not None:
+            storage = storage_of(storage, study_name)
+            document["study"] = _study_document(storage, study_name, document["broker"])
     if json:
         show_json(document)
         return
-    from optuna_hermes.view import status_view
+    from optuna_hermes.view.tables import status_view, trial_view
 
-    show(status_view(document))
-
-
-def _tell(number: int, storage: str | None, name: str | None, *, as_json: bool) -> None:
-    from optuna_hermes.cli._trial import trial_document
-    from optuna_hermes.view import trial_view
-
-    if storage is None or name is None:
-        raise InvalidInputError(
-            f"A trial's story needs its study but got trial {number} alone: add --storage URL and "
-            "--study-name NAME."
-        )
-    document = trial_document(storage, name, number, broker_status())
-    if as_json:
-        show_json(document)
-    else:
-        show(trial_view(document))
+    show(status_view(document) if trial is None else trial_view(document))
 
 
-def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> dict[str, Any]:
+def _study_document(storage: str, name: str, broker: Document | None) -> Document:
     from optuna_hermes.ledger import live_hosts
+    from optuna_hermes.view.history import live_overrides, trial_states
 
     with facts_and_ledger(storage, name) as (facts, ledger):
-        hosts = live_hosts(ledger)
-        runs = _runs(facts, ledger, broker, hosts)
+        key, hosts = str(facts.key), live_hosts(ledger)
+        records, values = ledger.load_trials(key), ledger.last_values(key)
+        alive = {host.instance for host in hosts}
+        states = trial_states(ledger, facts, records, broker, alive)
+        overrides = live_overrides(ledger, key, states)
+    runs = [
+        {
+            "trial": run.number,
+            "state": states[run.number],
+            "override": overrides.get(run.number),
+            "tier": run.tier,
+            "host": run.host,
+            "units": run.units,
+            "value": facts.sign * values[run.number] if run.number in values else None,
+            **_figures(run),
+        }
+        for run in records
+    ]
     finite = [run for run in runs if run["value"] is not None and math.isfinite(run["value"])]
-    known = [run["watt_hours"] for run in runs if run["watt_hours"] is not None]
+    known = [run.watt_hours for run in records if run.watt_hours is not None]
     best = min(finite, key=lambda run: facts.sign * run["value"], default=None)
     return {
         "name": name,
-        "counts": dict(Counter(run["state"] for run in runs)),
-        "device_seconds": sum(run["device_seconds"] for run in runs),
+        "counts": dict(Counter(states.values())),
+        "device_seconds": sum(run.device_seconds for run in records),
         "watt_hours": sum(known) if known else None,
         "best": best and {"trial": best["trial"], "value": best["value"]},
         "hosts": [
@@ -95,43 +109,102 @@ def _ledger_document(storage: str, name: str, broker: dict[str, Any] | None) -> 
     }
 
 
-def _runs(
-    facts: StudyFacts, ledger: Ledger, broker: dict[str, Any] | None, hosts: list[HostRecord]
-) -> list[dict[str, Any]]:
-    from optuna_hermes.view import holds, serves, state_of
-
-    key = str(facts.key)
-    served, ends = serves(broker, key), facts.ends
-    alive = {host.instance for host in hosts}
-    stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
-    values, wishes = ledger.last_values(key), ledger.load_wishes(key)
-    return [
-        _run(
-            run,
-            state=state_of(
-                run,
-                ends.get(run.number),
-                held=holds(run, served=served, alive=alive),
-                stored=run.number in stored,
-            ),
-            value=facts.sign * values[run.number] if run.number in values else None,
-            wish=wishes.get(run.number),
-        )
-        for run in ledger.load_trials(key)
-    ]
-
-
-def _run(run: TrialRecord, *, state: str, value: float | None, wish: Wish | None) -> dict[str, Any]:
+def _figures(run: TrialRecord) -> Document:
     return {
-        "trial": run.number,
-        "state": state,
-        "wish": wish if state in LIVE_STATES else None,
-        "tier": run.tier,
-        "host": run.host,
-        "units": run.units,
-        "value": value,
         "slices": run.slices,
         "suspensions": run.suspensions,
         "device_seconds": run.device_seconds,
         "watt_hours": run.watt_hours,
+    }
+
+
+def trial_document(storage: str, name: str, number: int, broker: Document | None) -> Document:
+    """The figures and the event log of one trial, as plain JSON.
+
+    Args:
+        storage: Optuna's storage URL.
+        name: the study's name.
+        number: the trial's number.
+        broker: status of this host's broker, None if there is none.
+
+    Raises:
+        InvalidInputError: the study has no such trial, or it was never suspended by this package.
+        StorageError: as ``study_and_ledger``.
+    """
+    with study_and_ledger(storage, name) as (study, ledger):
+        return _trial_document(study, ledger, number, broker)
+
+
+def _trial_document(study: Study, ledger: Ledger, number: int, broker: Document | None) -> Document:
+    from optuna_hermes import _optuna
+    from optuna_hermes.ledger import live_hosts
+    from optuna_hermes.view.history import live_overrides, trial_states
+
+    key, trials = _optuna.study_key(study), _optuna.trial_states(study)
+    run = next((run for run in ledger.load_trials(key) if run.number == number), None)
+    if run is None:
+        raise InvalidInputError(_unknown(study.study_name, number, len(trials), number in trials))
+    alive = {host.instance for host in live_hosts(ledger)}
+    states = trial_states(ledger, _optuna.facts(study), [run], broker, alive)
+    return {
+        "study": study.study_name,
+        "trial": number,
+        "state": states[number],
+        "override": live_overrides(ledger, key, states).get(number),
+        "where": _where(run, states[number], broker),
+        "params": _optuna.params_of_id(study, run.trial_id) if number in trials else {},
+        "curve": _curve(ledger.load_curves(key).get(number), _optuna.sign(study)),
+        "units_trained": run.units,
+        **_figures(run),
+        "submitted": run.submitted,
+        "updated": run.updated,
+        "checkpoints": [
+            {"path": each.path, "units": each.units, "size_bytes": each.size_bytes, "at": each.at}
+            for each in ledger.load_checkpoints(key, number)
+        ],
+        "events": [
+            {"at": each.at, "kind": each.kind, "detail": each.detail}
+            for each in ledger.load_events(key, number)
+        ],
+    }
+
+
+def _unknown(name: str, number: int, count: int, is_trial: bool) -> str:
+    if is_trial:
+        return (
+            f"Trial {number} of study {name!r} has no event log, for it never had a device of this "
+            "package's: see `optuna-hermes trials`."
+        )
+    numbers = f"0 to {count - 1}" if count else "none yet"
+    return f"Study {name!r} has no trial {number} (there: {numbers}): name one of those."
+
+
+def _where(run: TrialRecord, state: str, broker: Document | None) -> Document:
+    """Host, tier and device of a trial's state; no tier once it is over, or before it has any."""
+    from optuna_hermes.view.history import entry_of
+
+    tier, device = run.tier, None
+    if state in ("done", "failed", "pending"):
+        tier = None
+    elif state == "stored":
+        tier = "disk"
+    else:
+        entry = entry_of(broker, run.study) or {}
+        for live in entry.get("trials", ()):
+            if live["trial"] == run.number:
+                tier, device = live["tier"], live["device"]
+    return {"host": run.host, "tier": tier, "device": device}
+
+
+def _curve(curve: Curve | None, sign: float) -> Document:
+    if curve is None or not curve.units:
+        return {"units": 0, "values": [], "steps": [], "best": None}
+    values = [sign * value for value in curve.values]
+    finite = [(sign * value, unit) for unit, value in enumerate(values, 1) if math.isfinite(value)]
+    best = min(finite, default=None)
+    return {
+        "units": len(values),
+        "values": values,
+        "steps": list(curve.steps),
+        "best": best and {"value": sign * best[0], "unit": best[1]},
     }

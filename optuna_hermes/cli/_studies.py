@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
     from optuna_hermes._tables import StudyFacts
     from optuna_hermes.ledger import Ledger
+    from optuna_hermes.view.source import NamedStudy
 
 PROGRAM = "optuna-hermes"
 
 MOST_TRIALS = 10**9
 """Largest number of trials: more than any study has, and an integer of any database."""
 
-MOST_SEED = 2**63 - 1
+SEED = typer.Option(min=0, max=2**63 - 1, metavar="N", help="Sampler and trials draw from it.")
 
 Storage = Annotated[
     str,
@@ -33,6 +34,7 @@ Storage = Annotated[
     ),
 ]
 StudyName = Annotated[str, typer.Option(metavar="NAME", help="The study's name.")]
+OptionalStudyName = Annotated[str | None, typer.Option(metavar="NAME", help="The study's name.")]
 
 
 def finite(value: float | None) -> float | None:
@@ -132,15 +134,15 @@ def study_facts(storage: str, name: str) -> StudyFacts:
     return read_facts(storage, name) or _slow_facts(storage, name)
 
 
-def ledger_of(facts: StudyFacts) -> Ledger | None:
-    """Open the ledger of a study; None as long as it has none.
-
-    Raises:
-        LedgerError: it cannot be opened.
-    """
+def named_study(storage: str, name: str) -> NamedStudy:
+    """A study that ``top`` or ``web`` read again and again, also before it has a ledger."""
     from optuna_hermes.ledger import open_ledger
+    from optuna_hermes.view.source import NamedStudy
 
-    return None if facts.ledger_url is None else open_ledger(facts.ledger_url)
+    def open_(facts: StudyFacts) -> Ledger | None:
+        return None if facts.ledger_url is None else open_ledger(facts.ledger_url)
+
+    return NamedStudy(name=name, facts=lambda: study_facts(storage, name), open=open_)
 
 
 def storage_of(storage: str | None, study_name: str) -> str:

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from optuna_hermes.cli._studies import facts_and_ledger, storage_of
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.cli._studies import (
+    OptionalStudyName,
+    broker_status,
+    facts_and_ledger,
+    named_study,
+    storage_of,
+    study_facts,
+)
+from optuna_hermes.errors import BrokerError, InvalidInputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from optuna_hermes.broker._protocol import ChangePolicy, Wishes
+    from optuna_hermes.view.history import Bar, StudyHistory
+    from optuna_hermes.view.picture import Picture
+
+REST_SECONDS = 5.0
+"""Seconds between two reads of the ledger of a study that this host's broker does not serve."""
+
+_READ_ONLY = "No broker of yours serves this study: what its ledger has is shown, read-only."
 
 
 def top(
     storage: Annotated[
         str | None,
         typer.Option(
-            envvar="OPTUNA_STORAGE", metavar="URL", help="For stories, `finish`, and what is over."
+            envvar="OPTUNA_STORAGE",
+            metavar="URL",
+            help="For event logs, `finish`, and what is over.",
         ),
     ] = None,
-    study_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The study to show.")
-    ] = None,
+    study_name: OptionalStudyName = None,
 ) -> None:
     """Watch devices and trials, and overrule the policy.
 
@@ -39,8 +60,6 @@ def top(
         raise InvalidInputError(
             "`top` needs Textual, which is not installed: run `pip install 'optuna-hermes[top]'`."
         ) from error
-    from optuna_hermes.cli._top_source import StudySource
-
     if study_name is not None:
         with facts_and_ledger(storage_of(storage, study_name), study_name):
             pass  # so that errors are printed before the screen is taken
@@ -49,3 +68,107 @@ def top(
             "`top` needs a terminal: for a file or a pipe there is `optuna-hermes status`."
         )
     Top(StudySource(storage, study_name)).run()
+
+
+class StudySource:
+    """The ``TopSource`` of this host's broker, and of the ledger of a study if one is named.
+
+    Args:
+        storage: Optuna's storage URL, None if event logs and ``finish`` are not needed.
+        name: the study to show, None for one that the broker serves.
+    """
+
+    def __init__(self, storage: str | None, name: str | None) -> None:
+        from optuna_hermes.view.source import StudyReader
+
+        self._storage = storage
+        self._name = name
+        study = None if name is None or storage is None else named_study(storage, name)
+        self._reader = StudyReader(study, curves=True)
+        self._named_key = ""
+        self._before: Picture | None = None
+        self._history: StudyHistory | None = None
+        self._read_at = 0.0
+
+    def look(self, key: str) -> Picture:
+        """The present picture, of the broker if it serves the named study."""
+        from optuna_hermes.view.history import entry_of
+        from optuna_hermes.view.picture import picture_of, picture_of_history
+
+        document = self._reader.status()
+        if self._name is None:
+            if document is None:
+                raise BrokerError("No broker runs on this host any more.")
+        else:
+            if not self._named_key:
+                self._read(document)
+            if entry_of(document, self._named_key) is None:
+                history = self._history
+                if history is None or time.monotonic() - self._read_at > REST_SECONDS:
+                    history = self._read(document)
+                return picture_of_history(history, self._name, time.time(), _READ_ONLY)
+        assert document is not None
+        self._history = None  # read at once when the broker ends
+        self._before = picture_of(document, key or self._named_key, time.time(), self._before)
+        return self._before
+
+    def past(self) -> Sequence[Bar]:
+        """Past leases of the named study."""
+        return () if self._name is None else self._read(None).bars
+
+    def override(self, key: str, number: int, override: Literal["held", "boosted"] | None) -> None:
+        """Hold, boost or release a trial."""
+        from optuna_hermes.broker._protocol import Wishes
+
+        self._send(Wishes(study=key, numbers=(number,), wish=override))
+
+    def finish(self, key: str, number: int) -> None:
+        """Finish a trial at its last value."""
+        from optuna_hermes.cli._upkeep import close_trials
+
+        close_trials(*self._study_of(key, "`f` tells Optuna"), [number])
+
+    def change_policy(self, key: str, policy: str) -> None:
+        """Change the study's policy."""
+        from optuna_hermes.broker._protocol import ChangePolicy
+
+        self._send(ChangePolicy(study=key, policy=policy))
+
+    def event_log(self, key: str, number: int) -> RenderableType:
+        """The figures and the event log of a trial."""
+        from optuna_hermes.cli._status import trial_document
+        from optuna_hermes.view.tables import trial_view
+
+        storage, name = self._study_of(key, "An event log is in the ledger")
+        return trial_view(trial_document(storage, name, number, broker_status()))
+
+    def close(self) -> None:
+        """Close the connection to the broker; a thread that waits for its answer wakes up."""
+        self._reader.hang_up()
+
+    def _send(self, message: Wishes | ChangePolicy) -> None:
+        from optuna_hermes.broker import connect
+
+        # Not by the reader's connection, which another thread uses.
+        connection = connect("viewer")
+        try:
+            connection.want(message)
+        finally:
+            connection.close()
+
+    def _read(self, document: dict[str, Any] | None) -> StudyHistory:
+        """Update the history from the ledger."""
+        history = self._reader.history(document)
+        assert history is not None, "top() has opened the ledger before"
+        self._history, self._read_at = history, time.monotonic()
+        self._named_key = history.key
+        return history
+
+    def _study_of(self, key: str, why: str) -> tuple[str, str]:
+        """Storage and name of the study that is shown, whose key must match."""
+        name = self._name or (self._before.study if self._before else None)
+        if self._storage is None or not name:
+            raise InvalidInputError(f"{why}: start `top` with --storage URL and --study-name NAME.")
+        if study_facts(self._storage, name).key != key:
+            raise InvalidInputError(f"The study {name!r} of --storage is another one.")
+        return self._storage, name

@@ -41,7 +41,7 @@ def finish(
     Example:
       optuna-hermes finish --storage sqlite:///study.db --study-name digits 3 7
     """
-    from optuna_hermes.view import plural, ranges
+    from optuna_hermes.view.formats import plural, ranges
 
     if every == bool(trials):
         raise InvalidInputError("Name the trials to finish, or say --all for every suspended one.")
@@ -97,7 +97,7 @@ def _served(study: Study, plan: FinishPlan) -> list[int]:
 
 
 def _reasons(refused: Mapping[int, str]) -> str:
-    from optuna_hermes.view import ranges
+    from optuna_hermes.view.formats import ranges
 
     by_reason: dict[str, list[int]] = {}
     for number, reason in refused.items():
@@ -132,7 +132,7 @@ def gc(
       optuna-hermes gc --storage sqlite:///study.db --study-name digits --dry-run
     """
     from optuna_hermes import _optuna, upkeep
-    from optuna_hermes.view import plural, size
+    from optuna_hermes.view.formats import plural, size
 
     held_by, now = broker_status(), time.time()
     serving = [] if held_by is None else [entry["key"] for entry in held_by["studies"]]
@@ -172,7 +172,7 @@ def _host(broker: Mapping[str, Any] | None) -> str | None:
 
 
 def _cleared(rows: Rows) -> str:
-    from optuna_hermes.view import plural
+    from optuna_hermes.view.formats import plural
 
     counts = {
         "orphaned lease": len(rows.leases),

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from optuna_hermes.cli._output import finite, note
-from optuna_hermes.cli._studies import broker_status, ledger_of, storage_of, study_facts
+from optuna_hermes.cli._overrides import DONE, LATER, Override, set_override
+from optuna_hermes.cli._studies import (
+    OptionalStudyName,
+    broker_status,
+    named_study,
+    storage_of,
+    study_facts,
+)
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from optuna_hermes.view._web._app import Deeds
+    from optuna_hermes.view._web._app import Actions
     from optuna_hermes.view._web._source import Watch
 
 PORT = 8470
 
-_WISHES: dict[str, Literal["held", "boosted"] | None] = {
-    "hold": "held",
-    "boost": "boosted",
-    "release": None,
-}
+_OVERRIDES: dict[str, Override | None] = {"hold": "held", "boost": "boosted", "release": None}
 
 
 def web(
@@ -30,9 +33,7 @@ def web(
         str | None,
         typer.Option(envvar="OPTUNA_STORAGE", metavar="URL", help="Show a study of this storage."),
     ] = None,
-    study_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="That study's name.")
-    ] = None,
+    study_name: OptionalStudyName = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Listen here; 0.0.0.0 is the whole network.")
     ] = "127.0.0.1",
@@ -70,7 +71,7 @@ def web(
     with _watching(storage, study_name) as watch:
         serve(
             Feed(watch.look, watch.rest),
-            _deeds(storage, study_name),
+            _actions(storage, study_name),
             host=host,
             port=port,
             token=token,
@@ -80,12 +81,12 @@ def web(
 
 @contextlib.contextmanager
 def _watching(storage: str | None, name: str | None) -> Iterator[Watch]:
-    from optuna_hermes.view._web._source import NamedStudy, Watch
+    from optuna_hermes.view._web._source import Watch
 
     study = None
     if storage is not None and name is not None:
         study_facts(storage, name)  # raises for a wrong name before any page is served
-        study = NamedStudy(name=name, facts=lambda: study_facts(storage, name), open=ledger_of)
+        study = named_study(storage, name)
     watch = Watch(study)
     try:
         watch.look()  # reads the history now, so that the first page is fast
@@ -94,27 +95,27 @@ def _watching(storage: str | None, name: str | None) -> Iterator[Watch]:
         watch.close()
 
 
-def _deeds(storage: str | None, name: str | None) -> Deeds:
-    from optuna_hermes.view._web._app import Deeds
+def _actions(storage: str | None, name: str | None) -> Actions:
+    from optuna_hermes.view._web._app import Actions
 
-    def story(number: int) -> dict[str, Any]:
-        from optuna_hermes.cli._trial import trial_document
-        from optuna_hermes.view import say
+    def event_log(number: int) -> dict[str, Any]:
+        from optuna_hermes.cli._status import trial_document
+        from optuna_hermes.view.tables import event_text
 
         if storage is None or name is None:
             raise InvalidInputError(
-                "A trial's story is in its study's ledger: start with --storage and --study-name."
+                "A trial's event log is in its study's ledger: start with --storage and "
+                "--study-name."
             )
         document = trial_document(storage, name, number, broker_status())
         events = [
-            {"at": each["at"], "text": say(each["kind"], each["detail"])}
+            {"at": each["at"], "text": event_text(each["kind"], each["detail"])}
             for each in document["events"]
         ]
         return {**finite(document), "events": events}
 
-    def act(verb: str, number: int) -> str:
+    def override(verb: str, number: int) -> str:
         from optuna_hermes.cli._upkeep import close_trials
-        from optuna_hermes.cli._wishes import DONE, LATER, say_wish
 
         if storage is None or name is None:
             raise InvalidInputError(
@@ -123,8 +124,8 @@ def _deeds(storage: str | None, name: str | None) -> Deeds:
         if verb == "finish":
             values, _ = close_trials(storage, name, [number])
             return f"Finished trial {number} at {values[number]:.4g}."
-        wish = _WISHES[verb]
-        served = say_wish(storage, name, [number], wish)
-        return " ".join([f"{DONE[wish]} trial {number}.", *[LATER] * (not served)])
+        new = _OVERRIDES[verb]
+        served = set_override(storage, name, [number], new)
+        return " ".join([f"{DONE[new]} trial {number}.", *[LATER] * (not served)])
 
-    return Deeds(act=act, story=story)
+    return Actions(override=override, event_log=event_log)

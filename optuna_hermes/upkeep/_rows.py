@@ -11,7 +11,7 @@ from optuna_hermes.ledger import EventRecord, Ledger
 DEAD_SECONDS = 3600.0
 """Silence after which a broker's row is removed; its trials could be claimed long before."""
 
-STORY_SECONDS = 30 * 86400.0
+EVENT_LOG_SECONDS = 30 * 86400.0
 """Age up to which events are kept; those since the first of an unfinished trial always are."""
 
 _GRANTED_SECONDS = 60.0
@@ -26,15 +26,15 @@ class Rows:
         leases: epochs of leases that have not ended though no process can hold them.
         hosts: brokers that are gone.
         studies: keys of studies that Optuna has deleted.
-        events: number of events before ``story_begins``, all of finished trials.
-        story_begins: seconds since 1970.
+        events: number of events before ``events_before``, all of finished trials.
+        events_before: seconds since 1970.
     """
 
     leases: tuple[int, ...]
     hosts: tuple[str, ...]
     studies: tuple[str, ...]
     events: int
-    story_begins: float
+    events_before: float
 
 
 def find_rows(
@@ -52,13 +52,13 @@ def find_rows(
     key = _optuna.study_key(study)
     dead = [each.instance for each in ledger.load_hosts() if each.age_seconds > DEAD_SECONDS]
     events = ledger.load_events(key)
-    begins = _story_begins(study, events, now)
+    begins = _events_before(study, events, now)
     return Rows(
         leases=() if key in serving else _orphans(ledger, key, host, now),
         hosts=tuple(dead),
         studies=_deleted(study, ledger, serving),
         events=sum(event.at < begins for event in events),
-        story_begins=begins,
+        events_before=begins,
     )
 
 
@@ -78,7 +78,7 @@ def remove_rows(study: _optuna.Study, ledger: Ledger, rows: Rows, now: float) ->
     for key in rows.studies:
         ledger.forget_study(key)
     if rows.events:
-        ledger.trim_events(_optuna.study_key(study), rows.story_begins)
+        ledger.trim_events(_optuna.study_key(study), rows.events_before)
 
 
 def _orphans(ledger: Ledger, key: str, host: str | None, now: float) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ def _deleted(study: _optuna.Study, ledger: Ledger, serving: Collection[str]) -> 
     return tuple(key for key in known if key not in there)
 
 
-def _story_begins(study: _optuna.Study, events: Collection[EventRecord], now: float) -> float:
+def _events_before(study: _optuna.Study, events: Collection[EventRecord], now: float) -> float:
     over = {n for n, state in _optuna.trial_states(study).items() if state.is_finished()}
     unfinished = (e.at for e in events if e.number is not None and e.number not in over)
-    return min([now - STORY_SECONDS, *unfinished])
+    return min([now - EVENT_LOG_SECONDS, *unfinished])

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from optuna_hermes.view import Bar, StudyHistory, TrialHistory, best_so_far, duration
+from optuna_hermes.view.formats import duration
+from optuna_hermes.view.history import Bar, StudyHistory, TrialHistory, best_so_far
 
 Axis = Literal["unit", "device_seconds"]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.visualization import _plotly as by_plotly
-from optuna_hermes.visualization.matplotlib import _plots as by_matplotlib
+from optuna_hermes.visualization import matplotlib as by_matplotlib
 
 if TYPE_CHECKING:
     import optuna
@@ -43,15 +44,15 @@ def save_page(study: optuna.Study, path: Path, against: Sequence[str]) -> None:
             there is no such policy.
     """
     check_path(path)
-    if path.suffix == ".html":
-        written = _page(study, against)
-        _write(path, written.encode())
-        return
-    figure = by_matplotlib.figure_of_all(study, against)
+    is_page = path.suffix == ".html"
+    plots = _page(study, against) if is_page else by_matplotlib.figure_of_all(study, against)
     try:
-        figure.savefig(path, dpi=150)
+        if isinstance(plots, str):
+            path.write_text(plots, "utf-8")
+        else:
+            plots.savefig(path, dpi=150)
     except OSError as error:
-        raise _cannot(path, error) from error
+        raise InvalidInputError(f"{str(path)!r} cannot be written ({error.strerror}).") from error
 
 
 def _page(study: optuna.Study, against: Sequence[str]) -> str:
@@ -69,22 +70,5 @@ def _page(study: optuna.Study, against: Sequence[str]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{_escaped(study.study_name)}</title></head>\n<body>\n{body}\n</body></html>\n"
+        f"<title>{html.escape(study.study_name)}</title></head>\n<body>\n{body}\n</body></html>\n"
     )
-
-
-def _escaped(text: str) -> str:
-    import html
-
-    return html.escape(text)
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise _cannot(path, error) from error
-
-
-def _cannot(path: Path, error: OSError) -> InvalidInputError:
-    return InvalidInputError(f"{str(path)!r} cannot be written ({error.strerror}).")

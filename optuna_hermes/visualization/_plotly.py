@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.visualization import _info as drawn
-from optuna_hermes.visualization._best import best_info_of
-from optuna_hermes.visualization._study import tell
+from optuna_hermes.visualization._study import best_info_of, read_study
 
 if TYPE_CHECKING:
     import optuna
@@ -36,8 +35,8 @@ def plot_schedule(study: optuna.Study) -> go.Figure:
         ```
     """
     go = _plotly()
-    told = tell(study)
-    boxes = drawn.schedule_info(told.history, told.now)
+    data = read_study(study)
+    boxes = drawn.schedule_info(data.history, data.now)
     figure = go.Figure(layout=_layout("Schedule", "Time", "Device"))
     if not boxes:
         return figure
@@ -86,7 +85,7 @@ def plot_curves(
         ValueError: there is no such axis.
     """
     go = _plotly()
-    info = drawn.curves_info(tell(study).history, axis)
+    info = drawn.curves_info(read_study(study).history, axis)
     figure = go.Figure(layout=_layout("Curves", info.x_label, target_name))
     for look, lines in info.groups:
         figure.add_scatter(

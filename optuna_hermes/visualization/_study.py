@@ -1,11 +1,11 @@
-"""Input of the plots: a study's history, and its curves for the simulator."""
+"""Input of the plots: a study's history, and its replay under other policies."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import optuna
@@ -13,7 +13,8 @@ import optuna
 from optuna_hermes import _optuna
 from optuna_hermes.broker import broker_status
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.view import StudyHistory, read_history
+from optuna_hermes.view.history import StudyHistory, read_history
+from optuna_hermes.visualization import _info as drawn
 
 if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
@@ -28,24 +29,18 @@ class StudyData:
     """The data of a study to plot.
 
     Args:
-        name: the study's name.
         history: from its ledger; empty if it has none.
         now: time of reading, in seconds of Unix time.
         curve_set: its trials for the simulator, None if there are none, or without ``to_replay``.
     """
 
-    name: str
     history: StudyHistory
     now: float
     curve_set: CurveSet | None = None
 
 
-def tell(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
+def read_study(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
     """Read the ledger of a study; log a warning if it has nothing to plot.
-
-    Args:
-        study: the study.
-        to_replay: true to read its trials for the simulator too.
 
     Raises:
         TypeError: ``study`` is no ``optuna.Study``.
@@ -61,13 +56,13 @@ def tell(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
                 f"Study {name!r} has no ledger to plot: run it with optuna_hermes.optimize, or "
                 "with HermesSampler and HermesPruner."
             )
-            return StudyData(name=name, history=StudyHistory(key=""), now=time.time())
+            return StudyData(history=StudyHistory(key=""), now=time.time())
         history = read_history(ledger, _optuna.facts(study), broker=broker_status())
         if not any(trial.points for trial in history.trials):
             _logger.warning(f"No trial of study {name!r} has reported a value yet.")
             to_replay = False
         found = _replayable(study, ledger) if to_replay else None
-    return StudyData(name=name, history=history, now=time.time(), curve_set=found)
+    return StudyData(history=history, now=time.time(), curve_set=found)
 
 
 @contextlib.contextmanager
@@ -89,3 +84,50 @@ def _replayable(study: optuna.Study, ledger: Ledger) -> CurveSet | None:
     except InvalidInputError as error:
         _logger.warning(str(error))
         return None
+
+
+def best_info_of(
+    study: optuna.Study, against: Sequence[str], n_devices: int | None
+) -> drawn.BestInfo:
+    """The data of ``plot_best_over_device_time``, for every backend."""
+    _check(against)
+    data = read_study(study, to_replay=bool(against))
+    # A replay leaves failed trials out, too.
+    kept = tuple(trial for trial in data.history.trials if trial.state != "failed")
+    history = replace(data.history, trials=kept)
+    n_devices = n_devices or len({bar.device for bar in history.bars}) or 1
+    others = [
+        (name, _replayed(data.curve_set, name, n_devices, history.maximize)) for name in against
+    ]
+    return drawn.best_info(history, others)
+
+
+def _replayed(
+    curve_set: CurveSet | None, policy: str, n_devices: int, maximize: bool
+) -> tuple[tuple[float, float], ...]:
+    """Device time and value of each report that was the best so far, under another policy."""
+    from optuna_hermes.replay import SimulationRules, replay
+
+    if curve_set is None:
+        return ()
+    recordings = curve_set.recordings
+    trace = replay(
+        recordings, policy, SimulationRules(n_devices=n_devices, n_trials=len(recordings))
+    )
+    spent, best, found = 0.0, float("inf"), []
+    for each in trace.slices:
+        spent += each.end - each.start
+        if each.value < best:
+            best = each.value
+            # The recordings of a study that maximises are negated.
+            found.append((spent, -best if maximize else best))
+    return tuple(found)
+
+
+def _check(names: Sequence[str]) -> None:
+    from optuna_hermes.replay import check_policy
+
+    if isinstance(names, str):
+        raise TypeError(f'against must be a list of policies but got {names!r}: ["{names}"].')
+    for name in names:
+        check_policy(name)

@@ -12,7 +12,7 @@ from optuna_hermes import _optuna
 from optuna_hermes.broker._power_commands import commands_for
 from optuna_hermes.errors import HermesError, InvalidInputError, StorageError, TrialsFailedError
 from optuna_hermes.sampler import default_devices
-from optuna_hermes.view import ProgressDisplay, make_progress
+from optuna_hermes.view.progress import ProgressDisplay, make_progress
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._result import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import Settings

@@ -12,7 +12,9 @@ from optuna.trial import TrialState
 from optuna_hermes import _optuna
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.ledger._base import TrialRecord
-from optuna_hermes.view import plural, shown, summary_view
+from optuna_hermes.view.formats import plural
+from optuna_hermes.view.notebook import shown
+from optuna_hermes.view.tables import summary_view
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -210,7 +210,7 @@ def test_axe_finds_no_serious_problem(
         assert _problems(page) == []
         page.keyboard.press("Escape")
         row(page, 8).locator(".open").click()
-        page.wait_for_selector("#story-body dl")
+        page.wait_for_selector("#events-body dl")
         assert _problems(page) == []
         page.keyboard.press("Escape")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -229,7 +229,7 @@ def _problems(page: Any) -> list[str]:
 def test_an_ended_study_is_shown_from_its_ledger(
     chromium: Any, web: Callable[..., str], ended: str
 ) -> None:
-    """Without a broker: values, states, energy, a picture in every chart, and a trial's story.
+    """Without a broker: values, states, energy, a picture in every chart, and a trial's event log.
 
     Names and values are text: nothing of them becomes HTML. A state may be chosen, rows go by any
     column, and the theme stays.
@@ -243,9 +243,9 @@ def test_an_ended_study_is_shown_from_its_ledger(
             assert _colours(page, chart) > 3, chart
 
         row(page, 7).locator(".open").click()
-        page.wait_for_selector("#story-body dl")
-        assert page.locator("#story-body img").count() == 0
-        assert page.inner_text("#story-body").count(NASTY) == 2
+        page.wait_for_selector("#events-body dl")
+        assert page.locator("#events-body img").count() == 0
+        assert page.inner_text("#events-body").count(NASTY) == 2
         page.keyboard.press("Escape")
 
         page.click("#chips button:has-text('done')")
@@ -308,7 +308,7 @@ def test_the_keyboard_reaches_everything(
         page.keyboard.press("End")
         assert page.evaluate("document.activeElement.textContent") == "9"
         page.keyboard.press("Enter")
-        page.wait_for_selector("#story[open]")
+        page.wait_for_selector("#events[open]")
         page.keyboard.press("Escape")
         assert page.evaluate("document.activeElement.textContent") == "9"
         page.keyboard.press("h")

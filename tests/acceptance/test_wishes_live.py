@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 
 from optuna_hermes.broker import connect
 from optuna_hermes.cli import run
-from optuna_hermes.cli._top_source import StudySource
+from optuna_hermes.cli._top import StudySource
 from optuna_hermes.errors import BrokerError, HermesError
 
 OBJECTIVE = textwrap.dedent(
@@ -102,7 +102,7 @@ def test_what_people_want_is_done(
     assert curves[0].slope is not None
     assert {bar.device.partition("/")[2] for bar in top.past()} == {"cpu:0", "cpu:1"}
 
-    assert say("hold", "0") == {"trials": [0], "wish": "held", "served": True}
+    assert say("hold", "0") == {"trials": [0], "override": "held", "served": True}
     wait_for(lambda: running() == {1, 2}, 60, "another one has its device")
 
     assert say("policy", "round-robin") == {"study": "s", "policy": "round-robin"}
@@ -126,13 +126,13 @@ def test_what_people_want_is_done(
     over = top.look("")
     assert "No broker of yours" in over.read_only
     held = over.trials[0]
-    assert (held.state, held.wish) == ("stored", "held")
+    assert (held.state, held.override) == ("stored", "held")
     assert over.trials[1].curve[-1] == over.trials[1].value == trials[1].value
     with pytest.raises(HermesError):
         top.want(picture.key, 0, None)
     top.close()
 
-    assert say("status", "0")["wish"] == "held"
-    assert say("release", "0") == {"trials": [0], "wish": None, "served": False}
+    assert say("status", "0")["override"] == "held"
+    assert say("release", "0") == {"trials": [0], "override": None, "served": False}
     kinds = [event["kind"] for event in say("status", "0")["events"]]
     assert kinds.index("held") < kinds.index("suspended") < kinds.index("no longer held")

@@ -9,7 +9,7 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import Assignment, Decision, Elastic, Snapshot, Speed, TrialView
 from optuna_hermes.policies import Policy, RoundRobin
-from optuna_hermes.view._trial import say
+from optuna_hermes.view.tables import event_text
 from support.broker import FakeBroker
 
 SIZES = wire.BatchSizes(
@@ -165,7 +165,7 @@ def test_a_size_for_a_trial_that_has_none_ends_the_study(
 def test_the_story_in_words() -> None:
     """``status TRIAL`` says which size came after which."""
     detail = {"from": 8, "to": 16, "device": "cpu:0", "units": 3}
-    assert say("batch size", detail) == "batch size 16, before 8"
+    assert event_text("batch size", detail) == "batch size 16, before 8"
 
 
 @pytest.mark.parametrize(("now", "known"), [(16, True), (2, False)])

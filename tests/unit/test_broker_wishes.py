@@ -160,7 +160,7 @@ def test_nothing_is_left_but_what_is_held() -> None:
     wish(broker, 0, "held")
     park(broker, worker, epoch)
     shown = broker.state.status(broker.now)["studies"][0]
-    assert (shown["all_held"], shown["held"], shown["trials"][0]["wish"]) == (True, [0], "held")
+    assert (shown["all_held"], shown["held"], shown["trials"][0]["override"]) == (True, [0], "held")
 
 
 # -- boost -------------------------------------------------------------------------------------

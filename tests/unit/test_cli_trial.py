@@ -1,4 +1,4 @@
-"""``optuna-hermes status TRIAL``: the story of one trial."""
+"""``optuna-hermes status TRIAL``: one trial with its event log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STUDY = ("--storage", "sqlite:///s.db", "--study-name", "digits")
 
 @pytest.fixture(autouse=True)
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[optuna.Study]:
-    """A study that maximises: trial 0 is stored and has a story, trial 1 never ran."""
+    """A study that maximises: trial 0 is stored and has an event log, trial 1 never ran."""
     monkeypatch.chdir(tmp_path)
     verbosity = optuna.logging.get_verbosity()
     study = optuna.create_study(storage=STUDY[1], study_name="digits", direction="maximize")
@@ -56,7 +56,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[optuna.St
     optuna.logging.set_verbosity(verbosity)
 
 
-def test_the_story_of_a_trial_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_event_log_of_a_trial_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Parameters, the curve as its user knows it, where it is, and its own events with times."""
     assert run(["status", *STUDY, "0", "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -73,7 +73,7 @@ def test_the_story_of_a_trial_as_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert document["events"] == [{"at": 1.0, "kind": "admitted", "detail": {}}]
 
 
-def test_the_story_of_a_trial_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_event_log_of_a_trial_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     """The same for people."""
     assert run(["status", "0", *STUDY]) == 0
     out = capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_the_story_of_a_trial_in_words(capsys: pytest.CaptureFixture[str]) -> No
         (["7", *STUDY], "Study 'digits' has no trial 7 (there: 0 to 1): name one of those."),
         (
             ["1", *STUDY],
-            "Trial 1 of study 'digits' has no story, for it never had a device of "
+            "Trial 1 of study 'digits' has no event log, for it never had a device of "
             "this package's: see `optuna-hermes trials`.",
         ),
         (["0"], "got trial 0 alone: add --storage URL and --study-name NAME."),

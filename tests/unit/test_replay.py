@@ -33,7 +33,7 @@ from optuna_hermes.replay import (
 )
 from optuna_hermes.replay._processes import spread
 from optuna_hermes.simulator import CurveSet, Metrics, Recording
-from optuna_hermes.view import _simulation, simulation_view
+from optuna_hermes.view import simulation
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
@@ -459,7 +459,7 @@ def document(rows: int, families: int) -> dict[str, Any]:
 def drawn(document: dict[str, Any]) -> list[str]:
     console = Console(width=80, highlight=False)
     with console.capture() as capture:
-        console.print(simulation_view(document))
+        console.print(simulation.simulation_view(document))
     return capture.get().splitlines()
 
 
@@ -492,6 +492,6 @@ def test_families_stand_side_by_side(families: int, says: str | None) -> None:
 
 def test_examples_of_the_view_hold() -> None:
     """The examples in its docstrings are true."""
-    found = doctest.testmod(_simulation)
+    found = doctest.testmod(simulation)
     assert found.attempted
     assert not found.failed

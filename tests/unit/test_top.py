@@ -14,11 +14,12 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from optuna_hermes.errors import BrokerError, InvalidInputError
-from optuna_hermes.view._history import Bar
 from optuna_hermes.view._top._app import Top
-from optuna_hermes.view._top._picture import ORDERS, DeviceLine, Picture, TopSource, TrialLine
-from optuna_hermes.view._top._screens import Confirm, Help, Policies, Story
+from optuna_hermes.view._top._screens import Confirm, EventLog, Help, Policies
 from optuna_hermes.view._top._trials import Trials
+from optuna_hermes.view._top._watch import TopSource
+from optuna_hermes.view.history import Bar
+from optuna_hermes.view.picture import ORDERS, DeviceLine, Picture, TrialLine
 
 NARROW, WIDE = (80, 24), (160, 50)
 STATES = ("running", "running", "parked", "stored", "pending", "done", "failed")
@@ -85,8 +86,8 @@ class FakeSource(TopSource):
     def past(self) -> Sequence[Bar]:
         return (Bar("box/cpu:0", 9, self.shown.at - 120, self.shown.at - 60, 100),)
 
-    def want(self, key: str, number: int, wish: Literal["held", "boosted"] | None) -> None:
-        self._note("want", key, number, wish)
+    def override(self, key: str, number: int, override: Literal["held", "boosted"] | None) -> None:
+        self._note("override", key, number, override)
 
     def finish(self, key: str, number: int) -> None:
         self._note("finish", key, number)
@@ -94,7 +95,7 @@ class FakeSource(TopSource):
     def change_policy(self, key: str, policy: str) -> None:
         self._note("policy", key, policy)
 
-    def story(self, key: str, number: int) -> Text:
+    def event_log(self, key: str, number: int) -> Text:
         return Text(f"all of trial {number}")
 
     def close(self) -> None:
@@ -170,7 +171,7 @@ def test_nothing_is_cut_at_either_size(size: tuple[int, int], gpus: bool) -> Non
         assert lines[-1].rstrip().endswith("q quit")
         assert "…" not in "\n".join(lines[:2])
         assert ("312 W" in seen, "50.0/80 GiB" in seen) == (gpus, gpus)
-        whole = ("device time", "suspensions", "slices", "wish")
+        whole = ("device time", "suspensions", "slices", "override")
         assert [word for word in whole if word in seen] == (list(whole) if size == WIDE else [])
         row = next(line for line in lines if line.split()[:2] == ["3", "stored"])
         assert "disk" in row
@@ -260,10 +261,12 @@ def test_keys_hold_boost_and_let_go() -> None:
     async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
         await pilot.press("down", "down", "h")
         await until(pilot, lambda: "Trial 2 is held." in words(app, "word"))
-        trials = [replace(t, wish="held" if t.number == 2 else None) for t in source.shown.trials]
+        trials = [
+            replace(t, override="held" if t.number == 2 else None) for t in source.shown.trials
+        ]
         source.shown = replace(source.shown, trials=tuple(trials))
         table = app.query_one(Trials)
-        await until(pilot, lambda: table.chosen is not None and table.chosen.wish == "held")
+        await until(pilot, lambda: table.chosen is not None and table.chosen.override == "held")
         assert any("‖" in line for line in screen(app))
         await pilot.press("b")
         await until(pilot, lambda: "boosted" in words(app, "word"))
@@ -272,9 +275,9 @@ def test_keys_hold_boost_and_let_go() -> None:
 
     wanted = play(act).wanted
     assert wanted == [
-        ("want", "k", 2, "held"),
-        ("want", "k", 2, "boosted"),
-        ("want", "k", 2, None),
+        ("override", "k", 2, "held"),
+        ("override", "k", 2, "boosted"),
+        ("override", "k", 2, None),
     ]
 
 
@@ -309,12 +312,12 @@ def test_another_policy_is_chosen_from_a_list() -> None:
     assert play(act).wanted == [("policy", "k", "fifo")]
 
 
-def test_a_story_and_the_help_are_opened_and_left() -> None:
-    """Enter tells of the chosen trial, ``?`` of the keys, escape goes back."""
+def test_an_event_log_and_the_help_are_opened_and_left() -> None:
+    """Enter shows the chosen trial's, ``?`` of the keys, escape goes back."""
 
     async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
         await pilot.press("down", "enter")
-        await until(pilot, lambda: isinstance(app.screen, Story))
+        await until(pilot, lambda: isinstance(app.screen, EventLog))
         assert any("all of trial 1" in line for line in screen(app))
         await pilot.press("escape", "question_mark")
         assert isinstance(app.screen, Help)

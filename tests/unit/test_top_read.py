@@ -10,11 +10,10 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import Device
-from optuna_hermes.view._history import Bar
-from optuna_hermes.view._top._past import Past
-from optuna_hermes.view._top._picture import DeviceLine, Picture
-from optuna_hermes.view._top._read import picture_of
-from optuna_hermes.view._top._text import sparkline
+from optuna_hermes.view._top._devices import Past
+from optuna_hermes.view.formats import sparkline
+from optuna_hermes.view.history import Bar
+from optuna_hermes.view.picture import DeviceLine, Picture, picture_of
 from support.broker import FakeBroker
 
 

@@ -11,10 +11,10 @@ import pytest
 from optuna_hermes import _optuna, upkeep
 from optuna_hermes.ledger import EventRecord, LeaseRecord, TrialRecord, open_ledger
 from optuna_hermes.ledger._records import HostRecord
-from optuna_hermes.upkeep._rows import DEAD_SECONDS, STORY_SECONDS
+from optuna_hermes.upkeep._rows import DEAD_SECONDS, EVENT_LOG_SECONDS
 
 NOW = 1_000_000_000.0
-OLD = NOW - STORY_SECONDS - 1.0
+OLD = NOW - EVENT_LOG_SECONDS - 1.0
 
 
 class House:
@@ -49,7 +49,7 @@ class House:
         )
 
     def event(self, number: int | None, at: float) -> None:
-        """A line of a story."""
+        """A line of an event log."""
         self.ledger.add_event(EventRecord(study=self.key, number=number, kind="granted", at=at))
 
     def rows(self, *, host: str | None = "here", serving: Collection[str] = ()) -> upkeep.Rows:
@@ -125,7 +125,7 @@ def test_brokers_that_are_silent_for_long_are_forgotten(
 def test_a_broker_that_has_just_come_back_stays(house: House) -> None:
     """Between the look and the clearing it may beat again: then it is not forgotten."""
     house.ledger.beat(HostRecord(name="far", instance="i"))
-    rows = upkeep.Rows(leases=(), hosts=("i",), studies=(), events=0, story_begins=0.0)
+    rows = upkeep.Rows(leases=(), hosts=("i",), studies=(), events=0, events_before=0.0)
     house.clear(rows)
     assert [host.instance for host in house.ledger.load_hosts()] == ["i"]
     assert DEAD_SECONDS > 600
@@ -156,7 +156,7 @@ def test_old_events_of_finished_trials_go(house: House) -> None:
     assert [event.at for event in house.ledger.load_events(house.key)] == [NOW]
 
 
-def test_the_story_of_an_unfinished_trial_stays_whole(house: House) -> None:
+def test_the_event_log_of_an_unfinished_trial_stays_whole(house: House) -> None:
     """However old it is, nothing since its first event goes."""
     finished, suspended = house.trial(finished=True), house.trial(finished=False)
     house.event(finished, OLD - 9.0)

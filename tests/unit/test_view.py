@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from optuna_hermes import view
-from optuna_hermes.view import _notebook as notebook
-from optuna_hermes.view import _progress as progress
-from optuna_hermes.view._chart import EMPTY, MIN_HEIGHT, MIN_WIDTH
+from optuna_hermes.view import chart as charts
+from optuna_hermes.view import notebook, progress, tables
+from optuna_hermes.view.chart import EMPTY, MIN_HEIGHT, MIN_WIDTH
 
 RUN: dict[str, Any] = {
-    "wish": None,
+    "override": None,
     "value": 0.25,
     "slope": -0.125,
     "curve": [0.5, 0.25],
@@ -89,7 +88,7 @@ def rendered(what: RenderableType) -> str:
 # -- words and imports -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["_chart", "_status", "_summary", "_words"])
+@pytest.mark.parametrize("module", ["chart", "formats", "tables"])
 def test_examples_hold(module: str) -> None:
     """The examples in the docstrings are true."""
     result = doctest.testmod(importlib.import_module(f"optuna_hermes.view.{module}"))
@@ -100,7 +99,9 @@ def test_examples_hold(module: str) -> None:
 def test_importing_the_views_is_cheap() -> None:
     """Nothing heavy is imported before something is drawn."""
     code = (
-        "import json, sys; from optuna_hermes.view import *; print(json.dumps(list(sys.modules)))"
+        "import json, sys; "
+        "from optuna_hermes.view import chart, formats, history, notebook, progress, tables; "
+        "print(json.dumps(list(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     assert not {"rich", "torch", "optuna", "numpy"} & set(json.loads(done.stdout))
@@ -115,14 +116,14 @@ FALLING = [(float(x), 1.0 / x) for x in range(1, 21)]
 @pytest.mark.parametrize(("width", "height"), [(MIN_WIDTH, MIN_HEIGHT), (72, 16), (120, 33)])
 def test_a_chart_has_the_size_asked_for(width: int, height: int) -> None:
     """It has as many lines as were asked for, and the widest one is as wide."""
-    lines = view.chart({"a": FALLING}, width=width, height=height).splitlines()
+    lines = charts.chart({"a": FALLING}, width=width, height=height).splitlines()
     assert len(lines) == height
     assert max(map(len, lines)) == width
 
 
 def test_a_chart_names_its_axes_and_their_ends() -> None:
     """Labels of both axes, and the smallest and largest value of each, stand at their places."""
-    lines = view.chart({"a": FALLING}, x_label="epoch", y_label="val_loss").splitlines()
+    lines = charts.chart({"a": FALLING}, x_label="epoch", y_label="val_loss").splitlines()
     assert lines[0] == "val_loss"
     assert lines[1].split("┤")[0].strip() == "1"
     assert lines[-3].split("┤")[0].strip() == "0.05"
@@ -131,7 +132,7 @@ def test_a_chart_names_its_axes_and_their_ends() -> None:
 
 def test_a_falling_curve_falls() -> None:
     """A straight line from top left to bottom right goes through these two corners."""
-    lines = view.chart({"a": [(0.0, 1.0), (1.0, 0.0)]}, width=40, height=12).splitlines()
+    lines = charts.chart({"a": [(0.0, 1.0), (1.0, 0.0)]}, width=40, height=12).splitlines()
     first, last = lines[1], lines[-3]
     assert first.split("┤")[1][0] != " "
     assert len(last) == 40
@@ -140,35 +141,35 @@ def test_a_falling_curve_falls() -> None:
 
 def test_the_best_curve_is_drawn_over_the_others() -> None:
     """Where all curves coincide only the mark of the best one shows."""
-    text = view.chart({0: FALLING, 1: FALLING, 2: FALLING}, best=1)
+    text = charts.chart({0: FALLING, 1: FALLING, 2: FALLING}, best=1)
     drawn = [line.split("┤")[-1].split("│")[-1] for line in text.splitlines()[1:-2]]
-    assert set("".join(drawn)) <= {view.BEST_MARK, " "}
-    assert view.BEST_MARK in text
+    assert set("".join(drawn)) <= {charts.BEST_MARK, " "}
+    assert charts.BEST_MARK in text
 
 
 def test_a_logarithmic_chart_has_a_geometric_middle() -> None:
     """With ``log`` the middle label of 0.01 to 1 is 0.1; a value of zero turns ``log`` off."""
     points = [(1.0, 1.0), (2.0, 0.01)]
-    assert " 0.1 ┤" in view.chart({"a": points}, log=True)
-    assert "0.5 ┤" in view.chart({"a": [(1.0, 1.0), (2.0, 0.0)]}, log=True)
+    assert " 0.1 ┤" in charts.chart({"a": points}, log=True)
+    assert "0.5 ┤" in charts.chart({"a": [(1.0, 1.0), (2.0, 0.0)]}, log=True)
 
 
 def test_points_that_are_not_finite_are_left_out() -> None:
     """A chart with NaN and infinite points is the chart without them."""
     broken = [*FALLING, (21.0, float("nan")), (22.0, float("inf"))]
-    assert view.chart({"a": broken}) == view.chart({"a": FALLING})
+    assert charts.chart({"a": broken}) == charts.chart({"a": FALLING})
 
 
 @pytest.mark.parametrize("curves", [{}, {"a": []}, {"a": [(1.0, float("nan"))]}])
 def test_a_chart_of_nothing_says_so(curves: dict[str, list[tuple[float, float]]]) -> None:
     """Without a point there is a line of text, not an error."""
-    assert view.chart(curves) == EMPTY
+    assert charts.chart(curves) == EMPTY
 
 
 def test_a_chart_that_is_too_small_is_refused() -> None:
     """Below the least size the message says the rule and the value."""
     with pytest.raises(ValueError, match="at least 20 x 5 characters but got 19 x 9"):
-        view.chart({"a": FALLING}, width=19, height=9)
+        charts.chart({"a": FALLING}, width=19, height=9)
 
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
@@ -179,7 +180,7 @@ numbers = st.floats(allow_nan=True, allow_infinity=True)
 )
 def test_a_chart_never_leaves_its_paper(curves: dict[int, list[tuple[int, float]]]) -> None:
     """Whatever the points are, the text stays within its width and height."""
-    lines = view.chart(curves, width=50, height=10, best=0, log=True).splitlines()
+    lines = charts.chart(curves, width=50, height=10, best=0, log=True).splitlines()
     assert len(lines) in (1, 10)
     assert max(map(len, lines)) <= 50
 
@@ -233,10 +234,10 @@ def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_progress_fits_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal it is plain lines; when nothing shall be shown it is silent."""
-    shown = view.make_progress(True, total=1)
+    shown = progress.make_progress(True, total=1)
     assert isinstance(shown, progress.Unfailing)
     assert isinstance(shown._shown, progress.Lines)
-    silent = view.make_progress(False, total=1)
+    silent = progress.make_progress(False, total=1)
     silent.update(BROKER, STUDY)
     silent.note("psst")
     silent.close()
@@ -249,7 +250,7 @@ def test_a_study_goes_on_when_nobody_can_be_shown_anything() -> None:
     os.close(ours)
     with pytest.MonkeyPatch.context() as patch, os.fdopen(theirs, "w", buffering=1) as closed:
         patch.setattr(sys, "stderr", closed)
-        lines = view.make_progress(True, total=1)
+        lines = progress.make_progress(True, total=1)
         for _ in range(3):
             lines.note("psst")
             lines.update(BROKER, STUDY)
@@ -266,7 +267,7 @@ def test_the_screen_shows_devices_and_study() -> None:
 def test_a_screen_can_be_closed_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing twice, or before anything was shown, is no error."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    screen = view.make_progress(True, total=16)
+    screen = progress.make_progress(True, total=16)
     screen.close()
     screen.update(BROKER, STUDY)
     screen.note("a [bold]line[/bold]")
@@ -279,7 +280,7 @@ def test_a_screen_can_be_closed_at_any_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_status_names_holders_and_suspended_trials() -> None:
     """Devices, their holders, and the parked and stored trials of each study are there."""
-    text = rendered(view.status_view({"broker": BROKER, "study": None}))
+    text = rendered(tables.status_view({"broker": BROKER, "study": None}))
     for words in ("cpu:0", "digits 1", "not healthy", "2-4", "parked", "stored", "0.08125"):
         assert words in text
 
@@ -288,7 +289,7 @@ def test_status_says_why_a_device_is_idle() -> None:
     """A device that nobody may have says why in its own words."""
     problem = "process 7 of alice computes on it"
     taken = {**BROKER["devices"][1], "problem": problem, "holder": None}
-    text = rendered(view.status_view({"broker": {**BROKER, "devices": [taken]}, "study": None}))
+    text = rendered(tables.status_view({"broker": {**BROKER, "devices": [taken]}, "study": None}))
     assert problem in text.replace("\n", " ")
 
 
@@ -304,7 +305,7 @@ def test_status_of_very_many_trials_is_a_summary() -> None:
     study |= {"best": {"trial": 7, "value": 0.5}, "device_seconds": 7200.0, "watt_hours": 1234.5}
     entry = {**STUDY, "trials": runs, "counts": {**STUDY["counts"], "stored": 5000, "done": 5000}}
     broker = {**BROKER, "studies": [entry]}
-    text = rendered(view.status_view({"broker": broker, "study": study}))
+    text = rendered(tables.status_view({"broker": broker, "study": study}))
     assert len(text.splitlines()) < 40
     assert text.count("5000 trials") == 4
     for words in ("0.5 (trial 7)", "2:00 h", "1.23 kWh", "status TRIAL"):
@@ -313,10 +314,10 @@ def test_status_of_very_many_trials_is_a_summary() -> None:
 
 def test_trials_that_fit_nowhere_are_named() -> None:
     """Whoever wonders why a trial waits reads what it waits for."""
-    text = rendered(view.status_view({"broker": BROKER, "study": None}))
+    text = rendered(tables.status_view({"broker": BROKER, "study": None}))
     assert "no room" not in text
     entry = {**STUDY, "no_room": [2, 3, 9]}
-    text = rendered(view.status_view({"broker": {**BROKER, "studies": [entry]}, "study": None}))
+    text = rendered(tables.status_view({"broker": {**BROKER, "studies": [entry]}, "study": None}))
     words = "2, 3, 9: no device has the memory until another trial has left it"
     assert words in text
 
@@ -328,7 +329,7 @@ def test_trials_that_fit_nowhere_are_named() -> None:
 def test_a_database_that_is_away_is_shown(problem: str | None, words: str) -> None:
     """Whether training still goes on without it is said too."""
     entry = {**STUDY, "away_seconds": 75.0, "problem": problem}
-    text = rendered(view.status_view({"broker": {**BROKER, "studies": [entry]}, "study": None}))
+    text = rendered(tables.status_view({"broker": {**BROKER, "studies": [entry]}, "study": None}))
     assert f"does not answer since 1:15 min: {words}" in text
     assert problem is None or problem in text
 
@@ -337,7 +338,7 @@ def test_status_without_a_broker_still_shows_a_ledger() -> None:
     """A study that has ended is shown from its ledger."""
     run = ledger_trial(5)
     text = rendered(
-        view.status_view(
+        tables.status_view(
             {"broker": None, "study": {"name": "old", "trials": [run], "watt_hours": None}}
         )
     )
@@ -362,7 +363,7 @@ def result(*trials: tuple[str, int]) -> dict[str, Any]:
 
 def test_the_summary_tells_best_counts_and_costs() -> None:
     """Best trial with parameters, states, suspensions and the cost of switching are there."""
-    text = rendered(view.summary_view(result(("COMPLETE", 2), ("STORED", 1), ("COMPLETE", 0))))
+    text = rendered(tables.summary_view(result(("COMPLETE", 2), ("STORED", 1), ("COMPLETE", 0))))
     for words in (
         "0.5 (trial 3)",
         "lr=0.001235, kind=[red]",
@@ -375,7 +376,7 @@ def test_the_summary_tells_best_counts_and_costs() -> None:
 
 def test_the_summary_of_a_study_without_a_finished_trial() -> None:
     """There is a summary although nothing is best."""
-    text = rendered(view.summary_view({**result(), "best": None}))
+    text = rendered(tables.summary_view({**result(), "best": None}))
     assert "no trial is finished" in text
 
 
@@ -390,7 +391,7 @@ def test_the_summary_of_a_study_without_a_finished_trial() -> None:
 )
 def test_what_became_of_suspended_trials(trials: list[tuple[str, int]], ending: str) -> None:
     """The words match what became of them."""
-    assert view.suspensions(result(*trials)["trials"]) == ending
+    assert tables.suspensions(result(*trials)["trials"]) == ending
 
 
 def test_energy_is_shown_where_it_is_known() -> None:
@@ -399,11 +400,11 @@ def test_energy_is_shown_where_it_is_known() -> None:
     study = {"name": "s", "trials": runs, "counts": {"stored": 2}, "best": None}
     study |= {"device_seconds": 150.0, "watt_hours": 0.25}
     broker = {**BROKER, "studies": [{**STUDY, "watt_hours": 3.5}]}
-    text = rendered(view.status_view({"broker": broker, "study": study}))
+    text = rendered(tables.status_view({"broker": broker, "study": study}))
     for words in ("energy", "3.50 Wh", "0.250 Wh"):
         assert words in text
     study |= {"watt_hours": None}
-    assert "energy" not in rendered(view.status_view({"broker": BROKER, "study": study}))
+    assert "energy" not in rendered(tables.status_view({"broker": BROKER, "study": study}))
 
 
 # -- in a notebook -----------------------------------------------------------------------------

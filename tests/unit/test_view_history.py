@@ -13,7 +13,7 @@ import pytest
 from optuna_hermes._tables import StudyFacts
 from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger
 from optuna_hermes.testing.records import OTHER, STUDY, checkpoint, lease, report, trial_record
-from optuna_hermes.view import Bar, Best, best_so_far, read_history
+from optuna_hermes.view.history import Bar, Best, best_so_far, read_history
 
 
 def facts(*, sign: float = 1.0, **ends: str) -> StudyFacts:

@@ -1,4 +1,4 @@
-"""The story of one trial, for people."""
+"""One trial with its event log, for people."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from optuna_hermes import view
-from optuna_hermes.view import _trial as story
+from optuna_hermes.view import formats, tables
 
 TRIAL: dict[str, Any] = {
     "study": "digits",
@@ -42,13 +41,13 @@ TRIAL: dict[str, Any] = {
 def rendered(document: dict[str, Any]) -> str:
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(view.trial_view(document))
+        console.print(tables.trial_view(document))
     return console.export_text()
 
 
 def test_examples_hold() -> None:
     """What the docstrings show is so."""
-    module = importlib.import_module("optuna_hermes.view._trial")
+    module = importlib.import_module("optuna_hermes.view.tables")
     assert doctest.testmod(module).failed == 0
 
 
@@ -89,7 +88,7 @@ def test_a_trial_that_is_over_is_nowhere(state: str) -> None:
     assert rendered(document).splitlines()[0] == f"Trial 3 of study digits: {state}"
 
 
-def test_a_long_story_shows_its_end() -> None:
+def test_a_long_event_log_shows_its_end() -> None:
     """Of very many events the newest are shown, and how many there are before."""
     events = [{"at": float(n), "kind": f"event-{n}", "detail": {}} for n in range(500)]
     text = rendered({**TRIAL, "events": events})
@@ -101,7 +100,7 @@ def test_a_long_story_shows_its_end() -> None:
 
 def test_a_long_curve_fits_its_line() -> None:
     """A curve of many units is thinned out; its last point is always there."""
-    bars = story._chart([float(n) for n in range(1000)])
+    bars = formats.sparkline([float(n) for n in range(1000)], 50, log=False)
     assert 40 <= len(bars) <= 51
     assert (bars[0], bars[-1]) == ("▁", "█")
 
@@ -120,4 +119,4 @@ def test_a_long_curve_fits_its_line() -> None:
 )
 def test_events_in_words(kind: str, detail: dict[str, Any], words: str) -> None:
     """Known events read as sentences; unknown and older ones show what they have."""
-    assert story.say(kind, detail) == words
+    assert tables.event_text(kind, detail) == words

@@ -155,13 +155,13 @@ def test_a_trial_that_trains_is_drawn_until_now(
     with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
         ledger.save_trial(trial_record(2, study=key, state="running"))
         ledger.commit_lease(lease(9, number=2, study=key, started=BEGIN + 5))
-    told = visualization._study.tell(study)
-    nobody = drawn.schedule_info(told.history, BEGIN + 100)
+    data = visualization._study.read_study(study)
+    nobody = drawn.schedule_info(data.history, BEGIN + 100)
     assert [box.end for box in nobody if box.begin == BEGIN + 5] == [BEGIN + 22]
     document = {"studies": [{"key": key}]}
     monkeypatch.setattr(visualization._study, "broker_status", lambda: document)
-    told = visualization._study.tell(study)
-    held = drawn.schedule_info(told.history, BEGIN + 100)
+    data = visualization._study.read_study(study)
+    held = drawn.schedule_info(data.history, BEGIN + 100)
     assert [box.end for box in held if box.begin == BEGIN + 5] == [BEGIN + 100]
 
 
@@ -296,7 +296,7 @@ def test_the_command_fills_the_dashboard(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ((), "--out plots.html or --dashboard"),
         (("--out", "plots.gif"), "must end in .html, .png, .svg, .pdf but got 'plots.gif'"),
@@ -306,10 +306,10 @@ def test_the_command_fills_the_dashboard(
 )
 @pytest.mark.usefixtures("stored")
 def test_what_cannot_be_plotted_is_refused(
-    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line and status 2."""
     assert plot(*words) == 2
     err = capsys.readouterr().err
-    assert told in err
+    assert message in err
     assert err.count("\n") == 1

@@ -17,7 +17,7 @@ pytest.importorskip("httpx2", reason="needs httpx2 for starlette's TestClient")
 from starlette.testclient import TestClient
 
 from optuna_hermes.errors import BrokerError, InvalidInputError
-from optuna_hermes.view._web._app import FILES, Deeds, make_app
+from optuna_hermes.view._web._app import FILES, Actions, make_app
 from optuna_hermes.view._web._feed import Feed
 from optuna_hermes.view._web._guard import COMMAND_HEADER, HEADERS, Guard
 
@@ -27,18 +27,18 @@ OURS = {COMMAND_HEADER: "1", "origin": "http://127.0.0.1", "sec-fetch-site": "sa
 
 
 class Study:
-    """Deeds that are written down."""
+    """Actions that are written down."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, int]] = []
 
-    def act(self, verb: str, number: int) -> str:
+    def override(self, verb: str, number: int) -> str:
         if number > 9:
             raise InvalidInputError(f"There is no trial {number}.")
         self.done.append((verb, number))
         return f"Trial {number}: {verb}."
 
-    def story(self, number: int) -> dict[str, Any]:
+    def event_log(self, number: int) -> dict[str, Any]:
         if number > 9:
             raise BrokerError("The broker is gone.")
         return {"trial": number, "params": {"<b>x</b>": "<script>alert(1)</script>"}}
@@ -62,7 +62,9 @@ class OneEvent(Feed):
 def browser(study: Study) -> Iterator[TestClient]:
     guard = Guard(token=TOKEN, session=SESSION, cookie=COOKIE, names=frozenset({"localhost"}))
     feed = OneEvent(lambda: {"study": {"name": "digits"}})
-    app = make_app(feed, Deeds(act=study.act, story=study.story), guard, trusts_own=True)
+    app = make_app(
+        feed, Actions(override=study.override, event_log=study.event_log), guard, trusts_own=True
+    )
     with TestClient(app, base_url="http://127.0.0.1", follow_redirects=False) as client:
         yield client
 
@@ -165,7 +167,7 @@ def test_what_cannot_be_done_is_said(browser: TestClient) -> None:
     assert browser.get(f"/api/trials/{2**64}", headers=headers).status_code == 404
 
 
-def test_a_story_is_json_and_not_html(browser: TestClient) -> None:
+def test_an_event_log_is_json_and_not_html(browser: TestClient) -> None:
     """What a trial has for text stays text."""
     answer = browser.get("/api/trials/3", headers=BEARER)
     assert answer.headers["content-type"] == "application/json"

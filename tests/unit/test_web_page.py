@@ -14,13 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optuna_hermes.ledger import TrialRecord
-from optuna_hermes.view import Bar, Point, StudyHistory, TrialHistory
-from optuna_hermes.view._web._curves import MOST_CURVES, MOST_POINTS
 from optuna_hermes.view._web._delta import delta
-from optuna_hermes.view._web._devices import short
 from optuna_hermes.view._web._feed import UNREAD, Feed
-from optuna_hermes.view._web._page import Painter, Scene
-from optuna_hermes.view._web._trials import rounded
+from optuna_hermes.view._web._page import MOST_CURVES, MOST_POINTS, Painter, Scene, rounded, short
+from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory
 
 RUN = TrialRecord(
     study="key", number=3, trial_id=3, state="parked", tier="host", device_seconds=4.0
@@ -64,7 +61,7 @@ ENTRY: dict[str, Any] = {
             "suspensions": 1,
             "device_seconds": 4.0,
             "watt_hours": None,
-            "wish": "boosted",
+            "override": "boosted",
         }
     ],
 }
@@ -93,7 +90,7 @@ def test_a_live_study_is_as_broker_and_ledger_know_it() -> None:
     page = Painter().paint(SCENE)
     assert page["live"] == {"is": "live", "text": "Training"}
     assert page["trials"]["3"]["state"] == "running"
-    assert page["trials"]["3"]["wish"] == "boosted"
+    assert page["trials"]["3"]["override"] == "boosted"
     assert page["curves"] == {"3": {"units": [1, 2], "values": [0.5, 0.25]}}
     assert page["bars"] == {"7 vm/cpu:0": ["vm/cpu:0", 3, 0.0, 4.0]}
     assert page["path"] == [[1.0, 0.5, 3], [2.0, 0.25, 3]]
@@ -131,10 +128,11 @@ def test_it_says_when_the_broker_is_away() -> None:
 
 def test_what_is_wanted_is_shown_without_a_broker() -> None:
     """As it is written down; of a trial that is over nothing is wanted any more."""
-    scene = Scene(name="digits", history=HISTORY, wishes={3: "held"})
-    assert Painter().paint(scene)["trials"]["3"]["wish"] == "held"
-    over = replace(HISTORY, trials=(replace(TRIAL, state="done"),))
-    assert Painter().paint(replace(scene, history=over))["trials"]["3"]["wish"] is None
+    held = replace(TRIAL, override="held")
+    scene = Scene(name="digits", history=replace(HISTORY, trials=(held,)))
+    assert Painter().paint(scene)["trials"]["3"]["override"] == "held"
+    over = replace(HISTORY, trials=(replace(held, state="done"),))
+    assert Painter().paint(replace(scene, history=over))["trials"]["3"]["override"] is None
 
 
 def test_it_says_why_the_ledger_is_not_read() -> None:

@@ -212,7 +212,7 @@ def _run(trial: LiveTrial, study: Study) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "state": trial.state,
-        "wish": study.wish_of(trial),
+        "override": study.wish_of(trial),
         "tier": trial.tier,
         "held_bytes": trial.held_bytes,
         "host_bytes": trial.host_bytes,

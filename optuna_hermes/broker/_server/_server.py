@@ -335,13 +335,13 @@ class Server:
         commands = self._state.handle(event, now)
         self._meter.handled(event, time.monotonic() - now)
         if commands:
-            self._log_story(commands)
+            self._log_events(commands)
             self._carry_out(commands)
         if not self._state.idle:
             self._last_busy = now
         self._wind_up(now)
 
-    def _log_story(self, commands: Sequence[Command]) -> None:
+    def _log_events(self, commands: Sequence[Command]) -> None:
         for each in commands:
             if isinstance(each, EventRecord) and each.kind not in ROUTINE | POWER:
                 study = self._state.book.studies.get(each.study)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from optuna_hermes.cli._checks._base import Check, good, judged
-from optuna_hermes.view import duration
+from optuna_hermes.cli._checks import Check, good, judged
+from optuna_hermes.view.formats import duration
 
 NETWORK_KINDS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs"}

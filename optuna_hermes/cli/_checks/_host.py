@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 
 from optuna_hermes._cgroups import left_bytes
-from optuna_hermes.cli._checks._base import LITTLE_BYTES, Check, State, enough, good, judged
+from optuna_hermes.cli._checks import LITTLE_BYTES, Check, State, enough, good, judged
 from optuna_hermes.cli._checks._software import version
 from optuna_hermes.cli._studies import broker_status
-from optuna_hermes.view import plural, size
+from optuna_hermes.view.formats import plural, size
 
 SHARED_MEMORY = Path("/dev/shm")
 FEW_FILES = 1024

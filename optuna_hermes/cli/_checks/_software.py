@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from optuna_hermes import __version__
 from optuna_hermes._versions import SUPPORTED, is_tested
-from optuna_hermes.cli._checks._base import Check, State, good, judged
+from optuna_hermes.cli._checks import Check, State, good, judged
 
 PYTHON_FLOOR = (3, 10)
 REQUIRED = ("optuna", "sqlalchemy", "filelock", "msgspec", "psutil", "numpy", "typer", "rich")

@@ -17,19 +17,25 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.view import _words as words_of
+from optuna_hermes.view import formats
 from optuna_hermes.view._top import _text as text
-from optuna_hermes.view._top._devices import device_lines
-from optuna_hermes.view._top._past import Past
-from optuna_hermes.view._top._picture import Picture, TopSource, TrialLine
-from optuna_hermes.view._top._screens import Confirm, Help, Policies, Story
+from optuna_hermes.view._top._devices import Past, device_lines
+from optuna_hermes.view._top._screens import Confirm, EventLog, Help, Policies
 from optuna_hermes.view._top._trials import Trials
-from optuna_hermes.view._top._watch import LogRead, Lost, Said, Seen, Watcher
+from optuna_hermes.view._top._watch import (
+    EventLogRead,
+    NewPicture,
+    Notice,
+    SourceLost,
+    TopSource,
+    Watcher,
+)
+from optuna_hermes.view.picture import ENDED, Picture, TrialLine
 
 _COUNT_SECONDS = 0.25
 """Seconds between redraws that count slices down between two pictures."""
 
-SAID_SECONDS = 5.0
+NOTICE_SECONDS = 5.0
 """Seconds for which an answer is shown."""
 
 PAST_SECONDS = 180.0
@@ -60,11 +66,11 @@ class Top(App[None]):
     """
     BINDINGS: ClassVar = [
         Binding("q,ctrl+c,ctrl+q", "quit", priority=True),
-        Binding("h", "want('held')"),
-        Binding("b", "want('boosted')"),
+        Binding("h", "override('held')"),
+        Binding("b", "override('boosted')"),
         Binding("f", "finish"),
         Binding("p", "policy"),
-        Binding("enter", "story"),
+        Binding("enter", "event_log"),
         Binding("n", "sort('trial')"),
         Binding("v", "sort('value')"),
         Binding("l", "sort('slope')"),
@@ -81,24 +87,22 @@ class Top(App[None]):
         self._past = Past(PAST_SECONDS)
         self._picture = Picture(at=time.time())
         self._seen_at = 0.0
-        self._said_until = 0.0
+        self._notice_until = 0.0
         self._head, self._foot = Static(id="head"), Static(id="foot")
         self._lines, self._columns = Static(id="lines"), Static(id="columns")
-        self._trials, self._word = Trials(), Static(id="word")
+        self._trials, self._line = Trials(), Static(id="word")
 
     def compose(self) -> ComposeResult:
-        """Yield head, devices, trials, a line for messages, and the keys."""
         yield self._head
         yield VerticalScroll(self._lines, id="devices", can_focus=False)
         yield self._columns
         yield self._trials
-        yield self._word
+        yield self._line
         yield self._foot
 
     def on_mount(self) -> None:
-        """Start the watcher and the signal handlers."""
         self._trials.focus()
-        self._say("Looking ...")
+        self._show_line("Looking ...")
         self.set_interval(_COUNT_SECONDS, self._draw_devices)
         self._watcher.start()
         with contextlib.suppress(ValueError, RuntimeError):  # this is not the main thread
@@ -107,17 +111,20 @@ class Top(App[None]):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
 
     def on_unmount(self) -> None:
-        """Stop the watcher."""
         self._watcher.end()
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- pictures ------------------------------------------------------------------------------
 
-    def on_seen(self, message: Seen) -> None:
-        """Show a new picture."""
+    def on_new_picture(self, message: NewPicture) -> None:
         self._picture, self._seen_at = message.picture, time.monotonic()
         self._past.read(message.bars, self._picture.host, self._picture.at)
         self._past.see(self._picture)
         self._trials.show(self._picture)
+        self._draw()
+
+    def on_source_lost(self, message: SourceLost) -> None:
+        """Keep the last picture, read-only: the broker does not answer."""
+        self._picture = replace(self._picture, host="", read_only=message.text)
         self._draw()
 
     def _draw(self) -> None:
@@ -126,8 +133,8 @@ class Top(App[None]):
         self._foot.update(text.foot(picture, width))
         self._draw_columns()
         self._draw_devices()
-        if time.monotonic() > self._said_until:
-            self._say(picture.problem or picture.read_only, bad=bool(picture.problem))
+        if time.monotonic() > self._notice_until:
+            self._show_line(picture.problem or picture.read_only, bad=bool(picture.problem))
 
     def on_fitted(self) -> None:
         """Show the names of the columns that fit."""
@@ -146,29 +153,22 @@ class Top(App[None]):
         self._lines.update(device_lines(self._picture, self._past, now, width))
 
     def on_resize(self) -> None:
-        """Draw again, once the widgets have their new widths."""
+        # The widgets have their new widths only then.
         self.call_after_refresh(self._draw)
 
-    # -- words ---------------------------------------------------------------------------------
+    # -- the line above the keys ---------------------------------------------------------------
 
-    def on_said(self, message: Said) -> None:
-        """Show a message above the keys, for ``SAID_SECONDS``."""
-        self._said_until = time.monotonic() + SAID_SECONDS
-        self._say(message.words, bad=message.bad)
+    def on_notice(self, message: Notice) -> None:
+        self._notice_until = time.monotonic() + NOTICE_SECONDS
+        self._show_line(message.text, bad=message.bad)
 
-    def on_lost(self, message: Lost) -> None:
-        """Keep the last picture, read-only: the broker does not answer."""
-        self._picture = replace(self._picture, host="", read_only=message.words)
-        self._draw()
-
-    def _say(self, words: str, *, bad: bool = False) -> None:
+    def _show_line(self, words: str, *, bad: bool = False) -> None:
         line = Text(words, text.BAD if bad else text.DIM, no_wrap=True, overflow="ellipsis")
-        self._word.update(line)
+        self._line.update(line)
 
     # -- keys ----------------------------------------------------------------------------------
 
     def action_sort(self, by: str) -> None:
-        """Sort the trials."""
         self._trials.sort(by)
         self._draw_columns()
 
@@ -178,34 +178,34 @@ class Top(App[None]):
         if len(keys) > 1:
             self._watcher.look_now(keys[(keys.index(self._picture.key) + 1) % len(keys)])
 
-    def action_want(self, wish: Literal["held", "boosted"]) -> None:
+    def action_override(self, override: Literal["held", "boosted"]) -> None:
         """Set an override of the chosen trial, or release it if it has this one."""
-        trial, key = self._may_want(), self._picture.key
+        trial, key = self._live_trial(), self._picture.key
         if trial is not None:
-            new = None if trial.wish == wish else wish
-            words = f"Trial {trial.number} is {new or f'no longer {wish}'}."
-            self._do(words, self._source.want, key, trial.number, new)
+            new = None if trial.override == override else override
+            words = f"Trial {trial.number} is {new or f'no longer {override}'}."
+            self._do(words, self._source.override, key, trial.number, new)
 
     def action_finish(self) -> None:
         """Finish the chosen trial at its last value, after a confirmation."""
-        trial, key = self._may_want(), self._picture.key
+        trial, key = self._live_trial(), self._picture.key
         if trial is None:
             return
         number = trial.number
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._say(f"Trial {number} is being finished ...")
+                self._show_line(f"Trial {number} is being finished ...")
                 self._do(f"Trial {number} is finished.", self._source.finish, key, number)
 
-        value = words_of.number(trial.value)
+        value = formats.number(trial.value)
         question = f"Finish trial {number} at its last value, {value}?\nIt cannot go on afterwards."
         self.push_screen(Confirm(question), answered)
 
     def action_policy(self) -> None:
         """Let the user choose another policy."""
         if self._picture.read_only or not self._picture.key:
-            self._say(self._picture.read_only or "There is no study.", bad=True)
+            self._show_line(self._picture.read_only or "There is no study.", bad=True)
             return
         key, now = self._picture.key, self._picture.policy
 
@@ -216,38 +216,35 @@ class Top(App[None]):
 
         self.push_screen(Policies(tuple(POLICIES), now), chosen)
 
-    def action_story(self) -> None:
+    def action_event_log(self) -> None:
         """Read the event log of the chosen trial, to be shown."""
         trial, key = self._trials.chosen, self._picture.key
-        if trial is None:
-            return
-        number = trial.number
-        self._watcher.do(lambda: LogRead(number, self._source.story(key, number)))
+        if trial is not None:
+            number = trial.number
+            self._watcher.do(lambda: EventLogRead(number, self._source.event_log(key, number)))
 
-    def on_log_read(self, message: LogRead) -> None:
-        """Show an event log that was read."""
-        self.push_screen(Story(message.number, message.story))
+    def on_event_log_read(self, message: EventLogRead) -> None:
+        self.push_screen(EventLog(message.number, message.log))
 
     def action_help(self) -> None:
-        """Show the help."""
         self.push_screen(Help())
 
-    def _may_want(self) -> TrialLine | None:
+    def _live_trial(self) -> TrialLine | None:
         """The chosen trial if it can be overridden; else None, with a message on the screen."""
         trial = self._trials.chosen
         if self._picture.read_only:
-            self._say(self._picture.read_only, bad=True)
+            self._show_line(self._picture.read_only, bad=True)
             return None
-        if trial is not None and trial.state in ("done", "failed"):
-            self._say(f"Trial {trial.number} has ended ({trial.state}).", bad=True)
+        if trial is not None and trial.state in ENDED:
+            self._show_line(f"Trial {trial.number} has ended ({trial.state}).", bad=True)
             return None
         return trial
 
     def _do(self, words: str, call: Callable[..., None], *arguments: object) -> None:
         """Call a function on a thread, and show ``words`` once it has returned."""
 
-        def work() -> Said:
+        def work() -> Notice:
             call(*arguments)
-            return Said(words)
+            return Notice(words)
 
         self._watcher.do(work)

@@ -30,7 +30,7 @@ _KEYS = (
     ("", "look"),
     ("↑ ↓  j k", "choose a trial; PageUp, PageDown, Home, End too"),
     ("n v l t s", "sort by number, value, slope, time, state; again: backwards"),
-    ("enter", "tell the chosen trial's story"),
+    ("enter", "show the chosen trial's event log"),
     ("tab", "show the next study, if this host serves several"),
     ("q  ctrl+c", "leave; nothing that trains is touched"),
     ("", "overrule the policy"),
@@ -54,7 +54,6 @@ class Help(ModalScreen[None]):
     BINDINGS: ClassVar = [Binding("escape,enter,question_mark,f1", "dismiss")]
 
     def compose(self) -> ComposeResult:
-        """Yield one text in a box."""
         lines = Text()
         for key, words in _KEYS:
             if not key:
@@ -66,43 +65,32 @@ class Help(ModalScreen[None]):
             lines.append(f"  {state:<10}", text.STATE_COLOURS[state])
             lines.append(f"{words}\n", text.DIM)
         lines.append("  ")
-        for wish, mark in text.WISH_MARKS.items():
-            lines.append(f"{mark} {wish}   ", text.WISH_COLOURS[wish])
+        for override, mark in text.OVERRIDE_MARKS.items():
+            lines.append(f"{mark} {override}   ", text.OVERRIDE_COLOURS[override])
         lines.append("slope: change of value in a unit", text.DIM)
         yield _box(VerticalScroll(Static(lines), classes="box"), "help", "esc back")
 
 
-class Story(ModalScreen[None]):
-    """The event log of a trial.
+class EventLog(ModalScreen[None]):
+    """The event log of a trial, as rich prints it."""
 
-    Args:
-        number: of the trial.
-        story: its event log, as rich prints it.
+    CSS = f"""
+    EventLog {{ {_BOX} & > .box {{ width: 100%; height: 100%; }} & Static {{ width: 100%; }} }}
     """
-
-    CSS = (
-        f"Story {{ {_BOX} & > .box {{ width: 100%; height: 100%; }} & Static {{ width: 100%; }} }}"
-    )
     BINDINGS: ClassVar = [Binding("escape,enter", "dismiss")]
 
-    def __init__(self, number: int, story: RenderableType) -> None:
+    def __init__(self, number: int, log: RenderableType) -> None:
         super().__init__()
         self._number = number
-        self._story = story
+        self._log_shown = log
 
     def compose(self) -> ComposeResult:
-        """Yield the event log in a box that scrolls."""
-        scroll = VerticalScroll(Static(self._story), classes="box")
+        scroll = VerticalScroll(Static(self._log_shown), classes="box")
         yield _box(scroll, f"trial {self._number}", "↑ ↓ scroll   esc back")
 
 
 class Policies(ModalScreen[str]):
-    """The choice of a policy.
-
-    Args:
-        names: of policies.
-        now: the present one.
-    """
+    """The choice among the names of policies, of which ``now`` is the present one."""
 
     CSS = f"""
     Policies {{ {_BOX} & > .box {{ width: 34; }} }}
@@ -119,7 +107,6 @@ class Policies(ModalScreen[str]):
         self._now = now
 
     def compose(self) -> ComposeResult:
-        """Yield a list of the names."""
         options = [
             Option(f"{name}  (now)" if name == self._now else name, id=name) for name in self._names
         ]
@@ -127,16 +114,11 @@ class Policies(ModalScreen[str]):
         yield _box(box, "policy", "enter choose   esc back")
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Return the chosen name to the caller."""
         self.dismiss(str(event.option.id))
 
 
 class Confirm(ModalScreen[bool]):
-    """A confirmation before an action that cannot be undone.
-
-    Args:
-        question: its text.
-    """
+    """The question before an action that cannot be undone."""
 
     CSS = f"Confirm {{ {_BOX} }}"
     BINDINGS: ClassVar = [
@@ -149,7 +131,6 @@ class Confirm(ModalScreen[bool]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """Yield the question in a box."""
         yield _box(Vertical(Static(self._question), classes="box"), "finish", "y yes   n no")
 
 

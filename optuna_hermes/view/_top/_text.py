@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,8 +10,8 @@ from rich.style import Style
 from rich.text import Text
 
 from optuna_hermes.broker._core._shape import POINTS
-from optuna_hermes.view import _words as words
-from optuna_hermes.view._top._picture import Picture, TrialLine
+from optuna_hermes.view import formats
+from optuna_hermes.view.picture import Picture, TrialLine
 
 INK, DIM, FAINT = "#d8dee9", "#8a94a6", "#5b6577"
 GROUND, RAISED, CHOSEN = "#12161d", "#1a202a", "#2b3648"
@@ -27,10 +26,8 @@ STATE_COLOURS = {
     "done": INK,
     "failed": BAD,
 }
-WISH_COLOURS = {"held": BAD, "boosted": LEAD, "finishing": COOL}
-WISH_MARKS = {"held": "‖", "boosted": "▲", "finishing": "✓"}
-_BARS = "▁▂▃▄▅▆▇█"
-_LOG_FROM = 3.0
+OVERRIDE_COLOURS = {"held": BAD, "boosted": LEAD, "finishing": COOL}
+OVERRIDE_MARKS = {"held": "‖", "boosted": "▲", "finishing": "✓"}
 WIDE = 120
 """Width in characters from which on more columns, and whole words, are shown."""
 
@@ -54,54 +51,36 @@ def columns(width: int, picture: Picture) -> list[Column]:
     found = [
         Column("trial", 6, lambda t, _: str(t.number), _ink),
         Column("state", 8, lambda t, _: t.state, _state_colour, right=False),
-        Column("wish", 9, lambda t, _: t.wish or "", _wish_colour, right=False)
+        Column("override", 9, lambda t, _: t.override or "", _override_colour, right=False)
         if wide
-        else Column("", 1, lambda t, _: WISH_MARKS.get(t.wish or "", ""), _wish_colour),
-        Column("value", 9, lambda t, _: words.number(t.value), _ink),
+        else Column("", 1, lambda t, _: OVERRIDE_MARKS.get(t.override or "", ""), _override_colour),
+        Column("value", 9, lambda t, _: formats.number(t.value), _ink),
         Column("slope", 10, lambda t, _: _signed(t.slope), _slope_colour(picture.maximize)),
-        Column("curve", 0, lambda t, w: sparkline(t.curve, w), _state_colour, right=False),
+        Column("curve", 0, lambda t, w: formats.sparkline(t.curve, w), _state_colour, right=False),
         Column("units", 5, lambda t, _: str(t.units), _ink),
         Column("device time" if wide else "time", 11 if wide else 9, _seconds, _ink),
-        Column("tier", 8, lambda t, _: _tier(t), _dim, right=False),
+        Column("tier", 8, lambda t, _: t.tier or "", _dim, right=False),
     ]
     if wide:
         device = max((len(each.id) for each in picture.devices), default=6)
         found += [
-            Column("device", min(12, max(6, device)), _device, _state_colour, right=False),
+            Column(
+                "device",
+                min(12, max(6, device)),
+                lambda t, _: t.device or "",
+                _state_colour,
+                right=False,
+            ),
             Column("slices", 6, lambda t, _: str(t.slices), _dim),
             Column("suspensions", 11, lambda t, _: str(t.suspensions), _dim),
         ]
     else:
         found.append(Column("susp", 4, lambda t, _: str(t.suspensions), _dim))
     if wide and picture.watt_hours is not None:
-        found.append(Column("energy", 9, _energy, _dim))
+        found.append(Column("energy", 9, lambda t, _: formats.energy(t.watt_hours), _dim))
     left = width - 1 - (len(found) - 1) - sum(column.width for column in found)
     most = POINTS if wide else 16
     return [c if c.width else c._replace(width=max(5, min(most, left))) for c in found]
-
-
-def sparkline(values: Sequence[float | None], width: int) -> str:
-    """A curve as a line of bars, thinned out if it is longer; a dot for None.
-
-    Losses fall fast and then slowly: positive values over a wide range are shown by their
-    logarithms, so that both phases can be seen.
-
-    Example:
-        >>> sparkline((3.0, None, 2.0), 9), sparkline((100.0, 10.0, 1.0), 9)
-        ('█·▁', '█▅▁')
-    """
-    last = len(values) - 1
-    if last >= width:
-        values = [values[round(i * last / (width - 1))] for i in range(width)]
-    finite = [value for value in values if value is not None]
-    if not finite:
-        return ""
-    if min(finite) > 0 and max(finite) > _LOG_FROM * min(finite):
-        values = [None if value is None else math.log(value) for value in values]
-        finite = [math.log(value) for value in finite]
-    low, high = min(finite), max(finite)
-    step = (len(_BARS) - 1) / (high - low or math.inf)
-    return "".join("·" if v is None else _BARS[round((v - low) * step)] for v in values)
 
 
 def heading(shown: Sequence[Column], by: str, back: bool) -> list[tuple[str, Style]]:
@@ -141,8 +120,8 @@ def _state_colour(trial: TrialLine) -> str:
     return STATE_COLOURS[trial.state]
 
 
-def _wish_colour(trial: TrialLine) -> str:
-    return WISH_COLOURS.get(trial.wish or "", DIM)
+def _override_colour(trial: TrialLine) -> str:
+    return OVERRIDE_COLOURS.get(trial.override or "", DIM)
 
 
 def _slope_colour(maximize: bool) -> Callable[[TrialLine], str]:
@@ -160,19 +139,11 @@ def _signed(value: float | None) -> str:
 
 
 def _seconds(trial: TrialLine, width: int) -> str:
-    return words.duration(trial.seconds) if trial.seconds else "-"
+    return formats.duration(trial.seconds) if trial.seconds else "-"
 
 
 def _tier(trial: TrialLine) -> str:
     return trial.tier or ""
-
-
-def _device(trial: TrialLine, width: int) -> str:
-    return trial.device or ""
-
-
-def _energy(trial: TrialLine, width: int) -> str:
-    return "-" if trial.watt_hours is None else words.energy(trial.watt_hours)
 
 
 # -- head and foot -----------------------------------------------------------------------------
@@ -184,23 +155,23 @@ def head(picture: Picture, width: int) -> Text:
     left.append(" optuna-hermes top ", Style(color=GROUND, bgcolor=COOL, bold=True))
     if picture.read_only:
         left.append("  read-only", Style(color=WARM, bold=True))
-    left.append(f"  {words.printable(picture.study or 'no study')}", Style(color=INK, bold=True))
+    left.append(f"  {formats.printable(picture.study or 'no study')}", Style(color=INK, bold=True))
     if picture.policy:
         left.append(f"  policy {picture.policy}", DIM)
     clock = time.strftime("%H:%M:%S", time.localtime(picture.at))
     right = Text(no_wrap=True)
     if picture.best is not None:
         number, value = picture.best
-        right.append("best ", DIM).append(words.number(value), Style(color=GOOD, bold=True))
+        right.append("best ", DIM).append(formats.number(value), Style(color=GOOD, bold=True))
         right.append(f" trial {number}  ", DIM)
     right.append(clock + " ", DIM)
     second = Text(" ", no_wrap=True)
-    second.append(words.plural(len(picture.trials), "trial"), INK)
+    second.append(formats.plural(len(picture.trials), "trial"), INK)
     for state, count in picture.counts.items():
         second.append(f"  {count} {state}", STATE_COLOURS[state])
-    spent = Text("device time ", DIM).append(words.duration(picture.device_seconds), INK)
+    spent = Text("device time ", DIM).append(formats.duration(picture.device_seconds), INK)
     if picture.watt_hours is not None:
-        spent.append(f"  {words.energy(picture.watt_hours)}", INK)
+        spent.append(f"  {formats.energy(picture.watt_hours)}", INK)
     spent.append(" ")
     if second.cell_len + spent.cell_len >= width:
         spent = Text()
@@ -219,7 +190,7 @@ def foot(picture: Picture, width: int) -> Text:
     """The keys that have an effect now."""
     acts = [("h", "hold"), ("b", "boost"), ("f", "finish"), ("p", "policy")]
     keys = [] if picture.read_only else acts
-    keys = [*keys, ("⏎", "story"), ("nvlts", "sort"), ("?", "help"), ("q", "quit")]
+    keys = [*keys, ("⏎", "events"), ("nvlts", "sort"), ("?", "help"), ("q", "quit")]
     if len(picture.studies) > 1:
         keys.insert(-2, ("tab", "study"))
     line = Text(" ", no_wrap=True)

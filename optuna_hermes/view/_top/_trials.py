@@ -15,7 +15,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from optuna_hermes.view._top import _text as text
-from optuna_hermes.view._top._picture import Picture, TrialLine, ordered
+from optuna_hermes.view.picture import Picture, TrialLine, ordered
 
 
 class Fitted(Message):
@@ -50,16 +50,13 @@ class Trials(ScrollView, can_focus=True):
 
     @property
     def numbers(self) -> list[int]:
-        """The trials in the order in which they are shown."""
         return [line.number for line in self._lines]
 
     @property
     def headings(self) -> Sequence[tuple[str, Style]]:
-        """The names of the columns."""
         return text.heading(self._shown, self.by, self.back)
 
     def show(self, picture: Picture) -> None:
-        """Show these trials; the cursor stays with its trial."""
         self._picture = picture
         self._lines = ordered(picture.trials, self.by, maximize=picture.maximize, back=self.back)
         self._fit()
@@ -75,18 +72,18 @@ class Trials(ScrollView, can_focus=True):
     # -- drawing -------------------------------------------------------------------------------
 
     def render_line(self, y: int) -> Strip:
-        """Draw a visible line."""
         place, width = y + self.scroll_offset.y, self._width
         ground = Style(bgcolor=text.GROUND)
         if place >= len(self._lines):
             return Strip.blank(width, ground)
         is_chosen = self._lines[place] is self.chosen and self.has_focus
         ground = Style(bgcolor=text.CHOSEN) if is_chosen else ground
-        cells = text.row(self._shown, self._lines[place])
-        return line_of(cells, width, ground)
+        segments = [Segment(" ", ground)]
+        for cell, style in text.row(self._shown, self._lines[place]):
+            segments += [Segment(cell, ground + style), Segment(" ", ground)]
+        return Strip(segments).adjust_cell_length(width, ground)
 
     def on_resize(self) -> None:
-        """Choose the columns that fit the new width."""
         self._fit()
         self.post_message(Fitted())
 
@@ -108,7 +105,6 @@ class Trials(ScrollView, can_focus=True):
         return 0
 
     def action_move(self, lines: int) -> None:
-        """Move the cursor."""
         if self._lines:
             place = min(len(self._lines) - 1, max(0, self._place + lines))
             self._chosen = self._lines[place].number
@@ -119,7 +115,6 @@ class Trials(ScrollView, can_focus=True):
         self.action_move(pages * max(1, self.size.height - 1))
 
     def on_click(self, event: Click) -> None:
-        """Choose the trial that was clicked."""
         place = event.y + self.scroll_offset.y
         if place < len(self._lines):
             self._chosen = self._lines[place].number
@@ -129,11 +124,3 @@ class Trials(ScrollView, can_focus=True):
         region = Region(0, self._place, self._width, 1)
         self.scroll_to_region(region, animate=False, force=True)
         self.refresh()
-
-
-def line_of(cells: Sequence[tuple[str, Style]], width: int, ground: Style) -> Strip:
-    """One line of cells with a space between them."""
-    segments = [Segment(" ", ground)]
-    for cell, style in cells:
-        segments += [Segment(cell, ground + style), Segment(" ", ground)]
-    return Strip(segments).adjust_cell_length(width, ground)

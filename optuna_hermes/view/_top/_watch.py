@@ -1,17 +1,19 @@
-"""The threads of ``top``: daemons, so that leaving waits for none of them."""
+"""The source of ``top``, and the threads on which it is read."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from rich.console import RenderableType
 from textual.message import Message
 
 from optuna_hermes.errors import HermesError
-from optuna_hermes.view._history import Bar
-from optuna_hermes.view._top._picture import Picture, TopSource
+from optuna_hermes.view.history import Bar
+from optuna_hermes.view.picture import Picture
 
 LOOK_SECONDS = 1.0
 """Seconds between two requests to the broker."""
@@ -20,39 +22,64 @@ READ_SECONDS = 10.0
 """Seconds between two reads of past leases from the ledger."""
 
 
-class Seen(Message):
+class TopSource(Protocol):
+    """Source of pictures and target of commands; calls may block, so they are made on threads.
+
+    ``look`` and ``past`` are called in one thread, the others in any. A call that fails raises a
+    ``HermesError`` whose message is shown.
+    """
+
+    def look(self, key: str) -> Picture:
+        """The present picture of a study; with an empty key of any."""
+
+    def past(self) -> Sequence[Bar]:
+        """Past leases from the ledger, if one is known; quick after the first call."""
+
+    def override(self, key: str, number: int, override: Literal["held", "boosted"] | None) -> None:
+        """Hold, boost or (None) release a trial."""
+
+    def finish(self, key: str, number: int) -> None:
+        """Finish a trial at its last value."""
+
+    def change_policy(self, key: str, policy: str) -> None:
+        """Change the study's policy."""
+
+    def event_log(self, key: str, number: int) -> RenderableType:
+        """The figures and the event log of a trial."""
+
+    def close(self) -> None:
+        """Close the connection; a blocked ``look`` returns."""
+
+
+@dataclass
+class NewPicture(Message):
     """Message: a new picture, and past leases (``bars``) if they were read."""
 
-    def __init__(self, picture: Picture, bars: tuple[Bar, ...]) -> None:
-        super().__init__()
-        self.picture = picture
-        self.bars = bars
+    picture: Picture
+    bars: tuple[Bar, ...]
 
 
-class Lost(Message):
+@dataclass
+class SourceLost(Message):
     """Message: the source cannot be reached."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__()
-        self.words = words
+    text: str
 
 
-class LogRead(Message):
+@dataclass
+class EventLogRead(Message):
     """Message: a trial's event log was read."""
 
-    def __init__(self, number: int, story: RenderableType) -> None:
-        super().__init__()
-        self.number = number
-        self.story = story
+    number: int
+    log: RenderableType
 
 
-class Said(Message):
+@dataclass
+class Notice(Message):
     """Message: a line to show; ``bad`` for an error."""
 
-    def __init__(self, words: str, *, bad: bool = False) -> None:
-        super().__init__()
-        self.words = words
-        self.bad = bad
+    text: str
+    bad: bool = False
 
 
 class Watcher:
@@ -67,7 +94,7 @@ class Watcher:
         self._source = source
         self._post = post
         self._read_at: float | None = None
-        self._asked = threading.Event()
+        self._due = threading.Event()
         self._ended = threading.Event()
         self.key = ""
 
@@ -78,40 +105,39 @@ class Watcher:
     def look_now(self, key: str) -> None:
         """Poll at once, for this study."""
         self.key = key
-        self._asked.set()
+        self._due.set()
 
-    def do(self, call: Callable[[], Message | None]) -> None:
+    def do(self, call: Callable[[], Message]) -> None:
         """Call a function on a thread, post its message or its error, and poll at once."""
 
         def work() -> None:
             try:
-                answer = call()
+                self._post(call())
             except HermesError as error:
-                answer = Said(str(error), bad=True)
-            if answer is not None:
-                self._post(answer)
-            self._asked.set()  # the command's effect is shown at once
+                self._post(Notice(str(error), bad=True))
+            self._due.set()  # the command's effect is shown at once
 
         self._start(work)
 
     def end(self) -> None:
         """Stop polling, and close the source."""
         self._ended.set()
-        self._asked.set()
+        self._due.set()
         self._source.close()
 
     def _start(self, work: Callable[[], None]) -> None:
+        # A daemon: leaving waits for no answer of a broker or a database.
         threading.Thread(target=work, name="hermes-top", daemon=True).start()
 
     def _watch(self) -> None:
         while not self._ended.is_set():
             begin = time.monotonic()
             try:
-                self._post(Seen(self._source.look(self.key), self._past(begin)))
+                self._post(NewPicture(self._source.look(self.key), self._past(begin)))
             except HermesError as error:
-                self._post(Lost(f"{error} What you see is of before."))
-            self._asked.wait(max(0.0, begin + LOOK_SECONDS - time.monotonic()))
-            self._asked.clear()
+                self._post(SourceLost(f"{error} What you see is of before."))
+            self._due.wait(max(0.0, begin + LOOK_SECONDS - time.monotonic()))
+            self._due.clear()
 
     def _past(self, now: float) -> tuple[Bar, ...]:
         if self._read_at is not None and now - self._read_at < READ_SECONDS:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import (
+    FileResponse,
     HTMLResponse,
     JSONResponse,
     PlainTextResponse,
@@ -21,7 +21,8 @@ from starlette.responses import (
     Response,
     StreamingResponse,
 )
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from optuna_hermes.errors import HermesError
@@ -30,12 +31,6 @@ from optuna_hermes.view._web._guard import HEADERS, Guard, Refusal, RequestParts
 from optuna_hermes.view._web._peer import is_ours
 
 FILES = Path(__file__).parent / "static"
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 MAX_FORM_BYTES = 4096
 """Size of the largest body that is read; every valid request is smaller."""
 
@@ -48,33 +43,31 @@ _TOO_LARGE = Refusal(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deeds:
+class Actions:
     """The functions behind the page's requests.
 
     Args:
-        act: applies a verb of ``VERBS`` to a trial, and returns a message about it.
-        story: returns one trial's figures and event log, as plain JSON.
+        override: applies a verb of ``VERBS`` to a trial, and returns a message about it.
+        event_log: returns one trial's figures and event log, as plain JSON.
     """
 
-    act: Callable[[str, int], str]
-    story: Callable[[int], dict[str, Any]]
+    override: Callable[[str, int], str]
+    event_log: Callable[[int], dict[str, Any]]
 
 
-def make_app(feed: Feed, deeds: Deeds, guard: Guard, *, trusts_own: bool) -> ASGIApp:
+def make_app(feed: Feed, actions: Actions, guard: Guard, *, trusts_own: bool) -> ASGIApp:
     """The server's application.
 
     Args:
         feed: source of the pages' content.
-        deeds: the functions behind their requests.
+        actions: the functions behind their requests.
         guard: checks each request.
         trusts_own: true if processes of this user on this host need no token.
     """
 
-    index = _served("index.html")
-
     async def page(request: Request) -> Response:
         shown = request.query_params.get("token")
-        return await index(request) if shown is None else enter(request, shown)
+        return FileResponse(FILES / "index.html") if shown is None else enter(request, shown)
 
     async def token(request: Request) -> Response:
         body = await _body(request)
@@ -98,47 +91,29 @@ def make_app(feed: Feed, deeds: Deeds, guard: Guard, *, trusts_own: bool) -> ASG
     async def events(request: Request) -> Response:
         return StreamingResponse(feed.listen(), media_type="text/event-stream")
 
-    async def story(request: Request) -> Response:
-        return await _answer(deeds.story, request.path_params["number"])
+    async def event_log(request: Request) -> Response:
+        return await _answer(actions.event_log, request.path_params["number"])
 
-    async def act(request: Request) -> Response:
+    async def override(request: Request) -> Response:
         verb, number = request.path_params["verb"], request.path_params["number"]
         if verb not in VERBS:
             return JSONResponse({"error": f"No verb {verb!r}: use {', '.join(VERBS)}."}, 404)
-        answer = await _answer(lambda n: {"done": deeds.act(verb, n)}, number)
+        answer = await _answer(lambda n: {"done": actions.override(verb, n)}, number)
         feed.hurry()
         return answer
 
+    api = [
+        Route("/events", events),
+        Route("/trials/{number}", event_log),
+        Route("/trials/{number}/{verb}", override, methods=["POST"]),
+    ]
     routes = [
         Route("/", page),
         Route("/token", token, methods=["POST"]),
-        Route("/api/events", events),
-        Route("/api/trials/{number}", story),
-        Route("/api/trials/{number}/{verb}", act, methods=["POST"]),
-        *(Route(f"/{name}", _served(name)) for name in _names()),
+        Mount("/api", routes=api),
+        Mount("/", StaticFiles(directory=FILES)),
     ]
     return _Gate(Starlette(routes=routes), guard, trusts_own=trusts_own)
-
-
-def _names() -> list[str]:
-    """The names of the page's static files."""
-    found = (path for path in FILES.rglob("*") if path.suffix in _TYPES)
-    return sorted(str(path.relative_to(FILES)) for path in found if path.suffix != ".html")
-
-
-def _served(name: str) -> Callable[[Request], Awaitable[Response]]:
-    """The handler that serves a file, read once into memory: there are few, and they are small."""
-    path = FILES / name
-    content = path.read_bytes()
-    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = {"content-type": _TYPES[path.suffix], "etag": tag}
-
-    async def serve(request: Request) -> Response:
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers)
-
-    return serve
 
 
 async def _body(request: Request) -> bytes | None:

@@ -99,19 +99,11 @@ class Feed:
             log.exception("a look failed")
             return
         before, self._page = self._page, page
-        if before is None:
-            self._tell(_event("page", page), page)
-            return
-        changes = delta(before, page)
+        changes = page if before is None else delta(before, page)
         if changes:
-            self._tell(_event("change", changes), page)
-
-    def _tell(self, event: bytes, page: Page) -> None:
-        for listener in self._listeners:
-            if listener.qsize() < UNREAD:
-                listener.put(event)
-            else:
-                listener.begin_anew(_event("page", page))
+            event = _event("page" if before is None else "change", changes)
+            for listener in self._listeners:
+                listener.tell(event, page)
 
     async def _pause(self, seconds: float) -> None:
         self._hurry.clear()
@@ -120,18 +112,20 @@ class Feed:
 
 
 class _Listener:
+    """The unread events of one open page."""
+
     def __init__(self) -> None:
         self._events: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def qsize(self) -> int:
-        return self._events.qsize()
 
     def put(self, event: bytes) -> None:
         self._events.put_nowait(event)
 
-    def begin_anew(self, event: bytes) -> None:
-        while not self._events.empty():
-            self._events.get_nowait()
+    def tell(self, event: bytes, page: Page) -> None:
+        """Add an event; of a page that does not read, replace all of them by the whole page."""
+        if self._events.qsize() >= UNREAD:
+            while not self._events.empty():
+                self._events.get_nowait()
+            event = _event("page", page)
         self.put(event)
 
     async def get(self) -> bytes:

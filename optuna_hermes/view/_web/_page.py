@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from optuna_hermes.view import _words as words
-from optuna_hermes.view._history import StudyHistory
-from optuna_hermes.view._web._curves import Charts, bars, beginning
-from optuna_hermes.view._web._devices import DeviceRows
-from optuna_hermes.view._web._trials import LIVE, OVER, Json, rounded, shown_trials
+from optuna_hermes.view import formats
+from optuna_hermes.view.history import (
+    Bar,
+    Point,
+    StudyHistory,
+    TrialHistory,
+    best_so_far,
+    entry_of,
+)
+from optuna_hermes.view.picture import ENDED
+
+Json = dict[str, Any]
+
+LIVE = ("running", "parked")
+
+DIGITS = 6
+"""Significant digits of values: more than a screen has pixels."""
+
+MOST_CURVES = 500
+"""Most curves that are drawn: those of live trials first, then the best ones."""
+
+MOST_POINTS = 400
+"""Most points of a curve that are drawn, besides the last one."""
+
+STEADY_SECONDS = 0.5
+"""Changes of a slice's times below this are ignored: the broker's answers take their time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +46,6 @@ class Scene:
         broker: status of this host's broker, None if none answers.
         was_served: true if a broker has served the study since this server began.
         problem: the reason why the ledger could not be read.
-        wishes: overrides by trial, as the ledger has them.
         now: wall clock seconds (Unix time).
     """
 
@@ -34,7 +55,6 @@ class Scene:
     broker: Mapping[str, Any] | None = None
     was_served: bool = False
     problem: str | None = None
-    wishes: Mapping[int, str] = field(default_factory=dict)
     now: float = 0.0
 
 
@@ -48,9 +68,10 @@ class Painter:
     def paint(self, scene: Scene) -> Json:
         """The page of a scene."""
         entry, history = served(scene), scene.history
-        trials = shown_trials(history, entry, scene.wishes)
+        trials = _trials(history, entry)
         live = _live(scene, entry, trials)
-        begin = beginning(history)
+        bars = history.bars if history else ()
+        begin = round(min((bar.begin for bar in bars), default=0.0), 2)
         return {
             "study": _study(scene, entry),
             "live": live,
@@ -61,7 +82,7 @@ class Painter:
             "curves": self._charts.curves(history, trials),
             "path": self._charts.path(history),
             "begin": begin,
-            "bars": bars(history, begin),
+            "bars": {f"{bar.epoch} {bar.device}": _bar(bar, begin) for bar in bars},
             "devices": self._devices.shown(scene.broker, scene.now),
             "key": history.key if history else None,
         }
@@ -69,9 +90,9 @@ class Painter:
 
 def served(scene: Scene) -> Mapping[str, Any] | None:
     """The study's entry in the broker's status, None if it does not serve it."""
-    entries = scene.broker["studies"] if scene.broker else ()
     if scene.history is not None:
-        return next((each for each in entries if each["key"] == scene.history.key), None)
+        return entry_of(scene.broker, scene.history.key)
+    entries = scene.broker["studies"] if scene.broker else ()
     return next((each for each in entries if each["name"] == scene.name), None)
 
 
@@ -91,7 +112,7 @@ def _study(scene: Scene, entry: Mapping[str, Any] | None) -> Json:
 def _live(scene: Scene, entry: Mapping[str, Any] | None, trials: Json) -> Json:
     """The activity of the study, as a key word and as a text."""
     states = [trial["state"] for trial in trials.values()]
-    waiting = sum(state not in OVER for state in states)
+    waiting = sum(state not in ENDED for state in states)
     if entry is not None and not entry["finished"]:
         return {"is": "live", "text": "Leaving" if entry["draining"] else "Training"}
     if entry is not None or (states and not waiting):
@@ -116,11 +137,11 @@ def _notes(scene: Scene, entry: Mapping[str, Any] | None, *, is_away: bool) -> I
     if entry is None:
         return
     if entry["away_seconds"] is not None:
-        away = words.duration(entry["away_seconds"])
+        away = formats.duration(entry["away_seconds"])
         yield f"The database does not answer since {away}; training goes on."
     if entry["no_room"]:
         yield (
-            f"No device has the memory for {words.ranges(entry['no_room'])} until another trial "
+            f"No device has the memory for {formats.ranges(entry['no_room'])} until another trial "
             "has left it."
         )
     if entry["problem"]:
@@ -161,3 +182,180 @@ def _best(scene: Scene, entry: Mapping[str, Any] | None, trials: Json) -> Json |
         return None
     value, number = min(known)
     return {"trial": number, "value": sign * value}
+
+
+# -- trials ---------------------------------------------------------------------------------------
+
+
+def rounded(value: float | None) -> float | None:
+    """A value for JSON, rounded; None for NaN and infinity, which JSON lacks."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _trials(history: StudyHistory | None, entry: Mapping[str, Any] | None) -> Json:
+    """Every trial by its number: the broker's data where it has them, else the ledger's."""
+    runs = {run["trial"]: run for run in entry.get("trials", ())} if entry else {}
+    found = {trial.number: _of_ledger(trial) for trial in history.trials} if history else {}
+    for number, run in runs.items():
+        known = found.setdefault(number, {})
+        # The broker learns later than Optuna of the end of a trial.
+        if known.get("state") not in ENDED:
+            known |= _of_broker(run)
+    return {str(number): found[number] for number in sorted(found)}
+
+
+def _of_broker(run: Mapping[str, Any]) -> Json:
+    same = ("state", "override", "tier", "device", "units", "slices", "suspensions")
+    return {name: run[name] for name in same} | {
+        "value": rounded(run["value"]),
+        "device_seconds": round(run["device_seconds"], 2),
+        "watt_hours": rounded(run["watt_hours"]),
+    }
+
+
+def _of_ledger(known: TrialHistory) -> Json:
+    run, last = known.run, known.points[-1] if known.points else None
+    return {
+        "state": known.state,
+        "tier": run.tier if known.state in LIVE else None,
+        "device": None,
+        "host": run.host,
+        "units": last.unit if last else 0,
+        "value": rounded(last.value) if last else None,
+        "slices": run.slices,
+        "suspensions": run.suspensions,
+        "device_seconds": round(run.device_seconds, 2),
+        "watt_hours": rounded(run.watt_hours),
+        "override": None if known.state in ENDED else known.override,
+    }
+
+
+# -- devices --------------------------------------------------------------------------------------
+
+
+class DeviceRows:
+    """Entries of devices; remembers the times of their leases, so that they do not jitter."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int], tuple[float, float]] = {}
+
+    def shown(self, broker: Mapping[str, Any] | None, now: float) -> list[Json]:
+        """The devices of a broker with their holders; ``now`` is the time of its status."""
+        devices = broker["devices"] if broker else ()
+        labels = short([device["id"] for device in devices])
+        same = ("id", "kind", "problem", "memory_bytes", "memory_free_bytes")
+        return [
+            {
+                **{name: device[name] for name in same},
+                "label": label,
+                "state": "held" if device["holder"] else formats.idle(device),
+                "holder": self._holder(device, now),
+            }
+            for device, label in zip(devices, labels, strict=True)
+        ]
+
+    def _holder(self, device: Mapping[str, Any], now: float) -> Json | None:
+        """The holder of a device. Its times are absolute, so that they change only with a lease."""
+        holder = device["holder"]
+        if holder is None:
+            return None
+        lease = (device["id"], holder["epoch"])
+        times = (now - holder["since_seconds"], now + holder["left_seconds"])
+        known = self._since.get(lease)
+        moved = known is None or max(abs(a - b) for a, b in zip(times, known, strict=True))
+        if known is None or moved > STEADY_SECONDS:
+            known = times
+        self._since = {k: v for k, v in self._since.items() if k[0] != device["id"]}
+        self._since[lease] = known
+        return {
+            "study": holder["study"],
+            "trial": holder["trial"],
+            "yielding": holder["state"] == "yielding",
+            "since": round(known[0], 2),
+            "until": round(known[1], 2),
+        }
+
+
+def short(ids: Sequence[str]) -> list[str]:
+    """Names of devices for people: UUIDs are cut to the shortest unique beginning.
+
+    Example:
+        >>> short(["GPU-5c2f0a11-aaaa", "GPU-5c2f0a12-bbbb", "cpu:0"])
+        ['GPU-5c2f0a11', 'GPU-5c2f0a12', 'cpu:0']
+    """
+    for length in range(8, 48, 2):
+        cut = [id_ if len(id_) <= length + 4 else id_[: length + 4].rstrip("-") for id_ in ids]
+        if len(set(cut)) == len(set(ids)):
+            return cut
+    return list(ids)
+
+
+# -- charts ---------------------------------------------------------------------------------------
+
+
+class Charts:
+    """Data of charts; a part that has not changed since the last call is the same object."""
+
+    def __init__(self) -> None:
+        self._columns: dict[int, tuple[tuple[Point, ...], Json]] = {}
+        self._best: tuple[StudyHistory | None, list[list[Any]]] = (None, [])
+
+    def curves(self, history: StudyHistory | None, trials: Json) -> Json:
+        """Units and values of the curves that are drawn, by trial."""
+        found = {}
+        reported = [trial for trial in history.trials if trial.points] if history else []
+        sign = -1.0 if history and history.maximize else 1.0
+        for trial in _foremost(reported, trials, sign):
+            points, columns = self._columns.get(trial.number, (None, None))
+            if points is not trial.points or columns is None:
+                columns = _columns(trial.points)
+                self._columns[trial.number] = (trial.points, columns)
+            found[str(trial.number)] = columns
+        return found
+
+    def path(self, history: StudyHistory | None) -> list[list[Any]]:
+        """Best so far against device time; the same object if no value was reported since."""
+        before, path = self._best
+        same = before is not None and history is not None and before.position == history.position
+        if history is not None and not (same and before and before.key == history.key):
+            path = [
+                [round(best.device_seconds, 2), rounded(best.value), best.trial]
+                for best in best_so_far(history)
+            ]
+        self._best = (history, path)
+        return path
+
+
+def _bar(bar: Bar, begin: float) -> list[Any]:
+    """Device, trial, begin and end in seconds of the schedule; the end is None while it lasts."""
+    end = None if bar.end is None else round(bar.end - begin, 2)
+    return [bar.device, bar.trial, round(bar.begin - begin, 2), end]
+
+
+def _foremost(
+    reported: Sequence[TrialHistory], trials: Json, sign: float
+) -> Sequence[TrialHistory]:
+    """The trials whose curves are drawn: all if they are few, else live ones, then the best."""
+    if len(reported) <= MOST_CURVES:
+        return reported
+
+    def rank(trial: TrialHistory) -> tuple[bool, float]:
+        value = sign * trial.points[-1].value
+        is_live = trials[str(trial.number)]["state"] in LIVE
+        return not is_live, value if math.isfinite(value) else math.inf
+
+    return sorted(sorted(reported, key=rank)[:MOST_CURVES], key=lambda trial: trial.number)
+
+
+def _columns(points: Sequence[Point]) -> Json:
+    """A curve, thinned out if it is long: every second point, every fourth, and the last."""
+    stride = 1
+    while len(points) > stride * MOST_POINTS:
+        stride *= 2
+    shown = points if stride == 1 else (*points[:-1:stride], points[-1])
+    return {
+        "units": [point.unit for point in shown],
+        "values": [rounded(point.value) for point in shown],
+    }

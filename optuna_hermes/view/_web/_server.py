@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.view._web._app import Deeds, make_app
+from optuna_hermes.view._web._app import Actions, make_app
 from optuna_hermes.view._web._feed import Feed
 from optuna_hermes.view._web._guard import Guard
 
@@ -22,7 +22,7 @@ LEAVE_SECONDS = 2
 
 def serve(
     feed: Feed,
-    deeds: Deeds,
+    actions: Actions,
     *,
     host: str,
     port: int,
@@ -33,7 +33,7 @@ def serve(
 
     Args:
         feed: source of the pages' content.
-        deeds: the functions behind their requests.
+        actions: the functions behind their requests.
         host: the address to listen at.
         port: likewise, 0 for any that is free.
         token: required of users; None draws one, and on a loopback address lets processes of
@@ -57,7 +57,7 @@ def serve(
             cookie=f"hermes-{port}",
             names=names_of(host),
         )
-        app = make_app(feed, deeds, guard, trusts_own=trusts_own)
+        app = make_app(feed, actions, guard, trusts_own=trusts_own)
         # No access log: addresses may hold the token.
         config = uvicorn.Config(
             app,

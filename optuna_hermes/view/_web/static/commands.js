@@ -5,7 +5,7 @@ import { make, put } from "./panels.js";
 
 const $ = (id) => document.getElementById(id);
 const TOAST_MS = 6000;
-const WISH_OF = { hold: "held", boost: "boosted" };
+const OVERRIDE_OF = { hold: "held", boost: "boosted" };
 
 export class Commands {
   constructor(store) {
@@ -16,7 +16,7 @@ export class Commands {
 
   can(verb, trial) {
     if (!this.store.page.study.commands) return false;
-    if (trial.state === "done" || trial.state === "failed" || trial.wish === "finishing") return false;
+    if (trial.state === "done" || trial.state === "failed" || trial.override === "finishing") return false;
     return verb !== "finish" || trial.value !== null;
   }
 
@@ -28,7 +28,7 @@ export class Commands {
         : `Trial ${n} cannot be ${{ hold: "held", boost: "boosted", finish: "finished" }[verb]} now.`);
     }
     if (verb === "finish" && !(await this.sure(n, trial))) return;
-    const again = verb in WISH_OF && trial.wish === WISH_OF[verb];
+    const again = verb in OVERRIDE_OF && trial.override === OVERRIDE_OF[verb];
     try {
       const answer = await fetch(`/api/trials/${n}/${again ? "release" : verb}`, {
         method: "POST",
@@ -60,21 +60,21 @@ export class Commands {
   }
 
   async tell(n) {
-    const body = $("story-body");
-    put($("story-title"), `Trial ${n}`);
+    const body = $("events-body");
+    put($("events-title"), `Trial ${n}`);
     body.replaceChildren(make("p", "", "Reading"));
-    $("story").showModal();
+    $("events").showModal();
     try {
       const answer = await fetch(`/api/trials/${n}`);
-      const story = await answer.json();
-      if (!answer.ok) throw new Error(story.error);
-      body.replaceChildren(...this.story(story));
+      const found = await answer.json();
+      if (!answer.ok) throw new Error(found.error);
+      body.replaceChildren(...this.eventLog(found));
     } catch (error) {
       body.replaceChildren(make("p", "", error.message));
     }
   }
 
-  story({ state, curve, params, slices, suspensions, device_seconds, watt_hours, checkpoints, events }) {
+  eventLog({ state, curve, params, slices, suspensions, device_seconds, watt_hours, checkpoints, events }) {
     const last = curve.values[curve.values.length - 1] ?? null;
     const best = curve.best && ` (best ${number(curve.best.value)} at unit ${curve.best.unit})`;
     const what = [

@@ -19,13 +19,13 @@ export class Curves {
   constructor(store, view, log) {
     this.store = store;
     this.view = view;
-    this.wish = null; // of a scale, null for the one that suits
+    this.chosenLog = null; // of a scale, null for the one that suits
     this.near = null;
     this.button = log;
     this.more = document.getElementById("curves-more");
     this.reset = document.getElementById("curves-reset");
     log.addEventListener("click", () => {
-      this.wish = !this.plot.log;
+      this.chosenLog = !this.plot.log;
       this.update();
     });
     this.reset.addEventListener("click", () => this.plot.whole());
@@ -56,7 +56,7 @@ export class Curves {
     }
     const { maximize } = this.store.page.study;
     const positive = bounds(values)[0] > 0;
-    const log = positive && (this.wish ?? suitsLog(usualBounds(values, true, maximize)));
+    const log = positive && (this.chosenLog ?? suitsLog(usualBounds(values, true, maximize)));
     this.button.setAttribute("aria-pressed", log);
     this.button.disabled = !positive;
     const usual = usualBounds(values, log, maximize);

@@ -45,4 +45,4 @@ export function where(trial) {
   return trial.state === "stored" ? TIERS.disk : "";
 }
 
-export const WISHES = { held: "held", boosted: "boosted", finishing: "finishing" };
+export const OVERRIDES = { held: "held", boosted: "boosted", finishing: "finishing" };

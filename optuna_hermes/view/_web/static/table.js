@@ -1,6 +1,6 @@
 // The table of trials: sorted by any column, one row at a time within reach of the keyboard.
 
-import { duration, energy, number, where, WISHES } from "./format.js";
+import { duration, energy, number, where, OVERRIDES } from "./format.js";
 import { icon, make, put } from "./panels.js";
 
 const SHOWN = 300;
@@ -18,9 +18,9 @@ const COLUMNS = [
 
 const KEYS = { h: "hold", b: "boost", f: "finish" };
 const VERBS = {
-  hold: { name: "Hold", wish: "held" },
-  boost: { name: "Boost", wish: "boosted" },
-  finish: { name: "Finish", wish: "finishing" },
+  hold: { name: "Hold", override: "held" },
+  boost: { name: "Boost", override: "boosted" },
+  finish: { name: "Finish", override: "finishing" },
 };
 
 export class Table {
@@ -135,7 +135,7 @@ export class Table {
   row(n) {
     const number = make("button", "open", String(n));
     number.type = "button";
-    number.title = "Its story";
+    number.title = "Its event log";
     number.addEventListener("click", () => this.commands.tell(n));
     const cells = COLUMNS.map(({ id, left, classes }) => make("td", `${id} ${left ? "left " : ""}${classes ?? ""}`));
     cells[0].append(number);
@@ -182,23 +182,23 @@ export class Table {
 
   state(cell, trial) {
     const at = where(trial);
-    const wish = WISHES[trial.wish];
-    const shown = `${trial.state} ${at} ${wish}`;
+    const override = OVERRIDES[trial.override];
+    const shown = `${trial.state} ${at} ${override}`;
     if (cell.dataset.shown === shown) return;
     cell.dataset.shown = shown;
     const sign = icon(trial.state);
     sign.classList.add(`state-${trial.state}`);
     const words = [sign, make("span", "", trial.state)];
-    if (wish) words.push(make("b", "wish", wish));
+    if (override) words.push(make("b", "override", override));
     if (at) words.push(make("span", "tag more-room", ` · ${at}`));
     cell.replaceChildren(...words);
   }
 
   button(button, n, trial) {
     const { verb } = button.dataset;
-    const { name, wish } = VERBS[verb];
+    const { name, override } = VERBS[verb];
     const can = this.commands.can(verb, trial);
-    const done = trial.wish === wish;
+    const done = trial.override === override;
     button.hidden = !can;
     if (verb !== "finish") button.setAttribute("aria-pressed", done);
     button.setAttribute("aria-label", `${name} trial ${n}`);

@@ -1,6 +1,6 @@
-"""ProgressDisplay while a study runs: a live screen on a terminal, plain lines elsewhere.
+"""Progress of a study that runs: a live screen on a terminal, plain lines elsewhere.
 
-Everything goes to standard error: standard output belongs to results. Notebooks: ``_notebook``.
+Everything goes to standard error: standard output belongs to results. Notebooks: ``notebook``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from optuna_hermes.view import _words as words
+from optuna_hermes.view import formats
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,57 +48,45 @@ def make_progress(show: bool, *, total: int | None) -> ProgressDisplay:
         show: False for silence.
         total: number of trials that the study shall have, None if unknown.
     """
-    return Unfailing(_progress(total)) if show else Silence()
+    return Unfailing(_progress(total) if show else None)
 
 
 def _progress(total: int | None) -> ProgressDisplay:
-    from optuna_hermes.view._notebook import Cell, in_notebook  # it draws what is written here
+    from optuna_hermes.view.notebook import Cell, in_notebook  # it draws what is written here
 
     if in_notebook():
         return Cell(total)
     return Screen(total) if sys.stderr.isatty() else Lines(total)
 
 
-class Silence:
-    """ProgressDisplay that shows nothing."""
-
-    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def note(self, text: str) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class Unfailing:
-    """ProgressDisplay that goes silent on an ``OSError``: a study outlives its terminal or pipe.
+    """Display that ends with the first ``OSError``: a study outlives its terminal or pipe.
 
     Args:
-        shown: the progress that may fail.
+        shown: the display that may fail, None for silence.
     """
 
-    def __init__(self, shown: ProgressDisplay) -> None:
-        self._shown: ProgressDisplay = shown
+    def __init__(self, shown: ProgressDisplay | None) -> None:
+        self._shown = shown
 
     def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
         """See ``ProgressDisplay``."""
-        self._try(lambda: self._shown.update(document, study))
+        self._try(lambda shown: shown.update(document, study))
 
     def note(self, text: str) -> None:
         """See ``ProgressDisplay``."""
-        self._try(lambda: self._shown.note(text))
+        self._try(lambda shown: shown.note(text))
 
     def close(self) -> None:
         """See ``ProgressDisplay``."""
-        self._try(self._shown.close)
+        self._try(lambda shown: shown.close())
 
-    def _try(self, show: Callable[[], None]) -> None:
+    def _try(self, show: Callable[[ProgressDisplay], None]) -> None:
         try:
-            show()
+            if self._shown is not None:
+                show(self._shown)
         except OSError:
-            self._shown = Silence()
+            self._shown = None
 
 
 class Lines:
@@ -131,7 +119,7 @@ class Lines:
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Nothing is open."""
 
 
 class Screen:
@@ -178,12 +166,7 @@ class Screen:
 
 
 def study_line(study: dict[str, Any], total: int | None) -> str:
-    """The state of a study in a line.
-
-    Args:
-        study: its entry in a broker's status.
-        total: number of trials that it shall have, None if unknown.
-    """
+    """The state of a study in a line, from its entry in a broker's status."""
     counts = study["counts"]
     done = counts["done"] + counts["failed"]
     live = counts["running"] + counts["parked"] + counts["stored"] + counts["pending"]
@@ -197,9 +180,9 @@ def study_line(study: dict[str, Any], total: int | None) -> str:
         parts.append(f"{counts['failed']} failed")
     best = study["best"]
     if best is not None:
-        parts.append(f"best {words.number(best['value'])} (trial {best['trial']})")
+        parts.append(f"best {formats.number(best['value'])} (trial {best['trial']})")
     parts.append(f"{study['device_seconds']:.1f} device-seconds")
-    return f"{words.printable(study['name'])}: {', '.join(parts)}"
+    return f"{formats.printable(study['name'])}: {', '.join(parts)}"
 
 
 def device_lines(document: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -208,12 +191,12 @@ def device_lines(document: dict[str, Any]) -> list[tuple[str, str, str]]:
     for device in document["devices"]:
         holder = device["holder"]
         if holder is None:
-            lines.append((device["id"], words.idle(device), ""))
+            lines.append((device["id"], formats.idle(device), ""))
             continue
         what = "a new trial" if holder["trial"] is None else f"trial {holder['trial']}"
         if holder["state"] == "yielding":
             what += ", being suspended"
-        lines.append((device["id"], what, words.duration(holder["since_seconds"])))
+        lines.append((device["id"], what, formats.duration(holder["since_seconds"])))
     return lines
 
 

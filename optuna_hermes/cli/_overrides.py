@@ -9,6 +9,11 @@ import typer
 from optuna_hermes.cli._output import show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, study_and_ledger
 
+Override = Literal["held", "boosted"]
+
+LATER = "No broker of yours serves the study now: it counts from its next start."
+DONE = {"held": "Held", "boosted": "Boosted", None: "Released"}
+
 Trials = Annotated[
     list[int],
     typer.Argument(metavar="TRIAL...", min=0, help="Numbers of trials.", show_default=False),
@@ -26,7 +31,7 @@ def hold(storage: Storage, study_name: StudyName, trials: Trials, json: Json = F
       optuna-hermes hold --storage sqlite:///study.db --study-name digits 3 7
       optuna-hermes release --storage sqlite:///study.db --study-name digits 3 7
     """
-    _want(storage, study_name, trials, "held", as_json=json)
+    _override(storage, study_name, trials, "held", as_json=json)
 
 
 def boost(storage: Storage, study_name: StudyName, trials: Trials, json: Json = False) -> None:
@@ -40,7 +45,7 @@ def boost(storage: Storage, study_name: StudyName, trials: Trials, json: Json = 
       optuna-hermes boost --storage sqlite:///study.db --study-name digits 3
       optuna-hermes release --storage sqlite:///study.db --study-name digits 3
     """
-    _want(storage, study_name, trials, "boosted", as_json=json)
+    _override(storage, study_name, trials, "boosted", as_json=json)
 
 
 def release(storage: Storage, study_name: StudyName, trials: Trials, json: Json = False) -> None:
@@ -50,7 +55,7 @@ def release(storage: Storage, study_name: StudyName, trials: Trials, json: Json 
     Example:
       optuna-hermes release --storage sqlite:///study.db --study-name digits 3 7
     """
-    _want(storage, study_name, trials, None, as_json=json)
+    _override(storage, study_name, trials, None, as_json=json)
 
 
 def policy(
@@ -83,29 +88,22 @@ def policy(
         show(f"Policy {name} decides from the next slice on.")
 
 
-def _want(
-    storage: str,
-    study_name: str,
-    trials: list[int],
-    wish: Literal["held", "boosted"] | None,
-    *,
-    as_json: bool,
+def _override(
+    storage: str, study_name: str, trials: list[int], override: Override | None, *, as_json: bool
 ) -> None:
-    from optuna_hermes.view import plural, ranges
+    from optuna_hermes.view.formats import plural, ranges
 
-    served = say_wish(storage, study_name, trials, wish)
+    served = set_override(storage, study_name, trials, override)
     if as_json:
-        show_json({"trials": sorted(set(trials)), "wish": wish, "served": served})
+        show_json({"trials": sorted(set(trials)), "override": override, "served": served})
         return
     count = plural(len(set(trials)), "trial")
-    show(f"{DONE[wish]} {count}: {ranges(trials)}.")
+    show(f"{DONE[override]} {count}: {ranges(trials)}.")
     if not served:
         show(LATER)
 
 
-def say_wish(
-    storage: str, name: str, trials: list[int], wish: Literal["held", "boosted"] | None
-) -> bool:
+def set_override(storage: str, name: str, trials: list[int], override: Override | None) -> bool:
     """Set the override of trials; True if a broker serves their study and has applied it.
 
     Raises:
@@ -117,9 +115,5 @@ def say_wish(
     from optuna_hermes.upkeep import want
 
     with study_and_ledger(storage, name) as (study, ledger):
-        wishes = Wishes(study=_optuna.study_key(study), numbers=tuple(trials), wish=wish)
-        return want(study, ledger, wishes)
-
-
-LATER = "No broker of yours serves the study now: it counts from its next start."
-DONE = {"held": "Held", "boosted": "Boosted", None: "Released"}
+        message = Wishes(study=_optuna.study_key(study), numbers=tuple(trials), wish=override)
+        return want(study, ledger, message)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+_BARS = "▁▂▃▄▅▆▇█"
+_LOG_FROM = 3.0
+"""Ratio of the largest to the smallest value from which on a sparkline is logarithmic."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -74,13 +79,15 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes / 1024:.1f} GiB"
 
 
-def energy(watt_hours: float) -> str:
-    """Watt-hours, in a readable unit.
+def energy(watt_hours: float | None) -> str:
+    """Watt-hours, in a readable unit; a dash for none.
 
     Example:
-        >>> energy(0.42), energy(75), energy(7384)
-        ('0.420 Wh', '75.0 Wh', '7.38 kWh')
+        >>> energy(0.42), energy(75), energy(7384), energy(None)
+        ('0.420 Wh', '75.0 Wh', '7.38 kWh', '-')
     """
+    if watt_hours is None:
+        return "-"
     unit = "Wh" if watt_hours < 1000 else "kWh"
     shown = watt_hours if watt_hours < 1000 else watt_hours / 1000
     return f"{shown:#.3g} {unit}"
@@ -143,3 +150,31 @@ def parameters(values: Mapping[str, Any]) -> str:
         f"{name}={number(value) if isinstance(value, float) else value}"
         for name, value in values.items()
     )
+
+
+def sparkline(values: Sequence[float | None], width: int, *, log: bool = True) -> str:
+    """A curve as a line of bars, thinned out if it is longer; a dot for what is not finite.
+
+    Args:
+        values: in order; None for what is not finite.
+        width: most characters.
+        log: draw the logarithms of positive values over a wide range: losses fall fast and then
+            slowly, and both phases can be seen.
+
+    Example:
+        >>> sparkline((3.0, None, 2.0), 9), sparkline((100.0, 10.0, 1.0), 9)
+        ('█·▁', '█▅▁')
+    """
+    last = len(values) - 1
+    if last >= width:
+        values = [values[round(i * last / (width - 1))] for i in range(width)]
+    shown = [None if value is None or not math.isfinite(value) else value for value in values]
+    finite = [value for value in shown if value is not None]
+    if not finite:
+        return ""
+    if log and min(finite) > 0 and max(finite) > _LOG_FROM * min(finite):
+        shown = [None if value is None else math.log(value) for value in shown]
+        finite = [math.log(value) for value in finite]
+    low = min(finite)
+    step = (len(_BARS) - 1) / (max(finite) - low or math.inf)
+    return "".join("·" if v is None else _BARS[round((v - low) * step)] for v in shown)

@@ -45,7 +45,7 @@ def wishes(ledger: Ledger) -> dict[int, str]:
 def test_what_is_wanted_counts_from_the_next_start(
     ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is in the ledger and in the trial's story, and the verb says when it counts."""
+    """It is in the ledger and in the trial's event log, and the verb says when it counts."""
     assert run(["hold", *STUDY, "0"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Held 1 trial: 0.\n")
@@ -53,13 +53,13 @@ def test_what_is_wanted_counts_from_the_next_start(
     assert wishes(ledger) == {0: "held"}
     assert run(["boost", *STUDY, "0", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown == {"trials": [0], "wish": "boosted", "served": False}
+    assert shown == {"trials": [0], "override": "boosted", "served": False}
     assert run(["release", *STUDY, "0"]) == 0
     assert wishes(ledger) == {}
     capsys.readouterr()
     assert run(["status", *STUDY, "0"]) == 0
-    story = capsys.readouterr().out
-    assert story.index("held: it gets no device") < story.index("no longer boosted")
+    log = capsys.readouterr().out
+    assert log.index("held: it gets no device") < log.index("no longer boosted")
 
 
 def test_status_tells_what_is_wanted(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_status_tells_what_is_wanted(ledger: Ledger, capsys: pytest.CaptureFixtu
     ledger.save_wish(ledger.load_studies()[0], 1, "boosted")
     assert run(["status", *STUDY, "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["study"]["trials"]
-    assert {each["trial"]: each["wish"] for each in runs} == {0: "held", 1: None}
+    assert {each["trial"]: each["override"] for each in runs} == {0: "held", 1: None}
     assert run(["status", *STUDY]) == 0
     assert "stored, held" in capsys.readouterr().out
 

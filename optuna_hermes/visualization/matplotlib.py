@@ -1,4 +1,4 @@
-"""The plots, drawn by matplotlib."""
+"""The plots of ``optuna_hermes.visualization``, drawn by matplotlib: same names, same arguments."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.visualization import _info as drawn
-from optuna_hermes.visualization._best import best_info_of
-from optuna_hermes.visualization._study import tell
+from optuna_hermes.visualization._study import StudyData, best_info_of, read_study
 
 if TYPE_CHECKING:
     import optuna
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+__all__ = ["plot_best_over_device_time", "plot_curves", "plot_schedule"]
 
 _LABELLED_SHARE = 0.02
 """Smallest share of the whole time for which a bar is labelled with the number of its trial."""
@@ -24,19 +25,12 @@ def plot_schedule(study: optuna.Study) -> Axes:
     """Plot the leases of each device over time, with matplotlib.
 
     .. seealso:: ``optuna_hermes.visualization.plot_schedule``
-
-    Args:
-        study: a study that was run with this package.
-
-    Returns:
-        A ``matplotlib.axes.Axes``.
     """
-    told = tell(study)
-    boxes = drawn.schedule_info(told.history, told.now)
-    return _draw_schedule(_axes(), boxes)
+    return _draw_schedule(_figure(1).axes[0], read_study(study))
 
 
-def _draw_schedule(ax: Axes, boxes: Sequence[drawn.Box]) -> Axes:
+def _draw_schedule(ax: Axes, data: StudyData) -> Axes:
+    boxes = drawn.schedule_info(data.history, data.now)
     _name(ax, "Schedule", "Time", "Device")
     if not boxes:
         return ax
@@ -73,19 +67,10 @@ def plot_curves(
     """Plot the reported values of all trials, coloured by their state, with matplotlib.
 
     .. seealso:: ``optuna_hermes.visualization.plot_curves``
-
-    Args:
-        study: a study that was run with this package.
-        axis: ``"unit"`` or ``"device_seconds"``.
-        target_name: the name on the axis of the values.
-
-    Returns:
-        A ``matplotlib.axes.Axes``.
-
-    Raises:
-        ValueError: there is no such axis.
     """
-    return _draw_curves(_axes(), drawn.curves_info(tell(study).history, axis), target_name)
+    return _draw_curves(
+        _figure(1).axes[0], drawn.curves_info(read_study(study).history, axis), target_name
+    )
 
 
 def _draw_curves(ax: Axes, info: drawn.CurvesInfo, target_name: str) -> Axes:
@@ -117,20 +102,8 @@ def plot_best_over_device_time(
     """Plot the best value so far against the device time of all trials, with matplotlib.
 
     .. seealso:: ``optuna_hermes.visualization.plot_best_over_device_time``
-
-    Args:
-        study: a study that was run with this package.
-        against: names of policies; see ``optuna-hermes simulate``.
-        n_devices: of the simulator; None for as many as the study had.
-        target_name: the name on the axis of the values.
-
-    Returns:
-        A ``matplotlib.axes.Axes``.
-
-    Raises:
-        UnknownPolicyError: there is no such policy.
     """
-    return _draw_best(_axes(), best_info_of(study, against, n_devices), target_name)
+    return _draw_best(_figure(1).axes[0], best_info_of(study, against, n_devices), target_name)
 
 
 def _draw_best(ax: Axes, info: drawn.BestInfo, target_name: str) -> Axes:
@@ -151,23 +124,14 @@ def _draw_best(ax: Axes, info: drawn.BestInfo, target_name: str) -> Axes:
 
 
 def figure_of_all(study: optuna.Study, against: Sequence[str]) -> Figure:
-    """The three plots below each other.
-
-    Args:
-        study: a study that was run with this package.
-        against: see ``plot_best_over_device_time``.
-    """
-    best, told = best_info_of(study, against, None), tell(study)
+    """The three plots below each other."""
+    best, data = best_info_of(study, against, None), read_study(study)
     figure = _figure(3)
     upper, middle, lower = figure.axes
     _draw_best(upper, best, "Best Intermediate Value")
-    _draw_curves(middle, drawn.curves_info(told.history, "unit"), "Intermediate Value")
-    _draw_schedule(lower, drawn.schedule_info(told.history, told.now))
+    _draw_curves(middle, drawn.curves_info(data.history, "unit"), "Intermediate Value")
+    _draw_schedule(lower, data)
     return figure
-
-
-def _axes() -> Axes:
-    return _figure(1).axes[0]
 
 
 def _figure(rows: int) -> Figure:

@@ -1,4 +1,4 @@
-"""Output of ``simulate``: a progress bar, and tables of policies."""
+"""Output of ``simulate``: a progress bar, and a table for each kind of simulation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.view import _words as words
+from optuna_hermes.view import formats
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,6 +33,12 @@ any: share of the budget until some value is near the best of the set
 fin: until a finished trial is; both within 5 % or 1 % of the set's span
 opened: trials that were begun; any5, fin1: times as fast as fifo
 geometric means over the sets; fifo and stopping rules: plain Optuna"""
+
+_JOB_LEGEND = """\
+mean, p99: from submission to end; queue: the part of it without devices, on average
+used: of all device time from the first submission to the last end
+energy: of all devices meanwhile, 300 W of one that a job has, 45 W of others
+sooner: how many times as long the jobs take under fifo, and wait under fifo, on average"""
 
 _SHARES = {"any 5 %": "any5", "any 1 %": "any1", "fin 5 %": "fin5", "fin 1 %": "fin1"}
 _COMPARED = {"best": "best_seconds", "top 3": "top3_seconds", "near": "near_seconds", "auc": "auc"}
@@ -82,19 +89,19 @@ def simulation_view(document: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    document = words.all_printable(document)
+    document = formats.all_printable(document)
     settings, rows = document["settings"], document["table"]
-    parts: list[RenderableType] = [
-        Text(_title(settings, rows[0]["work_seconds"]), style="bold"),
-        _policies(rows),
-        Text(_LEGEND, style="dim"),
-    ]
+    parts = [_explained(_title(settings, rows[0]["work_seconds"]), _policies(rows), _LEGEND)]
     families = list(rows[0]["families"])
     if len(families) > 1:
-        parts += [Text("\nbest, by family", style="bold"), _families(rows, families)]
+        shown = families[:MAX_FAMILIES]
+        table = _table("policy", *shown)
+        for row in rows:
+            table.add_row(row["policy"], *(_times(row["families"][each]) for each in shown))
+        parts += [Text("\nbest, by family", style="bold"), table]
     if len(families) > MAX_FAMILIES:
         left = len(families) - MAX_FAMILIES
-        parts.append(Text(f"{words.plural(left, 'more family', 'more families')}: see --json."))
+        parts.append(Text(f"{formats.plural(left, 'more family', 'more families')}: see --json."))
     return Group(*parts)
 
 
@@ -104,10 +111,7 @@ def loop_view(document: dict[str, Any]) -> RenderableType:
     Args:
         document: ``settings`` and ``table`` of it.
     """
-    from rich.console import Group
-    from rich.text import Text
-
-    document = words.all_printable(document)
+    document = formats.all_printable(document)
     settings, rows = document["settings"], document["table"]
     table = _table("policy", *_SHARES, "opened", "any5", "fin1")
     for row in rows:
@@ -116,12 +120,12 @@ def loop_view(document: dict[str, Any]) -> RenderableType:
             row["policy"],
             *(f"{100 * row[measure]:.1f} %" for measure in _SHARES.values()),
             f"{row['trials_opened']:.0f}",
-            times(ratios["any5"]),
-            times(ratios["fin1"]),
+            _times(ratios["any5"]),
+            _times(ratios["fin1"]),
         )
     budget = f"a budget of {settings['budget']:g} full trainings"
     title = f"{_sets(settings)}: {settings['sampler']}, {budget}\n{_rules(settings)}"
-    return Group(Text(title, style="bold"), table, Text(_LOOP_LEGEND, style="dim"))
+    return _explained(title, table, _LOOP_LEGEND)
 
 
 def _sets(settings: dict[str, Any]) -> str:
@@ -131,8 +135,8 @@ def _sets(settings: dict[str, Any]) -> str:
 
 def _rules(settings: dict[str, Any]) -> str:
     return (
-        f"{words.plural(settings['devices'], 'device')}, "
-        f"{words.plural(len(settings['seeds']), 'seed')}, "
+        f"{formats.plural(settings['devices'], 'device')}, "
+        f"{formats.plural(len(settings['seeds']), 'seed')}, "
         f"switch cost {100 * settings['switch_cost']:g} %"
     )
 
@@ -141,7 +145,7 @@ def _title(settings: dict[str, Any], work_seconds: float) -> str:
     sets, trials = settings["sets"], settings["trials"]
     drawn = [min(trials, each["trials"]) for each in sets]
     n_trials = f"{min(drawn)}" if min(drawn) == max(drawn) else f"{min(drawn)} to {max(drawn)}"
-    work = "" if len(sets) > 1 else f"\nAll training takes {words.duration(work_seconds)}."
+    work = "" if len(sets) > 1 else f"\nAll training takes {formats.duration(work_seconds)}."
     return f"{_sets(settings)}: {n_trials} trials, {_rules(settings)}{work}"
 
 
@@ -152,26 +156,69 @@ def _policies(rows: list[dict[str, Any]]) -> Table:
         table.add_row(
             row["policy"],
             f"{100 * row['best_seconds'] / row['work_seconds']:.1f} %",
-            *(times(compared[metric]) for metric in _COMPARED.values()),
+            *(_times(compared[metric]) for metric in _COMPARED.values()),
             f"{row['switches']:.0f}",
             f"{100 * row['killed_best']:.0f} %",
         )
     return table
 
 
-def _families(rows: list[dict[str, Any]], families: list[str]) -> Table:
-    shown = families[:MAX_FAMILIES]
-    table = _table("policy", *shown)
-    for row in rows:
-        table.add_row(row["policy"], *(times(row["families"][family]) for family in shown))
-    return table
+def jobs_view(document: dict[str, Any]) -> RenderableType:
+    """The document of ``optuna-hermes simulate --jobs`` as a table, the shortest mean first.
+
+    Args:
+        document: ``settings`` and ``results`` of it.
+    """
+    settings, results = document["settings"], document["results"]
+    means = {name: _means(results, name) for name in settings["policies"]}
+    fifo = means["fifo"]
+    table = _table("policy", "mean", "p99", "queue", "used", "energy", "sooner", "")
+    for name, row in sorted(means.items(), key=lambda each: each[1]["mean_completion_seconds"]):
+        table.add_row(
+            name,
+            formats.duration(row["mean_completion_seconds"]),
+            formats.duration(row["p99_completion_seconds"]),
+            formats.duration(row["mean_queueing_seconds"]),
+            f"{100 * row['utilisation']:.1f} %",
+            formats.energy(row["energy_joules"] / 3600),
+            _times(_ratio(fifo, row, "mean_completion_seconds")),
+            _times(_ratio(fifo, row, "mean_queueing_seconds")),
+        )
+    return _explained(_job_title(settings), table, _JOB_LEGEND)
 
 
-def times(ratio: float) -> str:
+def _means(results: list[dict[str, Any]], name: str) -> dict[str, float]:
+    rows = [row for row in results if row["policy"] == name]
+    numbers = [key for key, value in rows[0].items() if isinstance(value, int | float)]
+    return {key: fmean(row[key] for row in rows) for key in numbers}
+
+
+def _ratio(fifo: dict[str, float], row: dict[str, float], key: str) -> float:
+    return fifo[key] / row[key] if row[key] else float("nan")
+
+
+def _job_title(settings: dict[str, Any]) -> str:
+    every = settings["slice_seconds"]
+    rule = "never interrupted" if every is None else f"interrupted every {formats.duration(every)}"
+    return (
+        f"{settings['trace']}: {formats.plural(settings['jobs'], 'job')}, "
+        f"{formats.plural(settings['devices'], 'device')}, {settings['devices_per_host']} a host, "
+        f"{rule}"
+    )
+
+
+def _explained(title: str, table: Table, legend: str) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(Text(title, style="bold"), table, Text(legend, style="dim"))
+
+
+def _times(ratio: float) -> str:
     """A ratio with three digits; a dash where there is none.
 
     Example:
-        >>> times(0.4812), times(6.0779), times(13.57), times(123.4), times(float("nan"))
+        >>> _times(0.4812), _times(6.0779), _times(13.57), _times(123.4), _times(float("nan"))
         ('0.48x', '6.08x', '13.6x', '123x', '-')
     """
     if math.isnan(ratio):

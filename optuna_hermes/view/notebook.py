@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.view._progress import LEGEND, device_lines, study_line
+from optuna_hermes.view.progress import LEGEND, device_lines, study_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +14,7 @@ from optuna_hermes.model import LIVE_STATES
 
 if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts
-    from optuna_hermes.ledger import LeaseRecord, Ledger, ReportRecord, TrialRecord
+    from optuna_hermes.ledger import Ledger, TrialRecord
 
 
 class Point(NamedTuple):
@@ -76,13 +76,13 @@ class TrialHistory:
         state: as in ``model.TrialStatus``, as far as it can be known now.
         run: its row of the ledger, whose own ``state`` may be older.
         points: each unit once, as it was last reported, in ascending order.
-        wish: its override, see ``model.Wish``; None once it is over.
+        override: see ``model.Wish``; None once it is over.
     """
 
     number: int
     state: str
     run: TrialRecord
-    wish: str | None = None
+    override: str | None = None
     points: tuple[Point, ...] = ()
 
 
@@ -133,6 +133,8 @@ def read_history(
         before: the result of an earlier call. Only newer records are read then, and a trial, or
             its points, that did not change is the same object as before.
     """
+    from optuna_hermes.ledger import live_hosts
+
     key = str(facts.key)
     if before is None or before.key != key:
         before = StudyHistory(key=key, maximize=facts.sign < 0)
@@ -140,10 +142,12 @@ def read_history(
     reports = ledger.load_reports(key, after=before.position)
     new: dict[int, list[Point]] = defaultdict(list)
     for _, report in reports:
-        new[report.number].append(_point(report, facts.sign))
+        point = Point(report.unit, facts.sign * report.value, report.device_seconds, report.at)
+        new[report.number].append(point)
     runs = ledger.load_trials(key)  # after the reports, so that each of them finds its run
-    states = _states(ledger, facts, runs, broker)
-    wishes = {n: w for n, w in ledger.load_wishes(key).items() if states.get(n) in LIVE_STATES}
+    alive = {host.instance for host in live_hosts(ledger)}
+    states = trial_states(ledger, facts, runs, broker, alive)
+    overrides = live_overrides(ledger, key, states)
     return StudyHistory(
         key=key,
         maximize=before.maximize,
@@ -152,7 +156,7 @@ def read_history(
                 known.get(run.number),
                 run,
                 states[run.number],
-                wishes.get(run.number),
+                overrides.get(run.number),
                 new.get(run.number, ()),
             )
             for run in runs
@@ -171,38 +175,47 @@ def best_so_far(history: StudyHistory) -> tuple[Best, ...]:
     return tuple(_improvements(sorted(reports, key=lambda each: each[0].at), history.maximize))
 
 
-def serves(broker: Mapping[str, Any] | None, key: str) -> bool:
-    """True if this host's broker serves a study."""
-    return broker is not None and any(entry["key"] == key for entry in broker["studies"])
+def entry_of(broker: Mapping[str, Any] | None, key: str) -> Mapping[str, Any] | None:
+    """The entry of a study in the status of this host's broker, None if it does not serve it."""
+    entries = () if broker is None else broker["studies"]
+    return next((entry for entry in entries if entry["key"] == key), None)
 
 
-def holds(run: TrialRecord, *, served: bool, alive: Container[str]) -> bool:
-    """True if a process may have a trial, by its row of the ledger.
+def trial_states(
+    ledger: Ledger,
+    facts: StudyFacts,
+    runs: Collection[TrialRecord],
+    broker: Mapping[str, Any] | None,
+    alive: Container[str],
+) -> dict[int, str]:
+    """The state of each trial: its end in Optuna, else the ledger's if that can still be true.
 
     Args:
-        run: its row.
-        served: true if this host's broker serves its study.
+        ledger: of the study.
+        facts: the study in Optuna's tables.
+        runs: rows of the ledger.
+        broker: status of this host's broker, None if there is none.
         alive: the brokers of all hosts whose heartbeat in the ledger is recent.
     """
-    if run.host in (None, socket.gethostname()):
-        return served
-    return run.owner is None or run.owner in alive
+    key, here = str(facts.key), (None, socket.gethostname())
+    served = entry_of(broker, key) is not None
+    # A run that a process may have is as the ledger says: checkpoints decide for the others.
+    lost = {
+        run.number
+        for run in runs
+        if run.state in ("running", "parked")
+        and not (served if run.host in here else run.owner is None or run.owner in alive)
+    }
+    stored = {each.number for each in ledger.load_checkpoints(key)} if lost else set()
+    states: dict[int, str] = {run.number: run.state for run in runs}
+    states |= {number: "stored" if number in stored else "pending" for number in lost}
+    return states | {number: end for number, end in facts.ends.items() if number in states}
 
 
-def state_of(run: TrialRecord, end: str | None, *, held: bool, stored: bool) -> str:
-    """The state of a trial: its end in Optuna, else the ledger's state if that can still be true.
-
-    Args:
-        run: its row of the ledger.
-        end: its end in Optuna, None if it has not ended.
-        held: see ``holds``.
-        stored: true if it has a checkpoint.
-    """
-    if end is not None:
-        return end
-    if run.state in ("running", "parked") and not held:
-        return "stored" if stored else "pending"
-    return run.state
+def live_overrides(ledger: Ledger, key: str, states: Mapping[int, str]) -> dict[int, str]:
+    """The overrides of trials that have not ended: the ledger keeps those of others, too."""
+    overrides = ledger.load_wishes(key).items()
+    return {number: each for number, each in overrides if states.get(number) in LIVE_STATES}
 
 
 def _improvements(reports: Iterable[tuple[Point, int]], maximize: bool) -> Iterator[Best]:
@@ -217,19 +230,15 @@ def _improvements(reports: Iterable[tuple[Point, int]], maximize: bool) -> Itera
             yield Best(spent, best, point.at, number)
 
 
-def _point(report: ReportRecord, sign: float) -> Point:
-    return Point(report.unit, sign * report.value, report.device_seconds, report.at)
-
-
 def _trial(
     before: TrialHistory | None,
     run: TrialRecord,
     state: str,
-    wish: str | None,
+    override: str | None,
     new: Iterable[Point],
 ) -> TrialHistory:
     points = _merged(before.points if before else (), tuple(new))
-    after = TrialHistory(number=run.number, state=state, run=run, points=points, wish=wish)
+    after = TrialHistory(number=run.number, state=state, run=run, points=points, override=override)
     return before if before == after and before is not None else after
 
 
@@ -246,29 +255,9 @@ def _bars(ledger: Ledger, key: str, before: tuple[Bar, ...]) -> tuple[Bar, ...]:
     live = (bar.epoch for bar in before if bar.end is None)
     since = min(live, default=before[-1].epoch + 1 if before else 0)
     kept = tuple(bar for bar in before if bar.epoch < since)
-    new = (bar for lease in ledger.load_leases(key, since=since) for bar in _of_lease(lease))
+    new = (
+        Bar(device, lease.number, lease.started, lease.ended, lease.epoch)
+        for lease in ledger.load_leases(key, since=since)
+        for device in lease.devices
+    )
     return (*kept, *new)
-
-
-def _of_lease(lease: LeaseRecord) -> Iterator[Bar]:
-    for device in lease.devices:
-        yield Bar(device, lease.number, lease.started, lease.ended, lease.epoch)
-
-
-def _states(
-    ledger: Ledger, facts: StudyFacts, runs: Iterable[TrialRecord], broker: Mapping[str, Any] | None
-) -> dict[int, str]:
-    from optuna_hermes.ledger import live_hosts
-
-    key = str(facts.key)
-    served, alive = serves(broker, key), {host.instance for host in live_hosts(ledger)}
-    held = {run.number: holds(run, served=served, alive=alive) for run in runs}
-    # The ledger's state of a run with a process holds: checkpoints decide only for the others.
-    doubtful = any(run.state in ("running", "parked") and not held[run.number] for run in runs)
-    stored = {each.number for each in ledger.load_checkpoints(key)} if doubtful else set()
-    return {
-        run.number: state_of(
-            run, facts.ends.get(run.number), held=held[run.number], stored=run.number in stored
-        )
-        for run in runs
-    }

@@ -1,0 +1,315 @@
+"""The values that are shown of a broker's status, or of a ledger's history; pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.broker._core._shape import shape_of
+from optuna_hermes.model import Curve
+from optuna_hermes.view import formats
+
+if TYPE_CHECKING:
+    from optuna_hermes.view.history import StudyHistory, TrialHistory
+
+STATES = ("running", "parked", "stored", "pending", "done", "failed")
+"""The states of a trial, in the order of its life cycle."""
+
+ENDED = ("done", "failed")
+
+ORDERS = ("trial", "value", "slope", "time", "state")
+"""The sort keys of trials."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialLine:
+    """A trial.
+
+    Args:
+        number: of the trial.
+        state: as in ``model.TrialStatus``.
+        override: see ``model.Wish``.
+        value: its last one, as the user knows it; None if there is none, or it is not finite.
+        slope: recent change of the value per unit.
+        curve: some of its values, in order; None for what is not finite.
+        units: number of units that it has reported.
+        seconds: its device time.
+        tier: of its state while it is suspended.
+        device: ids of its devices while it trains.
+        slices: number of its leases.
+        suspensions: number of times that it gave a device back before its end.
+        watt_hours: energy of its devices, None if unknown.
+    """
+
+    number: int
+    state: str
+    override: str | None = None
+    value: float | None = None
+    slope: float | None = None
+    curve: tuple[float | None, ...] = ()
+    units: int = 0
+    seconds: float = 0.0
+    tier: str | None = None
+    device: str | None = None
+    slices: int = 0
+    suspensions: int = 0
+    watt_hours: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceLine:
+    """A device.
+
+    Args:
+        id: as the broker names it.
+        state: of its holder, or the reason why it has none, in words.
+        study: name of the holder's study, empty if there is no holder.
+        trial: number of the holder, None for a new trial.
+        epoch: of the lease, 0 if there is none.
+        since_seconds: time since the grant of the lease.
+        left_seconds: rest of its slice.
+        slice_seconds: length of its slice.
+        memory_bytes: its memory, None if unknown.
+        memory_free_bytes: its free memory, None if unknown.
+        joules: its energy counter, None if it has none.
+        counted: time of the counter's last known change, wall clock seconds.
+        watts: its power, None if unknown.
+    """
+
+    id: str
+    state: str
+    study: str = ""
+    trial: int | None = None
+    epoch: int = 0
+    since_seconds: float = 0.0
+    left_seconds: float = 0.0
+    slice_seconds: float = 0.0
+    memory_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    joules: float | None = None
+    counted: float = 0.0
+    watts: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A host and a study at one moment.
+
+    Args:
+        at: wall clock seconds (Unix time).
+        host: this host's name, empty if there is no broker.
+        key: of the study, empty if there is none.
+        study: its name.
+        studies: the keys of all studies of the broker.
+        policy: name of its policy, empty if no broker serves it.
+        maximize: true if higher values are better.
+        devices: of this host.
+        trials: of the study.
+        best: the best trial and its value.
+        device_seconds: of all trials.
+        watt_hours: of all trials.
+        read_only: the reason why no overrides are possible now; empty if they are.
+        problem: the study's problem, in words; empty if it has none.
+    """
+
+    at: float
+    host: str = ""
+    key: str = ""
+    study: str = ""
+    studies: tuple[str, ...] = ()
+    policy: str = ""
+    maximize: bool = False
+    devices: tuple[DeviceLine, ...] = ()
+    trials: tuple[TrialLine, ...] = ()
+    best: tuple[int, float] | None = None
+    device_seconds: float = 0.0
+    watt_hours: float | None = None
+    read_only: str = ""
+    problem: str = ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of trials in each state, without states that have none."""
+        found = [trial.state for trial in self.trials]
+        return {state: found.count(state) for state in STATES if state in found}
+
+
+def ordered(
+    trials: Iterable[TrialLine], by: str, *, maximize: bool = False, back: bool = False
+) -> list[TrialLine]:
+    """Trials in an order; those without a known sort key are last in both directions.
+
+    Args:
+        trials: in any order.
+        by: one of ``ORDERS``: the best value, the steepest improvement, or the most device time
+            is first.
+        maximize: true if higher values are better.
+        back: true for the reverse order.
+    """
+    sign = -1.0 if maximize else 1.0
+    keys: dict[str, Callable[[TrialLine], float | None]] = {
+        "trial": lambda trial: 0.0,
+        "value": lambda trial: trial.value and sign * trial.value,
+        "slope": lambda trial: trial.slope and sign * trial.slope,
+        "time": lambda trial: -trial.seconds,
+        "state": lambda trial: STATES.index(trial.state),
+    }
+    key = keys[by]
+    lines = sorted(trials, key=lambda trial: (key(trial) or 0.0, trial.number), reverse=back)
+    # Sorting keeps the order of equal ones: what is unknown goes to the end, and no more.
+    return sorted(lines, key=lambda trial: key(trial) is None)
+
+
+# -- a broker's status -------------------------------------------------------------------------
+
+
+def picture_of(
+    document: Mapping[str, Any], key: str, at: float, before: Picture | None = None
+) -> Picture:
+    """The picture of a broker's status.
+
+    Args:
+        document: its status, with runs and curves.
+        key: of the study to show; the first one is shown if this is not served.
+        at: wall clock seconds (Unix time).
+        before: the previous picture: power is measured between the two.
+    """
+    known = {} if before is None else {each.id: each for each in before.devices}
+    found = map(_device, document["devices"])
+    devices = tuple(_with_power(device, known.get(device.id), at) for device in found)
+    entries = {str(entry["key"]): entry for entry in document["studies"]}
+    entry = entries.get(key) or next(iter(entries.values()), None)
+    if entry is None:
+        return Picture(at=at, host=document["host"], devices=devices)
+    held: dict[int | None, list[DeviceLine]] = {}
+    for device in devices:
+        if device.study == entry["name"]:
+            held.setdefault(device.trial, []).append(device)
+    best = entry["best"]
+    return Picture(
+        at=at,
+        host=document["host"],
+        key=entry["key"],
+        study=entry["name"],
+        studies=tuple(entries),
+        policy=entry["policy"],
+        maximize=entry["maximize"],
+        devices=devices,
+        trials=tuple(_trial(run, held.get(run["trial"], [])) for run in entry["trials"]),
+        best=None if best is None or best["value"] is None else (best["trial"], best["value"]),
+        device_seconds=entry["device_seconds"],
+        watt_hours=entry["watt_hours"],
+        problem=_problem(entry),
+    )
+
+
+def _device(entry: Mapping[str, Any]) -> DeviceLine:
+    holder = entry["holder"]
+    fields = {
+        "id": entry["id"],
+        "memory_bytes": entry["memory_bytes"],
+        "memory_free_bytes": entry["memory_free_bytes"],
+        "joules": entry["energy_joules"],
+    }
+    if holder is None:
+        return DeviceLine(**fields, state=entry["problem"] or formats.idle(entry))
+    seconds = {name: holder[name] for name in ("since_seconds", "left_seconds", "slice_seconds")}
+    return DeviceLine(
+        **fields,
+        **seconds,
+        state=holder["state"],
+        study=holder["study"],
+        trial=holder["trial"],
+        epoch=holder["epoch"],
+    )
+
+
+def _with_power(device: DeviceLine, before: DeviceLine | None, at: float) -> DeviceLine:
+    """A device with its power, from its energy counter's last two changes."""
+    if device.joules is None or before is None or before.joules is None:
+        return replace(device, counted=at)
+    spent, seconds = device.joules - before.joules, at - before.counted
+    if spent <= 0 or seconds <= 0:
+        return replace(device, counted=before.counted, watts=before.watts)
+    return replace(device, counted=at, watts=spent / seconds)
+
+
+def _trial(run: Mapping[str, Any], held: Sequence[DeviceLine]) -> TrialLine:
+    trains = sum(device.since_seconds for device in held)
+    return TrialLine(
+        number=run["trial"],
+        state=run["state"],
+        override=run["override"],
+        value=run["value"],
+        slope=run.get("slope"),
+        curve=tuple(run.get("curve", ())),
+        units=run["units"],
+        seconds=run["device_seconds"] + trains,
+        tier=run["tier"],
+        device=" ".join(device.id for device in held) or None,
+        slices=run["slices"],
+        suspensions=run["suspensions"],
+        watt_hours=run["watt_hours"],
+    )
+
+
+def _problem(entry: Mapping[str, Any]) -> str:
+    if entry["problem"]:
+        return str(entry["problem"])
+    if entry["away_seconds"] is not None:
+        return "The database does not answer: training goes on."
+    if entry["draining"]:
+        return "The study is being suspended."
+    return ""
+
+
+# -- a ledger's history -------------------------------------------------------------------------
+
+
+def picture_of_history(history: StudyHistory, study: str, at: float, read_only: str) -> Picture:
+    """The picture of a study that this host's broker does not serve, from its ledger.
+
+    Args:
+        history: of the study.
+        study: its name.
+        at: wall clock seconds (Unix time).
+        read_only: the reason why no overrides are possible.
+    """
+    trials = tuple(_trial_of_history(trial) for trial in history.trials)
+    known = [(trial.value, trial.number) for trial in trials if trial.value is not None]
+    found = max(known) if history.maximize and known else min(known, default=None)
+    return Picture(
+        at=at,
+        key=history.key,
+        study=study,
+        studies=(history.key,),
+        maximize=history.maximize,
+        trials=trials,
+        best=None if found is None else (found[1], found[0]),
+        device_seconds=history.device_seconds,
+        watt_hours=history.watt_hours,
+        read_only=read_only,
+    )
+
+
+def _trial_of_history(trial: TrialHistory) -> TrialLine:
+    values = tuple(point.value for point in trial.points)
+    zeros = (0.0,) * len(values)
+    shape = shape_of(Curve(steps=(0,) * len(values), values=values, device_seconds=zeros))
+    last = values[-1] if values and math.isfinite(values[-1]) else None
+    return TrialLine(
+        number=trial.number,
+        state=trial.state,
+        override=trial.override,
+        value=last,
+        slope=shape.slope,
+        curve=shape.values,
+        units=len(values),
+        seconds=trial.run.device_seconds,
+        tier="disk" if trial.state == "stored" else None,
+        slices=trial.run.slices,
+        suspensions=trial.run.suspensions,
+        watt_hours=trial.run.watt_hours,
+    )

@@ -1,0 +1,104 @@
+"""The sources of what is shown live: this host's broker, and a study's ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.errors import BrokerError
+from optuna_hermes.view.history import StudyHistory, read_history
+
+if TYPE_CHECKING:
+    from optuna_hermes._tables import StudyFacts
+    from optuna_hermes.broker import Connection
+    from optuna_hermes.ledger import Ledger
+
+FACTS_SECONDS = 2.0
+"""Longest age of the facts from Optuna's tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedStudy:
+    """A study that the user has named.
+
+    Args:
+        name: its name.
+        facts: reads its facts from Optuna's tables.
+        open: opens its ledger; returns None as long as it has none.
+    """
+
+    name: str
+    facts: Callable[[], StudyFacts]
+    open: Callable[[StudyFacts], Ledger | None]
+
+
+class StudyReader:
+    """Reader of the broker's status and of a study's history, for one thread at a time.
+
+    The connections to broker and database are kept from one reading to the next.
+
+    Args:
+        study: the study whose history is read, None for none.
+        curves: true to ask the broker for each trial's recent values, too.
+    """
+
+    def __init__(self, study: NamedStudy | None, *, curves: bool = False) -> None:
+        self._study = study
+        self._curves = curves
+        self._connection: Connection | None = None
+        self._ledger: Ledger | None = None
+        self._history: StudyHistory | None = None
+        self._facts: StudyFacts | None = None
+        self._facts_due = 0.0
+
+    def status(self) -> dict[str, Any] | None:
+        """The status of this host's broker, None if none answers."""
+        from optuna_hermes.broker import connect
+
+        for _ in range(2):  # a kept connection may be that of a broker that has ended
+            is_new = self._connection is None
+            try:
+                if self._connection is None:
+                    self._connection = connect("viewer")
+                return self._connection.ask_status(curves=self._curves)
+            except BrokerError:
+                self.hang_up()
+                if is_new:
+                    return None
+        return None
+
+    def history(self, broker: Mapping[str, Any] | None) -> StudyHistory | None:
+        """The history of the study as of now, None as long as it has no ledger.
+
+        Args:
+            broker: status of this host's broker, None if none answers.
+
+        Raises:
+            HermesError: Optuna's tables or the ledger cannot be read.
+        """
+        if self._study is None:
+            return None
+        now = time.monotonic()
+        if self._facts is None or now > self._facts_due:
+            self._facts, self._facts_due = self._study.facts(), now + FACTS_SECONDS
+        if self._ledger is None:
+            self._ledger = self._study.open(self._facts)
+        if self._ledger is not None:
+            self._history = read_history(
+                self._ledger, self._facts, broker=broker, before=self._history
+            )
+        return self._history
+
+    def hang_up(self) -> None:
+        """Close the connection to the broker until the next reading."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        """Close both connections."""
+        self.hang_up()
+        if self._ledger is not None:
+            self._ledger.close()

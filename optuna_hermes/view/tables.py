@@ -1,0 +1,370 @@
+"""Tables of ``status``, of one trial, and of the result of ``optimize``."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.view import formats
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.table import Table
+
+    from optuna_hermes.view.picture import Picture
+
+Document = Mapping[str, Any]
+Rows = Iterator[tuple[str, str]]
+
+NAMED = 100
+"""Most trials that are listed by number; more are only counted."""
+
+NEWEST = 40
+"""Most events that are shown; the document has all."""
+
+_CURVE_WIDTH = 50
+_STATES = ("running", "parked", "stored", "pending", "done", "failed")
+_RESULT_STATES = ("COMPLETE", "PRUNED", "FAIL", "RUNNING", "PARKED", "STORED", "PENDING", "WAITING")
+_TIERS = {
+    "resident": "in its device's memory",
+    "host": "in host memory",
+    "disk": "on disk",
+    None: "nowhere",
+}
+_EVENTS = {
+    "granted": "granted {device}, before {before}",
+    "batch size": "batch size {to}, before {from}",
+    "suspended": "suspended after unit {units}: {tier}",
+    "evicted": "evicted: {tier}, before {before}",
+    "moved": "brought back: {tier}, before {before}",
+    "checkpoint unreadable": "checkpoint unreadable: went back to unit {went_back_to} ({path})",
+    "process lost": "process lost on {device} after unit {units}",
+    "killed": "process {pid} killed: {reason}",
+    "carried on": "carried on by {host}, before on {from}",
+    "failed": "failed: {error}",
+    "outgrew its memory": "{reason}",
+    "no room": "{reason}",
+    "released": "released: {reason}",
+    "held": "held: it gets no device until it is released",
+    "boosted": "boosted: it gets the next device",
+    "finishing": "to be finished at its last value",
+}
+
+
+# -- the broker and a study --------------------------------------------------------------------
+
+
+def status_view(document: Document) -> RenderableType:
+    """The document of ``optuna-hermes status`` as tables.
+
+    Args:
+        document: ``broker`` (the broker's status, or None) and ``study`` (the ledger's content,
+            or None).
+    """
+    from rich.console import Group
+
+    from optuna_hermes.view.picture import picture_of
+
+    document = formats.all_printable(document)
+    broker, study = document["broker"], document["study"]
+    parts: list[RenderableType] = []
+    if broker is None:
+        parts.append("No broker runs on this host: nothing trains.")
+    else:
+        devices = map(_device, broker["devices"])
+        columns = ("device", "trial", "state", "since", "memory")
+        parts += _titled(f"Devices of {broker['host']}", _table(devices, *columns))
+        for entry in broker["studies"]:
+            title = f"Study {entry['name']}, policy {entry['policy']}"
+            parts += _titled(title, _table(_served(entry)))
+            listed = entry.get("trials", [])
+            if 0 < len(listed) <= NAMED and (study is None or study["name"] != entry["name"]):
+                parts.append(_Trials(picture_of(broker, entry["key"], at=0.0)))
+        if not broker["studies"]:
+            parts.append("The broker serves no study.")
+    if study is not None:
+        parts += _titled(f"Study {study['name']}, as its ledger has it", _ledger(study))
+        parts += [_host(host) for host in study.get("hosts", ())]
+    return Group(*parts)
+
+
+def _host(host: Document) -> str:
+    """A line for a host that trains this study, or others of the same database."""
+    busy = round(host["load"] * host["devices"])
+    return f"Host {host['host']}: {busy} of {formats.plural(host['devices'], 'device')} busy"
+
+
+class _Trials:
+    """The trials of a study as ``top`` shows them."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        from optuna_hermes.view._top._text import columns, heading, row
+
+        shown = columns(options.max_width, self._picture)
+        lines = [heading(shown, "", False), *(row(shown, each) for each in self._picture.trials)]
+        for place, cells in enumerate(lines):
+            line = " ".join(cell for cell, _ in cells)
+            yield Text(f" {line}".rstrip(), "" if place else "bold", no_wrap=True)
+
+
+def _device(device: Document) -> tuple[str, str, str, str, str]:
+    holder, free = device["holder"], device["memory_free_bytes"]
+    memory = ""
+    if device["memory_bytes"] is not None:
+        left = "?" if free is None else formats.size(free)
+        memory = f"{left} of {formats.size(device['memory_bytes'])} free"
+    if holder is None:
+        return device["id"], "", device["problem"] or formats.idle(device), "", memory
+    trial = "a new one" if holder["trial"] is None else str(holder["trial"])
+    since = formats.duration(holder["since_seconds"])
+    return device["id"], f"{holder['study']} {trial}", holder["state"], since, memory
+
+
+def _served(entry: Document) -> Rows:
+    """The rows of a study that a broker serves."""
+    yield from _figures(entry)
+    yield "driver", str(entry["driver_pid"] or "none: nobody opens new trials")
+    if entry["away_seconds"] is not None:
+        away = formats.duration(entry["away_seconds"])
+        then = "training goes on" if entry["problem"] is None else "every trial is to be on disk"
+        yield "database", f"does not answer since {away}: {then}"
+    for override in ("held", "boosted", "finishing"):
+        if entry.get(override):
+            yield override, formats.ranges(entry[override])
+    if entry["no_room"]:
+        who = formats.ranges(entry["no_room"])
+        yield "no room", f"{who}: no device has the memory until another trial has left it"
+    if entry["problem"]:
+        yield "problem", entry["problem"]
+
+
+def _figures(study: Document) -> Rows:
+    """The rows of every study: its trials by state, its best value, its device time."""
+    runs = study.get("trials", [])
+    for state in _STATES:
+        found = [run["trial"] for run in runs if run["state"] == state]
+        count = study["counts"].get(state, 0)
+        # A broker lists the trials of a very large study in part.
+        if 0 < len(found) == count <= NAMED:
+            yield state, formats.ranges(found)
+        elif count:
+            yield state, formats.plural(count, "trial")
+    best = study["best"]
+    if best is not None:
+        yield "best until now", f"{formats.number(best['value'])} (trial {best['trial']})"
+    yield "device time", formats.duration(study["device_seconds"])
+    yield from _energy(study)
+
+
+def _energy(document: Document) -> Rows:
+    if document["watt_hours"] is not None:
+        yield "energy", formats.energy(document["watt_hours"])
+
+
+def _ledger(study: Document) -> Table:
+    if len(study["trials"]) > NAMED:
+        more = "optuna-hermes status TRIAL shows its event log, --json lists all"
+        return _table([*_figures(study), ("one trial", more)])
+    is_counted = study["watt_hours"] is not None
+    rows = [
+        (
+            str(run["trial"]),
+            ", ".join(filter(None, (run["state"], run.get("override")))),
+            formats.number(run["value"]),
+            str(run["units"]),
+            str(run["slices"]),
+            str(run["suspensions"]),
+            formats.duration(run["device_seconds"]),
+            *[formats.energy(run["watt_hours"])] * is_counted,
+        )
+        for run in study["trials"]
+    ]
+    columns = ["trial", "state", "value", "units", "slices", "suspensions", "device time"]
+    return _table(rows, *columns, *["energy"] * is_counted)
+
+
+# -- one trial ---------------------------------------------------------------------------------
+
+
+def trial_view(document: Document) -> RenderableType:
+    """The document of ``optuna-hermes status TRIAL`` as tables: its figures, then its events."""
+    from rich.console import Group
+
+    document = formats.all_printable(document)
+    title = f"Trial {document['trial']} of study {document['study']}: {_where(document)}"
+    parts = _titled(title, _plain_table(_trial_rows(document)))
+    events = document["events"]
+    if len(events) > NEWEST:
+        left_out = formats.plural(len(events) - NEWEST, "earlier event")
+        parts.append(f"{left_out}: --json tells all.")
+    if events:
+        lines = (
+            (
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"])),
+                event_text(event["kind"], event["detail"]),
+            )
+            for event in events[-NEWEST:]
+        )
+        parts.append(_plain_table(lines))
+    return Group(*parts)
+
+
+def _where(document: Document) -> str:
+    where, state = document["where"], document["state"]
+    places = {"running": f"on {where['device'] or 'a device'}", "pending": "it waits for a device"}
+    place = places.get(state, _TIERS[where["tier"]] if where["tier"] else "")
+    host = f" of {where['host']}" if where["host"] and state not in ("done", "failed") else ""
+    override = f", {document['override']}" if document.get("override") else ""
+    return f"{', '.join(filter(None, (state, place)))}{host}{override}"
+
+
+def _trial_rows(document: Document) -> Rows:
+    curve, checkpoints = document["curve"], document["checkpoints"]
+    yield "parameters", formats.parameters(document["params"]) or "-"
+    yield "value", _value(curve)
+    if len(curve["values"]) > 1:
+        yield "curve", formats.sparkline(curve["values"], _CURVE_WIDTH, log=False)
+    trained = formats.plural(document["units_trained"], "unit")
+    yield "trained", f"{trained}, {formats.duration(document['device_seconds'])} of a device"
+    yield from _energy(document)
+    slices = formats.plural(document["slices"], "slice")
+    yield "slices", f"{slices}, suspended {formats.plural(document['suspensions'], 'time')}"
+    if checkpoints:
+        newest = checkpoints[-1]
+        size = formats.size(newest["size_bytes"])
+        text = f"{len(checkpoints)}, the newest of unit {newest['units']}, {size}"
+        yield "checkpoints", text
+    else:
+        yield "checkpoints", "none"
+
+
+def _value(curve: Document) -> str:
+    if not curve["units"]:
+        return "nothing reported"
+    last = f"{formats.number(curve['values'][-1])} after {formats.plural(curve['units'], 'unit')}"
+    best = curve["best"]
+    if best is None:
+        return last
+    first = formats.number(curve["values"][0])
+    return f"{last} (first {first}, best {formats.number(best['value'])} at unit {best['unit']})"
+
+
+def event_text(kind: str, detail: Document) -> str:
+    """An event in words.
+
+    Example:
+        >>> event_text("granted", {"device": "cpu:0", "from": "host", "epoch": 7})
+        'granted cpu:0, before in host memory'
+    """
+    known = {**dict.fromkeys(("tier", "from")), **detail}
+    known["device"] = ", ".join(detail.get("devices", [known.get("device") or "a device"]))
+    known["tier"] = _TIERS.get(known["tier"], known["tier"])
+    known["before"] = _TIERS.get(known["from"], known["from"])
+    if kind in _EVENTS:
+        try:
+            return _EVENTS[kind].format(**known)
+        except KeyError:  # written by another version
+            pass
+    rest = ", ".join(f"{name} {value}" for name, value in detail.items())
+    return f"{kind}: {rest}" if rest else kind
+
+
+# -- the result of a study ---------------------------------------------------------------------
+
+
+def summary_view(document: Document) -> RenderableType:
+    """A short table of the result document of ``optimize``, see ``OptimizeResult.document``."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    document = formats.all_printable(document)
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, text in _result(document):
+        table.add_row(label, Text(text))
+    return Group(*_titled(f"Study {document['study']}", table))
+
+
+def _result(document: Document) -> Rows:
+    best, trials = document["best"], document["trials"]
+    if best is None:
+        yield "best", "none: no trial is finished"
+    else:
+        yield "best", f"{formats.number(best['value'], 6)} (trial {best['number']})"
+        yield "parameters", formats.parameters(best["params"])
+    tally = Counter(trial["state"] for trial in trials)
+    counts = (f"{tally[state]} {state.lower()}" for state in _RESULT_STATES if tally[state])
+    yield "trials", ", ".join(counts) or "none"
+    yield "suspended", suspensions(trials)
+    used, took = document["device_seconds"], document["elapsed_seconds"]
+    devices = ", ".join(document["devices"])
+    text = f"{formats.duration(used)} on {devices}, in {formats.duration(took)}"
+    yield "device time", text
+    yield from _energy(document)
+    switches = formats.plural(document["switches"], "switch", "switches")
+    yield "switching", f"{switches}, {100 * document['overhead_fraction']:.1f} % of device time"
+
+
+def suspensions(trials: Sequence[Document]) -> str:
+    """The number of suspended trials, of their suspensions, and their outcome, in words.
+
+    Example:
+        >>> suspensions([{"state": "COMPLETE", "suspensions": 2}])
+        '1 of 1 trial, 2 times; each was resumed and finished'
+    """
+    paused = [trial for trial in trials if trial["suspensions"]]
+    if not paused:
+        return "none"
+    times = sum(trial["suspensions"] for trial in paused)
+    waiting = sum(trial["state"] in ("PARKED", "STORED", "PENDING") for trial in paused)
+    ending = (
+        f"{waiting} still are"
+        if waiting
+        else "each was resumed and finished"
+        if all(trial["state"] == "COMPLETE" for trial in paused)
+        else "each was resumed"
+    )
+    of_all = f"{len(paused)} of {formats.plural(len(trials), 'trial')}"
+    return f"{of_all}, {formats.plural(times, 'time')}; {ending}"
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def _titled(title: str, table: Table) -> list[RenderableType]:
+    from rich.text import Text
+
+    return [Text(title, style="bold"), table]
+
+
+def _table(rows: Iterable[Sequence[str]], *columns: str) -> Table:
+    """A table with lines; without names of columns it has two."""
+    from rich.table import Table
+
+    table = Table(show_header=bool(columns))
+    for column in columns or ("", ""):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _plain_table(rows: Iterable[Sequence[str]]) -> Table:
+    """Two columns without lines."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
