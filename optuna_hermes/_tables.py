@@ -6,6 +6,7 @@ tables and columns used here are pinned by a test, like all else used of Optuna'
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,10 +39,7 @@ class StudyFacts:
 
 
 def ends_of(states: Iterable[tuple[int, str]]) -> dict[int, str]:
-    """Outcomes of ended trials, by number.
-
-    Args:
-        states: numbers of trials and Optuna's names of their states.
+    """Outcomes of ended trials by number, from Optuna's names of their states.
 
     Example:
         >>> ends_of([(0, "PRUNED"), (1, "FAIL"), (2, "RUNNING")])
@@ -51,22 +49,12 @@ def ends_of(states: Iterable[tuple[int, str]]) -> dict[int, str]:
 
 
 def read_facts(storage: str, name: str) -> StudyFacts | None:
-    """Read the facts of a study in a database; None where only Optuna can read or refuse it.
-
-    Args:
-        storage: Optuna's storage URL.
-        name: the study's name.
-    """
+    """Read the facts of a study in a database; None where only Optuna can read or refuse it."""
     try:
-        database = Database(storage)
-    except LedgerError:  # not a database, for example a journal
+        with contextlib.closing(Database(storage)) as database:
+            return _read(database, storage, name)
+    except LedgerError:  # not a database, for example a journal, or not one of Optuna's
         return None
-    try:
-        return _read(database, storage, name)
-    except LedgerError:
-        return None
-    finally:
-        database.close()
 
 
 def _read(database: Database, storage: str, name: str) -> StudyFacts | None:

@@ -71,6 +71,7 @@ def run(argv: Sequence[str]) -> int:
         130 after Ctrl-C.
     """
     try:
+        # Typer would refuse Optuna's verbs as unknown ones.
         if _optuna_verbs.wanted(argv, VERBS):
             return _optuna_verbs.run(argv)
         return int(app(args=list(argv), prog_name=PROGRAM, standalone_mode=False) or 0)
@@ -85,6 +86,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _usage(error: Any) -> str:
+    # Errors of the parser itself have no context.
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else PROGRAM
     message = str(error.format_message()).strip()

@@ -66,6 +66,7 @@ def _stop() -> None:
         note("No broker runs on this host.")
         return
     pid = connection.welcome.pid
+    # It hangs up when it agrees, and says why when it does not.
     connection.send(wire.Quit())
     try:
         answer = connection.receive()

@@ -65,7 +65,7 @@ def doctor(
 
 def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, Look]]:
     """The checks by name; those of a storage and a study only where these are given."""
-    from optuna_hermes.cli._checks import _around, _host, _software, _storage
+    from optuna_hermes.cli._checks import _host, _software, _storage
 
     yield "Python", _software.python
     yield "packages", _software.packages
@@ -74,9 +74,9 @@ def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, L
     yield "devices", _host.devices
     yield "runtime folder", _host.runtime_folder
     yield "broker", _host.broker
-    yield "SLURM", _around.slurm
-    yield "container", _around.container
-    yield "working folder", _around.working_folder
+    yield "SLURM", _host.slurm
+    yield "container", _host.container
+    yield "working folder", _host.working_folder
     if storage is None:
         yield "SQLite commit", _storage.sqlite_here
     else:

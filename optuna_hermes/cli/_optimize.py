@@ -141,6 +141,7 @@ def optimize(
         hang_seconds=hang_seconds,
         power=commands_for(policy, power_down_command, power_up_command),
     )
+    # Workers import the objective while the study is opened.
     with start(objective, settings) as pool, study_to_optimize(storage, study_name) as study:
         result = run_shown(study, pool, settings)
     if json:
@@ -165,15 +166,7 @@ def run_shown(study: Study, pool: WorkerPool, settings: Settings) -> OptimizeRes
 
 
 def conclude(result: OptimizeResult, again: str) -> int:
-    """Print the problem of a study, or how to go on with it.
-
-    Args:
-        result: of the call.
-        again: the command line that goes on with it.
-
-    Returns:
-        The exit status.
-    """
+    """Print the problem of a study, or the command line ``again``; return the exit status."""
     from optuna_hermes.view.formats import plural
 
     if result.problem is not None:

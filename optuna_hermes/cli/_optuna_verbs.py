@@ -31,10 +31,6 @@ KNOWN = frozenset(
 def wanted(argv: Sequence[str], ours: Container[str]) -> bool:
     """True if the arguments are for Optuna's command line.
 
-    Args:
-        argv: the arguments after the program's name.
-        ours: this package's own verbs.
-
     Raises:
         InvalidInputError: the verb is neither ours nor Optuna's.
     """

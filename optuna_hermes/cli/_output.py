@@ -35,7 +35,8 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def libraries_to_stderr() -> Iterator[None]:
-    """Redirect C libraries' output to standard error in this block: HiGHS prints debug lines."""
+    """Redirect C libraries' output to standard error in this block."""
+    # HiGHS, by which SciPy solves, prints lines into the middle of JSON.
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -58,26 +59,19 @@ def show(view: RenderableType) -> None:
 
 
 class Printable(io.TextIOBase):
-    """A stream that escapes control characters, for Optuna's output about a study.
-
-    Args:
-        stream: the stream below.
-    """
+    """A stream that escapes control characters, for Optuna's output about a study."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, escaped."""
         self._stream.write(_printable(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream below."""
         self._stream.flush()
 
     def fileno(self) -> int:
-        """The handle of the stream below."""
         return self._stream.fileno()
 
 
@@ -88,12 +82,12 @@ def _printable(text: str) -> str:
 
 
 def show_json(document: Any) -> None:
-    """Print a result for programs; JSON has no NaN and no infinity, so they become null."""
+    """Print a result for programs."""
     print(json.dumps(finite(document), indent=2, default=str))
 
 
 def finite(value: Any) -> Any:
-    """A document for JSON, with None in place of NaN and infinity."""
+    """A document for JSON, which has neither NaN nor infinity: None in their place."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

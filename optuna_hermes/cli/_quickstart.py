@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 OBJECTIVE = "optuna_hermes.quickstart:objective"
 STUDY_NAME = "quickstart"
+# Shorter than the default of `optimize`: the whole study shall take less than a minute.
 SLICE_SECONDS = 0.5
-"""Shorter than the default of ``optimize``: the whole study shall take less than a minute."""
 
 _NEEDED = {
     "torch": ("torch",),

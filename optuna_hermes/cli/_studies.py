@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
     from optuna_hermes._tables import StudyFacts
     from optuna_hermes.ledger import Ledger
-    from optuna_hermes.view.source import NamedStudy
 
 PROGRAM = "optuna-hermes"
 
@@ -38,11 +37,7 @@ OptionalStudyName = Annotated[str | None, typer.Option(metavar="NAME", help="The
 
 
 def finite(value: float | None) -> float | None:
-    """Check that the number of an option is neither infinite nor NaN.
-
-    Raises:
-        BadParameter: it is one of these.
-    """
+    """Refuse an option's number that is infinite or NaN."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"it must be a finite number but is {value}")
     return value
@@ -99,26 +94,25 @@ def study_and_ledger(storage: str, name: str) -> Iterator[tuple[Study, Ledger]]:
         StorageError: the storage cannot be reached, has no such study, or no ledger of it.
     """
     from optuna_hermes import _optuna
+    from optuna_hermes.ledger import open_ledger
 
     study = _study(storage, name)
     with _optuna.database_errors(storage):
         if _optuna.known_key(study) is None:
             raise _no_ledger(name)
-        with _opened(_optuna.ledger_url(study)) as ledger:
+        with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
             yield study, ledger
 
 
 @contextlib.contextmanager
 def facts_and_ledger(storage: str, name: str) -> Iterator[tuple[StudyFacts, Ledger]]:
-    """As ``study_and_ledger``, with facts in place of a study: faster, since it skips Optuna.
+    """As ``study_and_ledger``, with facts in place of a study: faster, since it skips Optuna."""
+    from optuna_hermes.ledger import open_ledger
 
-    Raises:
-        StorageError: the storage cannot be reached, has no such study, or no ledger of it.
-    """
     facts = study_facts(storage, name)
     if facts.ledger_url is None:
         raise _no_ledger(name)
-    with _opened(facts.ledger_url) as ledger:
+    with contextlib.closing(open_ledger(facts.ledger_url)) as ledger:
         yield facts, ledger
 
 
@@ -131,26 +125,16 @@ def study_facts(storage: str, name: str) -> StudyFacts:
     from optuna_hermes._tables import read_facts
 
     check_file(storage)
-    return read_facts(storage, name) or _slow_facts(storage, name)
+    facts = read_facts(storage, name)
+    if facts is None:  # of no database, or of no study: Optuna says which
+        from optuna_hermes import _optuna
 
-
-def named_study(storage: str, name: str) -> NamedStudy:
-    """A study that ``top`` or ``web`` read again and again, also before it has a ledger."""
-    from optuna_hermes.ledger import open_ledger
-    from optuna_hermes.view.source import NamedStudy
-
-    def open_(facts: StudyFacts) -> Ledger | None:
-        return None if facts.ledger_url is None else open_ledger(facts.ledger_url)
-
-    return NamedStudy(name=name, facts=lambda: study_facts(storage, name), open=open_)
+        facts = _optuna.facts(_study(storage, name))
+    return facts
 
 
 def storage_of(storage: str | None, study_name: str) -> str:
-    """The storage of a named study.
-
-    Raises:
-        InvalidInputError: no storage was given with the name.
-    """
+    """The storage of a named study, which must be given with the name."""
     if storage is None:
         raise InvalidInputError(
             f"--study-name needs --storage but got {study_name!r} alone: add --storage URL."
@@ -159,22 +143,12 @@ def storage_of(storage: str | None, study_name: str) -> str:
 
 
 def check_file(storage: str) -> None:
-    """Refuse a missing file of SQLite, which reading would create.
-
-    Raises:
-        StorageError: the file does not exist.
-    """
+    """Refuse a missing file of SQLite, which reading would create."""
     from optuna_hermes._tables import sqlite_file
 
     file = sqlite_file(storage)
     if file is not None and not file.exists():
         raise StorageError(f"No file {str(file)!r}: check the path in --storage {storage}.")
-
-
-def _slow_facts(storage: str, name: str) -> StudyFacts:
-    from optuna_hermes import _optuna
-
-    return _optuna.facts(_study(storage, name))
 
 
 def _study(storage: str, name: str) -> Study:
@@ -192,26 +166,8 @@ def _no_ledger(name: str) -> StorageError:
     )
 
 
-@contextlib.contextmanager
-def _opened(url: str) -> Iterator[Ledger]:
-    from optuna_hermes.ledger import open_ledger
-
-    ledger = open_ledger(url)
-    try:
-        yield ledger
-    finally:
-        ledger.close()
-
-
 def broker_status(*, curves: bool = False) -> dict[str, Any] | None:
-    """The status of this host's broker, None if there is none.
-
-    Args:
-        curves: true to include each trial's recent values and their slope.
-
-    Raises:
-        BrokerConflictError: its socket is not ours.
-    """
+    """The status of this host's broker, None if there is none."""
     from optuna_hermes.broker import broker_status
 
     return broker_status(curves=curves)

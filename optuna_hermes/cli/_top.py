@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -13,7 +14,6 @@ from optuna_hermes.cli._studies import (
     OptionalStudyName,
     broker_status,
     facts_and_ledger,
-    named_study,
     storage_of,
     study_facts,
 )
@@ -83,8 +83,8 @@ class StudySource:
 
         self._storage = storage
         self._name = name
-        study = None if name is None or storage is None else named_study(storage, name)
-        self._reader = StudyReader(study, curves=True)
+        facts = None if name is None or storage is None else partial(study_facts, storage, name)
+        self._reader = StudyReader(facts, curves=True)
         self._named_key = ""
         self._before: Picture | None = None
         self._history: StudyHistory | None = None
@@ -144,7 +144,7 @@ class StudySource:
 
     def close(self) -> None:
         """Close the connection to the broker; a thread that waits for its answer wakes up."""
-        self._reader.hang_up()
+        self._reader.disconnect()
 
     def _send(self, message: Wishes | ChangePolicy) -> None:
         from optuna_hermes.broker import connect

@@ -16,8 +16,7 @@ from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, 
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from optuna_hermes._optuna import Study
-    from optuna_hermes.upkeep import FinishPlan, Rows
+    from optuna_hermes.upkeep import Rows
 
 
 def finish(
@@ -58,12 +57,7 @@ def finish(
 def close_trials(
     storage: str, name: str, trials: list[int] | None
 ) -> tuple[dict[int, float], dict[int, str]]:
-    """FinishPlan trials at their last values.
-
-    Args:
-        storage: Optuna's storage URL.
-        name: the study's name.
-        trials: their numbers, None for every suspended one that has reported.
+    """Finish trials at their last values; None for every suspended one that has reported.
 
     Returns:
         The values of those that were finished, and the reasons why others were not.
@@ -78,7 +72,8 @@ def close_trials(
     with study_and_ledger(storage, name) as (study, ledger):
         held = upkeep.held_trials(held_by, study, ledger)
         plan = upkeep.plan_finish(study, trials, held)
-        served = _served(study, plan) if trials else []
+        # Those that are refused only because a live process has them.
+        served = list(upkeep.plan_finish(study, list(plan.refused), ()).values) if trials else []
         refused = {n: reason for n, reason in plan.refused.items() if n not in served}
         if refused and (trials or not plan.values):
             raise InvalidInputError(f"Nothing was finished: {_reasons(refused)}.")
@@ -87,13 +82,6 @@ def close_trials(
             raise InvalidInputError(f"Nothing was finished: {_reasons(plan.refused)}.")
         upkeep.finish(study, ledger, plan.values)
     return {**plan.values, **live}, refused
-
-
-def _served(study: Study, plan: FinishPlan) -> list[int]:
-    """The trials that are refused only because they belong to a live process."""
-    from optuna_hermes import upkeep
-
-    return list(upkeep.plan_finish(study, list(plan.refused), ()).values)
 
 
 def _reasons(refused: Mapping[int, str]) -> str:
@@ -162,10 +150,11 @@ def gc(
 
 
 def _host(broker: Mapping[str, Any] | None) -> str | None:
-    """This host's name; None while processes of a dead broker live, since they may reconnect."""
+    """The host whose leases may be cleared."""
     from optuna_hermes.broker import _election as election
     from optuna_hermes.broker import _holders as holders
 
+    # Processes of a dead broker may go on, and reconnect to the next one with their leases.
     if broker is None and holders.living(election.runtime_dir()):
         return None
     return socket.gethostname()

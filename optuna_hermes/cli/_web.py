@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +13,6 @@ from optuna_hermes.cli._overrides import DONE, LATER, Override, set_override
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
     broker_status,
-    named_study,
     storage_of,
     study_facts,
 )
@@ -21,7 +20,6 @@ from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from optuna_hermes.view._web._app import Actions
-    from optuna_hermes.view._web._source import Watch
 
 PORT = 8470
 
@@ -65,34 +63,22 @@ def web(
             "'optuna-hermes[web]'`."
         ) from error
     from optuna_hermes.view._web._feed import Feed
+    from optuna_hermes.view._web._source import PageReader
 
+    facts = None
     if study_name is not None:
-        storage_of(storage, study_name)
-    with _watching(storage, study_name) as watch:
+        facts = partial(study_facts, storage_of(storage, study_name), study_name)
+        facts()  # raises for a wrong name before any page is served
+    with contextlib.closing(PageReader(study_name, facts)) as reader:
+        reader.look()  # reads the history now, so that the first page is fast
         serve(
-            Feed(watch.look, watch.rest),
+            Feed(reader.look, reader.rest),
             _actions(storage, study_name),
             host=host,
             port=port,
             token=token,
             ready=lambda address: note(f"Open {address} and end with Ctrl-C."),
         )
-
-
-@contextlib.contextmanager
-def _watching(storage: str | None, name: str | None) -> Iterator[Watch]:
-    from optuna_hermes.view._web._source import Watch
-
-    study = None
-    if storage is not None and name is not None:
-        study_facts(storage, name)  # raises for a wrong name before any page is served
-        study = named_study(storage, name)
-    watch = Watch(study)
-    try:
-        watch.look()  # reads the history now, so that the first page is fast
-        yield watch
-    finally:
-        watch.close()
 
 
 def _actions(storage: str | None, name: str | None) -> Actions:

@@ -11,13 +11,12 @@ _BARS = "▁▂▃▄▅▆▇█"
 _LOG_FROM = 3.0
 """Ratio of the largest to the smallest value from which on a sparkline is logarithmic."""
 
+# Those of terminals (C0, C1), and marks that turn the direction of writing; not \\t and \\n.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
     """A text with its control characters escaped, so that a study's name cannot steer a terminal.
-
-    New lines and tabs stay; marks that change the direction of writing are escaped too.
 
     Example:
         >>> printable("a\\x1b[2Jb")
@@ -97,12 +96,13 @@ _POWER = {"going": "being powered down", "off": "powered down", "coming": "being
 
 
 def idle(device: Mapping[str, Any]) -> str:
-    """The state of a device without a holder; ``device`` may lack keys of newer brokers.
+    """The state of a device without a holder.
 
     Example:
         >>> idle({"healthy": True}), idle({"healthy": True, "power": "off"})
         ('free', 'powered down')
     """
+    # A broker that was started by an earlier version does not say "power".
     free = "free" if device["healthy"] else "not healthy"
     return _POWER.get(device.get("power", "on"), free)
 
@@ -150,6 +150,20 @@ def parameters(values: Mapping[str, Any]) -> str:
         f"{name}={number(value) if isinstance(value, float) else value}"
         for name, value in values.items()
     )
+
+
+def short_devices(ids: Sequence[str]) -> list[str]:
+    """Names of devices for people: UUIDs are cut to the shortest unique beginning.
+
+    Example:
+        >>> short_devices(["GPU-5c2f0a11-aaaa", "GPU-5c2f0a12-bbbb", "cpu:0"])
+        ['GPU-5c2f0a11', 'GPU-5c2f0a12', 'cpu:0']
+    """
+    for length in range(8, 48, 2):
+        cut = [id_ if len(id_) <= length + 4 else id_[: length + 4].rstrip("-") for id_ in ids]
+        if len(set(cut)) == len(set(ids)):
+            return cut
+    return list(ids)
 
 
 def sparkline(values: Sequence[float | None], width: int, *, log: bool = True) -> str:

@@ -18,13 +18,9 @@ if TYPE_CHECKING:
 
 
 class Point(NamedTuple):
-    """A value of a trial.
+    """A value of a trial, as the user reported it, NaN and infinite ones too.
 
-    Args:
-        unit: units trained until then, counted from 1.
-        value: as the user reported it; NaN and infinite ones too.
-        device_seconds: device time of the trial until then.
-        at: wall clock seconds (Unix time).
+    ``unit`` counts from 1, ``device_seconds`` are the trial's until then, ``at`` is Unix time.
     """
 
     unit: int
@@ -34,14 +30,10 @@ class Point(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """The lease of one device to a trial.
+    """The lease of one device (``host/id``) to a trial, in Unix time.
 
-    Args:
-        device: ``host/id``.
-        trial: its number, None for a new trial that has none yet.
-        begin: wall clock seconds (Unix time).
-        end: None while it lasts.
-        epoch: of the lease, which may have several devices and so several bars.
+    ``trial`` is None for a new trial without a number, ``end`` while the lease lasts. A lease may
+    have several devices, and so several bars with its ``epoch``.
     """
 
     device: str
@@ -52,14 +44,7 @@ class Bar(NamedTuple):
 
 
 class Best(NamedTuple):
-    """A value that was better than all before it.
-
-    Args:
-        device_seconds: device time of all trials until then.
-        value: as the user reported it.
-        at: wall clock seconds (Unix time).
-        trial: number of its trial.
-    """
+    """A value that was better than all before it, after ``device_seconds`` of all trials."""
 
     device_seconds: float
     value: float
@@ -72,7 +57,6 @@ class TrialHistory:
     """The history of one trial.
 
     Args:
-        number: of the trial.
         state: as in ``model.TrialStatus``, as far as it can be known now.
         run: its row of the ledger, whose own ``state`` may be older.
         points: each unit once, as it was last reported, in ascending order.
@@ -91,8 +75,6 @@ class StudyHistory:
     """The history of a study.
 
     Args:
-        key: the study's key.
-        maximize: true if higher values are better.
         trials: in order of number, without those that never had a device.
         bars: in order of epoch.
         position: of the last report that was read.
@@ -222,6 +204,7 @@ def _improvements(reports: Iterable[tuple[Point, int]], maximize: bool) -> Itera
     spent, had = 0.0, dict[int, float]()
     best = -math.inf if maximize else math.inf
     for point, number in reports:
+        # After a crash units are trained again: a report may state less device time than before.
         spent += max(0.0, point.device_seconds - had.get(number, 0.0))
         had[number] = max(point.device_seconds, had.get(number, 0.0))
         better = point.value > best if maximize else point.value < best
@@ -245,6 +228,7 @@ def _trial(
 def _merged(before: tuple[Point, ...], new: tuple[Point, ...]) -> tuple[Point, ...]:
     """Each unit once: one that was trained again shows its later report."""
     if not new:
+        # The same object: the web page sees by that that the curve has not changed.
         return before
     units = {point.unit: point for point in (*before, *new)}
     return tuple(sorted(units.values(), key=attrgetter("unit")))

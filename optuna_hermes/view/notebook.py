@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 DRAW_SECONDS = 0.5
-"""Least time between two drawings: each goes through the kernel's socket into the browser."""
+"""Least time between two drawings."""
 
 MOST_NOTES = 5
 """Number of the last notes that are shown."""
@@ -58,6 +58,7 @@ class Cell:
     def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
         """Draw anew, at most every ``DRAW_SECONDS``."""
         self._last = document, study
+        # Each drawing goes through the kernel's socket into the browser.
         now = self._clock()
         if now >= self._next:
             self._next = now + DRAW_SECONDS
@@ -86,10 +87,7 @@ class Cell:
             self._replace(texts)
 
     def _html(
-        self,
-        devices: list[tuple[str, str, str]],
-        study: dict[str, Any] | None,
-        line: list[str],
+        self, devices: list[tuple[str, str, str]], study: dict[str, Any] | None, line: list[str]
     ) -> str:
         parts = []
         if study is not None and self._total:
@@ -108,12 +106,7 @@ class Cell:
 
 
 def shown(view: RenderableType, width: int = 110) -> dict[str, str]:
-    """The output of a terminal, by the MIME types that a notebook asks for.
-
-    Args:
-        view: anything that rich prints.
-        width: characters in a line.
-    """
+    """The output of a terminal, by the MIME types that a notebook asks for."""
     from rich.console import Console
 
     # Without force_jupyter=False rich would display the view in the cell itself.

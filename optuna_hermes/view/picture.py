@@ -28,19 +28,14 @@ class TrialLine:
     """A trial.
 
     Args:
-        number: of the trial.
         state: as in ``model.TrialStatus``.
         override: see ``model.Wish``.
         value: its last one, as the user knows it; None if there is none, or it is not finite.
         slope: recent change of the value per unit.
         curve: some of its values, in order; None for what is not finite.
-        units: number of units that it has reported.
-        seconds: its device time.
+        seconds: its device time, that of its present leases included.
         tier: of its state while it is suspended.
         device: ids of its devices while it trains.
-        slices: number of its leases.
-        suspensions: number of times that it gave a device back before its end.
-        watt_hours: energy of its devices, None if unknown.
     """
 
     number: int
@@ -60,22 +55,17 @@ class TrialLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceLine:
-    """A device.
+    """A device, and its holder if it has one.
 
     Args:
-        id: as the broker names it.
         state: of its holder, or the reason why it has none, in words.
         study: name of the holder's study, empty if there is no holder.
         trial: number of the holder, None for a new trial.
         epoch: of the lease, 0 if there is none.
         since_seconds: time since the grant of the lease.
         left_seconds: rest of its slice.
-        slice_seconds: length of its slice.
-        memory_bytes: its memory, None if unknown.
-        memory_free_bytes: its free memory, None if unknown.
         joules: its energy counter, None if it has none.
-        counted: time of the counter's last known change, wall clock seconds.
-        watts: its power, None if unknown.
+        counted: time of the counter's last known change, in Unix time.
     """
 
     id: str
@@ -98,18 +88,12 @@ class Picture:
     """A host and a study at one moment.
 
     Args:
-        at: wall clock seconds (Unix time).
+        at: Unix time.
         host: this host's name, empty if there is no broker.
         key: of the study, empty if there is none.
-        study: its name.
         studies: the keys of all studies of the broker.
-        policy: name of its policy, empty if no broker serves it.
-        maximize: true if higher values are better.
-        devices: of this host.
-        trials: of the study.
+        policy: empty if no broker serves the study.
         best: the best trial and its value.
-        device_seconds: of all trials.
-        watt_hours: of all trials.
         read_only: the reason why no overrides are possible now; empty if they are.
         problem: the study's problem, in words; empty if it has none.
     """
@@ -173,7 +157,7 @@ def picture_of(
     Args:
         document: its status, with runs and curves.
         key: of the study to show; the first one is shown if this is not served.
-        at: wall clock seconds (Unix time).
+        at: Unix time.
         before: the previous picture: power is measured between the two.
     """
     known = {} if before is None else {each.id: each for each in before.devices}
@@ -230,6 +214,7 @@ def _with_power(device: DeviceLine, before: DeviceLine | None, at: float) -> Dev
     """A device with its power, from its energy counter's last two changes."""
     if device.joules is None or before is None or before.joules is None:
         return replace(device, counted=at)
+    # The broker reads counters less often than pictures are taken: between two changes.
     spent, seconds = device.joules - before.joules, at - before.counted
     if spent <= 0 or seconds <= 0:
         return replace(device, counted=before.counted, watts=before.watts)
@@ -269,14 +254,7 @@ def _problem(entry: Mapping[str, Any]) -> str:
 
 
 def picture_of_history(history: StudyHistory, study: str, at: float, read_only: str) -> Picture:
-    """The picture of a study that this host's broker does not serve, from its ledger.
-
-    Args:
-        history: of the study.
-        study: its name.
-        at: wall clock seconds (Unix time).
-        read_only: the reason why no overrides are possible.
-    """
+    """The picture of a study that this host's broker does not serve, from its ledger."""
     trials = tuple(_trial_of_history(trial) for trial in history.trials)
     known = [(trial.value, trial.number) for trial in trials if trial.value is not None]
     found = max(known) if history.maximize and known else min(known, default=None)

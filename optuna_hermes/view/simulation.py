@@ -46,11 +46,7 @@ _COMPARED = {"best": "best_seconds", "top 3": "top3_seconds", "near": "near_seco
 
 @contextlib.contextmanager
 def counting(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error if that is a terminal; call the given function after each step.
-
-    Args:
-        total: number of steps.
-    """
+    """A bar on standard error if that is a terminal; call the given function after each step."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -81,11 +77,7 @@ def counting(total: int) -> Iterator[Callable[[], None]]:
 
 
 def simulation_view(document: dict[str, Any]) -> RenderableType:
-    """The document of ``optuna-hermes simulate`` as tables, the best policy first.
-
-    Args:
-        document: ``settings`` and ``table`` of it.
-    """
+    """The document of ``optuna-hermes simulate`` as tables, the best policy first."""
     from rich.console import Group
     from rich.text import Text
 
@@ -106,11 +98,7 @@ def simulation_view(document: dict[str, Any]) -> RenderableType:
 
 
 def loop_view(document: dict[str, Any]) -> RenderableType:
-    """The document of ``optuna-hermes simulate --sampler`` as a table, the best policy first.
-
-    Args:
-        document: ``settings`` and ``table`` of it.
-    """
+    """The document of ``optuna-hermes simulate --sampler`` as a table, the best policy first."""
     document = formats.all_printable(document)
     settings, rows = document["settings"], document["table"]
     table = _table("policy", *_SHARES, "opened", "any5", "fin1")
@@ -164,11 +152,7 @@ def _policies(rows: list[dict[str, Any]]) -> Table:
 
 
 def jobs_view(document: dict[str, Any]) -> RenderableType:
-    """The document of ``optuna-hermes simulate --jobs`` as a table, the shortest mean first.
-
-    Args:
-        document: ``settings`` and ``results`` of it.
-    """
+    """The document of ``optuna-hermes simulate --jobs`` as a table, the shortest mean first."""
     settings, results = document["settings"], document["results"]
     means = {name: _means(results, name) for name in settings["policies"]}
     fifo = means["fifo"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import BrokerError
@@ -19,33 +18,18 @@ FACTS_SECONDS = 2.0
 """Longest age of the facts from Optuna's tables."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamedStudy:
-    """A study that the user has named.
-
-    Args:
-        name: its name.
-        facts: reads its facts from Optuna's tables.
-        open: opens its ledger; returns None as long as it has none.
-    """
-
-    name: str
-    facts: Callable[[], StudyFacts]
-    open: Callable[[StudyFacts], Ledger | None]
-
-
 class StudyReader:
     """Reader of the broker's status and of a study's history, for one thread at a time.
 
     The connections to broker and database are kept from one reading to the next.
 
     Args:
-        study: the study whose history is read, None for none.
+        facts: reads the facts of the study from Optuna's tables, None if no history is wanted.
         curves: true to ask the broker for each trial's recent values, too.
     """
 
-    def __init__(self, study: NamedStudy | None, *, curves: bool = False) -> None:
-        self._study = study
+    def __init__(self, facts: Callable[[], StudyFacts] | None, *, curves: bool = False) -> None:
+        self._read_facts = facts
         self._curves = curves
         self._connection: Connection | None = None
         self._ledger: Ledger | None = None
@@ -64,7 +48,7 @@ class StudyReader:
                     self._connection = connect("viewer")
                 return self._connection.ask_status(curves=self._curves)
             except BrokerError:
-                self.hang_up()
+                self.disconnect()
                 if is_new:
                     return None
         return None
@@ -78,20 +62,22 @@ class StudyReader:
         Raises:
             HermesError: Optuna's tables or the ledger cannot be read.
         """
-        if self._study is None:
+        from optuna_hermes.ledger import open_ledger
+
+        if self._read_facts is None:
             return None
         now = time.monotonic()
         if self._facts is None or now > self._facts_due:
-            self._facts, self._facts_due = self._study.facts(), now + FACTS_SECONDS
-        if self._ledger is None:
-            self._ledger = self._study.open(self._facts)
+            self._facts, self._facts_due = self._read_facts(), now + FACTS_SECONDS
+        if self._ledger is None and self._facts.ledger_url is not None:
+            self._ledger = open_ledger(self._facts.ledger_url)
         if self._ledger is not None:
             self._history = read_history(
                 self._ledger, self._facts, broker=broker, before=self._history
             )
         return self._history
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close the connection to the broker until the next reading."""
         if self._connection is not None:
             self._connection.close()
@@ -99,6 +85,6 @@ class StudyReader:
 
     def close(self) -> None:
         """Close both connections."""
-        self.hang_up()
+        self.disconnect()
         if self._ledger is not None:
             self._ledger.close()

@@ -67,6 +67,7 @@ def status_view(document: Document) -> RenderableType:
 
     from optuna_hermes.view.picture import picture_of
 
+    # Names, parameters and errors are other people's texts.
     document = formats.all_printable(document)
     broker, study = document["broker"], document["study"]
     parts: list[RenderableType] = []

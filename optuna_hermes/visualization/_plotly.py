@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.visualization import _info as drawn
+from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization._study import best_info_of, read_study
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def plot_schedule(study: optuna.Study) -> go.Figure:
     """
     go = _plotly()
     data = read_study(study)
-    boxes = drawn.schedule_info(data.history, data.now)
+    boxes = plot_data.schedule_info(data.history, data.now)
     figure = go.Figure(layout=_layout("Schedule", "Time", "Device"))
     if not boxes:
         return figure
@@ -65,7 +65,7 @@ def plot_schedule(study: optuna.Study) -> go.Figure:
 def plot_curves(
     study: optuna.Study,
     *,
-    axis: drawn.Axis = "unit",
+    axis: plot_data.Axis = "unit",
     target_name: str = "Intermediate Value",
 ) -> go.Figure:
     """Plot the reported values of all trials, coloured by their state.
@@ -85,7 +85,7 @@ def plot_curves(
         ValueError: there is no such axis.
     """
     go = _plotly()
-    info = drawn.curves_info(read_study(study).history, axis)
+    info = plot_data.curves_info(read_study(study).history, axis)
     figure = go.Figure(layout=_layout("Curves", info.x_label, target_name))
     for look, lines in info.groups:
         figure.add_scatter(
@@ -102,7 +102,7 @@ def plot_curves(
             name=f"best: trial {info.best.name}",
             **_joined([info.best]),
             mode=_mode([info.best]),
-            line={"color": drawn.BEST_COLOUR, "width": 2.5},
+            line={"color": plot_data.BEST_COLOUR, "width": 2.5},
             hovertemplate="trial %{customdata}: %{y:.4g} at %{x:.4g}<extra></extra>",
         )
     return figure.update_layout(showlegend=info.best is not None, legend=_ABOVE)
@@ -143,7 +143,7 @@ def plot_best_over_device_time(
             mode="lines",
             line={
                 "shape": "hv",
-                "color": drawn.COLOURS[index % len(drawn.COLOURS)],
+                "color": plot_data.COLOURS[index % len(plot_data.COLOURS)],
                 "width": 1.5 if index else 3,
                 "dash": "dash" if index else "solid",
             },
@@ -212,20 +212,22 @@ def _layout(title: str, x_label: str, y_label: str) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str:
-    """Local time to the millisecond, without a zone, since plotly has none."""
+    """Local time to the millisecond."""
+    # Plotly has no zones: it shows times as they are written.
     return datetime.fromtimestamp(seconds, timezone.utc).astimezone().strftime(_ISO)[:-3]
 
 
 _ISO = "%Y-%m-%d %H:%M:%S.%f"
 
 
-def _mode(lines: Iterable[drawn.InfoLine]) -> str:
-    """The mode of drawing; markers if a line has one point, which would be invisible."""
+def _mode(lines: Iterable[plot_data.InfoLine]) -> str:
+    # A line of one point would be invisible without a marker.
     return "lines+markers" if any(len(line.xs) == 1 for line in lines) else "lines"
 
 
-def _joined(lines: Sequence[drawn.InfoLine]) -> dict[str, Any]:
-    """Many curves as one trace with gaps, so that a figure of hundreds stays small."""
+def _joined(lines: Sequence[plot_data.InfoLine]) -> dict[str, Any]:
+    """Many curves as one trace with gaps."""
+    # Hundreds of traces would make a figure of megabytes that is slow to draw.
     joined: dict[str, list[Any]] = {"x": [], "y": [], "customdata": []}
     for line in lines:
         gap = [None] if joined["x"] else []

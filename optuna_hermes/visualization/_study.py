@@ -14,7 +14,7 @@ from optuna_hermes import _optuna
 from optuna_hermes.broker import broker_status
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.history import StudyHistory, read_history
-from optuna_hermes.visualization import _info as drawn
+from optuna_hermes.visualization import _data as plot_data
 
 if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
@@ -30,7 +30,7 @@ class StudyData:
 
     Args:
         history: from its ledger; empty if it has none.
-        now: time of reading, in seconds of Unix time.
+        now: Unix time of reading.
         curve_set: its trials for the simulator, None if there are none, or without ``to_replay``.
     """
 
@@ -88,7 +88,7 @@ def _replayable(study: optuna.Study, ledger: Ledger) -> CurveSet | None:
 
 def best_info_of(
     study: optuna.Study, against: Sequence[str], n_devices: int | None
-) -> drawn.BestInfo:
+) -> plot_data.BestInfo:
     """The data of ``plot_best_over_device_time``, for every backend."""
     _check(against)
     data = read_study(study, to_replay=bool(against))
@@ -99,7 +99,7 @@ def best_info_of(
     others = [
         (name, _replayed(data.curve_set, name, n_devices, history.maximize)) for name in against
     ]
-    return drawn.best_info(history, others)
+    return plot_data.best_info(history, others)
 
 
 def _replayed(

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.visualization import _info as drawn
+from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization._study import StudyData, best_info_of, read_study
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def plot_schedule(study: optuna.Study) -> Axes:
 
 
 def _draw_schedule(ax: Axes, data: StudyData) -> Axes:
-    boxes = drawn.schedule_info(data.history, data.now)
+    boxes = plot_data.schedule_info(data.history, data.now)
     _name(ax, "Schedule", "Time", "Device")
     if not boxes:
         return ax
@@ -61,7 +61,7 @@ def _draw_schedule(ax: Axes, data: StudyData) -> Axes:
 def plot_curves(
     study: optuna.Study,
     *,
-    axis: drawn.Axis = "unit",
+    axis: plot_data.Axis = "unit",
     target_name: str = "Intermediate Value",
 ) -> Axes:
     """Plot the reported values of all trials, coloured by their state, with matplotlib.
@@ -69,11 +69,11 @@ def plot_curves(
     .. seealso:: ``optuna_hermes.visualization.plot_curves``
     """
     return _draw_curves(
-        _figure(1).axes[0], drawn.curves_info(read_study(study).history, axis), target_name
+        _figure(1).axes[0], plot_data.curves_info(read_study(study).history, axis), target_name
     )
 
 
-def _draw_curves(ax: Axes, info: drawn.CurvesInfo, target_name: str) -> Axes:
+def _draw_curves(ax: Axes, info: plot_data.CurvesInfo, target_name: str) -> Axes:
     _name(ax, "Curves", info.x_label, target_name)
     for look, lines in info.groups:
         style: dict[str, Any] = {"color": look.colour, "alpha": look.opacity, "linewidth": 1.2}
@@ -82,7 +82,7 @@ def _draw_curves(ax: Axes, info: drawn.CurvesInfo, target_name: str) -> Axes:
             label = "_" if index else f"{look.label} ({len(lines)})"
             ax.plot(line.xs, line.ys, **style, **_dot(line), label=label)
     if info.best is not None:
-        style = {"color": drawn.BEST_COLOUR, "linewidth": 2.5, **_dot(info.best)}
+        style = {"color": plot_data.BEST_COLOUR, "linewidth": 2.5, **_dot(info.best)}
         ax.plot(info.best.xs, info.best.ys, **style, label=f"best: trial {info.best.name}")
         _legend(ax)
     if info.counts:
@@ -106,7 +106,7 @@ def plot_best_over_device_time(
     return _draw_best(_figure(1).axes[0], best_info_of(study, against, n_devices), target_name)
 
 
-def _draw_best(ax: Axes, info: drawn.BestInfo, target_name: str) -> Axes:
+def _draw_best(ax: Axes, info: plot_data.BestInfo, target_name: str) -> Axes:
     _name(ax, "Best Value over Device Time", info.x_label, target_name)
     for index, line in enumerate(info.lines):
         ax.step(
@@ -114,7 +114,7 @@ def _draw_best(ax: Axes, info: drawn.BestInfo, target_name: str) -> Axes:
             line.ys,
             where="post",
             label=line.name,
-            color=drawn.COLOURS[index % len(drawn.COLOURS)],
+            color=plot_data.COLOURS[index % len(plot_data.COLOURS)],
             linewidth=1.5 if index else 3,
             linestyle="--" if index else "-",
         )
@@ -129,7 +129,7 @@ def figure_of_all(study: optuna.Study, against: Sequence[str]) -> Figure:
     figure = _figure(3)
     upper, middle, lower = figure.axes
     _draw_best(upper, best, "Best Intermediate Value")
-    _draw_curves(middle, drawn.curves_info(data.history, "unit"), "Intermediate Value")
+    _draw_curves(middle, plot_data.curves_info(data.history, "unit"), "Intermediate Value")
     _draw_schedule(lower, data)
     return figure
 
@@ -158,12 +158,12 @@ def _legend(ax: Axes) -> None:
 
 
 def _days(seconds: float) -> float:
-    """A local time in matplotlib's days; local, since its axes have no zones."""
+    # A local time, since axes have no zones.
     from matplotlib.dates import date2num
 
     return float(date2num(datetime.fromtimestamp(seconds)))  # type: ignore[no-untyped-call]
 
 
-def _dot(line: drawn.InfoLine) -> dict[str, Any]:
-    """The marker for a line of one point, which would be invisible."""
+def _dot(line: plot_data.InfoLine) -> dict[str, Any]:
+    # A line of one point would be invisible without a marker.
     return {"marker": "o", "markersize": 3} if len(line.xs) == 1 else {}

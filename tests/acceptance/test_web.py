@@ -19,7 +19,7 @@ pytest.importorskip("starlette", reason="needs the extra [web]")
 pytest.importorskip("uvicorn", reason="needs the extra [web]")
 
 from optuna_hermes.cli import run
-from optuna_hermes.view._web._source import Watch
+from optuna_hermes.view._web._source import PageReader
 
 Start = Callable[..., Any]
 
@@ -102,7 +102,7 @@ def test_a_broker_that_ends_and_comes_back_is_noticed(
     start_cli: Start, wait_for: Callable[..., Any], runtime_dir: Any
 ) -> None:
     """The connection is kept between two looks, and made anew when it has broken."""
-    watch = Watch(None)
+    watch = PageReader()
     assert watch.look()["study"]["host"] is None
     broker = start_cli("broker", "--devices", "cpu:1")
     wait_for(lambda: len(watch.look()["devices"]) == 1)

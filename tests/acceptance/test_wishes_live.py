@@ -106,7 +106,7 @@ def test_what_people_want_is_done(
     wait_for(lambda: running() == {1, 2}, 60, "another one has its device")
 
     assert say("policy", "round-robin") == {"study": "s", "policy": "round-robin"}
-    top.want(picture.key, 2, "boosted")
+    top.override(picture.key, 2, "boosted")
     seen = status()
     assert (seen["policy"], seen["held"], seen["boosted"]) == ("round-robin", [0], [2])
 
@@ -129,7 +129,7 @@ def test_what_people_want_is_done(
     assert (held.state, held.override) == ("stored", "held")
     assert over.trials[1].curve[-1] == over.trials[1].value == trials[1].value
     with pytest.raises(HermesError):
-        top.want(picture.key, 0, None)
+        top.override(picture.key, 0, None)
     top.close()
 
     assert say("status", "0")["override"] == "held"

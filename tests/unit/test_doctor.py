@@ -15,8 +15,7 @@ import pytest
 
 from optuna_hermes import _optuna
 from optuna_hermes.cli import run
-from optuna_hermes.cli._checks._around import folder_checks, kind_of, slurm_checks
-from optuna_hermes.cli._checks._host import shared_memory
+from optuna_hermes.cli._checks._host import folder_checks, kind_of, shared_memory, slurm_checks
 from optuna_hermes.ledger import (
     SCHEMA_VERSION,
     CheckpointRecord,

@@ -18,8 +18,8 @@ from optuna_hermes import _optuna, visualization
 from optuna_hermes.cli import run as run_cli
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.ledger import open_ledger
-from optuna_hermes.testing.records import checkpoint, lease, report, trial_record
-from optuna_hermes.visualization import _info as drawn
+from optuna_hermes.testing.records import checkpoint, lease, report, run
+from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization import matplotlib as by_matplotlib
 
 mpl.use("agg")
@@ -75,7 +75,7 @@ def names(figure: Any) -> list[str]:
 
 def test_examples_hold() -> None:
     """What the docstrings show is so."""
-    assert doctest.testmod(drawn).failed == 0
+    assert doctest.testmod(plot_data).failed == 0
 
 
 def test_the_schedule_has_a_row_for_each_device(study: optuna.Study) -> None:
@@ -156,23 +156,23 @@ def test_a_trial_that_trains_is_drawn_until_now(
         ledger.save_trial(trial_record(2, study=key, state="running"))
         ledger.commit_lease(lease(9, number=2, study=key, started=BEGIN + 5))
     data = visualization._study.read_study(study)
-    nobody = drawn.schedule_info(data.history, BEGIN + 100)
+    nobody = plot_data.schedule_info(data.history, BEGIN + 100)
     assert [box.end for box in nobody if box.begin == BEGIN + 5] == [BEGIN + 22]
     document = {"studies": [{"key": key}]}
     monkeypatch.setattr(visualization._study, "broker_status", lambda: document)
     data = visualization._study.read_study(study)
-    held = drawn.schedule_info(data.history, BEGIN + 100)
+    held = plot_data.schedule_info(data.history, BEGIN + 100)
     assert [box.end for box in held if box.begin == BEGIN + 5] == [BEGIN + 100]
 
 
 def test_hosts_are_named_where_there_are_several() -> None:
     """Devices of one host need not say whose they are; two that look alike keep all they have."""
-    assert drawn.device_names(["a/cpu:0", "b/cpu:0"]) == {
+    assert plot_data.device_names(["a/cpu:0", "b/cpu:0"]) == {
         "a/cpu:0": "a/cpu:0",
         "b/cpu:0": "b/cpu:0",
     }
     alike = ["a/GPU-5c1ae4b2-1", "a/GPU-5c1ae4b2-2"]
-    assert [*drawn.device_names(alike).values()] == ["GPU-5c1ae4b2-1", "GPU-5c1ae4b2-2"]
+    assert [*plot_data.device_names(alike).values()] == ["GPU-5c1ae4b2-1", "GPU-5c1ae4b2-2"]
 
 
 def drawn_things(plot: Any) -> int:

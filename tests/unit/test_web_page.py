@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optuna_hermes.ledger import TrialRecord
-from optuna_hermes.view._web._delta import delta
-from optuna_hermes.view._web._feed import UNREAD, Feed
-from optuna_hermes.view._web._page import MOST_CURVES, MOST_POINTS, Painter, Scene, rounded, short
+from optuna_hermes.view._web._feed import UNREAD, Feed, delta
+from optuna_hermes.view._web._page import MOST_CURVES, MOST_POINTS, PageBuilder, PageInput, rounded
+from optuna_hermes.view.formats import short_devices
 from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory
 
 RUN = TrialRecord(
@@ -82,12 +82,12 @@ DEVICE = {
     },
 }
 BROKER = {"host": "vm", "devices": [DEVICE], "studies": [ENTRY]}
-SCENE = Scene(name="digits", history=HISTORY, broker=BROKER, now=110.0)
+INPUT = PageInput(name="digits", history=HISTORY, broker=BROKER, now=110.0)
 
 
 def test_a_live_study_is_as_broker_and_ledger_know_it() -> None:
     """States are the broker's, curves and bars the ledger's, and each device has its holder."""
-    page = Painter().paint(SCENE)
+    page = PageBuilder().build(INPUT)
     assert page["live"] == {"is": "live", "text": "Training"}
     assert page["trials"]["3"]["state"] == "running"
     assert page["trials"]["3"]["override"] == "boosted"
@@ -102,7 +102,7 @@ def test_a_live_study_is_as_broker_and_ledger_know_it() -> None:
 def test_an_ended_study_needs_no_broker() -> None:
     """All of it is in the ledger; nothing can be done to its trials."""
     history = replace(HISTORY, trials=(replace(TRIAL, state="done"),))
-    page = Painter().paint(Scene(name="digits", history=history, was_served=True))
+    page = PageBuilder().build(PageInput(name="digits", history=history, was_served=True))
     assert page["live"]["is"] == "ended"
     assert page["notes"] == []
     assert page["best"] == {"trial": 3, "value": 0.25}
@@ -111,40 +111,41 @@ def test_an_ended_study_needs_no_broker() -> None:
 
 def test_it_says_when_the_broker_is_away() -> None:
     """One that was there and does not answer, with trials that are not over."""
-    page = Painter().paint(Scene(name="digits", history=HISTORY, was_served=True))
+    page = PageBuilder().build(PageInput(name="digits", history=HISTORY, was_served=True))
     assert page["live"]["is"] == "away"
     assert "No broker answers" in page["notes"][0]
-    never = Painter().paint(
-        Scene(
+    never = PageBuilder().build(
+        PageInput(
             name="digits",
             named=True,
             history=replace(HISTORY, trials=(replace(TRIAL, state="stored"),)),
         )
     )
     assert never["live"]["text"] == "Not running"
-    assert Painter().paint(Scene(name=None))["live"]["text"] == "No broker runs on this host"
+    nothing = PageBuilder().build(PageInput(name=None))
+    assert nothing["live"]["text"] == "No broker runs on this host"
     assert (never["live"]["is"], never["notes"]) == ("still", [])
 
 
 def test_what_is_wanted_is_shown_without_a_broker() -> None:
     """As it is written down; of a trial that is over nothing is wanted any more."""
     held = replace(TRIAL, override="held")
-    scene = Scene(name="digits", history=replace(HISTORY, trials=(held,)))
-    assert Painter().paint(scene)["trials"]["3"]["override"] == "held"
+    source = PageInput(name="digits", history=replace(HISTORY, trials=(held,)))
+    assert PageBuilder().build(source)["trials"]["3"]["override"] == "held"
     over = replace(HISTORY, trials=(replace(held, state="done"),))
-    assert Painter().paint(replace(scene, history=over))["trials"]["3"]["override"] is None
+    assert PageBuilder().build(replace(source, history=over))["trials"]["3"]["override"] is None
 
 
 def test_it_says_why_the_ledger_is_not_read() -> None:
     """The reason is shown with what was read before."""
-    page = Painter().paint(replace(SCENE, problem="The ledger cannot be used."))
+    page = PageBuilder().build(replace(INPUT, problem="The ledger cannot be used."))
     assert page["notes"] == ["The ledger cannot be used."]
     assert page["curves"]
 
 
 def test_without_a_study_the_broker_is_shown() -> None:
     """States and devices, and no curves."""
-    page = Painter().paint(Scene(name="digits", broker=BROKER))
+    page = PageBuilder().build(PageInput(name="digits", broker=BROKER))
     assert page["trials"]["3"]["value"] == 0.25
     assert page["best"] == {"trial": 3, "value": 0.25}
     assert page["curves"] == {}
@@ -155,16 +156,16 @@ def test_the_best_of_a_study_that_maximises_is_its_highest() -> None:
     """The best is chosen by the study's own direction."""
     other = replace(TRIAL, number=4, points=(Point(1, 0.75, 1.0, 103.0),))
     history = replace(HISTORY, trials=(TRIAL, other), maximize=True)
-    assert Painter().paint(Scene(name="digits", history=history))["best"]["trial"] == 4
+    assert PageBuilder().build(PageInput(name="digits", history=history))["best"]["trial"] == 4
     history = replace(history, maximize=False)
-    assert Painter().paint(Scene(name="digits", history=history))["best"]["trial"] == 3
+    assert PageBuilder().build(PageInput(name="digits", history=history))["best"]["trial"] == 3
 
 
 def test_a_page_is_json_whatever_was_reported() -> None:
     """NaN and infinity have no number there."""
     points = (Point(1, math.nan, 1.0, 101.0), Point(2, -math.inf, 2.0, 102.0))
     history = replace(HISTORY, trials=(replace(TRIAL, points=points),))
-    page = Painter().paint(Scene(name="digits", history=history))
+    page = PageBuilder().build(PageInput(name="digits", history=history))
     assert json.loads(json.dumps(page, allow_nan=False)) == page
     assert page["curves"]["3"]["values"] == [None, None]
     assert rounded(1.23456789) == 1.23457
@@ -172,21 +173,21 @@ def test_a_page_is_json_whatever_was_reported() -> None:
 
 def test_what_stands_still_is_not_sent_again() -> None:
     """Time that passes changes nothing of a page: the slice's end is a point of the clock."""
-    painter = Painter()
-    before = painter.paint(SCENE)
+    builder = PageBuilder()
+    before = builder.build(INPUT)
     holder = {**DEVICE["holder"], "since_seconds": 3.01, "left_seconds": 0.02}  # type: ignore[dict-item]
     entry = {**ENTRY, "device_seconds": 7.0, "held_seconds": 3.0, "spent_seconds": 7.0}
     broker = {**BROKER, "devices": [{**DEVICE, "holder": holder}], "studies": [entry]}
-    after = painter.paint(replace(SCENE, broker=broker, now=111.0))
+    after = builder.build(replace(INPUT, broker=broker, now=111.0))
     assert delta(before, after) == {}
 
 
 def test_of_a_curve_the_new_end_is_sent() -> None:
     """A report is a point, not a curve."""
-    painter = Painter()
-    before = painter.paint(SCENE)
+    builder = PageBuilder()
+    before = builder.build(INPUT)
     trial = replace(TRIAL, points=(*TRIAL.points, Point(3, 0.2, 3.0, 103.0)))
-    after = painter.paint(replace(SCENE, history=replace(HISTORY, trials=(trial,), position=3)))
+    after = builder.build(replace(INPUT, history=replace(HISTORY, trials=(trial,), position=3)))
     changes = delta(before, after)
     assert changes["curves"] == {"3": {"from": 2, "units": [3], "values": [0.2]}}
     assert "bars" not in changes
@@ -198,9 +199,9 @@ def test_a_long_curve_is_thinned_out_and_keeps_its_ends() -> None:
     def curve(count: int) -> dict[str, list[Any]]:
         points = tuple(Point(unit, 1 / unit, unit, 100.0 + unit) for unit in range(1, count + 1))
         history = replace(HISTORY, trials=(replace(TRIAL, points=points),))
-        found: dict[str, list[Any]] = Painter().paint(replace(SCENE, history=history))["curves"][
-            "3"
-        ]
+        found: dict[str, list[Any]] = PageBuilder().build(replace(INPUT, history=history))[
+            "curves"
+        ]["3"]
         return found
 
     long, longer = curve(1000), curve(1001)
@@ -220,7 +221,7 @@ def test_of_very_many_curves_those_that_live_and_the_best_are_drawn() -> None:
         )
         for number in range(1000)
     )
-    page = Painter().paint(Scene(name="digits", history=replace(HISTORY, trials=trials)))
+    page = PageBuilder().build(PageInput(name="digits", history=replace(HISTORY, trials=trials)))
     assert len(page["trials"]) == 1000
     assert len(page["curves"]) == MOST_CURVES
     assert {"0", "498", "900"} <= page["curves"].keys()
@@ -229,8 +230,8 @@ def test_of_very_many_curves_those_that_live_and_the_best_are_drawn() -> None:
 
 def test_devices_have_names_as_short_as_they_differ() -> None:
     """UUIDs are cut where they are one's own."""
-    assert short(["GPU-5c2f0a11-1", "GPU-5c2f0a12-1"]) == ["GPU-5c2f0a11", "GPU-5c2f0a12"]
-    assert short(["cpu:0", "cpu:10"]) == ["cpu:0", "cpu:10"]
+    assert short_devices(["GPU-5c2f0a11-1", "GPU-5c2f0a12-1"]) == ["GPU-5c2f0a11", "GPU-5c2f0a12"]
+    assert short_devices(["cpu:0", "cpu:10"]) == ["cpu:0", "cpu:10"]
 
 
 def applied(page: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -320,7 +321,7 @@ def test_twenty_pages_cost_one_look() -> None:
         assert {name for name, _ in found} == {"page"}
         late = feed.listen()
         assert (await first(late))[1]["looks"] == 1
-        feed.hurry()
+        feed.look_now()
         name, change = await first(pages[0])
         assert (name, change["looks"], "name" in change) == ("change", 2, False)
         feed.close()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from optuna_hermes.cli._checks import Check, good, judged
-from optuna_hermes.cli._checks._around import NETWORK_KINDS, kind_of
+from optuna_hermes.cli._checks._host import NETWORK_KINDS, kind_of
 from optuna_hermes.cli._studies import check_file, study_and_ledger
 from optuna_hermes.view.formats import plural, ranges
 

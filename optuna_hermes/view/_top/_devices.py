@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from rich.style import Style
 from rich.text import Text
@@ -36,73 +35,50 @@ _PARTS = " ▏▎▍▌▋▊▉█"
 # -- past leases ---------------------------------------------------------------------------------
 
 
-class Stay(NamedTuple):
-    """A trial on a device, from ``begin`` to ``end`` (wall clock seconds)."""
-
-    trial: int
-    begin: float
-    end: float
-
-
 class Past:
-    """Leases by device and epoch.
-
-    Args:
-        seconds: age after which they are forgotten.
-    """
+    """Leases by device and epoch; those older than ``seconds`` are forgotten."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._stays: dict[str, dict[int, Stay]] = defaultdict(dict)
+        self._leases: dict[str, dict[int, Bar]] = defaultdict(dict)
 
     def see(self, picture: Picture) -> None:
         """Add the present leases of a picture."""
         for device in picture.devices:
             if device.epoch:
-                trial = NEW if device.trial is None else device.trial
+                # A later picture, or the ledger, says more exactly when the lease has ended.
                 begin = picture.at - device.since_seconds
-                stay = Stay(trial=trial, begin=begin, end=picture.at)
-                self._stays[device.id][device.epoch] = stay
+                bar = Bar(device.id, device.trial, begin, picture.at, device.epoch)
+                self._leases[device.id][device.epoch] = bar
         self._forget(picture.at)
 
     def read(self, bars: Iterable[Bar], host: str, now: float) -> None:
-        """Add ended leases of a ledger, in place of what pictures showed of them less exactly.
-
-        Args:
-            bars: of all hosts that work on the study.
-            host: the one whose devices are shown.
-            now: wall clock seconds.
-        """
+        """Add a host's ended leases, in place of what pictures showed of them less exactly."""
         for bar in bars:
             on, _, id_ = bar.device.partition("/")
             if on != host or bar.end is None or bar.end < now - self.seconds:
                 continue
-            trial = NEW if bar.trial is None else bar.trial
-            self._stays[id_][bar.epoch] = Stay(trial=trial, begin=bar.begin, end=bar.end)
+            self._leases[id_][bar.epoch] = bar
 
     def cells(self, device: str, now: float, width: int) -> list[int | None]:
-        """The trial with most of each part of the time, None where there was no lease.
-
-        Args:
-            device: its id.
-            now: wall clock seconds, at the right end.
-            width: number of parts.
-        """
+        """The trial with most of each part of the time, None where there was no lease."""
         step = self.seconds / width
         begin = now - self.seconds
         shares: list[dict[int, float]] = [defaultdict(float) for _ in range(width)]
-        for stay in self._stays[device].values():
-            first = max(0, int((stay.begin - begin) / step))
-            last = min(width - 1, int((stay.end - begin) / step))
+        for bar in self._leases[device].values():
+            end = bar.end or now
+            trial = NEW if bar.trial is None else bar.trial
+            first = max(0, int((bar.begin - begin) / step))
+            last = min(width - 1, int((end - begin) / step))
             for cell in range(first, last + 1):
                 left, right = begin + cell * step, begin + (cell + 1) * step
-                shares[cell][stay.trial] += min(stay.end, right) - max(stay.begin, left)
+                shares[cell][trial] += min(end, right) - max(bar.begin, left)
         return [_most(share, step) for share in shares]
 
     def _forget(self, now: float) -> None:
-        for device, stays in self._stays.items():
-            kept = {epoch: s for epoch, s in stays.items() if s.end > now - self.seconds}
-            self._stays[device] = kept
+        for device, bars in self._leases.items():
+            kept = {epoch: b for epoch, b in bars.items() if (b.end or now) > now - self.seconds}
+            self._leases[device] = kept
 
 
 def _most(share: dict[int, float], step: float) -> int | None:
@@ -118,11 +94,7 @@ def _most(share: dict[int, float], step: float) -> int | None:
 def device_lines(picture: Picture, past: Past, now: float, width: int) -> Text:
     """Each device with its holder, and a strip of its leases in the last minutes.
 
-    Args:
-        picture: the picture to show.
-        past: the leases before it.
-        now: wall clock seconds; slices are counted down from when the picture was taken.
-        width: columns.
+    Slices are counted down from when the picture was taken until ``now``.
     """
     parts = _device_columns(picture, width)
     left = sum(size + 1 for _, size, _ in parts) + 1

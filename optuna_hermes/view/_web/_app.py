@@ -56,14 +56,7 @@ class Actions:
 
 
 def make_app(feed: Feed, actions: Actions, guard: Guard, *, trusts_own: bool) -> ASGIApp:
-    """The server's application.
-
-    Args:
-        feed: source of the pages' content.
-        actions: the functions behind their requests.
-        guard: checks each request.
-        trusts_own: true if processes of this user on this host need no token.
-    """
+    """The server's application; ``trusts_own``: processes of this user here need no token."""
 
     async def page(request: Request) -> Response:
         shown = request.query_params.get("token")
@@ -99,7 +92,7 @@ def make_app(feed: Feed, actions: Actions, guard: Guard, *, trusts_own: bool) ->
         if verb not in VERBS:
             return JSONResponse({"error": f"No verb {verb!r}: use {', '.join(VERBS)}."}, 404)
         answer = await _answer(lambda n: {"done": actions.override(verb, n)}, number)
-        feed.hurry()
+        feed.look_now()
         return answer
 
     api = [
@@ -110,6 +103,7 @@ def make_app(feed: Feed, actions: Actions, guard: Guard, *, trusts_own: bool) ->
     routes = [
         Route("/", page),
         Route("/token", token, methods=["POST"]),
+        # A route of its own: below "/" the answer to another method would be 404 for 405.
         Mount("/api", routes=api),
         Mount("/", StaticFiles(directory=FILES)),
     ]

@@ -1,4 +1,7 @@
-"""Feed of all open pages: one shared look at the study, whose changes go to every listener."""
+"""Feed of all open pages: one shared look at the study, whose changes go to every listener.
+
+A page is sent whole once, then only its changes.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from optuna_hermes.view._web._delta import delta
-
 EVERY_SECONDS = 0.4
-"""Seconds between two looks. A report reaches the ledger up to 0.25 s after the broker has it."""
+"""Seconds between two looks: a report reaches the ledger up to 0.25 s after the broker has it."""
 
 SHARE = 0.5
 """Largest share of the time that is spent on looks."""
@@ -25,6 +26,12 @@ UNREAD = 64
 """Number of unread changes after which a listener is sent the whole page instead."""
 
 log = logging.getLogger("optuna_hermes.web")
+
+KEYED = ("trials", "bars")
+"""Parts of a page that are compared entry by entry; a removed entry is sent as None."""
+
+GROWING = "curves"
+"""The part whose entries are curves; of each only the points after the common start are sent."""
 
 Page = dict[str, Any]
 
@@ -50,7 +57,7 @@ class Feed:
         self._page: Page | None = None
         self._listeners: set[_Listener] = set()
         self._looking: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self._due = asyncio.Event()
         self._turn = asyncio.Lock()
         self._closed = False
 
@@ -67,16 +74,16 @@ class Feed:
                 yield await listener.get()
         finally:
             self._listeners.discard(listener)
-            self._hurry.set()
+            self._due.set()
 
-    def hurry(self) -> None:
+    def look_now(self) -> None:
         """Look at once, after a change made through this server."""
-        self._hurry.set()
+        self._due.set()
 
     def close(self) -> None:
         """End every stream; no further one begins."""
         self._closed = True
-        self._hurry.set()
+        self._due.set()
         for listener in self._listeners:
             listener.put(b"")
 
@@ -85,6 +92,7 @@ class Feed:
             begin = time.monotonic()
             await self._look_once()
             took = time.monotonic() - begin
+            # A huge study takes long to read: half of the time is left to others.
             await self._pause(max(self._every_seconds, took / SHARE) - took)
         self._looking = self._page = None
         # The lock keeps rest() from closing what a new listener's look() uses on another thread.
@@ -106,9 +114,9 @@ class Feed:
                 listener.tell(event, page)
 
     async def _pause(self, seconds: float) -> None:
-        self._hurry.clear()
+        self._due.clear()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), seconds)
+            await asyncio.wait_for(self._due.wait(), seconds)
 
 
 class _Listener:
@@ -136,7 +144,52 @@ class _Listener:
 
 
 def _event(name: str, document: Page) -> bytes:
-    """One server-sent event, with the server's time, by which pages count slices down."""
+    # Pages count slices down by the server's clock, not by that of another computer.
     timed = {**document, "now": round(time.time(), 2)}
     text = json.dumps(timed, separators=(",", ":"), allow_nan=False)
     return f"event: {name}\ndata: {text}\n\n".encode()
+
+
+# -- changes --------------------------------------------------------------------------------------
+
+
+def delta(before: Page, after: Page) -> Page:
+    """The changes that turn ``before`` into ``after``; empty if they are equal.
+
+    Example:
+        >>> delta({"trials": {"0": "parked"}}, {"trials": {"0": "parked", "1": "pending"}})
+        {'trials': {'1': 'pending'}}
+    """
+    changes: Page = {}
+    for name, part in after.items():
+        old = before.get(name)
+        # A part that has not changed is the same object: large ones are not compared.
+        if part is old or part == old:
+            continue
+        changes[name] = part
+        if name in KEYED or name == GROWING:
+            changes[name] = _entries(old or {}, part, growing=name == GROWING)
+    return changes
+
+
+def _entries(before: Page, after: Page, *, growing: bool) -> Page:
+    changes: Page = {key: None for key in before if key not in after}
+    for key, entry in after.items():
+        old = before.get(key)
+        if entry is not old and entry != old:
+            changes[key] = _grown(old, entry) if growing else entry
+    return changes
+
+
+def _grown(before: Page | None, after: Page) -> Any:
+    """The columns of a curve from its first new point on; ``from`` is the index of that point."""
+    count = 0 if before is None else _common(before, after)
+    return {"from": count, **{name: column[count:] for name, column in after.items()}}
+
+
+def _common(before: Page, after: Page) -> int:
+    """The number of equal points at the beginning of two curves."""
+    old = list(zip(*(before[name] for name in after), strict=True))
+    new = list(zip(*after.values(), strict=True))
+    same = (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
+    return next(same, min(len(old), len(new)))

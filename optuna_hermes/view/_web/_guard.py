@@ -1,9 +1,4 @@
-"""Access checks of the web page's requests; pure.
-
-Four checks, in this order: the Host header names this server (else DNS rebinding could lead a
-browser here); the request was not made by a page of another site; it has the token, the session
-cookie, or comes from a process of this user; if it changes something, it comes from our own page.
-"""
+"""Access checks of the web page's requests; pure."""
 
 from __future__ import annotations
 
@@ -48,13 +43,9 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestParts:
-    """The parts of a request that are checked.
+    """The parts of a request that are checked; names of headers in small letters.
 
-    Args:
-        method: in capitals.
-        path: without its query.
-        headers: by their names in small letters.
-        is_own: true if the kernel shows that a process of this user, on this host, has sent it.
+    ``is_own`` is true if the kernel shows that a process of this user, on this host, has sent it.
     """
 
     method: str
@@ -77,8 +68,7 @@ class Guard:
 
     Args:
         token: secret of the user, in the page's address or as ``Authorization: Bearer``.
-        session: secret of a browser after that, in a cookie. It differs from the token, since
-            cookies are sent to every port of a host.
+        session: secret of a browser after that, in a cookie.
         cookie: the cookie's name.
         names: allowed names in the Host header, besides any numeric address.
     """
@@ -88,16 +78,22 @@ class Guard:
     cookie: str
     names: frozenset[str]
 
-    def refuse(self, asked: RequestParts) -> Refusal | None:
+    def refuse(self, request: RequestParts) -> Refusal | None:
         """The reason for refusing a request, None if it is to be served."""
-        return self._misled(asked) or self._forged(asked) or self._unknown(asked) or _unsaid(asked)
+        return (
+            self._check_host(request)
+            or self._check_site(request)
+            or self._check_token(request)
+            or _check_origin(request)
+        )
 
     def knows(self, token: str) -> bool:
         """True if this is the token; compared in constant time."""
         return _same(token, self.token)
 
-    def _misled(self, asked: RequestParts) -> Refusal | None:
-        name = _host_name(asked.headers.get("host", ""))
+    def _check_host(self, request: RequestParts) -> Refusal | None:
+        # DNS rebinding leads a browser here by another name, with the rights of that name's pages.
+        name = _host_name(request.headers.get("host", ""))
         if name in self.names or _is_address(name):
             return None
         known = ", ".join(sorted(self.names))
@@ -106,18 +102,18 @@ class Guard:
             reason=f"This server is called {known}, or by its address: use one of these.",
         )
 
-    def _forged(self, asked: RequestParts) -> Refusal | None:
-        """Refuse requests by pages of other sites, by ``Sec-Fetch-Site``; links are allowed."""
-        site = asked.headers.get("sec-fetch-site", "none")
+    def _check_site(self, request: RequestParts) -> Refusal | None:
+        site = request.headers.get("sec-fetch-site", "none")
         if site in ("same-origin", "none"):
             return None
-        is_link = asked.headers.get("sec-fetch-mode") == "navigate"
-        if is_link and asked.method in SAFE_METHODS and asked.path == "/":
+        # A link to the page reads nothing that its site could see.
+        is_link = request.headers.get("sec-fetch-mode") == "navigate"
+        if is_link and request.method in SAFE_METHODS and request.path == "/":
             return None
         return Refusal(status=403, reason="A page of another site has asked: only this one may.")
 
-    def _unknown(self, asked: RequestParts) -> Refusal | None:
-        if asked.is_own or asked.path in PUBLIC or self._is_known(asked.headers):
+    def _check_token(self, request: RequestParts) -> Refusal | None:
+        if request.is_own or request.path in PUBLIC or self._is_known(request.headers):
             return None
         return Refusal(
             status=401,
@@ -128,18 +124,19 @@ class Guard:
         kind, _, shown = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self.knows(shown.strip()):
             return True
+        # Not the token itself: cookies are sent to every port of a host.
         return _same(_cookie(headers.get("cookie", ""), self.cookie), self.session)
 
 
-def _unsaid(asked: RequestParts) -> Refusal | None:
+def _check_origin(request: RequestParts) -> Refusal | None:
     """Refuse a change unless it comes from our own page, or from a program that is no browser."""
-    if asked.method in SAFE_METHODS:
+    if request.method in SAFE_METHODS:
         return None
-    host = asked.headers.get("host", "")
-    origin = asked.headers.get("origin")
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
         return Refusal(status=403, reason="A page of another origin has asked: only this one may.")
-    if asked.path not in PUBLIC and COMMAND_HEADER not in asked.headers:
+    if request.path not in PUBLIC and COMMAND_HEADER not in request.headers:
         return Refusal(
             status=403, reason=f"A command needs the header {COMMAND_HEADER}: 1, so send it."
         )
@@ -151,7 +148,7 @@ def _same(shown: str, secret: str) -> bool:
 
 
 def _cookie(header: str, name: str) -> str:
-    """A cookie's value; parsed by hand, since other servers' cookies may have any form."""
+    # http.cookies would give up at a cookie of another server with a form of its own.
     pairs = (part.strip().partition("=") for part in header.split(";"))
     return next((value for key, _, value in pairs if key == name), "")
 

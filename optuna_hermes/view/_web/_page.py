@@ -36,8 +36,8 @@ STEADY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
-    """The input of a page.
+class PageInput:
+    """The data of which a page is made.
 
     Args:
         name: the study's name, None if no study is known.
@@ -58,58 +58,58 @@ class Scene:
     now: float = 0.0
 
 
-class Painter:
+class PageBuilder:
     """Maker of pages; a part that has not changed since the last page is the same object."""
 
     def __init__(self) -> None:
         self._charts = Charts()
         self._devices = DeviceRows()
 
-    def paint(self, scene: Scene) -> Json:
-        """The page of a scene."""
-        entry, history = served(scene), scene.history
+    def build(self, source: PageInput) -> Json:
+        """The page of these data."""
+        entry, history = served(source), source.history
         trials = _trials(history, entry)
-        live = _live(scene, entry, trials)
+        live = _live(source, entry, trials)
         bars = history.bars if history else ()
         begin = round(min((bar.begin for bar in bars), default=0.0), 2)
         return {
-            "study": _study(scene, entry),
+            "study": _study(source, entry),
             "live": live,
-            "notes": list(_notes(scene, entry, is_away=live["is"] == "away")),
-            "totals": _totals(scene, entry),
-            "best": _best(scene, entry, trials),
+            "notes": list(_notes(source, entry, is_away=live["is"] == "away")),
+            "totals": _totals(source, entry),
+            "best": _best(source, entry, trials),
             "trials": trials,
             "curves": self._charts.curves(history, trials),
             "path": self._charts.path(history),
             "begin": begin,
             "bars": {f"{bar.epoch} {bar.device}": _bar(bar, begin) for bar in bars},
-            "devices": self._devices.shown(scene.broker, scene.now),
+            "devices": self._devices.shown(source.broker, source.now),
             "key": history.key if history else None,
         }
 
 
-def served(scene: Scene) -> Mapping[str, Any] | None:
+def served(source: PageInput) -> Mapping[str, Any] | None:
     """The study's entry in the broker's status, None if it does not serve it."""
-    if scene.history is not None:
-        return entry_of(scene.broker, scene.history.key)
-    entries = scene.broker["studies"] if scene.broker else ()
-    return next((each for each in entries if each["name"] == scene.name), None)
+    if source.history is not None:
+        return entry_of(source.broker, source.history.key)
+    entries = source.broker["studies"] if source.broker else ()
+    return next((each for each in entries if each["name"] == source.name), None)
 
 
-def _study(scene: Scene, entry: Mapping[str, Any] | None) -> Json:
-    others = [each["name"] for each in scene.broker["studies"]] if scene.broker else []
+def _study(source: PageInput, entry: Mapping[str, Any] | None) -> Json:
+    others = [each["name"] for each in source.broker["studies"]] if source.broker else []
     return {
-        "name": scene.name,
-        "maximize": bool(scene.history and scene.history.maximize),
+        "name": source.name,
+        "maximize": bool(source.history and source.history.maximize),
         "policy": entry["policy"] if entry else None,
-        "host": scene.broker["host"] if scene.broker else None,
-        "others": [name for name in others if name != scene.name],
-        "named": scene.named,
-        "commands": scene.history is not None,
+        "host": source.broker["host"] if source.broker else None,
+        "others": [name for name in others if name != source.name],
+        "named": source.named,
+        "commands": source.history is not None,
     }
 
 
-def _live(scene: Scene, entry: Mapping[str, Any] | None, trials: Json) -> Json:
+def _live(source: PageInput, entry: Mapping[str, Any] | None, trials: Json) -> Json:
     """The activity of the study, as a key word and as a text."""
     states = [trial["state"] for trial in trials.values()]
     waiting = sum(state not in ENDED for state in states)
@@ -117,18 +117,18 @@ def _live(scene: Scene, entry: Mapping[str, Any] | None, trials: Json) -> Json:
         return {"is": "live", "text": "Leaving" if entry["draining"] else "Training"}
     if entry is not None or (states and not waiting):
         return {"is": "ended", "text": "Ended"}
-    if scene.broker is None and scene.was_served:
+    if source.broker is None and source.was_served:
         return {"is": "away", "text": "The broker is away"}
     if any(state in LIVE for state in states):
         return {"is": "elsewhere", "text": "Training on another host"}
-    nobody = scene.broker is None and not scene.named
+    nobody = source.broker is None and not source.named
     return {"is": "still", "text": "No broker runs on this host" if nobody else "Not running"}
 
 
-def _notes(scene: Scene, entry: Mapping[str, Any] | None, *, is_away: bool) -> Iterator[str]:
+def _notes(source: PageInput, entry: Mapping[str, Any] | None, *, is_away: bool) -> Iterator[str]:
     """Messages about problems of the study."""
-    if scene.problem is not None:
-        yield scene.problem
+    if source.problem is not None:
+        yield source.problem
     if is_away:
         yield (
             "No broker answers on this host. Trials that train go on, and what is shown is from "
@@ -150,9 +150,9 @@ def _notes(scene: Scene, entry: Mapping[str, Any] | None, *, is_away: bool) -> I
         yield "Every trial that could train is held: let one go, and it trains."
 
 
-def _totals(scene: Scene, entry: Mapping[str, Any] | None) -> Json:
-    """Totals without leases that have not ended: the page itself counts those up."""
-    history = scene.history
+def _totals(source: PageInput, entry: Mapping[str, Any] | None) -> Json:
+    # Without leases that have not ended: the page itself counts those up.
+    history = source.history
     if entry is not None:
         return {
             "device_seconds": round(entry["device_seconds"] - entry["held_seconds"], 1),
@@ -172,10 +172,10 @@ def _totals(scene: Scene, entry: Mapping[str, Any] | None) -> Json:
     }
 
 
-def _best(scene: Scene, entry: Mapping[str, Any] | None, trials: Json) -> Json | None:
+def _best(source: PageInput, entry: Mapping[str, Any] | None, trials: Json) -> Json | None:
     """The trial whose last value is the best."""
-    sign = -1.0 if scene.history and scene.history.maximize else 1.0
-    if scene.history is None:
+    sign = -1.0 if source.history and source.history.maximize else 1.0
+    if source.history is None:
         return dict(entry["best"]) if entry and entry["best"] else None
     known = [(sign * t["value"], int(n)) for n, t in trials.items() if t["value"] is not None]
     if not known:
@@ -236,7 +236,7 @@ def _of_ledger(known: TrialHistory) -> Json:
 
 
 class DeviceRows:
-    """Entries of devices; remembers the times of their leases, so that they do not jitter."""
+    """Entries of devices; remembers the times of their leases."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], tuple[float, float]] = {}
@@ -244,7 +244,7 @@ class DeviceRows:
     def shown(self, broker: Mapping[str, Any] | None, now: float) -> list[Json]:
         """The devices of a broker with their holders; ``now`` is the time of its status."""
         devices = broker["devices"] if broker else ()
-        labels = short([device["id"] for device in devices])
+        labels = formats.short_devices([device["id"] for device in devices])
         same = ("id", "kind", "problem", "memory_bytes", "memory_free_bytes")
         return [
             {
@@ -257,13 +257,14 @@ class DeviceRows:
         ]
 
     def _holder(self, device: Mapping[str, Any], now: float) -> Json | None:
-        """The holder of a device. Its times are absolute, so that they change only with a lease."""
         holder = device["holder"]
         if holder is None:
             return None
+        # Absolute times change only with a lease: nothing is sent while it lasts.
         lease = (device["id"], holder["epoch"])
         times = (now - holder["since_seconds"], now + holder["left_seconds"])
         known = self._since.get(lease)
+        # Each status took a while to arrive, and would move them a little.
         moved = known is None or max(abs(a - b) for a, b in zip(times, known, strict=True))
         if known is None or moved > STEADY_SECONDS:
             known = times
@@ -278,20 +279,6 @@ class DeviceRows:
         }
 
 
-def short(ids: Sequence[str]) -> list[str]:
-    """Names of devices for people: UUIDs are cut to the shortest unique beginning.
-
-    Example:
-        >>> short(["GPU-5c2f0a11-aaaa", "GPU-5c2f0a12-bbbb", "cpu:0"])
-        ['GPU-5c2f0a11', 'GPU-5c2f0a12', 'cpu:0']
-    """
-    for length in range(8, 48, 2):
-        cut = [id_ if len(id_) <= length + 4 else id_[: length + 4].rstrip("-") for id_ in ids]
-        if len(set(cut)) == len(set(ids)):
-            return cut
-    return list(ids)
-
-
 # -- charts ---------------------------------------------------------------------------------------
 
 
@@ -300,14 +287,15 @@ class Charts:
 
     def __init__(self) -> None:
         self._columns: dict[int, tuple[tuple[Point, ...], Json]] = {}
-        self._best: tuple[StudyHistory | None, list[list[Any]]] = (None, [])
+        self._path: list[list[Any]] = []
+        self._path_version = ("", 0)
 
     def curves(self, history: StudyHistory | None, trials: Json) -> Json:
         """Units and values of the curves that are drawn, by trial."""
         found = {}
         reported = [trial for trial in history.trials if trial.points] if history else []
         sign = -1.0 if history and history.maximize else 1.0
-        for trial in _foremost(reported, trials, sign):
+        for trial in _drawn_trials(reported, trials, sign):
             points, columns = self._columns.get(trial.number, (None, None))
             if points is not trial.points or columns is None:
                 columns = _columns(trial.points)
@@ -317,15 +305,13 @@ class Charts:
 
     def path(self, history: StudyHistory | None) -> list[list[Any]]:
         """Best so far against device time; the same object if no value was reported since."""
-        before, path = self._best
-        same = before is not None and history is not None and before.position == history.position
-        if history is not None and not (same and before and before.key == history.key):
-            path = [
+        if history is not None and self._path_version != (history.key, history.position):
+            self._path_version = history.key, history.position
+            self._path = [
                 [round(best.device_seconds, 2), rounded(best.value), best.trial]
                 for best in best_so_far(history)
             ]
-        self._best = (history, path)
-        return path
+        return self._path
 
 
 def _bar(bar: Bar, begin: float) -> list[Any]:
@@ -334,7 +320,7 @@ def _bar(bar: Bar, begin: float) -> list[Any]:
     return [bar.device, bar.trial, round(bar.begin - begin, 2), end]
 
 
-def _foremost(
+def _drawn_trials(
     reported: Sequence[TrialHistory], trials: Json, sign: float
 ) -> Sequence[TrialHistory]:
     """The trials whose curves are drawn: all if they are few, else live ones, then the best."""
@@ -351,6 +337,7 @@ def _foremost(
 
 def _columns(points: Sequence[Point]) -> Json:
     """A curve, thinned out if it is long: every second point, every fourth, and the last."""
+    # Powers of two: a new point then changes the end of the curve, not all of it.
     stride = 1
     while len(points) > stride * MOST_POINTS:
         stride *= 2

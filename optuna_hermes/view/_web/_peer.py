@@ -17,12 +17,7 @@ Address = tuple[str, int]
 def is_ours(client: Address, server: Address) -> bool:
     """True if a process of this user, on this host, has opened a connection.
 
-    Args:
-        client: its end.
-        server: our end.
-
-    Returns:
-        False also where the kernel has no such table, and for one that came through the network.
+    False also where the kernel has no such table, and for one that came through the network.
     """
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     try:
@@ -36,10 +31,7 @@ def is_ours(client: Address, server: Address) -> bool:
 def owner(lines: Iterable[str], local: str, remote: str) -> int | None:
     """The user whose socket is bound to ``local`` and connected to ``remote``, None if none is.
 
-    Args:
-        lines: of ``/proc/net/tcp``.
-        local: address and port as they stand there.
-        remote: likewise.
+    Both are as in the ``lines`` of ``/proc/net/tcp``.
     """
     for line in lines:
         # Columns: 1 local end, 2 remote end, 3 state, 7 user.

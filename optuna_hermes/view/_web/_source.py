@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import HermesError
-from optuna_hermes.view._web._page import Painter, Scene, served
+from optuna_hermes.view._web._page import PageBuilder, PageInput, served
 from optuna_hermes.view.history import StudyHistory
-from optuna_hermes.view.source import NamedStudy, StudyReader
+from optuna_hermes.view.source import StudyReader
+
+if TYPE_CHECKING:
+    from optuna_hermes._tables import StudyFacts
 
 ASK_SHARE = 0.1
-"""Largest share of a broker's time for answers to this server: they are slow for huge studies."""
+"""Largest share of a broker's time for answers to this server."""
 
 
-class Watch:
+class PageReader:
     """Reader of a broker and a ledger, which makes pages of them.
 
     Args:
-        study: the study to show; None for one that the broker serves.
+        name: of the study to show; None for one that the broker serves.
+        facts: see ``StudyReader``; for a named study.
     """
 
-    def __init__(self, study: NamedStudy | None) -> None:
-        self._study = study
-        self._reader = StudyReader(study)
-        self._painter = Painter()
+    def __init__(
+        self, name: str | None = None, facts: Callable[[], StudyFacts] | None = None
+    ) -> None:
+        self._name = name
+        self._reader = StudyReader(facts)
+        self._builder = PageBuilder()
         self._broker: dict[str, Any] | None = None
         self._broker_at = 0.0
         self._ask_due = 0.0
@@ -41,22 +48,22 @@ class Watch:
                 self._history = self._reader.history(broker)
             except HermesError as error:
                 problem = str(error)
-            scene = Scene(
-                name=self._study.name if self._study else _busiest(broker),
-                named=self._study is not None,
+            source = PageInput(
+                name=self._name or _busiest(broker),
+                named=self._name is not None,
                 history=self._history,
                 broker=broker,
                 was_served=self._was_served,
                 problem=problem,
                 now=self._broker_at,
             )
-            self._was_served = self._was_served or served(scene) is not None
-            return self._painter.paint(scene)
+            self._was_served = self._was_served or served(source) is not None
+            return self._builder.build(source)
 
     def rest(self) -> None:
         """Close the connection to the broker while no page is open."""
         with self._lock:
-            self._reader.hang_up()
+            self._reader.disconnect()
 
     def close(self) -> None:
         """Close the connections to broker and database."""
@@ -65,6 +72,7 @@ class Watch:
 
     def _ask(self) -> dict[str, Any] | None:
         """The broker's status, None if none answers; the last one again if answers take long."""
+        # Its answer takes long for huge studies, and keeps it from its work meanwhile.
         begin = time.monotonic()
         if self._broker is None or begin >= self._ask_due:
             self._broker, self._broker_at = self._reader.status(), time.time()

@@ -7,29 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from optuna_hermes.view.formats import duration
+from optuna_hermes.view import formats
 from optuna_hermes.view.history import Bar, StudyHistory, TrialHistory, best_so_far
 
 Axis = Literal["unit", "device_seconds"]
 
 COLOURS = (
-    "#4C78A8",
-    "#F58518",
-    "#54A24B",
-    "#E45756",
-    "#72B7B2",
-    "#EECA3B",
-    "#B279A2",
-    "#9D755D",
-    "#FF9DA6",
-    "#17BECF",
-    "#2F4B7C",
-    "#A05D00",
-    "#88D27A",
-    "#8C1C13",
-    "#7F7F7F",
-    "#6A3D9A",
-    "#BCBD22",
+    *("#4C78A8", "#F58518", "#54A24B", "#E45756", "#72B7B2", "#EECA3B"),
+    *("#B279A2", "#9D755D", "#FF9DA6", "#17BECF", "#2F4B7C", "#A05D00"),
+    *("#88D27A", "#8C1C13", "#7F7F7F", "#6A3D9A", "#BCBD22"),
 )
 """Colours of trials, by number modulo their count: a prime, so that rounds do not repeat them."""
 
@@ -95,12 +81,7 @@ class BestInfo:
 
 
 def schedule_info(history: StudyHistory, now: float) -> tuple[Box, ...]:
-    """The bars of the schedule, by device and begin.
-
-    Args:
-        history: of a study.
-        now: end of the bars of trials that are running.
-    """
+    """The bars of the schedule, by device and begin; those of running trials end ``now``."""
     trials = {trial.number: trial for trial in history.trials}
     names = device_names(bar.device for bar in history.bars)
     order = sorted(names, key=_natural)
@@ -117,19 +98,14 @@ def device_names(devices: Iterable[str]) -> dict[str, str]:
         {'a/GPU-5c1ae4b2-9f0e-4f0c': 'GPU-5c1ae4b2', 'a/cpu:0': 'cpu:0'}
     """
     ids = sorted(set(devices))
-    for shorten in (lambda id_: _short(id_.rpartition("/")[2]), lambda id_: id_.rpartition("/")[2]):
-        names = {id_: shorten(id_) for id_ in ids}
-        if len({id_.rpartition("/")[0] for id_ in ids}) < 2 and len({*names.values()}) == len(ids):
-            return names
-    return {id_: id_ for id_ in ids}
+    parts = [id_.rpartition("/") for id_ in ids]
+    if len({host for host, _, _ in parts}) > 1:
+        return {id_: id_ for id_ in ids}
+    return dict(zip(ids, formats.short_devices([name for _, _, name in parts]), strict=True))
 
 
 def curves_info(history: StudyHistory, axis: Axis) -> CurvesInfo:
     """The curves of trials, grouped by state.
-
-    Args:
-        history: of a study.
-        axis: unit of x.
 
     Raises:
         ValueError: there is no such axis.
@@ -158,7 +134,7 @@ def best_info(
     """The best value so far over device time, of a study and of other policies.
 
     Args:
-        history: of a study.
+        history: of the study.
         against: names of policies, with device time and value of each improvement.
     """
     own = [(best.device_seconds, best.value) for best in best_so_far(history)]
@@ -173,14 +149,12 @@ def best_info(
 
 
 def _end(bar: Bar, trials: dict[int, TrialHistory], now: float) -> float:
-    """The end of a bar; a lease that never ended, of a trial that is not running, ends at its
-    last report.
-    """
     if bar.end is not None:
         return bar.end
     trial = None if bar.trial is None else trials.get(bar.trial)
     if trial is None or trial.state == "running":
         return now if trial else bar.begin
+    # The broker was killed during the lease: the last report is all that is known of it.
     return max((point.at for point in trial.points), default=bar.begin)
 
 
@@ -192,7 +166,7 @@ def _box(bar: Bar, device: str, end: float) -> Box:
         colour=COLOURS[(bar.trial or 0) % len(COLOURS)],
         begin=bar.begin,
         end=end,
-        hover=f"trial {label}, {duration(end - bar.begin)}",
+        hover=f"trial {label}, {formats.duration(end - bar.begin)}",
     )
 
 
@@ -200,11 +174,6 @@ def _natural(device: str) -> list[tuple[int, str]]:
     """A sort key with digits as numbers, so that ``cpu:10`` comes after ``cpu:9``."""
     parts = "".join(each if each.isdigit() else f" {each} " for each in device).split()
     return [(int(each), "") if each.isdigit() else (-1, each) for each in parts]
-
-
-def _short(id_: str) -> str:
-    kind, _, rest = id_.partition("-")
-    return f"{kind}-{rest[:8]}" if kind in ("GPU", "MIG") else id_
 
 
 def _values(trial: TrialHistory) -> Iterator[float]:
