@@ -8,18 +8,13 @@ import typer
 
 from optuna_hermes.cli._optimize import Devices, PowerDown, PowerUp
 from optuna_hermes.cli._output import note
-from optuna_hermes.cli._studies import finite
+from optuna_hermes.cli._studies import seconds
 from optuna_hermes.errors import BrokerConflictError, BrokerError
 
 
 def broker(
     devices: Devices = "auto",
-    idle_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, callback=finite, metavar="S", help="End after so long without a client."
-        ),
-    ] = None,
+    idle_seconds: Annotated[float | None, seconds("End after so long without a client.")] = None,
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Log one JSON object a line.")
     ] = False,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optuna_hermes.cli._output import FAILED, show, show_json
-from optuna_hermes.cli._studies import Json, storage_of
+from optuna_hermes.cli._studies import Json, optional_storage, storage_of
 from optuna_hermes.errors import HermesError
 
 if TYPE_CHECKING:
@@ -26,11 +29,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 def doctor(
     storage: Annotated[
         str | None,
-        typer.Option(
-            envvar="OPTUNA_STORAGE",
-            metavar="URL",
-            help="Look at this storage of Optuna too; nothing is written into it.",
-        ),
+        optional_storage("Look at this storage of Optuna too; nothing is written into it."),
     ] = None,
     study_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="And at this study, and its checkpoints.")
@@ -74,11 +73,14 @@ def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, L
     yield "devices", _host.devices
     yield "runtime folder", _host.runtime_folder
     yield "broker", _host.broker
-    yield "SLURM", _host.slurm
+    yield "SLURM", partial(_host.slurm, os.environ, time.time())
     yield "container", _host.container
-    yield "working folder", _host.working_folder
+    yield "working folder", lambda: _host.working_folder(Path.cwd(), _host.kind_of(Path.cwd()))
     if storage is None:
-        yield "SQLite commit", _storage.sqlite_here
+        yield (
+            "SQLite commit",
+            lambda: [_storage.commit_time(Path.cwd(), "in this folder")],
+        )
     else:
         yield "storage", partial(_storage.storage, storage)
         if study_name is not None:

@@ -21,8 +21,8 @@ from optuna_hermes.cli._studies import (
     Json,
     Storage,
     StudyName,
-    finite,
     same_command,
+    seconds,
     study_to_optimize,
 )
 
@@ -66,18 +66,9 @@ def optimize(
             min=1, max=MOST_TRIALS, metavar="N", help="Trials the study shall have; its own count."
         ),
     ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(min=0.0, callback=finite, metavar="S", help="Suspend all after S seconds."),
-    ] = None,
+    timeout: Annotated[float | None, seconds("Suspend all after S seconds.")] = None,
     device_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            callback=finite,
-            metavar="S",
-            help="Suspend all after S seconds of device time.",
-        ),
+        float | None, seconds("Suspend all after S seconds of device time.")
     ] = None,
     devices: Devices = "auto",
     policy: Annotated[
@@ -89,10 +80,7 @@ def optimize(
             "energy:hermes, or energy: before any other, powers idle devices down.",
         ),
     ] = "hermes",
-    slice_seconds: Annotated[
-        float,
-        typer.Option(min=0.001, callback=finite, metavar="S", help="Least length of a slice."),
-    ] = 1.0,
+    slice_seconds: Annotated[float, seconds("Least length of a slice.", least=0.001)] = 1.0,
     seed: Annotated[int | None, SEED] = None,
     checkpoint_dir: Annotated[
         str | None,

@@ -9,7 +9,14 @@ import typer
 
 from optuna_hermes.cli import _simulations
 from optuna_hermes.cli._output import libraries_to_stderr, note, show, show_json
-from optuna_hermes.cli._studies import Json, OptionalStudyName, finite, storage_of, study_and_ledger
+from optuna_hermes.cli._studies import (
+    Json,
+    OptionalStudyName,
+    finite,
+    optional_storage,
+    storage_of,
+    study_and_ledger,
+)
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -36,10 +43,7 @@ def simulate(
         ),
     ] = None,
     storage: Annotated[
-        str | None,
-        typer.Option(
-            envvar="OPTUNA_STORAGE", metavar="URL", help="Replay a study of it instead of files."
-        ),
+        str | None, optional_storage("Replay a study of it instead of files.")
     ] = None,
     study_name: OptionalStudyName = None,
     policy: Annotated[

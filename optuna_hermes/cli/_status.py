@@ -14,6 +14,7 @@ from optuna_hermes.cli._studies import (
     OptionalStudyName,
     broker_status,
     facts_and_ledger,
+    optional_storage,
     storage_of,
     study_and_ledger,
 )
@@ -31,10 +32,7 @@ def status(
     trial: Annotated[
         int | None, typer.Argument(min=0, metavar="[TRIAL]", help="Show this trial's event log.")
     ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(envvar="OPTUNA_STORAGE", metavar="URL", help="Show a study's ledger too."),
-    ] = None,
+    storage: Annotated[str | None, optional_storage("Show a study's ledger too.")] = None,
     study_name: OptionalStudyName = None,
     json: Json = False,
 ) -> None:

@@ -46,6 +46,16 @@ def finite(value: float | None) -> float | None:
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
+def seconds(help: str, least: float = 0.0) -> Any:
+    """An option of seconds."""
+    return typer.Option(min=least, callback=finite, metavar="S", help=help)
+
+
+def optional_storage(help: str) -> Any:
+    """An option for a storage that a verb may do without."""
+    return typer.Option(envvar="OPTUNA_STORAGE", metavar="URL", help=help)
+
+
 @contextlib.contextmanager
 def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterator[Study]:
     """Load or create a study; one created here is deleted if the block refuses its input.

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
     broker_status,
     facts_and_ledger,
+    optional_storage,
     storage_of,
     study_facts,
 )
@@ -34,12 +33,7 @@ _READ_ONLY = "No broker of yours serves this study: what its ledger has is shown
 
 def top(
     storage: Annotated[
-        str | None,
-        typer.Option(
-            envvar="OPTUNA_STORAGE",
-            metavar="URL",
-            help="For event logs, `finish`, and what is over.",
-        ),
+        str | None, optional_storage("For event logs, `finish`, and what is over.")
     ] = None,
     study_name: OptionalStudyName = None,
 ) -> None:

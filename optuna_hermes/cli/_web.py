@@ -13,6 +13,7 @@ from optuna_hermes.cli._overrides import DONE, LATER, Override, set_override
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
     broker_status,
+    optional_storage,
     storage_of,
     study_facts,
 )
@@ -27,10 +28,7 @@ _OVERRIDES: dict[str, Override | None] = {"hold": "held", "boost": "boosted", "r
 
 
 def web(
-    storage: Annotated[
-        str | None,
-        typer.Option(envvar="OPTUNA_STORAGE", metavar="URL", help="Show a study of this storage."),
-    ] = None,
+    storage: Annotated[str | None, optional_storage("Show a study of this storage.")] = None,
     study_name: OptionalStudyName = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Listen here; 0.0.0.0 is the whole network.")

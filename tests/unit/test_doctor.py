@@ -15,7 +15,7 @@ import pytest
 
 from optuna_hermes import _optuna
 from optuna_hermes.cli import run
-from optuna_hermes.cli._checks._host import folder_checks, kind_of, shared_memory, slurm_checks
+from optuna_hermes.cli._checks._host import kind_of, shared_memory, slurm, working_folder
 from optuna_hermes.ledger import (
     SCHEMA_VERSION,
     CheckpointRecord,
@@ -146,7 +146,7 @@ def test_a_study_needs_its_storage(
 )
 def test_a_job_of_slurm(variables: dict[str, str], hints: list[str]) -> None:
     """Several tasks mislead Lightning, unless the job is interactive; little time is said."""
-    found = list(slurm_checks(variables, now=1000.0))
+    found = list(slurm(variables, now=1000.0))
     assert len(found) == len(hints)
     for check, hint in zip(found, hints, strict=True):
         assert hint in check.hint
@@ -155,8 +155,8 @@ def test_a_job_of_slurm(variables: dict[str, str], hints: list[str]) -> None:
 
 def test_a_folder_on_a_network(here: Path) -> None:
     """SQLite's locks are not to be relied on there."""
-    assert [check.state for check in folder_checks(here, "ext4")] == ["ok"]
-    (check,) = folder_checks(here, "nfs4")
+    assert [check.state for check in working_folder(here, "ext4")] == ["ok"]
+    (check,) = working_folder(here, "nfs4")
     assert check.state == "warn"
     assert "PostgreSQL" in check.hint
 
@@ -164,7 +164,7 @@ def test_a_folder_on_a_network(here: Path) -> None:
 def test_a_checkpoint_of_another_job(here: Path) -> None:
     """Lightning would resume any fit from it."""
     (here / "hpc_ckpt_1.ckpt").touch()
-    check = list(folder_checks(here, "ext4"))[-1]
+    check = list(working_folder(here, "ext4"))[-1]
     assert check.found == "hpc_ckpt_1.ckpt"
     assert "default_root_dir" in check.hint
 

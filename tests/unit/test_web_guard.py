@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from optuna_hermes.view._web._app import is_ours, owner
 from optuna_hermes.view._web._guard import COMMAND_HEADER, HEADERS, Guard, RequestParts
-from optuna_hermes.view._web._peer import is_ours, owner
 from optuna_hermes.view._web._server import is_loopback, names_of
 
 TOKEN, SESSION = "a-token-of-many-letters", "another-secret"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -129,13 +128,8 @@ def broker() -> Iterator[Check]:
     yield judged("broker", found, problem="; ".join(problems))
 
 
-def slurm() -> Iterator[Check]:
-    """Check a job of SLURM: Lightning reads its variables, and its time is limited."""
-    yield from slurm_checks(os.environ, time.time())
-
-
-def slurm_checks(environment: Mapping[str, str], now: float) -> Iterator[Check]:
-    """Check the environment variables of a job; ``now`` is Unix time."""
+def slurm(environment: Mapping[str, str], now: float) -> Iterator[Check]:
+    """Check the variables of a job of SLURM: Lightning reads them, and its time is limited."""
     job = environment.get("SLURM_JOB_ID")
     if job is None:
         return
@@ -167,13 +161,8 @@ def container() -> Iterator[Check]:
         )
 
 
-def working_folder() -> Iterator[Check]:
+def working_folder(folder: Path, kind: str) -> Iterator[Check]:
     """Check the folder where Lightning and SQLite put their files by default."""
-    yield from folder_checks(Path.cwd(), kind_of(Path.cwd()))
-
-
-def folder_checks(folder: Path, kind: str) -> Iterator[Check]:
-    """Check a working folder on a file system of this kind."""
     writable = os.access(folder, os.W_OK)
     network = kind in NETWORK_KINDS
     problem = "" if writable else "Logs and SQLite files are put here: go to a folder of yours."

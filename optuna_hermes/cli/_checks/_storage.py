@@ -19,11 +19,6 @@ COMMITS = 20
 SLOW_COMMIT_SECONDS = 0.02
 
 
-def sqlite_here() -> Iterator[Check]:
-    """Measure a commit of SQLite in this folder: the ledger makes one for every lease."""
-    yield _sqlite("SQLite commit", Path.cwd(), "in this folder")
-
-
 def storage(url: str) -> Iterator[Check]:
     """Check that a storage answers, and that its ledger's tables have a known version.
 
@@ -40,7 +35,7 @@ def storage(url: str) -> Iterator[Check]:
     names = _optuna.study_names(url)
     file = sqlite_file(url)
     if file is not None:
-        yield _sqlite("storage", file.absolute().parent, f"beside {file.name}")
+        yield commit_time(file.absolute().parent, f"beside {file.name}", "storage")
         yield _where(file.absolute().parent)
     yield good("studies", f"{plural(len(names), 'study', 'studies')} in {_optuna.hidden(url)}")
     yield from _ledger(url)
@@ -104,7 +99,8 @@ def _where(folder: Path) -> Check:
     return judged("its folder", f"{folder} ({kind_of(folder) or 'unknown'})", problem=problem)
 
 
-def _sqlite(name: str, folder: Path, where: str) -> Check:
+def commit_time(folder: Path, where: str, name: str = "SQLite commit") -> Check:
+    """Measure a commit of SQLite in a folder: the ledger makes one for every lease."""
     place = folder if os.access(folder, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as temporary:
         seconds = statistics.median(_commits(Path(temporary, "doctor.db")))

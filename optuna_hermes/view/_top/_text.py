@@ -142,10 +142,6 @@ def _seconds(trial: TrialLine, width: int) -> str:
     return formats.duration(trial.seconds) if trial.seconds else "-"
 
 
-def _tier(trial: TrialLine) -> str:
-    return trial.tier or ""
-
-
 # -- head and foot -----------------------------------------------------------------------------
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from optuna_hermes.errors import HermesError
 from optuna_hermes.view._web._feed import Feed
 from optuna_hermes.view._web._guard import HEADERS, Guard, Refusal, RequestParts
-from optuna_hermes.view._web._peer import is_ours
+
+Address = tuple[str, int]
+
+_ESTABLISHED = "01"
+_TABLES = {socket.AF_INET: "tcp", socket.AF_INET6: "tcp6"}
 
 FILES = Path(__file__).parent / "static"
 MAX_FORM_BYTES = 4096
@@ -185,3 +192,46 @@ def _refused(request: Request, refusal: Refusal) -> Response:
     if request.url.path.startswith("/api/"):
         return JSONResponse({"error": refusal.reason}, refusal.status)
     return PlainTextResponse(f"{refusal.reason}\n", refusal.status)
+
+
+# -- processes of this user ----------------------------------------------------------------------
+
+
+def is_ours(client: Address, server: Address) -> bool:
+    """True if a process of this user, on this host, has opened a connection.
+
+    False also where the kernel has no such table, and for one that came through the network.
+    """
+    family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
+    try:
+        lines = Path("/proc/net", _TABLES[family]).read_text().splitlines()[1:]
+        ends = _text(client, family), _text(server, family)
+    except OSError:
+        return False
+    return owner(lines, *ends) == os.getuid()
+
+
+def owner(lines: Iterable[str], local: str, remote: str) -> int | None:
+    """The user whose socket is bound to ``local`` and connected to ``remote``, None if none is.
+
+    Both are as in the ``lines`` of ``/proc/net/tcp``.
+    """
+    for line in lines:
+        # Columns: 1 local end, 2 remote end, 3 state, 7 user.
+        found = line.split()
+        if found[1:4] == [local, remote, _ESTABLISHED]:
+            return int(found[7])
+    return None
+
+
+def _text(address: Address, family: socket.AddressFamily) -> str:
+    """An address as the kernel prints it: words of 32 bits in the machine's byte order.
+
+    Example:
+        >>> _text(("127.0.0.1", 80), socket.AF_INET)
+        '0100007F:0050'
+    """
+    packed = socket.inet_pton(family, address[0])
+    words = (packed[i : i + 4] for i in range(0, len(packed), 4))
+    text = "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+    return f"{text}:{address[1]:04X}"
