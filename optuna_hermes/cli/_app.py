@@ -72,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
     """
     try:
         # Typer would refuse Optuna's verbs as unknown ones.
-        if _optuna_verbs.wanted(argv, VERBS):
+        if _optuna_verbs.is_for_optuna(argv, VERBS):
             return _optuna_verbs.run(argv)
         return int(app(args=list(argv), prog_name=PROGRAM, standalone_mode=False) or 0)
     except _UsageError as error:

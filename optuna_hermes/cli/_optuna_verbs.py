@@ -28,7 +28,7 @@ KNOWN = frozenset(
 """Optuna's verbs, listed so that other command lines need not import Optuna."""
 
 
-def wanted(argv: Sequence[str], ours: Container[str]) -> bool:
+def is_for_optuna(argv: Sequence[str], ours: Container[str]) -> bool:
     """True if the arguments are for Optuna's command line.
 
     Raises:

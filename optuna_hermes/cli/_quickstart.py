@@ -122,15 +122,8 @@ def _show_all(study: Study, result: OptimizeResult, url: str) -> None:
 
 def _next_steps(url: str) -> str:
     where = ("--storage", url, "--study-name", STUDY_NAME)
-    return "\n".join(
-        [
-            "\nNext:",
-            f"  {_command('best-trial', *where)}",
-            f"  {_command('status', *where)}",
-            f"  {_command('gc', *where)}",
-            f"  {_command('optimize', '--help')}",
-        ]
-    )
+    steps = [_command(verb, *where) for verb in ("best-trial", "status", "gc")]
+    return "\n  ".join(["\nNext:", *steps, _command("optimize", "--help")])
 
 
 def _command(*words: str) -> str:

@@ -34,13 +34,7 @@ def of_lists(
 ) -> Document:
     """Simulate lists of trials that are drawn beforehand.
 
-    Args:
-        sets: from which they are drawn.
-        policies: names; those that every policy is compared with are added.
-        n_trials: number of trials of each set.
-        n_devices: number of devices.
-        switch_cost: see ``simulate``.
-        seeds: of the draws.
+    Those policies that every other is compared with are added.
     """
     from optuna_hermes import replay
     from optuna_hermes.view.simulation import counting
@@ -91,14 +85,7 @@ def with_sampler(
 ) -> Document:
     """Simulate studies whose sampler chooses among all trials of a set.
 
-    Args:
-        sets: with parameters.
-        policies: names; ``fifo`` is added.
-        sampler: name of one of Optuna's.
-        budget: device time of a study, in median full trainings.
-        n_devices: number of devices.
-        switch_cost: see ``simulate``.
-        seeds: of the samplers.
+    The ``budget`` of a study is device time, in median full trainings.
     """
     from optuna_hermes.replay import spread
     from optuna_hermes.replay._loop import LoopSetup
@@ -197,12 +184,8 @@ def of_jobs(
 ) -> Document:
     """Simulate the jobs of a cluster, whose groups share all devices.
 
-    Args:
-        path: a file of jobs.
-        policies: names; ``fifo`` is added.
-        hosts: number of devices, and their number on each host.
-        slice_seconds: interval of interruptions, None for none.
-        seeds: of errors and random numbers.
+    ``hosts`` are the number of devices, and their number on each host; ``slice_seconds`` is the
+    interval of interruptions, None for none.
     """
     from optuna_hermes.cluster.job_files import read_jobs
     from optuna_hermes.cluster.job_replay import JobRules, check_job_policy, one_group

@@ -70,7 +70,7 @@ def web(
     with contextlib.closing(PageReader(study_name, facts)) as reader:
         reader.look()  # reads the history now, so that the first page is fast
         serve(
-            Feed(reader.look, reader.rest),
+            Feed(reader.look, reader.disconnect),
             _actions(storage, study_name),
             host=host,
             port=port,

@@ -36,7 +36,7 @@ class Cell:
     """Devices, the study and the last notes, as the output of the running cell.
 
     Args:
-        total: number of trials that the study shall have, None if unknown.
+        total: as for ``make_progress``.
         draw: shows them; None for the kernel's display.
         clock: monotonic seconds.
     """

@@ -1,4 +1,4 @@
-"""Another batch size goes from a policy to a trial, and the story of the trial tells of it."""
+"""Another batch size goes from a policy to a trial, and the event log of the trial has it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_nobody_else_is_elastic(broker: FakeBroker, sizing: Sizing) -> None:
 
 
 def test_a_trial_that_keeps_its_device_is_told(broker: FakeBroker, sizing: Sizing) -> None:
-    """At the end of its slice, once; the story tells when it has changed."""
+    """At the end of its slice, once; the event log says when it has changed."""
     worker = alone(broker)
     epoch = begin(broker, worker, 0)
     sizing.sizes[0] = 16
@@ -162,7 +162,7 @@ def test_a_size_for_a_trial_that_has_none_ends_the_study(
     assert "batch sizes to elastic trials" in str(broker.state.book.studies["s"].problem)
 
 
-def test_the_story_in_words() -> None:
+def test_the_event_in_words() -> None:
     """``status TRIAL`` says which size came after which."""
     detail = {"from": 8, "to": 16, "device": "cpu:0", "units": 3}
     assert event_text("batch size", detail) == "batch size 16, before 8"

@@ -295,7 +295,7 @@ def test_who_leaves_before_it_is_finished_leaves_it_held() -> None:
 
 
 def test_another_policy_decides_and_begins_with_nothing() -> None:
-    """The memory of the one before is forgotten, also in the ledger, and the story tells it."""
+    """The memory of the one before is forgotten, also in the ledger, and the event log has it."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=2, slice_seconds=1.0, policy="fifo")
     worker, _ = training(broker, 0)

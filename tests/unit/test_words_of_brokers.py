@@ -182,7 +182,7 @@ def test_a_worker_on_a_gpu_that_is_lost_is_killed_for_that() -> None:
 
 
 def test_a_trial_that_outgrew_its_device() -> None:
-    """Its story says what it needs, and what was free, as far as that is known."""
+    """Its event log says what it needs, and what was free, as far as that is known."""
     broker = FakeBroker(devices=1)
     broker.driver()
     worker = broker.worker()

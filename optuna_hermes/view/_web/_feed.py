@@ -41,18 +41,18 @@ class Feed:
 
     Args:
         look: returns the present page; called from one thread at a time.
-        rest: called once there are no listeners any more.
+        on_idle: called once there are no listeners any more.
         every_seconds: time between two looks.
     """
 
     def __init__(
         self,
         look: Callable[[], Page],
-        rest: Callable[[], None] = lambda: None,
+        on_idle: Callable[[], None] = lambda: None,
         every_seconds: float = EVERY_SECONDS,
     ) -> None:
         self._look = look
-        self._rest = rest
+        self._on_idle = on_idle
         self._every_seconds = every_seconds
         self._page: Page | None = None
         self._listeners: set[_Listener] = set()
@@ -95,9 +95,9 @@ class Feed:
             # A huge study takes long to read: half of the time is left to others.
             await self._pause(max(self._every_seconds, took / SHARE) - took)
         self._looking = self._page = None
-        # The lock keeps rest() from closing what a new listener's look() uses on another thread.
+        # The lock keeps on_idle() from closing what a new listener's look() uses on another thread.
         async with self._turn:
-            await asyncio.to_thread(self._rest)
+            await asyncio.to_thread(self._on_idle)
 
     async def _look_once(self) -> None:
         try:
@@ -111,7 +111,7 @@ class Feed:
         if changes:
             event = _event("page" if before is None else "change", changes)
             for listener in self._listeners:
-                listener.tell(event, page)
+                listener.send(event, page)
 
     async def _pause(self, seconds: float) -> None:
         self._due.clear()
@@ -128,7 +128,7 @@ class _Listener:
     def put(self, event: bytes) -> None:
         self._events.put_nowait(event)
 
-    def tell(self, event: bytes, page: Page) -> None:
+    def send(self, event: bytes, page: Page) -> None:
         """Add an event; of a page that does not read, replace all of them by the whole page."""
         if self._events.qsize() >= UNREAD:
             while not self._events.empty():

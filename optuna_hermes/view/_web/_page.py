@@ -132,7 +132,7 @@ def _notes(source: PageInput, entry: Mapping[str, Any] | None, *, is_away: bool)
     if is_away:
         yield (
             "No broker answers on this host. Trials that train go on, and what is shown is from "
-            "the ledger; what is wanted of trials counts when it is back."
+            "the ledger; overrides count when it is back."
         )
     if entry is None:
         return

@@ -60,7 +60,7 @@ class PageReader:
             self._was_served = self._was_served or served(source) is not None
             return self._builder.build(source)
 
-    def rest(self) -> None:
+    def disconnect(self) -> None:
         """Close the connection to the broker while no page is open."""
         with self._lock:
             self._reader.disconnect()

@@ -1,4 +1,4 @@
-"""The events by which the ledger tells the story of each trial."""
+"""The events by which the ledger keeps the event log of each trial."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_trial_is_told_from_its_admission_to_its_end() -> None:
 
 
 def test_a_unit_is_not_an_event() -> None:
-    """Reports, beats and checkpoints add nothing to the story."""
+    """Reports, beats and checkpoints add nothing to the event log."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker = broker.worker()
@@ -130,7 +130,7 @@ def test_a_process_that_ends_in_order_is_not_lost() -> None:
 
 
 def test_a_kill_is_told_with_its_reason() -> None:
-    """A worker that is killed because it did not answer leaves that in its trial's story."""
+    """A worker that is killed because it did not answer leaves that in its trial's event log."""
     broker = FakeBroker(devices=1, grace_seconds=30.0)
     broker.driver(unstarted=2)
     worker = broker.worker()
