@@ -56,7 +56,7 @@ class StaleEpochError(LedgerError):
 
 
 class NotOwnerError(LedgerError):
-    """A run belongs to another broker than the one that wrote; ``number`` is its trial's."""
+    """A trial belongs to another broker than the one that wrote; ``number`` is its own."""
 
     def __init__(self, message: str, number: int) -> None:
         # Both arguments reach ``args``, without which the error could not be unpickled.
@@ -96,7 +96,7 @@ class ProtocolError(BrokerError):
 
 
 class SuspendError(HermesError, RuntimeError):
-    """A run cannot be suspended in this way, or not be brought back."""
+    """A trial cannot be suspended in this way, or not be brought back."""
 
 
 class CheckpointError(SuspendError):
@@ -112,7 +112,7 @@ class UnwritableError(CheckpointError):
 
 
 class Suspended(BaseException):
-    """The run is on disk and its process is free: unwinds the user's objective.
+    """The trial is on disk and its process is free: unwinds the user's objective.
 
     A signal like ``KeyboardInterrupt``, not an error.
     It is a ``BaseException`` so that neither ``except Exception`` in the objective nor Optuna's

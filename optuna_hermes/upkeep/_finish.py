@@ -80,15 +80,15 @@ def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) ->
         StorageError: another process has finished one; those before it are done.
     """
     key = _optuna.study_key(study)
-    runs = {run.number: run for run in ledger.load_trials(key)}
+    records = {record.number: record for record in ledger.load_trials(key)}
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     for number, value in values.items():
         _optuna.complete_trial(study, trials[number], value)
         now = time.time()
-        if number in runs:
-            run = runs[number]
-            done = dataclasses.replace(run, state="done", tier=None, owner=None, updated=now)
-            ledger.save_trial(done, by=run.owner)
+        if number in records:
+            record = records[number]
+            done = dataclasses.replace(record, state="done", tier=None, owner=None, updated=now)
+            ledger.save_trial(done, by=record.owner)
         detail = {"value": value}
         ledger.add_event(
             EventRecord(study=key, number=number, kind="finished", at=now, detail=detail)
@@ -106,8 +106,9 @@ def held_trials(
         ledger: its ledger, which has the trials of other hosts.
     """
     owners = {host.instance for host in live_hosts(ledger)}
-    runs = ledger.load_trials(_optuna.known_key(study) or "")
-    elsewhere = (run.number for run in runs if run.owner in owners and run.state in LIVE_STATES)
+    records = ledger.load_trials(_optuna.known_key(study) or "")
+    live = (record for record in records if record.state in LIVE_STATES)
+    elsewhere = (record.number for record in live if record.owner in owners)
     return _held_here(status, study).union(elsewhere)
 
 

@@ -132,7 +132,7 @@ def _broker_of(key: str) -> Iterator[Connection | None]:
 
 def _write(study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], wish: Wish | None) -> None:
     key = _optuna.study_key(study)
-    live = {run.number for run in ledger.load_trials(key) if run.state in LIVE_STATES}
+    live = {record.number for record in ledger.load_trials(key) if record.state in LIVE_STATES}
     ended = {n for n, state in _optuna.trial_states(study).items() if state.is_finished()}
     gone = [number for number in numbers if number not in live - ended]
     if gone:

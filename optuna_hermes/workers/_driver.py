@@ -33,8 +33,7 @@ from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._said import forget_said
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.progress import ProgressDisplay
-from optuna_hermes.workers._losses import Losses
-from optuna_hermes.workers._news import NOTED_SECONDS, DeviceNews
+from optuna_hermes.workers._notices import NOTED_SECONDS, DeviceNews, Losses
 from optuna_hermes.workers._opening import descriptions, most_alive, opening
 from optuna_hermes.workers._result import (
     OptimizeResult,

@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 from optuna_hermes import _optuna
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
-from optuna_hermes.workers._command import command
 from optuna_hermes.workers._fork_safety import why_not_fork
 from optuna_hermes.workers._imports import LibrariesFirst
 from optuna_hermes.workers._objective import Objective, file_of, unpack
 from optuna_hermes.workers._preload import preload
+from optuna_hermes.workers._processes import command
 from optuna_hermes.workers._signals import leave_to_driver
 from optuna_hermes.workers._words import FAILED, sayer
 from optuna_hermes.workers._worker import WorkerInput, work

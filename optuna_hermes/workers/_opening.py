@@ -47,11 +47,11 @@ def opening(
     # recorded the trial.
     leases = ledger.load_leases(spec.key, live=True)
     elsewhere = {str(x.epoch) for x in leases if x.owner not in (None, instance)}
-    known = {run.number: run for run in ledger.load_trials(spec.key)}
+    known = {record.number: record for record in ledger.load_trials(spec.key)}
     ended: dict[int, Ending] = {}
     for trial in trials:
-        run = known.get(trial.number)
-        if run is not None and run.state in LIVE_STATES and trial.state.is_finished():
+        record = known.get(trial.number)
+        if record is not None and record.state in LIVE_STATES and trial.state.is_finished():
             ended[trial.number] = "failed" if trial.state.name == "FAIL" else "done"
     adopted = {
         trial.number: _optuna.trial_id(trial)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna
 from optuna_hermes.ledger import Ledger
@@ -133,26 +133,26 @@ class OptimizeResult:
 def trial_results(study: optuna.Study, ledger: Ledger) -> tuple[TrialResult, ...]:
     """Every trial of the study, with its figures from the ledger."""
     key = _optuna.study_key(study)
-    runs = {run.number: run for run in ledger.load_trials(key)}
+    records = {record.number: record for record in ledger.load_trials(key)}
     stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
     trials = study.get_trials(deepcopy=False)
-    return tuple(_trial(trial, runs.get(trial.number), trial.number in stored) for trial in trials)
+    return tuple(_trial(each, records.get(each.number), each.number in stored) for each in trials)
 
 
-def _trial(trial: optuna.trial.FrozenTrial, run: TrialRecord | None, stored: bool) -> TrialResult:
+def _trial(trial: FrozenTrial, record: TrialRecord | None, stored: bool) -> TrialResult:
     return TrialResult(
         number=trial.number,
-        state=_state(trial, run, stored),
+        state=_state(trial, record, stored),
         value=_value(trial),
-        slices=run.slices if run else 0,
-        suspensions=run.suspensions if run else 0,
-        device_seconds=run.device_seconds if run else 0.0,
-        units=run.units if run else len(trial.intermediate_values),
-        watt_hours=run.watt_hours if run else None,
+        slices=record.slices if record else 0,
+        suspensions=record.suspensions if record else 0,
+        device_seconds=record.device_seconds if record else 0.0,
+        units=record.units if record else len(trial.intermediate_values),
+        watt_hours=record.watt_hours if record else None,
     )
 
 
-def _state(trial: optuna.trial.FrozenTrial, run: TrialRecord | None, stored: bool) -> str:
+def _state(trial: FrozenTrial, record: TrialRecord | None, stored: bool) -> str:
     """Optuna's state of a finished trial; STORED, PENDING or the ledger's state of another one.
 
     The ledger may lack the opening of a trial, or its suspension, if the worker ended first. No
@@ -160,12 +160,12 @@ def _state(trial: optuna.trial.FrozenTrial, run: TrialRecord | None, stored: boo
     """
     if trial.state != TrialState.RUNNING:
         return str(trial.state.name)
-    if _optuna.ours(trial) and (run is None or run.state in ("running", "parked")):
+    if _optuna.ours(trial) and (record is None or record.state in ("running", "parked")):
         return "STORED" if stored else "PENDING"
-    return "RUNNING" if run is None else run.state.upper()
+    return "RUNNING" if record is None else record.state.upper()
 
 
-def _value(trial: optuna.trial.FrozenTrial) -> float | None:
+def _value(trial: FrozenTrial) -> float | None:
     if trial.values:
         return float(trial.values[0])
     reported = trial.intermediate_values

@@ -22,9 +22,8 @@ from optuna_hermes._cgroups import usable_cpus
 from optuna_hermes.broker import connect_or_start
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.policies import POLICIES, make_policy
-from optuna_hermes.workers._command import command
-from optuna_hermes.workers._guard import INSIDE_VARIABLE, refuse_inside
 from optuna_hermes.workers._objective import Objective, arguments, pack
+from optuna_hermes.workers._processes import INSIDE_VARIABLE, command, refuse_inside
 from optuna_hermes.workers._words import Starts, described
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optuna_hermes.workers._news import DeviceNews
+from optuna_hermes.workers._notices import DeviceNews
 
 
 def test_what_lasts_is_told_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.workers._driver import Driver
-from optuna_hermes.workers._news import NOTED_SECONDS
+from optuna_hermes.workers._notices import NOTED_SECONDS
 from optuna_hermes.workers._settings import Settings
 
 

@@ -1,14 +1,30 @@
-"""Refusal of ``optimize`` in processes that it started: they would start others without end."""
+"""Processes that ``optimize`` starts: their command line, and that they may not start others."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import ObjectiveError
 
 INSIDE_VARIABLE = "OPTUNA_HERMES_INSIDE"
 """Set in every process that ``optimize`` starts; those that an objective starts inherit it."""
+
+_START = (
+    "import gc, sys; gc.disable(); sys.path[:] = [each for each in sys.path if each] + [{!r}]; "
+    "from optuna_hermes.workers.{} import main; sys.exit(main())"
+)
+
+
+def command(module: str, *arguments: object) -> list[str]:
+    """The command line that runs ``main`` of a module in this folder.
+
+    Its garbage collection is off, since imports make many objects that stay: ``main`` enables it.
+    Not ``python -m``, which would import from the current folder first.
+    """
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [sys.executable, "-c", _START.format(package, module), *map(str, arguments)]
 
 
 def refuse_inside() -> None:

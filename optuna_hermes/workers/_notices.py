@@ -1,10 +1,10 @@
-"""Trials that have lost their process: messages about them, and the failure of repeated ones."""
+"""Messages of a driver while its study runs: lost processes, and devices with problems."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from optuna_hermes.workers._words import described
 
 STATUS_SECONDS = 2.0
 """Seconds to wait for the exit status of a process."""
+
+NOTED_SECONDS = 3.0
+"""Shortest duration of a problem that is shown."""
 
 _LAST_LINES = 5
 _LAST_BYTES = 16384
@@ -126,3 +129,33 @@ def _last_lines(log: Path) -> list[str]:
     if crashes:  # the first lines of a crash's traceback name its place
         return lines[crashes[-1] :][:_LAST_LINES]
     return lines[-_LAST_LINES:]
+
+
+class DeviceNews:
+    """Notes once why a device cannot be leased, and once that it can again.
+
+    Args:
+        note: shows a line.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._said: dict[str, str] = {}
+        self._seen: dict[str, tuple[str, float]] = {}
+
+    def look(self, devices: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Note changes in the devices' problems.
+
+        Args:
+            devices: as the broker's status has them.
+            now: seconds of any clock.
+        """
+        for device in devices:
+            id_, problem = device["id"], device["problem"]
+            before, since = self._seen.get(id_, ("", now))
+            if problem != before:
+                since = now
+            self._seen[id_] = problem, since
+            if problem != self._said.get(id_, "") and now - since >= NOTED_SECONDS:
+                self._said[id_] = problem
+                self._note(f"{id_}: {problem or 'all is well again'}.")
