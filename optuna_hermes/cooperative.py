@@ -2,7 +2,7 @@
 
 A training is a ``CooperativeLoop`` that says where it is, can go there again, and calls
 ``switch_point`` wherever another trial may have its device: between two batches, rounds or steps.
-The loops of plain PyTorch, Hugging Face, XGBoost and LightGBM are made of it.
+The loops of Lightning, plain PyTorch, Hugging Face, XGBoost and LightGBM are made of it.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ class CooperativeLoop:
     """The user's call that makes it, as messages name it."""
     remedy: ClassVar[str] = "Give what holds it state_dict() and load_state_dict()."
     """Advice about values that no checkpoint holds."""
-    movable = True
+    movable: ClassVar[bool] = True
     """True if it holds only torch's tensors on its device, which may be moved."""
+    _begins_late: ClassVar[bool] = False
+    """True if it claims its session by ``_claim`` itself, not when it is made."""
 
     def __init__(
         self,
@@ -87,7 +89,8 @@ class CooperativeLoop:
         self._run = f"trial {getattr(trial, 'number', '?')}"
         named = objects if isinstance(objects, NamedObjects) else NamedObjects(dict(objects))
         self._named = named
-        self._session = session = session or session_of(trial)
+        self._session: Session | None = None
+        self._monitored = ""
         self._batches = 0
         self._unit = 0
         self._reported: frozenset[int] = frozenset()
@@ -97,9 +100,15 @@ class CooperativeLoop:
         self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
+        if not self._begins_late:
+            self._claim(session or session_of(trial))
+
+    def _claim(self, session: Session | None) -> None:
+        """Take the session, None without a broker, and find the checkpoint to resume from."""
+        self._session = session
         if session is not None:
             self._own(session)
-            self._reported = reported_steps(trial)
+            self._reported = reported_steps(self._trial)
             self._resume(session)
 
     def report(self, value: float) -> None:
@@ -109,11 +118,15 @@ class CooperativeLoop:
             TrialPruned: the study's pruner prunes the trial.
         """
         value = self._count(value)
+        if self._tell(value):
+            raise pruned(f"Pruned after unit {self._unit} at {self._monitored}{value}.")
+
+    def _tell(self, value: float) -> bool:
+        """Report the unit that was counted last to all; return True if the trial is pruned."""
         if self._unit not in self._reported:  # after a crash a unit may be trained again
             report(self._trial, value, self._unit)
         self._say(value)
-        if should_prune(self._trial):
-            raise pruned(f"Pruned after unit {self._unit} at {value}.")
+        return should_prune(self._trial)
 
     def _count(self, value: float) -> float:
         """Count a unit with this value."""
@@ -134,10 +147,12 @@ class CooperativeLoop:
     def beat(self) -> None:
         """Report progress; to be called within validations that take minutes."""
         session, now = self._session, time.monotonic()
-        if session is None or now < self._next_beat:
-            return
-        self._next_beat = now + _BEAT_SECONDS
-        session.beat(self._batches, self._gauge.read(self._named.roots()))
+        if session is not None and now >= self._next_beat:
+            self._next_beat = now + _BEAT_SECONDS
+            self._beat(session)
+
+    def _beat(self, session: Session) -> None:
+        session.beat(self._batches, self._gauge.read(self.roots()))
 
     # -- to be overridden ----------------------------------------------------------------------
 
@@ -148,6 +163,10 @@ class CooperativeLoop:
     def go_to(self, tree: dict[str, Any]) -> None:
         """Take up a position that ``position`` has returned, in this or an earlier process."""
         raise NotImplementedError
+
+    def roots(self) -> Iterable[object]:
+        """Objects that lead to every tensor of the training."""
+        return self._named.roots()
 
     def maximizes(self) -> bool | None:
         """True if a higher value is better, None if the trial belongs to no study."""
@@ -163,12 +182,16 @@ class CooperativeLoop:
         return True
 
     def waits_for_next_point(self) -> bool:
-        """True to go on to the next clean point, if the trial can be stored."""
+        """True to go on to the next clean point: nothing can be done at this one."""
         return False
 
     def saves_now(self, saver: Saver) -> bool:
         """True to save the unit now, False to leave it to a later one."""
         return True
+
+    def ended(self) -> bool:
+        """True if the process was asked to end while the trial waits."""
+        return False
 
     def inexact(self) -> str | None:
         """A warning about what cannot be restored exactly, None if all can."""
@@ -218,11 +241,11 @@ class CooperativeLoop:
         saver = self._saver
         if saver is not None:
             saver.finish(wait=False)
-        if self.storable and self.waits_for_next_point():
+        if self.waits_for_next_point():
             return
-        if session.must_yield:
-            self._park(session)
         here = self.storable and self.storable_here()
+        if session.must_yield:
+            self._park(session, stores=here)
         if self._unsaved and here and saver is not None and self.saves_now(saver):
             saver.begin(self._dump(rng_state()), units=self._unit)
             self._unsaved = False
@@ -231,14 +254,17 @@ class CooperativeLoop:
     def _begin_training(self, session: Session) -> None:
         self._begun = True
         self._restore()
+        self._train(session)
+
+    def _train(self, session: Session) -> None:
         session.training(stores=self.storable)
 
-    def _park(self, session: Session) -> None:
+    def _park(self, session: Session, *, stores: bool) -> None:
         with kept_rng() as rng:
-            session.park(_LoopState(self, rng))
+            session.park(_LoopState(self, rng, stores=stores))
         if self._saver is not None and self._saver.behind:
             self._busy = self._unsaved = True
-        session.training(stores=self.storable)
+        self._train(session)
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -309,19 +335,15 @@ class CooperativeLoop:
 class _LoopState:
     """A trial at a clean point (``suspend.TrialState``)."""
 
-    def __init__(self, loop: CooperativeLoop, rng: dict[str, Any]) -> None:
+    def __init__(self, loop: CooperativeLoop, rng: dict[str, Any], *, stores: bool) -> None:
         self.name = loop._run
         self.units = loop._unit
-        self.stores = loop.storable and loop.storable_here()
+        self.stores = stores
         self.moves = loop.movable and not captured_graphs()
+        self.ended = loop.ended
+        self.roots = loop.roots
         self._loop = loop
         self._rng = rng
-
-    def ended(self) -> bool:
-        return False
-
-    def roots(self) -> Iterable[object]:
-        return self._loop._named.roots()
 
     def dump(self) -> dict[str, Any]:
         if self._loop._saver is not None:

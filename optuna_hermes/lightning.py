@@ -9,7 +9,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from optuna_hermes import _lightning
 from optuna_hermes._lightning._namespace import (
@@ -18,28 +18,14 @@ from optuna_hermes._lightning._namespace import (
     Trainer,
     refuse_unsupported,
 )
-from optuna_hermes._optuna import (
-    pruned,
-    report,
-    reported_steps,
-    session_of,
-    should_prune,
-    sign,
-)
-from optuna_hermes.errors import (
-    CheckpointError,
-    HermesError,
-    InvalidInputError,
-    Suspended,
-)
-from optuna_hermes.suspend import Session, kept_rng, rng_state
+from optuna_hermes.cooperative import CooperativeLoop, session_of
+from optuna_hermes.errors import HermesError, InvalidInputError, Suspended
+from optuna_hermes.suspend import Session
 from optuna_hermes.suspend import _supported as _supported
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._ranks import Ranks
 from optuna_hermes.suspend._saver import Saver
-from optuna_hermes.suspend._state import captured_graphs
-from optuna_hermes.suspend._storages import Gauge
 
 if TYPE_CHECKING:
     from optuna_hermes._lightning._devices import ElasticDevices
@@ -47,26 +33,11 @@ if TYPE_CHECKING:
 
 refuse_unsupported()
 
-_BEAT_SECONDS = 1.0
 _LONG_VALIDATION_SECONDS = 5.0
 """A validation that has taken this long may be interrupted; the trial then waits in memory only.
 """
 
 log = logging.getLogger(__name__)
-
-
-class _Fits:
-    """The fits of one trial, each of which may have its own callback."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.units: _lightning.Units | None = None
-        """Units of the last callback."""
-        self.callback: weakref.ref[HermesCallback] | None = None
-
-
-_fits: weakref.WeakKeyDictionary[Any, _Fits] = weakref.WeakKeyDictionary()
-"""Fits by session, or by trial if it has no session."""
 
 
 class HermesCallback(AnyCallback):
@@ -116,51 +87,30 @@ class HermesCallback(AnyCallback):
         max_devices: int | None = None,
         _session: Session | None = None,
     ) -> None:
-        _lightning.watch_launches(HermesCallback)
-        self._trial = trial
-        self._session = _session
-        self._run = f"trial {getattr(trial, 'number', '?')}"
-        self._units = _lightning.Units(monitor, self._run)
-        self._reported: frozenset[int] = frozenset()
-        self._fits = 0
-        self._trainer: Trainer | None = None
-        self._wiring: _lightning.Wiring | None = None
-        self._stores = False
-        self._begun = False
-        self._warned = False
-        self._unsaved = False
-        self._saver: Saver | Rank | None = None
-        self._rank: Rank | None = None
-        self._validating_since = -math.inf
-        self._gauge = Gauge()
-        self._busy = True
-        self._next_beat = -math.inf
-        self._elastic: ElasticBatch | ElasticDevices | None = None
-        self._spreads: ElasticDevices | None = None
+        _lightning.watch_launches(_loop_of)
         if elastic_batch is not None and max_devices is not None:
             raise InvalidInputError(
                 "A run may have elastic_batch or max_devices but was given both: choose one."
             )
+        self._loop = _FitLoop(trial, monitor, _session)
         if max_devices is not None:
             from optuna_hermes._lightning._devices import ElasticDevices
 
-            self._elastic = self._spreads = ElasticDevices(max_devices, self._run)
+            self._loop.spread_over(ElasticDevices(max_devices, self._loop.name))
         if elastic_batch is not None:
             from optuna_hermes._lightning._elastic import ElasticBatch  # lazy: few trials need it
 
-            self._elastic = ElasticBatch(elastic_batch, batch_scaling, self._run)
-        self._checkpoints = _lightning.Checkpoints(self._run, self._spreads)
+            self._loop.elastic = ElasticBatch(elastic_batch, batch_scaling, self._loop.name)
 
     @property
     def value(self) -> float | None:
         """The last value of the monitored metric."""
-        return self._units.value
+        return self._loop.value
 
     @property
     def devices(self) -> int:
         """Number of devices that the trial has in this process; 1 without ``optimize``."""
-        session = self._rank or self._session or session_of(self._trial)
-        return 1 if session is None else max(1, len(session.devices))
+        return max(1, len(self._loop.device_ids))
 
     @property
     def trainer_options(self) -> dict[str, Any]:
@@ -168,8 +118,7 @@ class HermesCallback(AnyCallback):
 
         These are ``accelerator``, ``devices`` and ``strategy``.
         """
-        session = self._session or session_of(self._trial)
-        ids = () if session is None else session.devices
+        ids = self._loop.device_ids
         on_cpu = all(id_.startswith("cpu:") for id_ in ids)
         return {
             "accelerator": ("cpu" if on_cpu else "gpu") if ids else "auto",
@@ -181,90 +130,49 @@ class HermesCallback(AnyCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the trial's session, and make ``fit`` resume from its newest checkpoint."""
-        if stage != "fit":
-            return
-        if self._rank is None:
-            self._take_session()
-        self._trainer = trainer
-        session = self._session
-        if session is None:
-            return
-        if trainer.world_size > 1 and self._rank is None:
-            raise _lightning.refused_strategy(trainer.strategy)
-        self._trainer = trainer
-        self._wiring = _lightning.Wiring(trainer, self._run, *self._replays(trainer))
-        if self._spreads is not None:
-            self._spreads.prepare(trainer, self._wiring, self.devices)
-        self._checkpoints.resume(trainer, self._wiring, self._rank)
-        if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
-            _lightning.own_root(trainer, session.checkpoint_dir)
+        if stage == "fit":
+            self._loop.set_up(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare for checkpoints, and hook in between batches."""
-        session, wiring = self._session, self._wiring
-        if session is None or wiring is None:
-            return
-        reason = self._why_not_stored(trainer, session)
-        if reason is not None:
-            log.info("The run of %s can only wait in memory: %s.", self._run, reason)
-        self._stores = reason is None
-        self._saver = (self._rank or Saver(session, self._run)) if self._stores else None
-        inexact = _lightning.why_not_exact(trainer)
-        if self._stores and inexact is not None and trainer.is_global_zero:
-            log.warning("The run of %s may differ in the last bits: %s.", self._run, inexact)
-        if self._elastic is not None:
-            self._begin_elastic(self._elastic, trainer, wiring)
-        self._begun = False
-        self._busy = True
-        if self._checkpoints.loaded:
-            wiring.skip_finished_validation()
-            self._checkpoints.pass_over(trainer, wiring)
-        wiring.between_batches(self._between_batches)
+        self._loop.begin_batches(self)
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """Measure the time of a batch, if its size or the number of devices may change."""
-        if self._elastic is not None:
-            self._elastic.batch_ended()
+        if self._loop.elastic is not None:
+            self._loop.elastic.batch_ended()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember the start of a validation."""
-        self._validating_since = time.monotonic()
-        if self._elastic is not None:
-            self._elastic.interrupted()
+        self._loop.begin_validation()
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Report a long validation as progress, and yield within it if asked to."""
-        session = self._session
-        if session is None or self._wiring is None or trainer.sanity_checking:
-            return
-        self._beat(session)
-        if not session.must_yield or session.asked == "disk":
-            return
-        if time.monotonic() - self._validating_since >= _LONG_VALIDATION_SECONDS:
-            self._park(trainer, session, stores=False)
+        if not trainer.sanity_checking:
+            self._loop.within_validation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report a unit, if this validation logged the metric."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        if self._units.validated(trainer):
-            self._report(trainer)
+        if self._loop.units.validated(trainer):
+            self._loop.report_unit(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember that the epoch is to be reported: the module may still log metrics of it."""
-        self._units.epoch_ended()
+        self._loop.units.epoch_ended()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the epoch before this one, if it is a unit."""
-        if self._units.epoch_done(trainer, last=False):
-            self._report(trainer)
-        if self._elastic is not None:
-            self._elastic.begin_epoch()
+        if self._loop.units.epoch_done(trainer, last=False):
+            self._loop.report_unit(trainer)
+        if self._loop.elastic is not None:
+            self._loop.elastic.begin_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the last epoch, if it is a unit."""
-        if self._units.epoch_done(trainer, last=True):
-            self._report(trainer)
+        if self._loop.units.epoch_done(trainer, last=True):
+            self._loop.report_unit(trainer)
         _lightning.release_loggers(trainer)
 
     def on_exception(
@@ -275,172 +183,292 @@ class HermesCallback(AnyCallback):
             _lightning.expect_suspension(trainer)
         elif isinstance(exception, Exception) and not isinstance(exception, HermesError):
             _lightning.release_loggers(trainer)  # the trial is over
-        self._leave()
+        self._loop.leave()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Remove all hooks from the trainer."""
-        self._leave()
+        self._loop.leave()
 
     def state_dict(self) -> dict[str, Any]:
         """The number of reported units, and the last value."""
-        return self._units.state_dict()
+        return self._loop.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Count on from a checkpoint."""
-        self._units.load_state_dict(state_dict)
+        self._loop.load_state_dict(state_dict)
 
-    # -- units ---------------------------------------------------------------------------------
 
-    def _report(self, trainer: Trainer) -> None:
-        rank, units = self._rank, self._units
-        value = units.take(trainer, spread=self._spreads is not None and rank is not None)
-        self._busy = self._unsaved = True
-        if rank is not None:
-            prunes = rank.reported(units.done, value)
-        else:
-            known = self._session is not None and self._fits == 1
-            prunes = self._say(units.done, value, units.left(trainer) if known else None)
-        if prunes:
-            raise pruned(f"Pruned after unit {units.done} at {units.monitor}={value}.")
+class _Fits:
+    """The fits of one trial, each of which may have its own callback."""
 
-    def _say(self, unit: int, value: float, units_left: int | None = None) -> bool:
-        """Report to Optuna and the broker; return True if the trial is pruned."""
-        if unit not in self._reported:  # after a crash a unit may be trained again
-            report(self._trial, value, unit)
-        if self._session is not None:
-            value = sign(self._trial) * value
-            self._session.report(unit=unit, step=unit, value=value, units_left=units_left)
-        return should_prune(self._trial)
+    def __init__(self) -> None:
+        self.count = 0
+        self.units = 0
+        """Units that all of them have reported."""
+        self.loop: weakref.ref[_FitLoop] | None = None
+        """The loop of the last one."""
 
-    # -- between two batches -------------------------------------------------------------------
 
-    def _between_batches(self) -> None:
+_fits: weakref.WeakKeyDictionary[Any, _Fits] = weakref.WeakKeyDictionary()
+"""Fits by session, or by trial if it has no session."""
+
+
+def _loop_of(trainer: Trainer | None) -> _FitLoop | None:
+    callbacks = getattr(trainer, "callbacks", [])
+    return next((each._loop for each in callbacks if isinstance(each, HermesCallback)), None)
+
+
+class _FitLoop(CooperativeLoop):
+    """The batches of a callback's fits, in the trial's only process or in one of its ranks.
+
+    Args:
+        trial: the ``optuna.Trial`` that trains.
+        monitor: name of the metric.
+        session: None for that of the trial, if it has one.
+    """
+
+    _begins_late = True
+
+    def __init__(self, trial: Any, monitor: str, session: Session | None) -> None:
+        super().__init__(trial, {})
+        self.name = self._run
+        self.units = _lightning.Units(monitor, self._run)
+        self.elastic: ElasticBatch | ElasticDevices | None = None
+        self._session = session
+        self._monitored = f"{monitor}="
+        self._fits = _Fits()
+        self._number = 0
+        self._trainer: Trainer | None = None
+        self._hooks: _lightning.Wiring | None = None
+        self._rank: Rank | None = None
+        self._spreads: ElasticDevices | None = None
+        self._checkpoints = _lightning.Checkpoints(self._run)
+        self._warned = False
+        self._validating_since = -math.inf
+        self._leave_out_wait: Callable[[], None] | None = None
+
+    def spread_over(self, devices: ElasticDevices) -> None:
+        """Let the number of devices change."""
+        self.elastic = self._spreads = self._checkpoints.spreads = devices
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """Ids of the trial's devices; empty if they are not known."""
+        session = self._rank or self._session or session_of(self._trial)
+        return () if session is None else session.devices
+
+    # -- around a fit --------------------------------------------------------------------------
+
+    def set_up(self, trainer: Trainer) -> None:
+        """Begin a fit in this process, and make it resume from the newest checkpoint."""
+        if self._rank is None:
+            self._begin_fit()
+        self._trainer = trainer
         session = self._session
-        if _lightning.tunes(self._trainer, self):
+        if session is None:
             return
-        if self._rank is not None:
-            self._rank.pass_point()
-        if self._busy or session.must_yield:  # type: ignore[union-attr]  # there is one here
-            self._attend()
-        if self._elastic is not None:
-            self._follow(self._elastic, session)  # type: ignore[arg-type]
-        if time.monotonic() >= self._next_beat:
-            self._beat(session)  # type: ignore[arg-type]
-
-    def _attend(self) -> None:
-        trainer, session, wiring = self._trainer, self._session, self._wiring
-        assert trainer is not None
-        assert session is not None
-        assert wiring is not None
-        if not self._begun:
-            self._begun = True
-            self._checkpoints.restore(trainer, wiring)
-            self._trains(session)
-        saver = self._saver
-        if saver is not None:
-            saver.finish(wait=False)
-        # Ranks stop at the same batch only where they have just synchronised their gradients.
-        if (self._stores or self._rank is not None) and not _lightning.clean(trainer):
-            return
-        here = self._stores and wiring.stores_here()
-        if session.must_yield:
-            self._park(trainer, session, stores=here)
-        if self._unsaved and saver is not None and here:
-            saver.begin(self._dump(rng_state()), units=self._units.done)
-            self._unsaved = False
-        self._busy = saver is not None and (saver.busy or self._unsaved)
-
-    def _park(self, trainer: Trainer, session: Session, *, stores: bool) -> None:
-        self._warn_of_random_workers()
-        if self._elastic is not None:
-            self._elastic.interrupted()
-        with _lightning.parked(trainer) as leave_out_wait, kept_rng() as rng:
-            session.park(_FitState(self, trainer, rng, leave_out_wait, stores=stores))
-        if self._saver is not None and self._saver.behind:
-            self._busy = self._unsaved = True
-        self._trains(session)
-
-    def _trains(self, session: Session) -> None:
-        session.training(stores=self._stores)
-        self._tell_sizes(session)
-
-    def _beat(self, session: Session) -> None:
-        now = time.monotonic()
-        if now < self._next_beat:
-            return
-        trainer = self._trainer
-        assert trainer is not None
-        self._next_beat = now + _BEAT_SECONDS
-        self._warn_of_random_workers()
-        session.beat(_lightning.batches_done(trainer), self._gauge.read(_lightning.roots(trainer)))
-        self._tell_sizes(session)
-
-    def _warn_of_random_workers(self) -> None:
-        if self._warned or not self._stores or self._wiring is None:
-            return
-        warning = self._wiring.random_warning()
-        if warning is not None:
-            self._warned = True
-            log.warning("%s", warning)
-
-    # -- another batch size, or number of devices ----------------------------------------------
-
-    def _replays(self, trainer: Trainer) -> tuple[Callable[..., Any], ...]:
-        """Arguments that let the wiring use an elastic ``Replay`` for loaders, if there is one."""
-        if self._elastic is None:
-            return ()
-        return (functools.partial(self._elastic.replay, trainer),)
-
-    def _begin_elastic(
-        self, elastic: ElasticBatch | ElasticDevices, trainer: Trainer, wiring: _lightning.Wiring
-    ) -> None:
-        if self._fits > 1:
-            raise elastic.refused("the objective calls fit more than once")
-        elastic.begin(trainer, wiring, getattr(self._trial, "params", {}))
-
-    def _follow(self, elastic: ElasticBatch | ElasticDevices, session: Session) -> None:
-        if elastic.follow(session.batch_size):
-            self._tell_sizes(session)
-
-    def _tell_sizes(self, session: Session) -> None:
-        if self._elastic is None:
-            return
-        sizes = self._elastic.sizes(by_validation=self._units.by_validation)
-        if sizes is not None:
-            session.stretches(sizes)
-
-    # -- checkpoints ---------------------------------------------------------------------------
-
-    def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
-        assert self._wiring is not None
-        assert self._trainer is not None
-        return self._checkpoints.dump(self._trainer, self._wiring, rng, self._rank)
-
-    def _why_not_stored(self, trainer: Trainer, session: Session) -> str | None:
-        if session.checkpoint_dir is None:
-            return "it has no folder for checkpoints"
-        if self._fits > 1:
-            return "the objective calls fit more than once"
-        return _lightning.why_not_storable(trainer)
+        if trainer.world_size > 1 and self._rank is None:
+            raise _lightning.refused_strategy(trainer.strategy)
+        replay = None if self.elastic is None else functools.partial(self.elastic.replay, trainer)
+        self._hooks = hooks = _lightning.Wiring(trainer, self._run, replay)
+        if self._spreads is not None:
+            self._spreads.prepare(trainer, hooks, max(1, len(self.device_ids)))
+        self._checkpoints.resume(trainer, hooks, self._rank)
+        if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
+            _lightning.own_root(trainer, session.checkpoint_dir)
 
     def _begin_fit(self) -> None:
-        """Count on from the fits before this one.
+        """Take the session, and count on from the fits before this one.
 
         Raises:
             InvalidInputError: another callback is in a fit of this trial.
         """
-        fits = _fits.setdefault(self._session or self._trial, _Fits())
-        other = fits.callback() if fits.callback is not None else None
+        session = self._session or session_of(self._trial)
+        fits = self._fits = _fits.setdefault(session or self._trial, _Fits())
+        other = fits.loop() if fits.loop is not None else None
         if other is not None and other is not self and other._trainer is not None:
             raise InvalidInputError(
                 f"{self._run.capitalize()} has more than one HermesCallback in one Trainer: leave "
                 "all but one out."
             )
-        if fits.units is not None:
-            self._units.done = fits.units.done
-        fits.units, fits.callback = self._units, weakref.ref(self)
+        if other is not None and other is not self:
+            other._fits = _Fits()  # it may still load a checkpoint, which must not count here
+        if fits.count:
+            self._unit = fits.units
+        fits.loop, fits.units = weakref.ref(self), self._unit
         fits.count += 1
-        self._fits = fits.count
+        self._number = fits.count
+        self._claim(session)
+
+    def _own(self, session: Session) -> None:
+        """Do nothing: a trial may have several fits, which ``_begin_fit`` counts."""
+
+    def _resume(self, session: Session) -> None:
+        # Only the first fit of a trial is ever stored.
+        found = self._find(session) if self._number == 1 else None
+        self._checkpoints.begin(session.checkpoint_dir, found)
+
+    def begin_batches(self, callback: HermesCallback) -> None:
+        """Hook in between batches, and prepare for checkpoints; for ``on_train_start``."""
+        trainer, hooks = self._trainer, self._hooks
+        if trainer is None or hooks is None:
+            return
+        self._begun, self._busy = False, True
+        problem = _lightning.why_not_storable(trainer)
+        if self._number > 1:
+            problem = "the objective calls fit more than once"
+        self.begin(problem)
+        inexact = _lightning.why_not_exact(trainer)
+        if self.storable and inexact is not None and trainer.is_global_zero:
+            log.warning("The run of %s may differ in the last bits: %s.", self._run, inexact)
+        if self.elastic is not None:
+            if self._number > 1:
+                raise self.elastic.refused("the objective calls fit more than once")
+            self.elastic.begin(trainer, hooks, getattr(self._trial, "params", {}))
+        if self._checkpoints.loaded:
+            hooks.skip_finished_validation()
+            self._checkpoints.pass_over(trainer, hooks)
+        hooks.between_batches(functools.partial(self._between_batches, callback))
+
+    def _restore(self) -> None:
+        assert self._trainer is not None
+        assert self._hooks is not None
+        self._checkpoints.restore(self._trainer, self._hooks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of reported units, and the last value."""
+        by_validation = self.units.by_validation
+        return {"unit": self._unit, "value": self.value, "by_validation": by_validation}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Count on from a checkpoint."""
+        self._unit = self._fits.units = state["unit"]
+        self.value, self.units.by_validation = state["value"], state["by_validation"]
+
+    def leave(self) -> None:
+        """See ``CooperativeLoop``; the hooks are removed, too."""
+        super().leave()
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._checkpoints.leave()
+        self._hooks = self._trainer = self._saver = self._leave_out_wait = None
+
+    # -- units ---------------------------------------------------------------------------------
+
+    def report_unit(self, trainer: Trainer) -> None:
+        """Report the metric's present value.
+
+        Raises:
+            MonitorError: each of several devices has a value of its own.
+            TrialPruned: the study's pruner prunes the trial.
+        """
+        spread = self._spreads is not None and self._rank is not None
+        self.report(self.units.read(trainer, spread=spread))
+
+    def _count(self, value: float) -> float:
+        value = super()._count(value)
+        self._fits.units = self._unit
+        return value
+
+    def _tell(self, value: float) -> bool:
+        if self._rank is not None:
+            return self._rank.reported(self._unit, value)
+        return super()._tell(value)
+
+    def units_left(self) -> int | None:
+        # The process that starts the ranks has no trainer in a fit; further fits may come.
+        if self._trainer is None or self._number > 1:
+            return None
+        return self.units.left(self._trainer, self._unit)
+
+    # -- between two batches -------------------------------------------------------------------
+
+    def _between_batches(self, callback: HermesCallback) -> None:
+        if _lightning.tunes(self._trainer, callback):
+            return
+        if self._rank is not None:
+            self._rank.pass_point()
+        self.switch_point()
+        session, elastic = self._session, self.elastic
+        if elastic is not None and session is not None and elastic.follow(session.batch_size):
+            self._tell_sizes(session)
+
+    def waits_for_next_point(self) -> bool:
+        # Ranks stop at the same batch only where they have just synchronised their gradients.
+        assert self._trainer is not None
+        waits = self.storable or self._rank is not None
+        return waits and not _lightning.clean(self._trainer)
+
+    def storable_here(self) -> bool:
+        assert self._hooks is not None
+        return self._hooks.stores_here()
+
+    def begin_validation(self) -> None:
+        """Note the time at which a validation begins."""
+        self._validating_since = time.monotonic()
+        if self.elastic is not None:
+            self.elastic.interrupted()
+
+    def within_validation(self) -> None:
+        """Report progress, and yield the device to a trial that waits in memory."""
+        session = self._session
+        if session is None or self._hooks is None:
+            return
+        self.beat()
+        if not session.must_yield or session.asked == "disk":
+            return
+        if time.monotonic() - self._validating_since >= _LONG_VALIDATION_SECONDS:
+            self._park(session, stores=False)
+
+    def _park(self, session: Session, *, stores: bool) -> None:
+        assert self._trainer is not None
+        self._warn_of_random_workers()
+        if self.elastic is not None:
+            self.elastic.interrupted()
+        with _lightning.parked(self._trainer) as self._leave_out_wait:
+            super()._park(session, stores=stores)
+        self._leave_out_wait = None
+
+    def roots(self) -> Iterable[object]:
+        assert self._trainer is not None
+        return _lightning.roots(self._trainer)
+
+    def ended(self) -> bool:
+        assert self._trainer is not None
+        return _lightning.ended(self._trainer)
+
+    def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
+        assert self._trainer is not None
+        assert self._hooks is not None
+        if self._leave_out_wait is not None:
+            self._leave_out_wait()
+        return self._checkpoints.dump(self._trainer, self._hooks, rng, self._rank)
+
+    def _train(self, session: Session) -> None:
+        super()._train(session)
+        self._tell_sizes(session)
+
+    def _beat(self, session: Session) -> None:
+        assert self._trainer is not None
+        self._batches = _lightning.batches_done(self._trainer)
+        self._warn_of_random_workers()
+        super()._beat(session)
+        self._tell_sizes(session)
+
+    def _tell_sizes(self, session: Session) -> None:
+        if self.elastic is None:
+            return
+        sizes = self.elastic.sizes(by_validation=self.units.by_validation)
+        if sizes is not None:
+            session.stretches(sizes)
+
+    def _warn_of_random_workers(self) -> None:
+        if self._warned or not self.storable or self._hooks is None:
+            return
+        warning = self._hooks.random_warning()
+        if warning is not None:
+            self._warned = True
+            log.warning("%s", warning)
 
     # -- several processes: see ``_lightning/_ddp.py`` ------------------------------------------
 
@@ -451,13 +479,13 @@ class HermesCallback(AnyCallback):
     @contextlib.contextmanager
     def ranks(self, count: int, context: Any) -> Iterator[Ranks]:
         """Listen to the processes of this trial, which are started within."""
-        self._take_session()
+        self._begin_fit()
         session = self._session
         if session is not None and self._spreads is not None:
-            self._spreads.check(count, self.devices)
+            self._spreads.check(count, max(1, len(self.device_ids)))
             self._spreads.settle()
-        elif session is not None and self._elastic is not None:
-            raise self._elastic.refused("it trains in several processes")
+        elif session is not None and self.elastic is not None:
+            raise self.elastic.refused("it trains in several processes")
         self._saver = None if session is None else Saver(session, self._run)
         ranks = Ranks(
             count,
@@ -465,7 +493,7 @@ class HermesCallback(AnyCallback):
             run=self._run,
             session=session,
             seated=self._checkpoints.forget,
-            report=self._say,
+            report=self._tell_for_ranks,
             save=None if self._saver is None else self._saver.begin,
             merge=_lightning.merged,
         )
@@ -473,70 +501,20 @@ class HermesCallback(AnyCallback):
             yield ranks
         finally:
             ranks.close()
-            self._leave()
+            self.leave()
             if ranks.end is not None:
                 self.load_state_dict(ranks.end)
 
+    def _tell_for_ranks(self, unit: int, value: float) -> bool:
+        self._unit, self.value = unit, value
+        return self._tell(value)
+
     def be_rank(self, rank: Rank) -> None:
         """Continue as a rank, in its own process."""
-        self._rank, self._saver = rank, None
+        self._rank, self._saver = rank, cast(Saver, rank)
         self._session = rank if rank.leased else None
 
     def __getstate__(self) -> dict[str, Any]:
         # Ranks that are started by ``spawn`` get a copy; trial and session stay in the parent.
-        return {**vars(self), "_trial": None, "_session": None, "_saver": None}
-
-    def _take_session(self) -> None:
-        session = self._session = self._session or session_of(self._trial)
-        self._begin_fit()
-        if session is not None:
-            self._reported = reported_steps(self._trial)
-            if self._fits == 1:
-                self._checkpoints.find(session)
-            else:
-                self._checkpoints.forget()
-
-    def _leave(self) -> None:
-        try:
-            if self._saver is not None:
-                self._saver.finish(wait=True)
-        except CheckpointError as error:
-            log.warning("%s", error)  # only logged: the training is over, perhaps by a worse error
-        if self._wiring is not None:
-            self._wiring.remove()
-        self._checkpoints.leave()
-        self._wiring = self._trainer = self._saver = None
-
-
-class _FitState:
-    """A trial between two batches (``suspend.TrialState``)."""
-
-    def __init__(
-        self,
-        callback: HermesCallback,
-        trainer: Trainer,
-        rng: dict[str, Any],
-        leave_out_wait: Callable[[], None],
-        *,
-        stores: bool,
-    ) -> None:
-        self.name = callback._run
-        self.units = callback._units.done
-        self.stores = stores
-        self.moves = not captured_graphs()
-        self._callback = callback
-        self._trainer = trainer
-        self._rng = rng
-        self._leave_out_wait = leave_out_wait
-
-    def ended(self) -> bool:
-        return _lightning.ended(self._trainer)
-
-    def roots(self) -> Iterable[object]:
-        return _lightning.roots(self._trainer)
-
-    def dump(self) -> dict[str, Any]:
-        if self._callback._saver is not None:
-            self._callback._saver.finish(wait=True)  # files are numbered in the order of states
-        self._leave_out_wait()
-        return self._callback._dump(self._rng)
+        left = {"_trial": None, "_session": None, "_saver": None, "_fits": _Fits()}
+        return {**vars(self), **left}

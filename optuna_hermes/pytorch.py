@@ -277,9 +277,9 @@ class Run(CooperativeLoop):
         return self._place.stores_here()
 
     def waits_for_next_point(self) -> bool:
-        """See ``CooperativeLoop``: true after the last batch of an epoch."""
+        """See ``CooperativeLoop``: true after the last batch of an epoch, if it can be stored."""
         # After an epoch's last batch the loop may still use its loss, which would not be restored.
-        return self._place.batch == self._place.length
+        return self.storable and self._place.batch == self._place.length
 
     # -- checkpoints ---------------------------------------------------------------------------
 

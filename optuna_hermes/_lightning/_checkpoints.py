@@ -21,7 +21,7 @@ from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._unsaved import WAY_OUT, unsaved
 from optuna_hermes._lightning._wiring import Wiring
-from optuna_hermes.suspend import Session, StoredState, kept_rng, read, rng_state, set_rng_state
+from optuna_hermes.suspend import StoredState, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._said import say_lost
 from optuna_hermes.suspend._tree import frozen
@@ -40,12 +40,12 @@ class Checkpoints:
 
     Args:
         run: the trial, as messages name it.
-        spreads: of a trial whose number of devices may change; else None.
     """
 
-    def __init__(self, run: str, spreads: ElasticDevices | None) -> None:
+    def __init__(self, run: str) -> None:
+        self.spreads: ElasticDevices | None = None
+        """Set if the trial's number of devices may change."""
         self._run = run
-        self._spreads = spreads
         self._found: tuple[StoredState, Tree] | None = None
         self._loaded: Tree | None = None
         self._unsaved = Unsaved({})
@@ -56,14 +56,9 @@ class Checkpoints:
         """True while a resumed fit has not come to its first batch."""
         return self._loaded is not None
 
-    def find(self, session: Session) -> None:
-        """Read the newest checkpoint.
-
-        Raises:
-            CheckpointError: there is one, and none can be read.
-        """
-        self._folder = session.checkpoint_dir
-        self._found = read(session.checkpoints, self._run, session.checkpoint_dir)
+    def begin(self, folder: Path | None, found: tuple[StoredState, Tree] | None) -> None:
+        """Begin a fit, with the checkpoint to resume from."""
+        self._folder, self._found = folder, found
 
     def forget(self) -> None:
         """Drop the checkpoint that was found."""
@@ -86,8 +81,8 @@ class Checkpoints:
             "lottery": lottery_state(trainer),
         }
         say_lost(self._run, self._folder, self._unsaved.lost, WAY_OUT)
-        if self._spreads is not None:
-            own["seed"] = self._spreads.seed
+        if self.spreads is not None:
+            own["seed"] = self.spreads.seed
         if rank is None:
             return checkpoint
         module = trainer.lightning_module
@@ -104,7 +99,7 @@ class Checkpoints:
             return
         (state, checkpoint), self._found = self._found, None
         number, count = (0, 1) if rank is None else (rank.rank, rank.count)
-        spreads, before = self._spreads, count_of(checkpoint)
+        spreads, before = self.spreads, count_of(checkpoint)
         checkpoint = part_of(checkpoint, number, count, self._run, any_count=spreads is not None)
         self._loaded = loaded = checkpoint.pop(_KEY)
         loaded["gone"] = [part[_KEY]["loop"] for part in gone(checkpoint)]
@@ -160,8 +155,8 @@ class Checkpoints:
         # Last, as the steps above may draw random numbers.
         if loaded["rng"] is not None:
             set_rng_state(loaded["rng"])
-        elif self._spreads is not None:
-            self._spreads.seed_new(trainer)
+        elif self.spreads is not None:
+            self.spreads.seed_new(trainer)
 
     def __setstate__(self, state: Tree) -> None:
         # A copy: tensors that torch has pickled for ``spawn`` share memory with all ranks.

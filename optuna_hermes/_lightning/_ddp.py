@@ -24,7 +24,7 @@ Tree = dict[str, Any]
 
 
 class RankedTrial(Protocol):
-    """The callback of a trial, as seen from the start of its ranks."""
+    """The loop of a trial, as seen from the start of its ranks."""
 
     def ranks(self, count: int, context: Any) -> AbstractContextManager[Ranks]:
         """Listen to the ranks that are started within."""
@@ -39,11 +39,15 @@ class RankedTrial(Protocol):
         """The state that a rank sends at its end."""
 
 
-def watch_launches(kind: type[Any]) -> None:
-    """Wrap Lightning's launchers, for trainers with a callback of this ``RankedTrial`` kind.
+Find = Callable[[Trainer | None], RankedTrial | None]
+"""Finds the loop of a trial in its trainer; None if it has none."""
+
+
+def watch_launches(find: Find) -> None:
+    """Wrap Lightning's launchers, for trainers in which there is a loop of a trial.
 
     No hook is called before processes are started, so the launchers are patched. Without such a
-    callback nothing changes, and a second call for the same Lightning does nothing.
+    loop nothing changes, and a second call for the same Lightning does nothing.
     """
     for name, module, call in (
         ("_MultiProcessingLauncher", "multiprocessing", _launch),
@@ -53,7 +57,7 @@ def watch_launches(kind: type[Any]) -> None:
             launcher = getattr(each, name)
             # A partialmethod: an earlier call has wrapped it.
             if not isinstance(vars(launcher)["launch"], functools.partialmethod):
-                launcher.launch = functools.partialmethod(call, launcher.launch, kind)
+                launcher.launch = functools.partialmethod(call, launcher.launch, find)
 
 
 def own_part(checkpoint: Tree, module: LightningModule, rank: int) -> Tree:
@@ -165,24 +169,24 @@ def refused_strategy(strategy: object) -> InvalidInputError:
 def _launch(
     launcher: Any,
     launch: Callable[..., Any],
-    kind: type[Any],
+    find: Find,
     function: Any,
     /,
     *args: Any,
     trainer: Trainer | None = None,
     **kwargs: Any,
 ) -> Any:
-    callback = _callback(trainer, kind)
+    loop = find(trainer)
     # Only ``fit`` is suspended: validate, test and predict are started as ever.
-    if trainer is None or callback is None or trainer.state.fn != "fit":
+    if trainer is None or loop is None or trainer.state.fn != "fit":
         return launch(launcher, function, *args, trainer=trainer, **kwargs)
-    if trainer.num_nodes > 1 and callback.leased():
+    if trainer.num_nodes > 1 and loop.leased():
         raise refused_strategy(trainer.strategy)
     context = torch.multiprocessing.get_context(launcher._start_method)
     failed: Exception | None = None
     result = None
-    with callback.ranks(launcher._strategy.num_processes, context) as ranks:
-        in_rank = _InRank(callback, ranks.seats, trainer, function)
+    with loop.ranks(launcher._strategy.num_processes, context) as ranks:
+        in_rank = _InRank(loop, ranks.seats, trainer, function)
         try:
             result = launch(launcher, in_rank, *args, trainer=trainer, **kwargs)
         except (ProcessExitedException, ProcessRaisedException) as error:
@@ -196,27 +200,17 @@ def _launch(
 def _launch_scripts(
     launcher: Any,
     launch: Callable[..., Any],
-    kind: type[Any],
+    find: Find,
     function: Any,
     /,
     *args: Any,
     trainer: Trainer | None = None,
     **kwargs: Any,
 ) -> Any:
-    callback = _callback(trainer, kind)
-    if (
-        trainer is not None
-        and trainer.world_size > 1
-        and callback is not None
-        and callback.leased()
-    ):
+    loop = find(trainer)
+    if trainer is not None and trainer.world_size > 1 and loop is not None and loop.leased():
         raise refused_strategy(trainer.strategy)
     return launch(launcher, function, *args, trainer=trainer, **kwargs)
-
-
-def _callback(trainer: Trainer | None, kind: type[Any]) -> RankedTrial | None:
-    callbacks = getattr(trainer, "callbacks", [])
-    return next((each for each in callbacks if isinstance(each, kind)), None)
 
 
 def _reason(failed: Exception | None, said: BaseException | None) -> BaseException | None:
@@ -234,9 +228,9 @@ class _InRank:
     """The function that Lightning calls in each rank, in place of ``fit``'s own."""
 
     def __init__(
-        self, callback: RankedTrial, seats: Seats, trainer: Trainer, function: Callable[..., Any]
+        self, loop: RankedTrial, seats: Seats, trainer: Trainer, function: Callable[..., Any]
     ) -> None:
-        self._callback = callback
+        self._loop = loop
         self._seats = seats
         self._trainer = trainer
         self._function = function
@@ -244,7 +238,7 @@ class _InRank:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         rank = self._seats.take(int(os.environ["LOCAL_RANK"]))
-        self._callback.be_rank(rank)
+        self._loop.be_rank(rank)
         random.setstate(self._random)  # a fork reseeds Python's generator, but not NumPy's
         whole = False
         try:
@@ -259,7 +253,7 @@ class _InRank:
                 raise
             return None
         finally:
-            rank.ended(self._callback.state_dict(), whole=whole)
+            rank.ended(self._loop.state_dict(), whole=whole)
 
     def _unwind(self, error: BaseException) -> None:
         """Tear the trainer down, which Lightning only does in the process that called ``fit``."""

@@ -70,7 +70,7 @@ else:
             return object.__new__(_joined(cls, tuple(map(_callback_of, roots()))))
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return AnyCallback.__new__, (self._made_as,), self.__getstate__()
+            return AnyCallback.__new__, (self._made_as,), vars(self)
 
 
 ROOTS = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}

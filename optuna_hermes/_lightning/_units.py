@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._wiring import unsynchronised, validated_names
@@ -11,7 +10,7 @@ from optuna_hermes.errors import MonitorError
 
 
 class Units:
-    """Counts the units of a trial, and reads the value of each.
+    """Recognises the ends of a trial's units, and reads the value of each.
 
     If validations log the metric, every validation is a unit; otherwise every epoch is one.
 
@@ -22,10 +21,6 @@ class Units:
 
     def __init__(self, monitor: str, run: str) -> None:
         self.monitor = monitor
-        self.done = 0
-        """Number of units reported."""
-        self.value: float | None = None
-        """Value of the last unit."""
         self.by_validation = False
         """True if each validation is a unit, else each epoch is one."""
         self._run = run
@@ -63,8 +58,8 @@ class Units:
             )
         return False
 
-    def take(self, trainer: Trainer, *, spread: bool) -> float:
-        """Count a unit that is done, and return its value.
+    def read(self, trainer: Trainer, *, spread: bool) -> float:
+        """The value of a unit that is done.
 
         Args:
             trainer: of the trial.
@@ -78,30 +73,20 @@ class Units:
                 f"A metric that is compared must be that of all devices, but each of {self._run} "
                 f"has a {self.monitor} of its own: log it with sync_dist=True."
             )
-        self.value = float(trainer.callback_metrics[self.monitor])
-        self.done += 1
-        return self.value
+        return float(trainer.callback_metrics[self.monitor])
 
-    def left(self, trainer: Trainer) -> int | None:
+    def left(self, trainer: Trainer, done: int) -> int | None:
         """Units until ``max_epochs``, None if that cannot be known in advance.
 
         Args:
             trainer: after its first batch.
+            done: number of units reported.
         """
         epochs = trainer.max_epochs
         if epochs is None or epochs < 0 or trainer.max_steps >= 0:
             return None
         total = _validations(trainer, epochs) if self.by_validation else epochs
-        return None if total is None else max(0, total - self.done)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The counters, for a checkpoint."""
-        return {"unit": self.done, "value": self.value, "by_validation": self.by_validation}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Count on from a checkpoint."""
-        self.done, self.value = state["unit"], state["value"]
-        self.by_validation = state["by_validation"]
+        return None if total is None else max(0, total - done)
 
 
 def _validations(trainer: Trainer, epochs: int) -> int | None:

@@ -33,13 +33,13 @@ class Wiring:
     Args:
         trainer: its ``fit`` is in the ``setup`` hook.
         run: the trial, as messages name it.
-        replay: makes the ``Replay`` of a loader.
+        replay: makes the ``Replay`` of a loader; None for one that is not elastic.
     """
 
-    def __init__(self, trainer: Trainer, run: str, replay: Callable[..., Replay] = Replay) -> None:
+    def __init__(self, trainer: Trainer, run: str, replay: Callable[..., Replay] | None) -> None:
         self._trainer = trainer
         self._run = run
-        self._replay = replay
+        self._replay = replay or Replay
         self._replays: list[tuple[Any, Replay | Stream]] = []
         self._streams = Streams(self._known)
         self._watches: list[tuple[Any, RandomWatch]] = []

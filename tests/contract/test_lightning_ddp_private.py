@@ -78,7 +78,7 @@ def test_launch_is_watched_once(launcher: type[Any]) -> None:
     HermesCallback(None, "loss")
     HermesCallback(None, "loss")
     watched = inspect.getattr_static(launcher, "launch")
-    wrapped, kind = watched.args
+    wrapped, find = watched.args
     assert list(inspect.signature(wrapped).parameters) == [
         "self",
         "function",
@@ -86,7 +86,8 @@ def test_launch_is_watched_once(launcher: type[Any]) -> None:
         "trainer",
         "kwargs",
     ]
-    assert kind is HermesCallback
+    callback = HermesCallback(None, "loss")
+    assert find(trainer_of("auto", callback, devices=1)) is callback._loop
 
 
 def test_the_function_runs_in_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Epochs(Units):
     """Every epoch is a unit, whatever a test logs."""
 
+    _read = 0
+
     def validated(self, trainer: pl.Trainer) -> bool:
         return False
 
@@ -66,10 +68,9 @@ class _Epochs(Units):
         ended, self._epoch_ended = self._epoch_ended, False
         return ended
 
-    def take(self, trainer: pl.Trainer, *, spread: bool) -> float:
-        self.done += 1
-        self.value = 1.0 / self.done
-        return self.value
+    def read(self, trainer: pl.Trainer, *, spread: bool) -> float:
+        self._read += 1
+        return 1.0 / self._read
 
 
 class _Callback(HermesCallback):
@@ -77,7 +78,7 @@ class _Callback(HermesCallback):
 
     def __init__(self, trial: optuna.Trial, session: _Session) -> None:
         super().__init__(trial, "unit", _session=session)
-        self._units = _Epochs("unit", self._run)
+        self._loop.units = _Epochs("unit", self._loop.name)
         self._slices = session
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
