@@ -33,8 +33,7 @@ from optuna_hermes.suspend import (
     set_rng_state,
 )
 from optuna_hermes.suspend._named import NamedObjects
-from optuna_hermes.suspend._said import say_lost
-from optuna_hermes.suspend._saver import Saver
+from optuna_hermes.suspend._saver import Saver, warn_of_lost
 from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge
 from optuna_hermes.suspend._tree import frozen
@@ -281,7 +280,7 @@ class CooperativeLoop:
             "rng": rng,
         }
         assert self._session is not None
-        say_lost(self._run, self._session.checkpoint_dir, self._lost(), self.remedy)
+        warn_of_lost(self._run, self._session.checkpoint_dir, self._lost(), self.remedy)
         return tree
 
     def _find(self, session: Session) -> tuple[StoredState, Any] | None:

@@ -8,7 +8,6 @@ from optuna_hermes._extras import extra
 from optuna_hermes.cooperative import session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session, StoredState, read
-from optuna_hermes.suspend import _supported as _supported
 
 with extra("huggingface"):
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState

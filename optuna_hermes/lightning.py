@@ -11,17 +11,22 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from optuna_hermes import _lightning
+from optuna_hermes._lightning._around import ended, parked
+from optuna_hermes._lightning._callbacks import expect_suspension, tunes
+from optuna_hermes._lightning._checkpoints import Checkpoints
+from optuna_hermes._lightning._ddp import merged, refused_strategy, watch_launches, why_not_exact
+from optuna_hermes._lightning._loggers import own_root, release_loggers
 from optuna_hermes._lightning._namespace import (
     AnyCallback,
     LightningModule,
     Trainer,
     refuse_unsupported,
 )
+from optuna_hermes._lightning._units import Units
+from optuna_hermes._lightning._wiring import Wiring, batches_done, clean, roots, why_not_storable
 from optuna_hermes.cooperative import CooperativeLoop, session_of
 from optuna_hermes.errors import HermesError, InvalidInputError, Suspended
 from optuna_hermes.suspend import Session
-from optuna_hermes.suspend import _supported as _supported
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._ranks import Ranks
@@ -87,7 +92,7 @@ class HermesCallback(AnyCallback):
         max_devices: int | None = None,
         _session: Session | None = None,
     ) -> None:
-        _lightning.watch_launches(_loop_of)
+        watch_launches(_loop_of)
         if elastic_batch is not None and max_devices is not None:
             raise InvalidInputError(
                 "A run may have elastic_batch or max_devices but was given both: choose one."
@@ -173,16 +178,16 @@ class HermesCallback(AnyCallback):
         """Report the last epoch, if it is a unit."""
         if self._loop.units.epoch_done(trainer, last=True):
             self._loop.report_unit(trainer)
-        _lightning.release_loggers(trainer)
+        release_loggers(trainer)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Remove all hooks from the trainer."""
         if isinstance(exception, Suspended):
-            _lightning.expect_suspension(trainer)
+            expect_suspension(trainer)
         elif isinstance(exception, Exception) and not isinstance(exception, HermesError):
-            _lightning.release_loggers(trainer)  # the trial is over
+            release_loggers(trainer)  # the trial is over
         self._loop.leave()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -232,17 +237,17 @@ class _FitLoop(CooperativeLoop):
     def __init__(self, trial: Any, monitor: str, session: Session | None) -> None:
         super().__init__(trial, {})
         self.name = self._run
-        self.units = _lightning.Units(monitor, self._run)
+        self.units = Units(monitor, self._run)
         self.elastic: ElasticBatch | ElasticDevices | None = None
         self._session = session
         self._monitored = f"{monitor}="
         self._fits = _Fits()
         self._number = 0
         self._trainer: Trainer | None = None
-        self._hooks: _lightning.Wiring | None = None
+        self._hooks: Wiring | None = None
         self._rank: Rank | None = None
         self._spreads: ElasticDevices | None = None
-        self._checkpoints = _lightning.Checkpoints(self._run)
+        self._checkpoints = Checkpoints(self._run)
         self._warned = False
         self._validating_since = -math.inf
         self._leave_out_wait: Callable[[], None] | None = None
@@ -268,14 +273,14 @@ class _FitLoop(CooperativeLoop):
         if session is None:
             return
         if trainer.world_size > 1 and self._rank is None:
-            raise _lightning.refused_strategy(trainer.strategy)
+            raise refused_strategy(trainer.strategy)
         replay = None if self.elastic is None else functools.partial(self.elastic.replay, trainer)
-        self._hooks = hooks = _lightning.Wiring(trainer, self._run, replay)
+        self._hooks = hooks = Wiring(trainer, self._run, replay)
         if self._spreads is not None:
             self._spreads.prepare(trainer, hooks, max(1, len(self.device_ids)))
         self._checkpoints.resume(trainer, hooks, self._rank)
         if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
-            _lightning.own_root(trainer, session.checkpoint_dir)
+            own_root(trainer, session.checkpoint_dir)
 
     def _begin_fit(self) -> None:
         """Take the session, and count on from the fits before this one.
@@ -314,11 +319,11 @@ class _FitLoop(CooperativeLoop):
         if trainer is None or hooks is None:
             return
         self._begun, self._busy = False, True
-        problem = _lightning.why_not_storable(trainer)
+        problem = why_not_storable(trainer)
         if self._number > 1:
             problem = "the objective calls fit more than once"
         self.begin(problem)
-        inexact = _lightning.why_not_exact(trainer)
+        inexact = why_not_exact(trainer)
         if self.storable and inexact is not None and trainer.is_global_zero:
             log.warning("The run of %s may differ in the last bits: %s.", self._run, inexact)
         if self.elastic is not None:
@@ -384,7 +389,7 @@ class _FitLoop(CooperativeLoop):
     # -- between two batches -------------------------------------------------------------------
 
     def _between_batches(self, callback: HermesCallback) -> None:
-        if _lightning.tunes(self._trainer, callback):
+        if tunes(self._trainer, callback):
             return
         if self._rank is not None:
             self._rank.pass_point()
@@ -397,7 +402,7 @@ class _FitLoop(CooperativeLoop):
         # Ranks stop at the same batch only where they have just synchronised their gradients.
         assert self._trainer is not None
         waits = self.storable or self._rank is not None
-        return waits and not _lightning.clean(self._trainer)
+        return waits and not clean(self._trainer)
 
     def storable_here(self) -> bool:
         assert self._hooks is not None
@@ -425,17 +430,17 @@ class _FitLoop(CooperativeLoop):
         self._warn_of_random_workers()
         if self.elastic is not None:
             self.elastic.interrupted()
-        with _lightning.parked(self._trainer) as self._leave_out_wait:
+        with parked(self._trainer) as self._leave_out_wait:
             super()._park(session, stores=stores)
         self._leave_out_wait = None
 
     def roots(self) -> Iterable[object]:
         assert self._trainer is not None
-        return _lightning.roots(self._trainer)
+        return roots(self._trainer)
 
     def ended(self) -> bool:
         assert self._trainer is not None
-        return _lightning.ended(self._trainer)
+        return ended(self._trainer)
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         assert self._trainer is not None
@@ -450,7 +455,7 @@ class _FitLoop(CooperativeLoop):
 
     def _beat(self, session: Session) -> None:
         assert self._trainer is not None
-        self._batches = _lightning.batches_done(self._trainer)
+        self._batches = batches_done(self._trainer)
         self._warn_of_random_workers()
         super()._beat(session)
         self._tell_sizes(session)
@@ -495,7 +500,7 @@ class _FitLoop(CooperativeLoop):
             seated=self._checkpoints.forget,
             report=self._tell_for_ranks,
             save=None if self._saver is None else self._saver.begin,
-            merge=_lightning.merged,
+            merge=merged,
         )
         try:
             yield ranks

@@ -6,16 +6,14 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from optuna_hermes.cooperative import CooperativeLoop, hear, session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
-from optuna_hermes.suspend import _supported as _supported
 from optuna_hermes.suspend._beside import Beside
 from optuna_hermes.suspend._locals import Locals, frames_of_user
 from optuna_hermes.suspend._named import NamedObjects
-from optuna_hermes.suspend._passes import Passes
 from optuna_hermes.suspend._place import Place
 from optuna_hermes.suspend._unsaved import reachable
 from optuna_hermes.suspend._values import Classes
@@ -142,7 +140,7 @@ class Run(CooperativeLoop):
             Suspended: the trial is on disk.
             CheckpointError: the trial cannot be stored, or cannot be resumed.
         """
-        return Passes(loader, functools.partial(self._rest_of_epoch, loader))
+        return _LoaderPasses(loader, functools.partial(self._rest_of_epoch, loader))
 
     def _rest_of_epoch(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         if not self._due:
@@ -183,7 +181,7 @@ class Run(CooperativeLoop):
                 f"{self._run.capitalize()} was stored in a loop over run.epochs(), but goes on in "
                 "run.loader(): bring that loop back, or remove the folder of its checkpoints."
             )
-        return Passes(loader, functools.partial(self._pass_over, loader, report))
+        return _LoaderPasses(loader, functools.partial(self._pass_over, loader, report))
 
     def _pass_over(
         self, loader: Iterable[Batch], report: Callable[[], float] | None
@@ -316,3 +314,27 @@ class Run(CooperativeLoop):
         super().leave()
         self._place.leave()
         self._beside.leave()
+
+
+class _LoaderPasses(Generic[Batch]):
+    """Stands in for a loader; its batches come from a function.
+
+    Args:
+        loader: provides the length and all other attributes.
+        begin: returns the batches of the next pass.
+    """
+
+    def __init__(self, loader: Iterable[Batch], begin: Callable[[], Iterator[Batch]]) -> None:
+        self._loader = loader
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._begin()
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # of a loader without one, an error
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_loader" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._loader, name)

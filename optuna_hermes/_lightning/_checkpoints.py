@@ -23,7 +23,7 @@ from optuna_hermes._lightning._unsaved import WAY_OUT, unsaved
 from optuna_hermes._lightning._wiring import Wiring
 from optuna_hermes.suspend import StoredState, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._rank import Rank
-from optuna_hermes.suspend._said import say_lost
+from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved
 
@@ -80,7 +80,7 @@ class Checkpoints:
             "tuners": tuner_state(trainer),
             "lottery": lottery_state(trainer),
         }
-        say_lost(self._run, self._folder, self._unsaved.lost, WAY_OUT)
+        warn_of_lost(self._run, self._folder, self._unsaved.lost, WAY_OUT)
         if self.spreads is not None:
             own["seed"] = self.spreads.seed
         if rank is None:

@@ -13,10 +13,9 @@ from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._wiring import Wiring, batches_done
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import BatchChoice
-from optuna_hermes.suspend._elastic import why_not_regrouped
+from optuna_hermes.suspend._elastic import Shares, why_not_regrouped
 from optuna_hermes.suspend._loader import Replay
-from optuna_hermes.suspend._seed import seed_everything, trial_seed
-from optuna_hermes.suspend._shares import Shares
+from optuna_hermes.suspend._state import seed_everything, trial_seed
 
 
 class ElasticDevices:

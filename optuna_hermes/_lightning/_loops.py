@@ -23,7 +23,8 @@ from optuna_hermes.suspend._generators import (
     own_generators,
     set_generator_state,
 )
-from optuna_hermes.suspend._state import moved, plain
+from optuna_hermes.suspend._named import metric_state, restore_metric
+from optuna_hermes.suspend._state import moved
 from optuna_hermes.suspend._streams import is_stream
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -63,7 +64,7 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
         ],
         "connector": {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR},
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
-        "metrics": {name: _metric_state(metric) for name, metric in _metrics(module)},
+        "metrics": {name: metric_state(metric) for name, metric in _metrics(module)},
         "data": [generator_state(each) for each in _data_generators(trainer)],
         "gradients": {} if module.automatic_optimization else _gradients(module),
         "module": module_state(module),
@@ -93,7 +94,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
         setattr(trainer._logger_connector, name, value)
     for name, metric in _metrics(module):
         if name in state["metrics"]:
-            _restore_metric(metric, state["metrics"][name])
+            restore_metric(metric, state["metrics"][name])
     for generator, saved in zip(_data_generators(trainer), state["data"], strict=False):
         set_generator_state(generator, saved)
     _restore_results(trainer, epoch_loop._results, state["results"])
@@ -149,23 +150,6 @@ def _metrics(module: LightningModule) -> list[tuple[str, Metric]]:
     return [(name, part) for name, part in module.named_modules() if isinstance(part, Metric)]
 
 
-def _metric_state(metric: Metric) -> dict[str, Any]:
-    return {
-        "states": dict(metric.metric_state),
-        "updates": metric._update_count,
-        "computed": metric._computed if plain(metric._computed) else None,
-        "forward": metric._forward_cache if plain(metric._forward_cache) else None,
-    }
-
-
-def _restore_metric(metric: Metric, state: dict[str, Any]) -> None:
-    for name, value in state["states"].items():
-        setattr(metric, name, value)
-    metric._update_count = state["updates"]
-    metric._computed = state["computed"]
-    metric._forward_cache = state["forward"]
-
-
 def _result_state(key: str, item: _ResultMetric) -> dict[str, Any]:
     reduce_fx, sync = item.meta.reduce_fx, item.meta.sync
     return {
@@ -175,7 +159,7 @@ def _result_state(key: str, item: _ResultMetric) -> dict[str, Any]:
         "sync": {"_should": sync.should, "rank_zero_only": sync.rank_zero_only},
         "is_tensor": item.is_tensor,
         "has_reset": item.has_reset,
-        "metric": _metric_state(item),
+        "metric": metric_state(item),
     }
 
 
@@ -193,7 +177,7 @@ def _restore_results(
         if meta.metric_attribute is not None:
             item.value = module.get_submodule(meta.metric_attribute)
         item.has_reset = state["has_reset"]
-        _restore_metric(item, state["metric"])
+        restore_metric(item, state["metric"])
         results[state["key"]] = item
 
 

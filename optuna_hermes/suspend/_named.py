@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -11,8 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from optuna_hermes.errors import InvalidInputError, SuspendError, UnstorableError
-from optuna_hermes.suspend._owners import put_back, state_of
-from optuna_hermes.suspend._state import moved, on_device
+from optuna_hermes.suspend._state import moved, on_device, plain
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved
 from optuna_hermes.suspend._values import Classes, read_value, write_value
@@ -63,7 +63,7 @@ class NamedObjects:
             UnstorableError: a kept value could not be made again.
         """
         return {
-            "owners": {name: state_of(owner) for name, owner in self._owners.items()},
+            "owners": {name: _state_of(owner) for name, owner in self._owners.items()},
             "unsaved": self._unsaved.state_dict(),
             "kept": {name: self._written(name, value) for name, value in self.kept.items()},
         }
@@ -80,7 +80,7 @@ class NamedObjects:
             raise SuspendError(f"it holds {', '.join(saved) or 'nothing'}, not {named}")
         for name, owner in self._owners.items():
             try:
-                put_back(owner, saved[name])
+                _put_back(owner, saved[name])
             except Exception as error:
                 raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
         self._unsaved.load_state_dict(state.get("unsaved", {}))
@@ -206,3 +206,68 @@ def _put_into(present: Any, value: Any, given: Mapping[int, object]) -> Any:
         present.update(merged)
         return present
     return value
+
+
+def _state_of(owner: Any) -> dict[str, Any]:
+    """The state of an object, as a tree for ``_put_back``.
+
+    The ``state_dict`` of a module leaves out open gradients, buffers that are not persistent, the
+    states of torchmetrics, and which parts are frozen or evaluating: here they are too.
+    """
+    state = owner.state_dict()
+    if not isinstance(owner, nn.Module):
+        return {"state": state}
+    parameters = dict(owner.named_parameters())
+    return {
+        "state": state,
+        "buffers": {name: part for name, part in owner.named_buffers() if name not in state},
+        "gradients": {name: p.grad for name, p in parameters.items() if p.grad is not None},
+        "frozen": [name for name, p in parameters.items() if not p.requires_grad],
+        "evaluating": [name for name, part in owner.named_modules() if not part.training],
+        "metrics": {name: metric_state(metric) for name, metric in _metrics(owner)},
+    }
+
+
+def _put_back(owner: Any, state: dict[str, Any]) -> None:
+    """Restore an object's state; the tensors of ``state`` may be taken over."""
+    owner.load_state_dict(state["state"])
+    if not isinstance(owner, nn.Module):
+        return
+    for name, buffer in owner.named_buffers():
+        if name in state["buffers"]:
+            buffer.data = state["buffers"][name].to(buffer.device)
+    for name, parameter in owner.named_parameters():
+        gradient = state["gradients"].get(name)
+        parameter.grad = None if gradient is None else gradient.to(parameter.device)
+        parameter.requires_grad_(name not in state["frozen"])
+    for name, part in owner.named_modules():
+        part.training = name not in state["evaluating"]
+    for name, metric in _metrics(owner):
+        restore_metric(metric, moved(state["metrics"][name], metric.device))
+
+
+def _metrics(module: nn.Module) -> list[tuple[str, Any]]:
+    torchmetrics = sys.modules.get("torchmetrics")  # imported if there is a metric
+    if torchmetrics is None:
+        return []
+    kind = torchmetrics.Metric
+    return [(name, part) for name, part in module.named_modules() if isinstance(part, kind)]
+
+
+def metric_state(metric: Any) -> dict[str, Any]:
+    """The state of a torchmetrics metric, which its ``state_dict`` mostly leaves out."""
+    return {
+        "states": dict(metric.metric_state),
+        "updates": metric._update_count,
+        "computed": metric._computed if plain(metric._computed) else None,
+        "forward": metric._forward_cache if plain(metric._forward_cache) else None,
+    }
+
+
+def restore_metric(metric: Any, state: dict[str, Any]) -> None:
+    """Restore what ``metric_state`` returned."""
+    for name, value in state["states"].items():
+        setattr(metric, name, value)
+    metric._update_count = state["updates"]
+    metric._computed = state["computed"]
+    metric._forward_cache = state["forward"]

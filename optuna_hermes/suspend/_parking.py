@@ -1,4 +1,4 @@
-"""The tier of one suspended trial, and its moves between tiers."""
+"""The resident tier, and the moves of a suspended trial between tiers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,25 @@ from typing import Any
 
 from optuna_hermes.errors import CheckpointError, SuspendError, UnwritableError
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend._base import Footprint, StoredState, TrialState
+from optuna_hermes.suspend._base import Footprint, StoredState, Tier, TrialState
 from optuna_hermes.suspend._disk import write
 from optuna_hermes.suspend._host import Host
-from optuna_hermes.suspend._resident import Resident
+from optuna_hermes.suspend._storages import device_of, held_bytes
 
 log = logging.getLogger(__name__)
+
+
+class Resident(Tier):
+    """The resident tier: the trial keeps its device memory, nothing is copied."""
+
+    name: TierName = "resident"
+
+    def suspend(self, state: TrialState) -> Footprint:
+        roots = list(state.roots())
+        return Footprint(device_bytes=held_bytes(roots, device_of(roots)))
+
+    def resume(self) -> None:
+        pass
 
 
 class TierMover:

@@ -1,4 +1,4 @@
-"""Random states of a process, and the device of plain values.
+"""Random states and seeds of a process, and the device of plain values.
 
 Torch is imported inside the functions: importing ``optuna_hermes.suspend`` must not cost seconds.
 Everything is encoded in what ``torch.load(weights_only=True)`` accepts: tensors, lists, numbers.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,21 @@ def set_rng_state(state: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(state["cuda"][index], index)
     _set_numpy_state(state["numpy"])
     _set_python_state(state["python"])
+
+
+def trial_seed(seed: int, number: int) -> int:
+    """The seed of trial ``number`` in a study of ``seed``: the same in every process."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and, where it is loaded, torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    # Not imported here: that takes seconds, and the objective may not need it.
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from optuna_hermes._versions import require
 from optuna_hermes.suspend._base import Tier
+
+# Here, as all public modules that need torch import this one.
+require("torch", torch.__version__)
 
 _CLOSED = (
     # These lead to nothing.

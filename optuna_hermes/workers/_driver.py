@@ -30,7 +30,7 @@ from optuna_hermes.errors import (
 )
 from optuna_hermes.ledger import FULL, Ledger, is_full, open_ledger
 from optuna_hermes.suspend._disk import why_unwritable
-from optuna_hermes.suspend._said import forget_said
+from optuna_hermes.suspend._saver import forget_warnings
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.progress import ProgressDisplay
 from optuna_hermes.workers._notices import NOTED_SECONDS, DeviceNews, Losses
@@ -187,7 +187,7 @@ class Driver:
         folder = None if chosen is None else Path(chosen).expanduser()
         root = _optuna.checkpoint_root(self._study, folder)
         study = _optuna.for_workers(self._study)
-        forget_said(root)
+        forget_warnings(root)
         problem = why_unwritable(root)
         if problem is not None:
             self._progress.note(f"{problem} Until then suspended trials wait in memory only.")

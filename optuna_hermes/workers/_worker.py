@@ -28,7 +28,7 @@ from optuna_hermes.broker._election import runtime_dir
 from optuna_hermes.broker._protocol import Grant, Ready
 from optuna_hermes.errors import HermesError, Suspended
 from optuna_hermes.model import TrialStatus
-from optuna_hermes.suspend._seed import seed_everything, trial_seed
+from optuna_hermes.suspend._state import seed_everything, trial_seed
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import write_output_to

@@ -16,7 +16,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from optuna_hermes.suspend._seed import seed_everything, trial_seed
+from optuna_hermes.suspend._state import seed_everything, trial_seed
 from optuna_hermes.testing import FakeSession
 
 TINY = Path(__file__).parent / "tiny.py"

@@ -24,7 +24,7 @@ from lightning.pytorch.trainer.call import _interrupt
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from optuna_hermes import _lightning
+from optuna_hermes._lightning._ddp import why_not_exact
 from optuna_hermes.lightning import HermesCallback
 
 pytestmark = [
@@ -184,7 +184,7 @@ def test_ddp_says_whether_it_moves_gradients(
 
     class Asks(Callback):
         def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            notes.note("exact", _lightning.why_not_exact(trainer) is None)
+            notes.note("exact", why_not_exact(trainer) is None)
 
     trainer_of(strategy, Asks(), devices=devices).fit(BoringModel())
     assert notes.read() == [["exact", exact]] * devices

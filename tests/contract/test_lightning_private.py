@@ -45,8 +45,7 @@ from rich.progress import Progress
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
-from optuna_hermes import _lightning
-from optuna_hermes._lightning._around import leave_out
+from optuna_hermes._lightning._around import ended, leave_out
 from optuna_hermes._lightning._callbacks import _FIELDS
 from optuna_hermes._lightning._loops import (
     _add,
@@ -55,7 +54,7 @@ from optuna_hermes._lightning._loops import (
     loop_state,
     restore_loop_state,
 )
-from optuna_hermes._lightning._wiring import validated_names
+from optuna_hermes._lightning._wiring import clean, validated_names
 from optuna_hermes.suspend._state import plain
 
 
@@ -159,7 +158,7 @@ def test_hook_before_each_fetch() -> None:
         def before_fetch() -> None:
             current = loop.batch_progress.current
             assert current.ready == current.completed == current.processed
-            seen.append((current.ready, loop._batches_that_stepped, _lightning.clean(trainer)))
+            seen.append((current.ready, loop._batches_that_stepped, clean(trainer)))
             original()
 
         vars(loop)["_on_before_fetch"] = before_fetch
@@ -440,9 +439,9 @@ def test_default_root() -> None:
 def test_sigterm() -> None:
     """Whether the process was told to end is said by an attribute that a handler sets."""
     trainer = fit()
-    assert not _lightning.ended(trainer)
+    assert not ended(trainer)
     trainer._signal_connector.received_sigterm = True
-    assert _lightning.ended(trainer)
+    assert ended(trainer)
 
 
 def test_checkpoint_folder_is_public_state() -> None:

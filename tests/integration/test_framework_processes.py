@@ -73,7 +73,7 @@ import optuna
 from tuned import objective
 
 from optuna_hermes import HermesPruner, HermesSampler, optimize
-from optuna_hermes.suspend._seed import seed_everything, trial_seed
+from optuna_hermes.suspend._state import seed_everything, trial_seed
 
 study = optuna.create_study(
     storage="sqlite:///study.db", sampler=HermesSampler(), pruner=HermesPruner()

@@ -914,7 +914,7 @@ import torch
 from torch import nn
 
 from optuna_hermes import HermesPruner, HermesSampler, optimize, suspendable
-from optuna_hermes.suspend._seed import seed_everything, trial_seed
+from optuna_hermes.suspend._state import seed_everything, trial_seed
 
 
 def objective(trial):

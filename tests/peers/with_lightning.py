@@ -28,7 +28,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from optuna_hermes import _optuna
-from optuna_hermes._lightning import Units
+from optuna_hermes._lightning._units import Units
 from optuna_hermes.broker import StudySpec, TrialSession, connect_or_start, sessions
 from optuna_hermes.broker._protocol import Register
 from optuna_hermes.errors import BrokerError, Suspended

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from optuna_hermes.suspend._shares import Shares, share
+from optuna_hermes.suspend._elastic import Shares, share
 
 
 class Loaders:
