@@ -17,6 +17,7 @@ from optuna_hermes._lightning._namespace import (
     Timer,
     TQDMProgressBar,
     Trainer,
+    callbacks_of,
 )
 
 _PARKED = " (parked)"
@@ -111,8 +112,7 @@ def ended(trainer: Trainer) -> bool:
 
 
 def _callbacks(trainer: Trainer, kind: type[Any]) -> list[tuple[str, Any]]:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # it is set by a connector
-    return [(each.state_key, each) for each in callbacks if isinstance(each, kind)]
+    return [(each.state_key, each) for each in callbacks_of(trainer, kind)]
 
 
 def _lasting_clocks(trainer: Trainer) -> Iterator[_Clock]:

@@ -15,6 +15,7 @@ from optuna_hermes._lightning._namespace import (
     ModelCheckpoint,
     StochasticWeightAveraging,
     Trainer,
+    callbacks_of,
     part,
 )
 
@@ -49,13 +50,8 @@ def restore_callbacks(trainer: Trainer, state: dict[str, dict[str, Any]]) -> Non
 
 
 def _known(trainer: Trainer) -> list[tuple[Callback, tuple[str, ...]]]:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # it is set by a connector
-    return [
-        (callback, names)
-        for callback in callbacks
-        for kind, names in _FIELDS.items()
-        if isinstance(callback, kind)
-    ]
+    kinds = _FIELDS.items()
+    return [(each, names) for kind, names in kinds for each in callbacks_of(trainer, kind)]
 
 
 def expect_suspension(trainer: Trainer) -> None:
@@ -72,22 +68,16 @@ def tunes(trainer: Trainer | None, callback: Callback) -> bool:
 
 def tuner_state(trainer: Trainer) -> dict[str, Any]:
     """The settings that such callbacks have found, by the callback's ``state_key``."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # it is set by a connector
-    found: dict[str, Any] = {}
-    for each in callbacks:
-        if isinstance(each, LearningRateFinder) and each.optimal_lr is not None:
-            found[each.state_key] = vars(each.optimal_lr)
-        if isinstance(each, BatchSizeFinder):
-            found[each.state_key] = {"batch_size": each.optimal_batch_size}
-    return found
+    rates, sizes = callbacks_of(trainer, LearningRateFinder), callbacks_of(trainer, BatchSizeFinder)
+    found = {each.state_key: vars(each.optimal_lr) for each in rates if each.optimal_lr is not None}
+    return found | {each.state_key: {"batch_size": each.optimal_batch_size} for each in sizes}
 
 
 def skip_tuners(
     trainer: Trainer, found: dict[str, Any]
 ) -> Iterator[tuple[Callback, Callable[..., None]]]:
     """Yield the callbacks that need not search again, with a replacement for ``on_fit_start``."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    for each in callbacks:
+    for each in callbacks_of(trainer):
         if isinstance(each, LearningRateFinder):
             yield each, functools.partial(_take_rate, each, found.get(each.state_key))
         elif isinstance(each, BatchSizeFinder):

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from torch.utils.data import DataLoader
 
 from optuna_hermes._lightning._around import show_length
-from optuna_hermes._lightning._namespace import GradientAccumulationScheduler, Trainer
+from optuna_hermes._lightning._namespace import GradientAccumulationScheduler, Trainer, callbacks_of
 from optuna_hermes._lightning._schedules import Pace, scale_rates
 from optuna_hermes._lightning._wiring import Wiring, clean
 from optuna_hermes.errors import InvalidInputError
@@ -287,7 +287,7 @@ def why_not_elastic(trainer: Trainer, scaling: str) -> str | None:
         return "max_steps counts steps, and would be another number of samples"
     if trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch is None:
         return "its validations are not at the ends of epochs"
-    if any(isinstance(each, GradientAccumulationScheduler) for each in _callbacks(trainer)):
+    if callbacks_of(trainer, GradientAccumulationScheduler):
         return "GradientAccumulationScheduler changes its steps too"
     if not trainer.lightning_module.automatic_optimization:
         return "it optimizes by hand" if scaling == "accumulate" else None
@@ -312,7 +312,3 @@ def _why_not_loader(trainer: Trainer) -> str | None:
     if not isinstance(sampler, ElasticReplay):
         return why_not_regrouped(combined.flattened[0]) or "its train loader is another one"
     return None
-
-
-def _callbacks(trainer: Trainer) -> list[Any]:
-    return list(trainer.callbacks)  # type: ignore[attr-defined]  # it is set by a connector

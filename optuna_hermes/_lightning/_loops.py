@@ -18,11 +18,7 @@ from optuna_hermes._lightning._namespace import (
     _ResultMetric,
     part,
 )
-from optuna_hermes.suspend._generators import (
-    generator_state,
-    own_generators,
-    set_generator_state,
-)
+from optuna_hermes.suspend._generators import own_generators, set_states, states_of
 from optuna_hermes.suspend._named import metric_state, restore_metric
 from optuna_hermes.suspend._state import moved
 from optuna_hermes.suspend._streams import is_stream
@@ -65,7 +61,7 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
         "connector": {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR},
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
         "metrics": {name: metric_state(metric) for name, metric in _metrics(module)},
-        "data": [generator_state(each) for each in _data_generators(trainer)],
+        "data": states_of(_data_generators(trainer)),
         "gradients": {} if module.automatic_optimization else _gradients(module),
         "module": module_state(module),
         "callbacks": callback_state(trainer),
@@ -95,8 +91,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     for name, metric in _metrics(module):
         if name in state["metrics"]:
             restore_metric(metric, state["metrics"][name])
-    for generator, saved in zip(_data_generators(trainer), state["data"], strict=False):
-        set_generator_state(generator, saved)
+    set_states(_data_generators(trainer), state["data"])
     _restore_results(trainer, epoch_loop._results, state["results"])
     for name, parameter in module.named_parameters():
         if name in state["gradients"]:

@@ -141,6 +141,11 @@ def parts(name: str) -> list[ModuleType]:
     return [importlib.import_module(f"{root}.{name}") for root in roots()]
 
 
+def callbacks_of(trainer: Any, kind: type[Any] = object) -> list[Any]:
+    """The callbacks of a kind in a trainer, in its order."""
+    return [each for each in trainer.callbacks if isinstance(each, kind)]
+
+
 def _root_of(owner: object) -> str:
     return next(
         root

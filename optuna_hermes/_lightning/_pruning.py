@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.prune import custom_from_mask
 
-from optuna_hermes._lightning._namespace import ModelPruning, Trainer
+from optuna_hermes._lightning._namespace import ModelPruning, Trainer, callbacks_of
 
 _ORIG, _MASK = "_orig", "_mask"
 
@@ -18,12 +18,8 @@ _ORIG, _MASK = "_orig", "_mask"
 @contextlib.contextmanager
 def kept_pruned(trainer: Trainer) -> Iterator[None]:
     """Keep weights and masks separate in a checkpoint made within."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # it is set by a connector
-    permanent = [
-        each
-        for each in callbacks
-        if isinstance(each, ModelPruning) and each._make_pruning_permanent
-    ]
+    pruning = callbacks_of(trainer, ModelPruning)
+    permanent = [each for each in pruning if each._make_pruning_permanent]
     for each in permanent:
         each._make_pruning_permanent = False
     try:
@@ -74,21 +70,16 @@ def lottery_state(trainer: Trainer) -> list[list[bool]]:
     """
     return [
         [first.data_ptr() == now.data_ptr() for first, now in _lottery(each)]
-        for each in _pruning(trainer)
+        for each in callbacks_of(trainer, ModelPruning)
     ]
 
 
 def restore_lottery(trainer: Trainer, state: list[list[bool]]) -> None:
     """Let first values share memory with present ones, as ``lottery_state`` found them."""
-    for each, shared in zip(_pruning(trainer), state, strict=False):
+    for each, shared in zip(callbacks_of(trainer, ModelPruning), state, strict=False):
         for (first, now), same in zip(_lottery(each), shared, strict=False):
             if same:
                 first.data = now.data
-
-
-def _pruning(trainer: Trainer) -> list[ModelPruning]:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # it is set by a connector
-    return [each for each in callbacks if isinstance(each, ModelPruning)]
 
 
 def _lottery(callback: ModelPruning) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

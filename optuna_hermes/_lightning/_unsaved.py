@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from optuna_hermes._lightning._module import is_saved, of_libraries
-from optuna_hermes._lightning._namespace import Callback, LightningDataModule, Trainer
+from optuna_hermes._lightning._namespace import Callback, LightningDataModule, Trainer, callbacks_of
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved
 
 WAY_OUT = (
@@ -24,9 +24,8 @@ _LIBRARIES = ("lightning.", "pytorch_lightning.", "torch.", "torchmetrics.", "op
 def unsaved(trainer: Trainer) -> Unsaved:
     """Attributes of the user's callbacks, of the module with its parts, and of the data module."""
     module, known = trainer.lightning_module, _known(trainer)
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     parts: dict[str, Attributes] = {}
-    for number, callback in enumerate(callbacks):
+    for number, callback in enumerate(callbacks_of(trainer)):
         if _is_a_user_s(callback, Callback):
             name = type(callback).__qualname__
             ignores = _ignores(type(callback))
@@ -61,8 +60,8 @@ def _data_module(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:
 def _known(trainer: Trainer) -> set[int]:
     """Ids of objects that are not the user's own, or that are saved with the trainer."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    known = {id(each) for each in (trainer, data, trainer.strategy, *callbacks, *trainer.loggers)}
+    known = {id(each) for each in (trainer, data, trainer.strategy, *trainer.loggers)}
+    known |= {id(each) for each in callbacks_of(trainer)}
     known |= {id(each) for each in (*module.modules(), *module.parameters(), *module.buffers())}
     known |= {id(each) for each in trainer.optimizers}
     return known | {id(each.scheduler) for each in trainer.lr_scheduler_configs}

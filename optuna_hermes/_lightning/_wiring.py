@@ -17,14 +17,20 @@ from torch.utils._pytree import tree_map
 
 from optuna_hermes._lightning._callbacks import skip_tuners
 from optuna_hermes._lightning._loops import go_on_within_epoch
-from optuna_hermes._lightning._namespace import ModelCheckpoint, Trainer, _DataLoaderIterDataFetcher
+from optuna_hermes._lightning._namespace import (
+    ModelCheckpoint,
+    Trainer,
+    _DataLoaderIterDataFetcher,
+    callbacks_of,
+)
 from optuna_hermes._lightning._pruning import kept_pruned, prune, without_masks
 from optuna_hermes._lightning._unsaved import made_of
-from optuna_hermes.suspend._loader import OwnStates, RandomWatch, Replay, idle, is_stateful
+from optuna_hermes.suspend._loader import OwnStates, Replay, idle, is_stateful
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
 from optuna_hermes.suspend._streams import PLACEHOLDER, Stream, Streams, is_stream
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved, reachable
+from optuna_hermes.suspend._workers import RandomWatch
 
 
 class Wiring:
@@ -206,9 +212,8 @@ class Wiring:
 
     def _known(self) -> dict[int, object]:
         trainer = self._trainer
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        parts = [trainer.lightning_module, getattr(trainer, "datamodule", None), *callbacks]
-        return reachable([*parts, trainer.optimizers])
+        parts = [trainer.lightning_module, getattr(trainer, "datamodule", None)]
+        return reachable([*parts, *callbacks_of(trainer), trainer.optimizers])
 
     def _override(self, owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
         # On the object, not its class: other trainers of this process keep the original.
@@ -389,7 +394,7 @@ def roots(trainer: Trainer) -> list[object]:
         trainer.lightning_module,
         trainer.optimizers,
         trainer.lr_scheduler_configs,
-        trainer.callbacks,  # type: ignore[attr-defined]
+        callbacks_of(trainer),
         trainer.precision_plugin,
         trainer._logger_connector,
         epoch_loop._results,

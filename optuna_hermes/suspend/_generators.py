@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,17 @@ def own_generators(data: Any) -> list[Any]:
             part = getattr(each, "__dict__", {}).get(name)
             left += part if isinstance(part, list | tuple) else [part]
     return found
+
+
+def states_of(generators: Iterable[Any]) -> list[Any]:
+    """The states of several generators, see ``generator_state``."""
+    return [generator_state(each) for each in generators]
+
+
+def set_states(generators: Iterable[Any], states: Iterable[Any]) -> None:
+    """Put back what ``states_of`` returned."""
+    for generator, state in zip(generators, states, strict=False):
+        set_generator_state(generator, state)
 
 
 def generator_state(generator: Any) -> Any:

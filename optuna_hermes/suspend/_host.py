@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +12,7 @@ from optuna_hermes.model import TierName
 from optuna_hermes.suspend._arena import Arena
 from optuna_hermes.suspend._base import Footprint, Tier, TrialState
 from optuna_hermes.suspend._storages import device_of, forget, movable, storages
+from optuna_hermes.suspend._tree import mapped
 
 log = logging.getLogger(__name__)
 
@@ -85,16 +83,22 @@ class Host(Tier):
             )
         places = {storage._cdata: index for index, storage in enumerate(self._sizes)}
         views: dict[int, torch.UntypedStorage] = {}
+        replaced: dict[int, torch.Tensor] = {}
 
-        def here(tensor: torch.Tensor) -> torch.Tensor:
-            address = tensor.untyped_storage()._cdata
+        def here(value: Any) -> Any:
+            kinds = (torch.Tensor, torch.nn.Parameter)
+            if type(value) not in kinds or value.layout is not torch.strided:
+                return value
+            address = value.untyped_storage()._cdata
             if address not in places:
-                return tensor
+                return value
             if address not in views:
                 views[address] = self._arena.view(places[address]).untyped_storage()
-            return _over(views[address], tensor)
+            if id(value) not in replaced:  # a tensor that occurs twice stays one object
+                replaced[id(value)] = _over(views[address], value)
+            return replaced[id(value)]
 
-        tree: dict[str, Any] = _mapped(self._tree, here, {})
+        tree: dict[str, Any] = mapped(self._tree, here)
         return tree
 
     def abandon(self) -> None:
@@ -139,27 +143,6 @@ class Host(Tier):
             run = self._run.capitalize()
             log.info("%s leaves %d bytes in %d blocks on %s.", run, size, blocks, device)
         return held
-
-
-def _mapped(
-    value: Any,
-    replace: Callable[[torch.Tensor], torch.Tensor],
-    replaced: dict[int, torch.Tensor],
-) -> Any:
-    """Return a tree with its tensors replaced; a tensor that occurs twice stays one object."""
-    kind = type(value)
-    if kind in (list, tuple, set, frozenset):
-        return kind(_mapped(item, replace, replaced) for item in value)
-    if kind in (dict, OrderedDict, Counter):
-        mapping = copy.copy(value)  # keeps attributes: a module's state_dict has _metadata
-        for key, item in value.items():
-            mapping[key] = _mapped(item, replace, replaced)
-        return mapping
-    if kind in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
-        if id(value) not in replaced:
-            replaced[id(value)] = replace(value)
-        return replaced[id(value)]
-    return value
 
 
 def _over(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:

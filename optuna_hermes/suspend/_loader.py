@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,18 +10,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._generators import (
-    generator_state,
     generators_in,
     own_generators,
-    set_generator_state,
+    set_states,
+    states_of,
 )
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
-from optuna_hermes.suspend._workers import Workers
+from optuna_hermes.suspend._workers import Workers, random_warning
 
 
 def is_stateful(loader: Any) -> bool:
@@ -131,7 +130,7 @@ class Replay:
     def warning(self) -> str | None:
         """A warning if its workers draw random numbers that cannot be restored, else None."""
         loader = self._loader()
-        return _warning(loader) if loader is not None and self._pool.lost else None
+        return random_warning(loader) if loader is not None and self._pool.lost else None
 
     def __iter__(self) -> Iterator[Any]:
         if self._pool.asks_in_vain():  # torch draws the workers' seed after this first call
@@ -246,7 +245,7 @@ class OwnStates:
         """Their present state; of attributes, only those that differ from their first values."""
         now = [_order_attributes(each) for each in self._samplers]
         return {
-            "generators": [generator_state(each) for each in self._generators()],
+            "generators": states_of(self._generators()),
             "attributes": [
                 {n: _copy(value) for n, value in new.items() if not _same(value, old.get(n))}
                 for old, new in zip(self._first, now, strict=True)
@@ -263,8 +262,7 @@ class OwnStates:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what ``state`` returned; attributes that it lacks get their first values."""
-        for generator, saved in zip(self._generators(), state["generators"], strict=False):
-            set_generator_state(generator, saved)
+        set_states(self._generators(), state["generators"])
         parts = zip(self._samplers, self._first, state["attributes"], strict=False)
         for sampler, first, changed in parts:
             for name, value in {**first, **changed}.items():
@@ -460,96 +458,3 @@ def _set_attribute(owner: Any, name: str, value: Any) -> None:
         present[:] = value  # the objective may hold it
     else:
         vars(owner)[name] = _copy(value)
-
-
-def _warning(loader: Any) -> str:
-    """The warning about random numbers in workers, with a way out."""
-    data: Any = loader.dataset
-    while hasattr(data, "dataset"):  # a subset of another one
-        data = data.dataset
-    return (
-        f"{type(data).__name__} draws random numbers in loader workers "
-        f"(num_workers={loader.num_workers}): after a suspension to disk it draws others "
-        "than an uninterrupted run would. Draw them in training_step, or use num_workers=0."
-    )
-
-
-class RandomWatch:
-    """Detects random numbers drawn in a loader's worker processes while they fetch batches.
-
-    It wraps the loader's ``collate_fn`` and compares the states of the generators of torch, NumPy,
-    Python and the data set after a worker's first, second, fourth and so on batch; it draws
-    nothing. Workers that were started before it are not seen.
-
-    Args:
-        loader: fetches in at least one worker process; its ``collate_fn`` is replaced.
-    """
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
-        self._inner = loader.collate_fn, loader.worker_init_fn
-        self._drew = torch.zeros(1, dtype=torch.bool)
-        self._drew.share_memory_()  # type: ignore[no-untyped-call]
-        watched = _DrawingCollate(*self._inner, self._drew)
-        loader.collate_fn, loader.worker_init_fn = watched, watched.begin
-
-    @staticmethod
-    def fits(loader: object) -> bool:
-        """True if a loader has worker processes."""
-        return isinstance(loader, DataLoader) and loader.num_workers > 0
-
-    def drew(self) -> bool:
-        """True if a worker has drawn a random number."""
-        return bool(self._drew.item())
-
-    def warning(self) -> str:
-        """The warning to log, with a way out."""
-        return _warning(self._loader)
-
-    def unwrap(self) -> None:
-        """Restore the loader's own functions."""
-        self._loader.collate_fn, self._loader.worker_init_fn = self._inner
-
-
-class _DrawingCollate:
-    """A ``collate_fn`` for workers; each worker has a copy, and all share the flag."""
-
-    def __init__(
-        self,
-        collate: Callable[[Any], Any],
-        init: Callable[[int], None] | None,
-        drew: torch.Tensor,
-    ) -> None:
-        self._collate = collate
-        self._init = init
-        self._drew = drew
-        self._fetched = 0
-        self._begun: tuple[Any, ...] | None = None
-
-    def begin(self, worker: int) -> None:
-        if self._init is not None:
-            self._init(worker)
-        self._begun = _numbers()
-
-    def __call__(self, samples: Any) -> Any:
-        batch = self._collate(samples)
-        self._fetched += 1
-        # At powers of two only, as it costs 0.2 ms: a generator that was drawn from stays changed.
-        look = self._fetched & (self._fetched - 1) == 0
-        if look and self._begun is not None and _numbers() != self._begun:
-            self._drew.fill_(True)
-        return batch
-
-
-def _numbers() -> tuple[Any, ...]:
-    """In a worker, the comparable states of all generators that it may draw from."""
-    numpy_state: Any = np.random.get_state()
-    worker: Any = get_worker_info()
-    own = [generator_state(each) for each in own_generators(worker.dataset)]
-    return (
-        torch.get_rng_state().numpy().tobytes(),
-        numpy_state[1].tobytes(),
-        numpy_state[2:],
-        random.getstate(),
-        [each.tolist() if isinstance(each, torch.Tensor) else str(each) for each in own],
-    )

@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from optuna_hermes.suspend._loader import RandomWatch, Replay, is_stateful
+from optuna_hermes.suspend._loader import Replay, is_stateful
 from optuna_hermes.suspend._streams import Known, Stream, Streams, is_stream
+from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.suspend._wrapped import Wrapped, inner_of
 
 Batch = TypeVar("Batch")

@@ -13,7 +13,7 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,10 +71,33 @@ def frozen(tree: Any) -> Any:
 
     Values that ``pack`` refuses are left as they are, so that ``pack`` raises its error.
     """
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(value: Any) -> Any:
+        if type(value) is np.ndarray:
+            return value.copy()
+        if not _storable(value):
+            return value
+        if id(value) not in copies:  # a tensor that occurs twice stays one object
+            copies[id(value)] = value.detach().to("cpu", copy=True)
+        return copies[id(value)]
+
     try:
-        return _frozen(tree, {})
+        return mapped(tree, copy)
     except RecursionError:
         return tree
+
+
+def mapped(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """A copy of a tree, with its leaves replaced by what a function returns for them."""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return kind(mapped(item, replace) for item in value)
+    if kind is dict:
+        return {mapped(key, replace): mapped(item, replace) for key, item in value.items()}
+    if kind in _MAPPINGS:  # with attributes: a module's state_dict has _metadata
+        return _mapping(kind, mapped(dict(value), replace), mapped(vars(value), replace))
+    return replace(value)
 
 
 class _Packer:
@@ -206,23 +229,6 @@ class _Unpacker:
 
     def _array(self, name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
         return self._tensors[name].numpy().view(dtype).reshape(shape)
-
-
-def _frozen(value: Any, copies: dict[int, torch.Tensor]) -> Any:
-    kind = type(value)
-    if kind in (list, tuple, set, frozenset):
-        return kind(_frozen(item, copies) for item in value)
-    if kind is dict:
-        return {_frozen(key, copies): _frozen(item, copies) for key, item in value.items()}
-    if kind in _MAPPINGS:
-        return _mapping(kind, _frozen(dict(value), copies), _frozen(vars(value), copies))
-    if kind is np.ndarray:
-        return value.copy()
-    if _storable(value):
-        if id(value) not in copies:
-            copies[id(value)] = value.detach().to("cpu", copy=True)
-        return copies[id(value)]
-    return value
 
 
 def _mapping(kind: Any, items: dict[Any, Any], attributes: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""States of the random generators of a loader's worker processes, batch by batch.
+"""Random generators of a loader's worker processes: their states, and draws from them.
 
 A worker writes the states of its generators after each batch to memory that it shares with the
 training process. As it fetches ahead, the newest of these states are kept in a ring; the one that
@@ -12,18 +12,14 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from optuna_hermes.suspend._generators import (
-    generator_state,
-    own_generators,
-    set_generator_state,
-)
+from optuna_hermes.suspend._generators import own_generators, set_states, states_of
 
 _SLOT_BYTES = 1 << 15
 """Room for three times the states of the generators of torch, NumPy and Python."""
@@ -57,7 +53,7 @@ class Workers:
         """Let the processes that are started within write their states."""
         collate, init = loader.collate_fn, loader.worker_init_fn
         shared = self._batches, self._lengths, self._texts
-        watched = _BeginningCollate(collate, init, shared, self._begun)
+        watched = _RecordingCollate(loader, shared, self._begun)
         loader.collate_fn, loader.worker_init_fn = watched, watched.begin
         try:
             yield
@@ -84,18 +80,65 @@ class Workers:
         return bytes(self._texts[worker, slot, :length].numpy()).decode()
 
 
-class _BeginningCollate:
-    """A ``collate_fn`` for workers; each worker has a copy, and all have the shared memory."""
+def random_warning(loader: Any) -> str:
+    """The warning about random numbers in workers, with a way out."""
+    data: Any = loader.dataset
+    while hasattr(data, "dataset"):  # a subset of another one
+        data = data.dataset
+    return (
+        f"{type(data).__name__} draws random numbers in loader workers "
+        f"(num_workers={loader.num_workers}): after a suspension to disk it draws others "
+        "than an uninterrupted run would. Draw them in training_step, or use num_workers=0."
+    )
 
-    def __init__(
-        self,
-        collate: Callable[[Any], Any],
-        init: Callable[[int], None] | None,
-        shared: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        begun: list[str | None],
-    ) -> None:
-        self._collate = collate
-        self._init = init
+
+class RandomWatch:
+    """Detects random numbers drawn in a loader's worker processes while they fetch batches.
+
+    It wraps the loader's ``collate_fn`` and draws nothing. Workers that were started before it are
+    not seen.
+
+    Args:
+        loader: fetches in at least one worker process; its ``collate_fn`` is replaced.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._inner = loader.collate_fn, loader.worker_init_fn
+        self._drew = torch.zeros(1, dtype=torch.bool)
+        self._drew.share_memory_()  # type: ignore[no-untyped-call]
+        watched = _DrawingCollate(loader, self._drew, ())
+        loader.collate_fn, loader.worker_init_fn = watched, watched.begin
+
+    @staticmethod
+    def fits(loader: object) -> bool:
+        """True if a loader has worker processes."""
+        return isinstance(loader, DataLoader) and loader.num_workers > 0
+
+    def drew(self) -> bool:
+        """True if a worker has drawn a random number."""
+        return bool(self._drew.item())
+
+    def warning(self) -> str:
+        """The warning to log, with a way out."""
+        return random_warning(self._loader)
+
+    def unwrap(self) -> None:
+        """Restore the loader's own functions."""
+        self._loader.collate_fn, self._loader.worker_init_fn = self._inner
+
+
+class _Collate:
+    """A ``collate_fn`` for workers; each worker has a copy, and all share some memory.
+
+    Args:
+        loader: whose functions it calls.
+        shared: the memory.
+        begun: states with which the workers begin, see ``Workers``; empty for those of their seeds.
+    """
+
+    def __init__(self, loader: DataLoader[Any], shared: Any, begun: Sequence[str | None]) -> None:
+        self._collate, self._init = loader.collate_fn, loader.worker_init_fn
         self._shared = shared
         self._begun = begun
         self._worker = self._fetched = 0
@@ -104,7 +147,7 @@ class _BeginningCollate:
     def begin(self, worker: int) -> None:
         if self._init is not None:
             self._init(worker)
-        begun = self._begun[worker]
+        begun = self._begun[worker] if self._begun else None
         if begun is not None:
             _restore(json.loads(begun, object_hook=_decoded))
         self._worker, self._first = worker, _text()
@@ -112,6 +155,27 @@ class _BeginningCollate:
     def __call__(self, samples: Any) -> Any:
         batch = self._collate(samples)
         self._fetched += 1
+        self._note()
+        return batch
+
+    def _note(self) -> None:
+        raise NotImplementedError
+
+
+class _DrawingCollate(_Collate):
+    """Sets a flag once a worker has drawn a random number."""
+
+    def _note(self) -> None:
+        # At powers of two only, as it costs 0.2 ms: a generator that was drawn from stays changed.
+        look = self._fetched & (self._fetched - 1) == 0
+        if look and self._first and _text() != self._first:  # no first one outside of a worker
+            self._shared.fill_(True)
+
+
+class _RecordingCollate(_Collate):
+    """Writes the states of a worker's generators after each batch."""
+
+    def _note(self) -> None:
         batches, lengths, texts = (each[self._worker] for each in self._shared)
         slot, text = self._fetched % len(batches), _text()
         octets = text.encode()
@@ -124,7 +188,6 @@ class _BeginningCollate:
             lengths[slot] = len(octets)
         # Last: the number of the batch marks the slot as complete for the reader.
         batches[slot] = self._fetched
-        return batch
 
 
 def _own() -> list[Any]:
@@ -140,7 +203,7 @@ def _text() -> str:
         "torch": torch.get_rng_state(),
         "numpy": list(numpy_state),
         "python": [version, np.asarray(words, np.uint32), gauss],
-        "own": [generator_state(each) for each in _own()],
+        "own": states_of(_own()),
     }
     return json.dumps(numbers, default=_encoded, separators=(",", ":"))
 
@@ -150,8 +213,7 @@ def _restore(numbers: dict[str, Any]) -> None:
     np.random.set_state(tuple(numbers["numpy"]))
     version, words, gauss = numbers["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
-    for generator, state in zip(_own(), numbers["own"], strict=False):
-        set_generator_state(generator, state)
+    set_states(_own(), numbers["own"])
 
 
 def _encoded(value: Any) -> dict[str, Any]:

@@ -12,11 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from optuna_hermes.suspend._generators import (
-    generator_state,
-    own_generators,
-    set_generator_state,
-)
+from optuna_hermes.suspend._generators import own_generators, set_states, states_of
 from optuna_hermes.suspend._loader import Replay, is_stateful
 from optuna_hermes.suspend._state import rng_state, set_rng_state
 
@@ -126,12 +122,11 @@ class _LazyReplay(Replay):
 
     def _drawn_from(self) -> dict[str, Any]:
         """The random states that the data set may draw from, as they are now."""
-        return {"rng": rng_state(), "data": [generator_state(each) for each in self._of_data()]}
+        return {"rng": rng_state(), "data": states_of(self._of_data())}
 
     def _draw_from(self, states: dict[str, Any]) -> None:
         set_rng_state(states["rng"])
-        for generator, state in zip(self._of_data(), states["data"], strict=False):
-            set_generator_state(generator, state)
+        set_states(self._of_data(), states["data"])
 
     def _of_data(self) -> list[Any]:
         return own_generators(getattr(self._loader(), "dataset", None))

@@ -49,7 +49,7 @@ from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import TierName
 from optuna_hermes.suspend import StoredState, TrialState
-from optuna_hermes.suspend._loader import RandomWatch
+from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.testing import FakeSession
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata
