@@ -84,11 +84,7 @@ class Rounds(CooperativeLoop):
         self.begin(problem)
 
     def check_direction(self, name: str, higher_is_better: bool) -> None:
-        """Refuse a monitored metric that the study would be optimised away from.
-
-        Raises:
-            InvalidInputError: the study minimises what is better higher, or the other way round.
-        """
+        """Refuse a monitored metric that the study would be optimised away from."""
         if name == self._monitor and self.maximizes() is (not higher_is_better):
             wanted = "maximize" if higher_is_better else "minimize"
             raise InvalidInputError(
@@ -101,12 +97,7 @@ class Rounds(CooperativeLoop):
         return self._booster.history[number] if number < self._trained else None
 
     def begin_round(self, number: int) -> None:
-        """Yield the device if asked to, before a round that is to be trained.
-
-        Raises:
-            Suspended: the trial is on disk.
-            CheckpointError: the trial cannot be stored.
-        """
+        """Yield the device if asked to, before a round that is to be trained."""
         if number >= self._trained:
             self.switch_point()
 

@@ -252,6 +252,12 @@ class _FitLoop(CooperativeLoop):
         self._validating_since = -math.inf
         self._leave_out_wait: Callable[[], None] | None = None
 
+    @property
+    def _fit(self) -> Wiring:
+        """The hooks of the present fit; there are some where the trial has a session."""
+        assert self._hooks is not None
+        return self._hooks
+
     def spread_over(self, devices: ElasticDevices) -> None:
         """Let the number of devices change."""
         self.elastic = self._spreads = self._checkpoints.spreads = devices
@@ -278,7 +284,7 @@ class _FitLoop(CooperativeLoop):
         self._hooks = hooks = Wiring(trainer, self._run, replay)
         if self._spreads is not None:
             self._spreads.prepare(trainer, hooks, max(1, len(self.device_ids)))
-        self._checkpoints.resume(trainer, hooks, self._rank)
+        self._checkpoints.resume(hooks, self._rank)
         if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
             own_root(trainer, session.checkpoint_dir)
 
@@ -315,9 +321,10 @@ class _FitLoop(CooperativeLoop):
 
     def begin_batches(self, callback: HermesCallback) -> None:
         """Hook in between batches, and prepare for checkpoints; for ``on_train_start``."""
-        trainer, hooks = self._trainer, self._hooks
-        if trainer is None or hooks is None:
+        hooks = self._hooks
+        if hooks is None:
             return
+        trainer = hooks.trainer
         self._begun, self._busy = False, True
         problem = why_not_storable(trainer)
         if self._number > 1:
@@ -332,13 +339,11 @@ class _FitLoop(CooperativeLoop):
             self.elastic.begin(trainer, hooks, getattr(self._trial, "params", {}))
         if self._checkpoints.loaded:
             hooks.skip_finished_validation()
-            self._checkpoints.pass_over(trainer, hooks)
+            self._checkpoints.pass_over(hooks)
         hooks.between_batches(functools.partial(self._between_batches, callback))
 
     def _restore(self) -> None:
-        assert self._trainer is not None
-        assert self._hooks is not None
-        self._checkpoints.restore(self._trainer, self._hooks)
+        self._checkpoints.restore(self._fit)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of reported units, and the last value."""
@@ -400,13 +405,11 @@ class _FitLoop(CooperativeLoop):
 
     def waits_for_next_point(self) -> bool:
         # Ranks stop at the same batch only where they have just synchronised their gradients.
-        assert self._trainer is not None
         waits = self.storable or self._rank is not None
-        return waits and not clean(self._trainer)
+        return waits and not clean(self._fit.trainer)
 
     def storable_here(self) -> bool:
-        assert self._hooks is not None
-        return self._hooks.stores_here()
+        return self._fit.stores_here()
 
     def begin_validation(self) -> None:
         """Note the time at which a validation begins."""
@@ -426,36 +429,30 @@ class _FitLoop(CooperativeLoop):
             self._park(session, stores=False)
 
     def _park(self, session: Session, *, stores: bool) -> None:
-        assert self._trainer is not None
         self._warn_of_random_workers()
         if self.elastic is not None:
             self.elastic.interrupted()
-        with parked(self._trainer) as self._leave_out_wait:
+        with parked(self._fit.trainer) as self._leave_out_wait:
             super()._park(session, stores=stores)
         self._leave_out_wait = None
 
     def roots(self) -> Iterable[object]:
-        assert self._trainer is not None
-        return roots(self._trainer)
+        return roots(self._fit.trainer)
 
     def ended(self) -> bool:
-        assert self._trainer is not None
-        return ended(self._trainer)
+        return ended(self._fit.trainer)
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
-        assert self._trainer is not None
-        assert self._hooks is not None
         if self._leave_out_wait is not None:
             self._leave_out_wait()
-        return self._checkpoints.dump(self._trainer, self._hooks, rng, self._rank)
+        return self._checkpoints.dump(self._fit, rng, self._rank)
 
     def _train(self, session: Session) -> None:
         super()._train(session)
         self._tell_sizes(session)
 
     def _beat(self, session: Session) -> None:
-        assert self._trainer is not None
-        self._batches = batches_done(self._trainer)
+        self._batches = batches_done(self._fit.trainer)
         self._warn_of_random_workers()
         super()._beat(session)
         self._tell_sizes(session)

@@ -17,7 +17,6 @@ from optuna_hermes._lightning._ddp import (
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
 from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
 from optuna_hermes._lightning._module import restore_attributes
-from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._unsaved import WAY_OUT, unsaved
 from optuna_hermes._lightning._wiring import Wiring
@@ -36,11 +35,7 @@ Tree = dict[str, Any]
 
 
 class Checkpoints:
-    """The checkpoints of one trial, in its only process or in one of its ranks.
-
-    Args:
-        run: the trial, as messages name it.
-    """
+    """The checkpoints of one trial, in its only process or in one of its ranks."""
 
     def __init__(self, run: str) -> None:
         self.spreads: ElasticDevices | None = None
@@ -68,9 +63,9 @@ class Checkpoints:
         """Drop the checkpoint that was loaded, at the end of a fit."""
         self._loaded = None
 
-    def dump(self, trainer: Trainer, wiring: Wiring, rng: Tree, rank: Rank | None) -> Tree:
+    def dump(self, wiring: Wiring, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""
-        checkpoint = wiring.dump()
+        trainer, checkpoint = wiring.trainer, wiring.dump()
         own = checkpoint[_KEY] = {
             "rng": rng,
             "loop": loop_state(trainer),
@@ -89,7 +84,7 @@ class Checkpoints:
         own["buffers"] = buffers(module)
         return own_part(checkpoint, module, rank.rank)
 
-    def resume(self, trainer: Trainer, wiring: Wiring, rank: Rank | None) -> None:
+    def resume(self, wiring: Wiring, rank: Rank | None) -> None:
         """Make ``fit`` resume from the checkpoint that was found; for ``setup``.
 
         Raises:
@@ -111,9 +106,9 @@ class Checkpoints:
         made = None if loaded["changed"] else loaded["loaders"]["made"]
         wiring.resume_from(checkpoint, state.path, made)
         wiring.skip_tuners(loaded["tuners"])
-        restore_loggers(trainer, loaded["loggers"])
+        restore_loggers(wiring.trainer, loaded["loggers"])
 
-    def pass_over(self, trainer: Trainer, wiring: Wiring) -> None:
+    def pass_over(self, wiring: Wiring) -> None:
         """Pass over the trained batches of an iterable data set; for ``on_train_start``.
 
         The attributes that the data set draws from must be restored before; so must the random
@@ -122,22 +117,23 @@ class Checkpoints:
         loaded = self._loaded
         if loaded is None or loaded["rng"] is None or not wiring.has_streams():
             return
-        restore_attributes(trainer.lightning_module, frozen(loaded["loop"]["module"]))
-        unsaved(trainer).load_state_dict(frozen(loaded.get("unsaved", {})))
+        restore_attributes(wiring.trainer.lightning_module, frozen(loaded["loop"]["module"]))
+        unsaved(wiring.trainer).load_state_dict(frozen(loaded.get("unsaved", {})))
         with kept_rng():
             set_rng_state(loaded["rng"])
             wiring.pass_over(loaded["loaders"])
             loaded["rng"] = rng_state()
 
-    def restore(self, trainer: Trainer, wiring: Wiring) -> None:
+    def restore(self, wiring: Wiring) -> None:
         """Restore the state that Lightning's own loading leaves out; before the first batch."""
         loaded, self._loaded = self._loaded, None
-        self._unsaved = unsaved(trainer)
+        self._unsaved = unsaved(wiring.trainer)
         if loaded is not None:
-            self._put_back(loaded, trainer, wiring)
+            self._put_back(loaded, wiring)
         self._unsaved.begin()
 
-    def _put_back(self, loaded: Tree, trainer: Trainer, wiring: Wiring) -> None:
+    def _put_back(self, loaded: Tree, wiring: Wiring) -> None:
+        trainer = wiring.trainer
         wiring.hide_loader_states()
         wiring.restore_masks()
         wiring.restore_path()

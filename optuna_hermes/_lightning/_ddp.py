@@ -84,13 +84,6 @@ def part_of(checkpoint: Tree, rank: int, count: int, run: str, *, any_count: boo
     If there were fewer ranks before, a new one gets the part of rank 0. If there were more, the
     parts of those that are gone go to rank 0, see ``gone``.
 
-    Args:
-        checkpoint: of all ranks.
-        rank: counted from 0.
-        count: the present number of ranks.
-        run: the trial, as messages name it.
-        any_count: True if the number of ranks may have changed.
-
     Raises:
         CheckpointError: the number of ranks has changed, and must not.
     """
@@ -123,7 +116,6 @@ def gone(checkpoint: Tree) -> list[Tree]:
 
 
 def count_of(checkpoint: Tree) -> int:
-    """Number of ranks that have written a checkpoint."""
     return 1 + len(checkpoint.get(_RANKS, []))
 
 
@@ -151,7 +143,6 @@ def buffers(module: LightningModule) -> dict[str, torch.Tensor]:
 
 
 def restore_buffers(module: LightningModule, saved: dict[str, torch.Tensor]) -> None:
-    """Restore a rank's own buffers."""
     for name, buffer in module.named_buffers():
         if name in saved:
             buffer.copy_(saved[name])

@@ -23,7 +23,6 @@ class ElasticDevices:
 
     Args:
         most: devices that the trial may have at once.
-        run: the trial, as messages name it.
 
     Raises:
         InvalidInputError: ``most`` is less than one.
@@ -45,7 +44,6 @@ class ElasticDevices:
         self._samples = 1
 
     def refused(self, reason: str) -> InvalidInputError:
-        """The error for a trial whose number of devices cannot change."""
         return InvalidInputError(
             f"HermesCallback(max_devices={self._most}) needs a training that goes on with any "
             f"number of devices, but {self._run} cannot: {reason}. Mend that, or leave max_devices "
@@ -60,20 +58,12 @@ class ElasticDevices:
             self.seed = torch.initial_seed()
 
     def prepare(self, trainer: Trainer, wiring: Wiring, devices: int) -> None:
-        """Check the devices, and keep the training loader the same in all processes; for ``setup``.
-
-        Raises:
-            InvalidInputError: the trainer has another number of devices than the lease.
-        """
+        """Check the devices, and let all processes have the same loader; for ``setup``."""
         self.check(trainer.world_size, devices)
         wiring.keep_samplers()
 
     def check(self, given: int, devices: int) -> None:
-        """Check that a trainer has as many devices as the lease.
-
-        Raises:
-            InvalidInputError: it has another number of devices.
-        """
+        """Check that a trainer has as many devices as the lease."""
         if given != devices:
             raise self.refused(
                 f"its lease has {devices}, and the Trainer was given {given} (use "
@@ -84,7 +74,6 @@ class ElasticDevices:
     def replay(
         self, trainer: Trainer, loader: DataLoader[Any], trained: Callable[[], int]
     ) -> Replay:
-        """Make the ``Replay`` of a training loader."""
         self._reason = why_not_regrouped(loader)
         if self._reason is not None:
             return Replay(loader, trained)
@@ -106,11 +95,7 @@ class ElasticDevices:
         )
 
     def begin(self, trainer: Trainer, wiring: Wiring, params: Mapping[str, Any]) -> None:
-        """Check that the number of devices can change; for ``on_train_start``.
-
-        Raises:
-            InvalidInputError: it cannot.
-        """
+        """Check that the number of devices can change; for ``on_train_start``."""
         combined = trainer.fit_loop._combined_loader
         if combined is None or len(combined.flattened) != 1:
             raise self.refused("it must have one train loader")
@@ -130,15 +115,10 @@ class ElasticDevices:
         seed_everything(trial_seed(rank, batches_done(trainer)))
 
     def begin_epoch(self) -> None:
-        """Begin an epoch."""
         self._watch.interrupted()
 
     def sizes(self, *, by_validation: bool) -> BatchChoice | None:
-        """The sizes and devices that the trial may be given, None before training.
-
-        Args:
-            by_validation: True if each validation is a unit, else each epoch is one.
-        """
+        """The sizes and devices that the trial may be given, None before training."""
         trainer, size = self._trainer, self._batch_size
         if trainer is None:
             return None
@@ -158,9 +138,7 @@ class ElasticDevices:
     # -- speed ---------------------------------------------------------------------------------
 
     def batch_ended(self) -> None:
-        """Measure the time of a batch."""
         self._watch.batch_ended(self._batch_size)
 
     def interrupted(self) -> None:
-        """Stop the watch: something other than training comes next."""
         self._watch.interrupted()

@@ -53,7 +53,6 @@ class ElasticBatch:
     Args:
         limits: the smallest and the largest size.
         scaling: what is scaled: learning rates, or the number of batches in a step.
-        run: the trial, as messages name it.
 
     Raises:
         InvalidInputError: the limits or the scaling are invalid.
@@ -81,7 +80,6 @@ class ElasticBatch:
         self._watch = Stopwatch()
 
     def refused(self, reason: str) -> InvalidInputError:
-        """The error for a trial whose batch size cannot change."""
         return InvalidInputError(
             f"HermesCallback(elastic_batch={self._limits}) needs batches of any size, but "
             f"those of {self._run} cannot change: {reason}. Mend that, or leave elastic_batch out."
@@ -107,16 +105,7 @@ class ElasticBatch:
         return self._replay
 
     def begin(self, trainer: Trainer, wiring: Wiring, params: Mapping[str, Any]) -> None:
-        """Check that the batch size can change; for ``on_train_start``.
-
-        Args:
-            trainer: of the trial.
-            wiring: the hooks in the trainer.
-            params: of the trial: a batch size that is among them never changes.
-
-        Raises:
-            InvalidInputError: the batch size cannot change.
-        """
+        """Check that the batch size can change; for ``on_train_start``."""
         reason = why_not_elastic(trainer, self._scaling)
         if reason is not None:
             raise self.refused(reason)
@@ -148,11 +137,7 @@ class ElasticBatch:
                 self._pace.begin_epoch(self._replay)
 
     def sizes(self, *, by_validation: bool) -> BatchChoice | None:
-        """The batch sizes that the trial may be given, None if its size cannot change.
-
-        Args:
-            by_validation: True if each validation is a unit, else each epoch is one.
-        """
+        """The batch sizes that the trial may be given, None if its size cannot change."""
         trainer = self._trainer
         if self._fixed or self._replay is None or trainer is None:
             return None
@@ -176,9 +161,7 @@ class ElasticBatch:
         """
         if wish is None or wish == self._wish:
             return None
-        replay, trainer = self._replay, self._trainer
-        assert replay is not None
-        assert trainer is not None
+        replay, trainer = self._running
         size = self._nearest(wish)
         if self._fixed or size == replay.size:
             self._wish = wish
@@ -186,14 +169,12 @@ class ElasticBatch:
         if not clean(trainer) or not self._can_begin(size):
             return None
         self._wish = wish
-        self._change(replay, trainer, size)
+        self._change(size)
         return size
 
     def _can_begin(self, size: int) -> bool:
         """True if batches of this size may begin here; if not, they may at a later point."""
-        replay, trainer = self._replay, self._trainer
-        assert replay is not None
-        assert trainer is not None
+        replay, trainer = self._running
         if self._scaling == "accumulate":  # Lightning counts batches from the epoch's beginning
             batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
             if batches % self._batches_a_step(size):
@@ -201,7 +182,14 @@ class ElasticBatch:
         left = replay.left
         return replay.batches_of(left, size) > 0 and not replay.ends_alone(left, size)
 
-    def _change(self, replay: ElasticReplay, trainer: Trainer, size: int) -> None:
+    @property
+    def _running(self) -> tuple[ElasticReplay, Trainer]:
+        assert self._replay is not None
+        assert self._trainer is not None
+        return self._replay, self._trainer
+
+    def _change(self, size: int) -> None:
+        replay, trainer = self._running
         before = replay.size
         loop = trainer.fit_loop
         fetcher, combined = loop._data_fetcher, loop._combined_loader
@@ -261,12 +249,10 @@ class ElasticBatch:
     # -- speed ---------------------------------------------------------------------------------
 
     def batch_ended(self) -> None:
-        """Measure the time of a batch."""
         if self._replay is not None:
             self._watch.batch_ended(self._replay.size)
 
     def interrupted(self) -> None:
-        """Stop the watch: something other than training comes next."""
         self._watch.interrupted()
 
 

@@ -36,7 +36,6 @@ def module_state(module: LightningModule) -> dict[str, Any]:
 
 
 def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
-    """Restore what ``module_state`` returned."""
     for name, part in module.named_modules():
         part.training = name not in state["evaluating"]
     for name, parameter in module.named_parameters():

@@ -18,10 +18,6 @@ class Pace:
     A batch of twice the first size makes two steps of a schedule; of two batches of half that size,
     only the second makes one. So a schedule over a number of steps ends where it was meant to.
     Schedulers that watch a metric are still called once for each step of the optimizer.
-
-    Args:
-        trainer: its ``fit`` is in ``on_train_start``.
-        replay: of its loader.
     """
 
     def __init__(self, trainer: Trainer, replay: ElasticReplay) -> None:

@@ -13,10 +13,6 @@ class Units:
     """Recognises the ends of a trial's units, and reads the value of each.
 
     If validations log the metric, every validation is a unit; otherwise every epoch is one.
-
-    Args:
-        monitor: the metric's name.
-        run: the trial, as messages name it.
     """
 
     def __init__(self, monitor: str, run: str) -> None:
@@ -62,7 +58,6 @@ class Units:
         """The value of a unit that is done.
 
         Args:
-            trainer: of the trial.
             spread: True if the number of devices may change: the value must be that of all devices.
 
         Raises:
@@ -76,12 +71,7 @@ class Units:
         return float(trainer.callback_metrics[self.monitor])
 
     def left(self, trainer: Trainer, done: int) -> int | None:
-        """Units until ``max_epochs``, None if that cannot be known in advance.
-
-        Args:
-            trainer: after its first batch.
-            done: number of units reported.
-        """
+        """Units until ``max_epochs``, None if that cannot be known in advance."""
         epochs = trainer.max_epochs
         if epochs is None or epochs < 0 or trainer.max_steps >= 0:
             return None

@@ -37,13 +37,11 @@ class Wiring:
     """The hooks in one trainer for the duration of one ``fit``.
 
     Args:
-        trainer: its ``fit`` is in the ``setup`` hook.
-        run: the trial, as messages name it.
         replay: makes the ``Replay`` of a loader; None for one that is not elastic.
     """
 
     def __init__(self, trainer: Trainer, run: str, replay: Callable[..., Replay] | None) -> None:
-        self._trainer = trainer
+        self.trainer = trainer
         self._run = run
         self._replay = replay or Replay
         self._replays: list[tuple[Any, Replay | Stream]] = []
@@ -73,12 +71,12 @@ class Wiring:
             made: the attributes and random states from which its loaders were made, by stage.
         """
         self._made_again = dict(made or {})
-        connector = self._trainer._checkpoint_connector
+        connector = self.trainer._checkpoint_connector
         self._override(connector, "resume_start", self._resume_start, checkpoint, path)
 
     def skip_tuners(self, found: dict[str, Any]) -> None:
         """Let tuner callbacks take the settings that they found in an earlier process."""
-        for callback, begin in skip_tuners(self._trainer, found):
+        for callback, begin in skip_tuners(self.trainer, found):
             self._override(callback, "on_fit_start", begin)
 
     def skip_finished_validation(self) -> None:
@@ -86,21 +84,21 @@ class Wiring:
 
         To be called in ``on_train_start`` of a resumed ``fit``.
         """
-        go_on_within_epoch(self._trainer, self._override)
+        go_on_within_epoch(self.trainer, self._override)
 
     def between_batches(self, call: Callable[[], None]) -> None:
         """Call a function before each fetch of a batch, from ``on_train_start`` on."""
-        epoch_loop = self._trainer.fit_loop.epoch_loop
+        epoch_loop = self.trainer.fit_loop.epoch_loop
         self._override(epoch_loop, "_on_before_fetch", _in_turn, call, epoch_loop._on_before_fetch)
 
     def update_schedulers(self, call: Callable[..., None]) -> None:
         """Replace ``update_lr_schedulers`` by a function, whose first argument is the original."""
-        epoch_loop = self._trainer.fit_loop.epoch_loop
+        epoch_loop = self.trainer.fit_loop.epoch_loop
         self._override(epoch_loop, "update_lr_schedulers", call, epoch_loop.update_lr_schedulers)
 
     def keep_samplers(self) -> None:
         """Keep Lightning from replacing the training loader's sampler in each process."""
-        connector = self._trainer._data_connector
+        connector = self.trainer._data_connector
         prepare = connector._prepare_dataloader
         self._override(connector, "_prepare_dataloader", _unless_training, prepare)
 
@@ -110,7 +108,7 @@ class Wiring:
         Lightning refuses a metric whose ``sync_dist`` has changed, and does not store the argument
         where there is one process only.
         """
-        results = self._trainer.fit_loop.epoch_loop._results
+        results = self.trainer.fit_loop.epoch_loop._results
         self._override(results, "log", _follow, results, set(results), results.log)
 
     def remove(self) -> None:
@@ -130,7 +128,7 @@ class Wiring:
 
     def dump(self) -> dict[str, Any]:
         """The checkpoint that Lightning would write, with the position of the loaders."""
-        trainer = self._trainer
+        trainer = self.trainer
         with self._resumable_loaders(), kept_pruned(trainer):
             checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(
                 weights_only=False
@@ -149,16 +147,16 @@ class Wiring:
 
     def restore_masks(self) -> None:
         """Apply the masks again; only now, when the optimizers have the parameters."""
-        prune(self._trainer.lightning_module, self._masks)
+        prune(self.trainer.lightning_module, self._masks)
         self._masks = {}
 
     def restore_path(self) -> None:
         """Restore the user's ``trainer.ckpt_path``, a file that ModelCheckpoint never deletes."""
-        self._trainer._checkpoint_connector._ckpt_path = self._users_path
+        self.trainer._checkpoint_connector._ckpt_path = self._users_path
 
     def loader_states(self) -> dict[str, Any]:
         """State of all loaders beside their positions, with the workers of validation loaders."""
-        combined = self._trainer.fit_loop._combined_loader
+        combined = self.trainer.fit_loop._combined_loader
         return {
             "training": [replay.own_state() for _, replay in self._replays],
             "validation": [each.idle_state() for _, each in self._validated],
@@ -169,7 +167,7 @@ class Wiring:
 
     def restore_loader_states(self, state: dict[str, Any]) -> None:
         """Restore what ``loader_states`` returned; to be called before the first fetch."""
-        trainer = self._trainer
+        trainer = self.trainer
         if state["validation"] and not self._validated:
             self._set_up_validation_now()
         for (_, replay), own in zip(self._replays, state["training"], strict=False):
@@ -197,7 +195,7 @@ class Wiring:
         data set's attributes were restored, and got a placeholder, which is filled here.
         """
         self._streams.load_state_dict(state["streams"])
-        fetcher = self._trainer.fit_loop._data_fetcher
+        fetcher = self.trainer.fit_loop._data_fetcher
         for _, each in self._replays:
             batch = each.go_on() if isinstance(each, Stream) else PLACEHOLDER
             if batch is not PLACEHOLDER:
@@ -211,7 +209,7 @@ class Wiring:
             self._show_state(loader, None)
 
     def _known(self) -> dict[int, object]:
-        trainer = self._trainer
+        trainer = self.trainer
         parts = [trainer.lightning_module, getattr(trainer, "datamodule", None)]
         return reachable([*parts, *callbacks_of(trainer), trainer.optimizers])
 
@@ -222,7 +220,7 @@ class Wiring:
 
     def _set_up(self, set_up: Callable[[], None]) -> None:
         """Set the training loaders up, with the states from which they were made first."""
-        trainer = self._trainer
+        trainer = self.trainer
         fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
         if fit_loop._combined_loader is None or fit_loop._should_reload_train_dl:
             with self._as_when_made("training"):
@@ -240,9 +238,9 @@ class Wiring:
         Making them may split data at random, and may use attributes of module or data module that
         change in training; if they are not made for each epoch, that epoch was an earlier one.
         """
-        epoch = self._trainer.fit_loop.epoch_progress.current
+        epoch = self.trainer.fit_loop.epoch_progress.current
         if self._attributes is None:
-            self._attributes = made_of(self._trainer)
+            self._attributes = made_of(self.trainer)
             self._attributes.begin()
         made = self._made_again.get(stage)
         if made is None:
@@ -265,14 +263,14 @@ class Wiring:
                 epoch.completed = now
 
     def _set_up_validation_now(self) -> None:
-        trainer = self._trainer
+        trainer = self.trainer
         stage, trainer.validating = trainer.state.stage, True
         trainer.fit_loop.epoch_loop.val_loop.setup_data()
         trainer.state.stage = stage
 
     def _set_up_validation(self, set_up: Callable[[], None]) -> None:
         """Set the validation loaders up, before there is an iterator over new ones."""
-        val_loop = self._trainer.fit_loop.epoch_loop.val_loop
+        val_loop = self.trainer.fit_loop.epoch_loop.val_loop
         if val_loop._combined_loader is None or val_loop._should_reload_val_dl:
             with self._as_when_made("validation"):
                 set_up()
@@ -293,7 +291,7 @@ class Wiring:
 
     def _on_loaders(self, load_states: Callable[[], None]) -> None:
         """Hook into new training loaders, before there is an iterator over them."""
-        fit_loop = self._trainer.fit_loop
+        fit_loop = self.trainer.fit_loop
         progress = fit_loop.epoch_loop.batch_progress
         combined = fit_loop._combined_loader
         loaders = combined.flattened if combined is not None else []
@@ -328,14 +326,14 @@ class Wiring:
         checkpoint_path: Any = None,
         weights_only: bool | None = None,
     ) -> None:
-        connector = self._trainer._checkpoint_connector
+        connector = self.trainer._checkpoint_connector
         vars(connector).pop("resume_start")  # once only: learning rate finders call it later
         checkpoint["state_dict"], self._masks = without_masks(
-            checkpoint["state_dict"], self._trainer.lightning_module
+            checkpoint["state_dict"], self.trainer.lightning_module
         )
         self._users_path, connector._ckpt_path = checkpoint_path, str(path)
         connector._loaded_checkpoint = checkpoint
-        for callback in self._trainer.checkpoint_callbacks:
+        for callback in self.trainer.checkpoint_callbacks:
             # Else it would use the folder of the new logger's version, without the best models.
             saved = checkpoint["callbacks"].get(callback.state_key, {}).get("dirpath")
             if isinstance(callback, ModelCheckpoint) and saved:

@@ -60,11 +60,7 @@ class Arena:
 
     @torch.inference_mode(False)
     def put_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Copy what ``keep`` was given back to the same storages, which have their sizes again.
-
-        Raises:
-            RuntimeError: they cannot be written.
-        """
+        """Copy what ``keep`` was given back to the same storages, which have their sizes again."""
         with self._queue():
             for there, here in self._pairs(storages):
                 there.copy_(here, non_blocking=True)

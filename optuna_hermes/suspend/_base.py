@@ -189,9 +189,6 @@ class Session(Protocol):
 
         Returns when the trial may go on in this process.
 
-        Args:
-            state: the trial at this clean point.
-
         Raises:
             Suspended: the trial is on disk; the process must unwind.
         """

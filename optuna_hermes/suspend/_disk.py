@@ -21,9 +21,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from optuna_hermes.errors import CheckpointError, SuspendError, UnwritableError
-from optuna_hermes.model import TierName
-from optuna_hermes.suspend._base import Footprint, StoredState, Tier, TrialState
+from optuna_hermes.errors import CheckpointError, UnwritableError
+from optuna_hermes.suspend._base import StoredState
 from optuna_hermes.suspend._safetensors import Content, digest
 from optuna_hermes.suspend._tree import pack, unpack
 
@@ -49,42 +48,6 @@ _writing = threading.Lock()
 
 _ahead: tuple[object, Future[_Found | None]] | None = None
 """Key and future of the last ``read_ahead``."""
-
-
-class Disk(Tier):
-    """The disk tier: the trial waits in a checkpoint, and its process may end.
-
-    Args:
-        folder: this trial's own folder.
-        known: the checkpoints that the ledger names, whose files must stay.
-    """
-
-    name: TierName = "disk"
-
-    def __init__(self, folder: Path, known: Callable[[], Collection[StoredState]]) -> None:
-        self._folder = folder
-        self._known = known
-        self._stored: tuple[StoredState, str] | None = None
-
-    def suspend(self, state: TrialState) -> Footprint:
-        """See ``Tier``. The caller frees what the trial has in memory."""
-        if not state.stores:
-            raise SuspendError(
-                f"{state.name.capitalize()} cannot be stored from here: suspend it in memory."
-            )
-        stored = write(
-            self._folder, state.dump(), run=state.name, units=state.units, known=self._known()
-        )
-        self._stored = stored, state.name
-        return Footprint(device_bytes=0, stored=stored)
-
-    def resume(self) -> Any:
-        """See ``Tier``; may be called more than once."""
-        if self._stored is None:
-            raise CheckpointError(
-                f"A run must be suspended into {self._folder} before it can be resumed from there."
-            )
-        return _load(*self._stored)
 
 
 def write(

@@ -33,8 +33,6 @@ class ElasticReplay(Replay):
     samples of an epoch are left out if they do not fill a batch of the size at that time.
 
     Args:
-        loader: one for which ``why_not_regrouped`` returns None.
-        trained: see ``Replay``.
         limit: samples in an epoch, None for all.
     """
 
@@ -90,7 +88,6 @@ class ElasticReplay(Replay):
         return alone and self.samples % self.first_size != 1
 
     def unwrap(self) -> None:
-        """See ``Replay``."""
         super().unwrap()
         self._show_size(self.first_size)
 
@@ -160,14 +157,6 @@ class Shares(Replay):
 
     An epoch has the same batches, of the same samples in the same order, with any number of
     processes: every process draws the order from a seed of the trial and of the epoch.
-
-    Args:
-        loader: the same one in all processes, with the user's own sampler.
-        trained: see ``Replay``.
-        epoch: returns the number of the epoch, counted from 0.
-        seed: of the trial.
-        rank: number of this process, counted from 0.
-        count: number of processes.
     """
 
     def __init__(

@@ -86,7 +86,6 @@ def fingerprint(value: object, known: Collection[int] = ()) -> int:
     """A hash of a value, which very likely differs once the value has changed.
 
     Args:
-        value: anything.
         known: ids of objects that are not looked into.
     """
     return hash(tuple(_Walk(known).parts(value)))

@@ -42,7 +42,6 @@ def states_of(generators: Iterable[Any]) -> list[Any]:
 
 
 def set_states(generators: Iterable[Any], states: Iterable[Any]) -> None:
-    """Put back what ``states_of`` returned."""
     for generator, state in zip(generators, states, strict=False):
         set_generator_state(generator, state)
 
@@ -59,7 +58,6 @@ def generator_state(generator: Any) -> Any:
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
-    """Put back what ``generator_state`` returned."""
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, np.random.Generator):

@@ -34,7 +34,6 @@ class Host(Tier):
         self._told = False
 
     def suspend(self, state: TrialState) -> Footprint:
-        """See ``Tier``."""
         if not state.moves:
             raise SuspendError(
                 f"{state.name.capitalize()} cannot wait in host memory, for its tensors must keep "

@@ -74,13 +74,11 @@ class Replay:
         return not hasattr(loader, "base_dataloader")  # the inner loader draws them
 
     def unwrap(self) -> None:
-        """Restore the loader's own sampler."""
         if getattr(self._loader(), self._slot, None) is self:
             self._hang(self._sampler)
             self._pool.unhang()
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's position in its epoch."""
         if self._resume is not None:  # the iterator that resumes has drawn nothing yet
             return self._resume
         trained = self._trained() - self._before
@@ -115,7 +113,6 @@ class Replay:
         return self._own.state()
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``own_state`` returned."""
         self._own.load_state(state)
 
     def idle_state(self) -> dict[str, Any]:
@@ -123,7 +120,6 @@ class Replay:
         return {"own": self._own.state(), **self._pool.state(None)}
 
     def load_idle_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``idle_state`` returned."""
         self._own.load_state(state["own"])
         self._pool.load_state(state)
 
@@ -222,12 +218,7 @@ class Replay:
 
 
 class OwnStates:
-    """Generators, counters and index lists that a loader, its samplers and its data set keep.
-
-    Args:
-        loader: its generator, and those of its data set, are included.
-        sampler: the outermost sampler.
-    """
+    """Generators, counters and index lists that a loader, its samplers and its data set keep."""
 
     def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
         self._loader = weakref.ref(loader)
@@ -253,11 +244,9 @@ class OwnStates:
         }
 
     def idle_state(self) -> dict[str, Any]:
-        """State from which the loader's next epoch begins."""
         return {"own": self.state(), "seed": None, "workers": None}
 
     def load_idle_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``idle_state`` returned."""
         self.load_state(state["own"])
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -321,7 +310,6 @@ class _Pool:
             vars(loader)["_get_iterator"] = self._start
 
     def unhang(self) -> None:
-        """Leave the loader as it was."""
         vars(self._loader()).pop("_get_iterator", None)
 
     def state(self, trained: int | None) -> dict[str, Any]:

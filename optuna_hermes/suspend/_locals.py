@@ -47,17 +47,10 @@ class Locals:
         self._lost |= _changed(self._first_epoch, self._at_epoch)
 
     def batches(self, frame: FrameType | None, known: Collection[int]) -> None:
-        """Begin the batches of an epoch."""
         self._at_batch = carried(frame, known, self._lost)
 
     def lost(self, frame: FrameType | None, known: Collection[int], batch: int) -> set[str]:
-        """Names of the variables that would have other values if the trial were resumed here.
-
-        Args:
-            frame: see ``carried``.
-            known: see ``carried``.
-            batch: number of the next batch in this epoch, from 0.
-        """
+        """Names of the variables that would have other values if the trial were resumed here."""
         if batch:
             self._lost |= _changed(self._at_batch, carried(frame, known, self._lost))
         return set(self._lost)

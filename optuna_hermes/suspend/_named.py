@@ -265,7 +265,6 @@ def metric_state(metric: Any) -> dict[str, Any]:
 
 
 def restore_metric(metric: Any, state: dict[str, Any]) -> None:
-    """Restore what ``metric_state`` returned."""
     for name, value in state["states"].items():
         setattr(metric, name, value)
     metric._update_count = state["updates"]

@@ -51,11 +51,7 @@ class Objects:
         return tree
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the attributes.
-
-        Raises:
-            SuspendError: the state is not of such an object.
-        """
+        """Restore the attributes."""
         _Reader(self._packages).node(state["object"], self.root)
 
 
@@ -127,11 +123,7 @@ class _Writer:
         return ["array", order, value]
 
     def refuse_overlaps(self) -> None:
-        """Refuse arrays that overlap in memory: they would be separate once restored.
-
-        Raises:
-            CheckpointError: some arrays overlap.
-        """
+        """Refuse arrays that overlap in memory: they would be separate once restored."""
         before, last = 0, ""
         for (begin, end, _), (_, name) in sorted(self._regions.items()):
             if begin < before:

@@ -34,7 +34,6 @@ class TierMover:
     """Moves a trial between the tiers; falls back to another tier if one cannot take it.
 
     Args:
-        folder: of its checkpoints, None if it has none.
         known: the checkpoints that the ledger names, whose files must stay.
     """
 

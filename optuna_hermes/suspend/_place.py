@@ -20,7 +20,6 @@ class Place:
 
     Args:
         known: returns the objects that are stored with the training, by ``id``.
-        run: the trial, as messages name it.
     """
 
     def __init__(self, known: Known, run: str) -> None:

@@ -77,12 +77,7 @@ class Seats:
 
 
 class Rank:
-    """A rank's ``Session``, and its ``Saver``: both are proxies for the parent process's.
-
-    Args:
-        rank: counted from 0.
-        seats: pipes and shared state that it was started with.
-    """
+    """A rank's ``Session``, and its ``Saver``: both are proxies for the parent process's."""
 
     busy = behind = False
 
@@ -113,11 +108,9 @@ class Rank:
         self.must_yield = 0 < self._signs[STOP] < self._point
 
     def training(self, *, stores: bool) -> None:
-        """See ``Session``."""
         self._tell("training", {"stores": stores})
 
     def stretches(self, sizes: BatchChoice) -> None:
-        """See ``Session``."""
         self._tell("stretches", {"sizes": sizes})
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
@@ -128,7 +121,6 @@ class Rank:
         return self._come("report", unit, value) == "prune"
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
-        """See ``Session``."""
         self._tell("beat", {"batches": batches, "memory_bytes": memory_bytes})
 
     def saved(self, state: StoredState) -> None:

@@ -34,10 +34,6 @@ class Saver:
 
     While a checkpoint cannot be written (no room, no permission), the trial goes on and its last
     state waits in memory: until it can be written, or until there is a later one.
-
-    Args:
-        session: has a folder for checkpoints.
-        run: the trial, as messages name it.
     """
 
     def __init__(self, session: Session, run: str) -> None:
@@ -111,10 +107,7 @@ def warn_of_lost(run: str, folder: Path | None, names: Iterable[str], way_out: s
     """Log a warning that names values which no checkpoint holds, once per study.
 
     Args:
-        run: the trial, as messages name it.
         folder: of the trial's checkpoints; those of the study's other trials are beside it.
-        names: of the values.
-        way_out: advice that ends the message.
     """
     found = [name for name in sorted(names) if folder is None or _first(folder.parent, name)]
     if not found:
@@ -129,11 +122,7 @@ def warn_of_lost(run: str, folder: Path | None, names: Iterable[str], way_out: s
 
 
 def forget_warnings(folder: Path) -> None:
-    """Remove the markers, so that the warnings are logged again.
-
-    Args:
-        folder: with the folders of a study's trials.
-    """
+    """Remove the markers, so that the warnings are logged again."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{_MARK}*"):
             path.unlink()

@@ -52,11 +52,7 @@ def is_stream(loader: Any) -> bool:
 
 
 class Streams:
-    """The attributes of the iterable data sets that a training goes through.
-
-    Args:
-        known: returns the objects that are stored with the training, by ``id``.
-    """
+    """The attributes of the iterable data sets that a training goes through."""
 
     def __init__(self, known: Known) -> None:
         self.known = known
@@ -98,14 +94,7 @@ class Streams:
 
 
 class Stream:
-    """The position of a loader over an iterable data set.
-
-    Args:
-        loader: its ``_get_iterator`` is replaced.
-        trained: returns the number of trained batches of this epoch.
-        streams: attributes of its data set.
-        run: the trial, as messages name it.
-    """
+    """The position of a loader over an iterable data set."""
 
     def __init__(
         self, loader: DataLoader[Any], trained: Callable[[], int], streams: Streams, run: str
@@ -132,7 +121,6 @@ class Stream:
         )
 
     def unwrap(self) -> None:
-        """Leave the loader as it was."""
         loader = self._loader()
         if loader is not None:
             vars(loader).pop("_get_iterator", None)
@@ -145,7 +133,6 @@ class Stream:
             self._resume = state
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the epoch."""
         if self._resume is not None:
             return self._resume
         own = self.own_state()
@@ -166,12 +153,10 @@ class Stream:
         self._resume, self._late = state, True
 
     def own_state(self) -> dict[str, Any]:
-        """The state of the loader's generator."""
         generator = getattr(self._loader(), "generator", None)
         return {"generator": None if generator is None else generator_state(generator)}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore the loader's generator."""
         generator = getattr(self._loader(), "generator", None)
         if generator is not None and state["generator"] is not None:
             set_generator_state(generator, state["generator"])
@@ -216,14 +201,6 @@ class Stream:
         self._late = False
         waiting, self._waiting = self._waiting, None
         return PLACEHOLDER if waiting is None else next(waiting)
-
-    def is_late(self) -> bool:
-        """True while placeholders are given."""
-        return self._late
-
-    def waits(self, batches: _Batches) -> None:
-        """Remember the iterator that has given a placeholder."""
-        self._waiting = batches
 
     def open(self) -> tuple[Any, list[Any]]:
         """Open the loader's own iterator, with its batches that were fetched but not trained."""
@@ -313,8 +290,8 @@ class _Batches:
 
     def __next__(self) -> Any:
         if self._iterator is None:
-            if self._stream.is_late():
-                self._stream.waits(self)
+            if self._stream._late:
+                self._stream._waiting = self
                 return PLACEHOLDER
             self.open()
         return self._ahead.pop(0) if self._ahead else self._stream.fetch(self._iterator)

@@ -24,8 +24,6 @@ class Attributes:
     """The attributes of one object that change during training.
 
     Args:
-        name: the object's name in messages.
-        owner: the object.
         ignores: called with an attribute's name and value; True to leave it out.
         known: ids of objects that are saved elsewhere.
     """
@@ -86,7 +84,6 @@ def reachable(roots: Iterable[object], *, through_data: bool = False) -> dict[in
     """The objects that ``roots`` lead to by attributes and items, by ``id``.
 
     Args:
-        roots: objects to begin with.
         through_data: True to look into data sets and loaders that are no roots, too; no checkpoint
             of a training holds these.
     """
@@ -120,21 +117,17 @@ class Unsaved:
 
     @property
     def lost(self) -> list[str]:
-        """Names of attributes that have changed and are in no checkpoint."""
         return sorted(name for part in self._parts.values() for name in part.lost)
 
     def begin(self) -> None:
-        """Begin to watch, before the first batch of this process."""
         for part in self._parts.values():
             part.begin()
 
     def state_dict(self) -> dict[str, Any]:
-        """The changed attributes by part, as trees."""
         states = {key: part.state_dict() for key, part in self._parts.items()}
         return {key: state for key, state in states.items() if state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore changed attributes of all parts; to be called before ``begin``."""
         for key, saved in state.items():
             if key in self._parts:
                 self._parts[key].load_state_dict(saved)

@@ -44,8 +44,6 @@ def write_value(
     """Convert a value to a tree.
 
     Args:
-        name: the value's name in messages.
-        value: the value.
         known: ids of objects that are saved elsewhere.
         whole: True to write all of it, of any size, and to refuse parts that would stay as present.
 

@@ -116,15 +116,12 @@ class RandomWatch:
         return isinstance(loader, DataLoader) and loader.num_workers > 0
 
     def drew(self) -> bool:
-        """True if a worker has drawn a random number."""
         return bool(self._drew.item())
 
     def warning(self) -> str:
-        """The warning to log, with a way out."""
         return random_warning(self._loader)
 
     def unwrap(self) -> None:
-        """Restore the loader's own functions."""
         self._loader.collate_fn, self._loader.worker_init_fn = self._inner
 
 

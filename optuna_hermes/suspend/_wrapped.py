@@ -27,12 +27,7 @@ def inner_of(loader: Any) -> Any:
 
 
 class Wrapped:
-    """The position of a wrapper's plain loader; see ``Replay``.
-
-    Args:
-        loader: the wrapper.
-        trained: returns the number of trained batches of this epoch.
-    """
+    """The position of a wrapper's plain loader; see ``Replay``."""
 
     def __init__(self, loader: Any, trained: Callable[[], int]) -> None:
         self._name = _EPOCHS[type(loader).__name__]
@@ -41,12 +36,7 @@ class Wrapped:
         self._epochs = 0
 
     def begin(self, loader: Any, state: dict[str, Any] | None) -> None:
-        """Prepare for the wrapper's next iterator.
-
-        Args:
-            loader: the wrapper.
-            state: what ``state_dict`` returned, if the epoch is resumed.
-        """
+        """Prepare for the wrapper's next iterator."""
         if state is not None:
             setattr(loader, self._name, state["epochs"])
             if state["idle"] is not None:
@@ -62,11 +52,9 @@ class Wrapped:
         return {"epochs": self._epochs, "idle": self._replay.idle_state(), "place": None}
 
     def warning(self) -> str | None:
-        """See ``Replay``."""
         return self._replay.warning()
 
     def unwrap(self) -> None:
-        """Restore the plain loader's own sampler."""
         self._replay.unwrap()
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from optuna_hermes.suspend import Tier, read, write
-from optuna_hermes.suspend._disk import Disk
 from optuna_hermes.suspend._host import Host
 from optuna_hermes.suspend._parking import Resident
 from optuna_hermes.testing import TierContract
 from optuna_hermes.testing.tier import STEPS, Training, uninterrupted
+from support.disk_tier import Disk
 
 
 class TestResident(TierContract):

@@ -21,7 +21,8 @@ from safetensors.torch import save_file
 
 from optuna_hermes.errors import CheckpointError, UnwritableError
 from optuna_hermes.suspend import StoredState, _disk, read, write
-from optuna_hermes.suspend._disk import Disk, read_ahead
+from optuna_hermes.suspend._disk import read_ahead
+from support.disk_tier import Disk
 
 RUN = "trial 7"
 

@@ -1,0 +1,42 @@
+"""A disk tier, made of the functions that write and read checkpoints, for the contract of tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from optuna_hermes.errors import CheckpointError, SuspendError
+from optuna_hermes.model import TierName
+from optuna_hermes.suspend import Footprint, StoredState, Tier, TrialState, write
+from optuna_hermes.suspend._disk import _load
+
+
+class Disk(Tier):
+    """The disk tier: the trial waits in a checkpoint, and its process may end."""
+
+    name: TierName = "disk"
+
+    def __init__(self, folder: Path, known: Callable[[], Collection[StoredState]]) -> None:
+        self._folder = folder
+        self._known = known
+        self._stored: tuple[StoredState, str] | None = None
+
+    def suspend(self, state: TrialState) -> Footprint:
+        """See ``Tier``. The caller frees what the trial has in memory."""
+        if not state.stores:
+            raise SuspendError(
+                f"{state.name.capitalize()} cannot be stored from here: suspend it in memory."
+            )
+        stored = write(
+            self._folder, state.dump(), run=state.name, units=state.units, known=self._known()
+        )
+        self._stored = stored, state.name
+        return Footprint(device_bytes=0, stored=stored)
+
+    def resume(self) -> Any:
+        if self._stored is None:
+            raise CheckpointError(
+                f"A run must be suspended into {self._folder} before it can be resumed from there."
+            )
+        return _load(*self._stored)
