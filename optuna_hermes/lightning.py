@@ -16,6 +16,7 @@ from optuna_hermes._lightning._callbacks import expect_suspension, tunes
 from optuna_hermes._lightning._checkpoints import Checkpoints
 from optuna_hermes._lightning._ddp import merged, refused_strategy, watch_launches, why_not_exact
 from optuna_hermes._lightning._loggers import own_root, release_loggers
+from optuna_hermes._lightning._loops import go_on_within_epoch
 from optuna_hermes._lightning._namespace import (
     AnyCallback,
     LightningModule,
@@ -338,7 +339,7 @@ class _FitLoop(CooperativeLoop):
                 raise self.elastic.refused("the objective calls fit more than once")
             self.elastic.begin(trainer, hooks, getattr(self._trial, "params", {}))
         if self._checkpoints.loaded:
-            hooks.skip_finished_validation()
+            go_on_within_epoch(trainer, hooks.override)  # a validation that was due is done
             self._checkpoints.pass_over(hooks)
         hooks.between_batches(functools.partial(self._between_batches, callback))
 

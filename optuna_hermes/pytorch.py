@@ -212,9 +212,7 @@ class Run(CooperativeLoop):
             )
         if self._session is not None and self._restored is not None:
             return  # code before an epoch's batches runs again: this value was reported before
-        if self._session is not None and not self._begun:
-            self.begin()
-            self._begin_training(self._session)
+        self._begin_before_batches()
         self._reports = True
         super().report(value)
 
@@ -222,11 +220,14 @@ class Run(CooperativeLoop):
         """Count a value that a loop without ``report`` has passed to ``trial.report``."""
         if self._reports or self._restored is not None or not (self._batches or self._due):
             return
-        assert self._session is not None
-        if not self._begun:
+        self._begin_before_batches()
+        self._say(self._count(value))
+
+    def _begin_before_batches(self) -> None:
+        """Begin the training for a value that comes before the first clean point."""
+        if self._session is not None and not self._begun:
             self.begin()
             self._begin_training(self._session)
-        self._say(self._count(value))
 
     def units_left(self) -> int | None:
         """Units until the end; known if each epoch until now had one report."""

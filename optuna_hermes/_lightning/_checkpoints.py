@@ -134,9 +134,7 @@ class Checkpoints:
 
     def _put_back(self, loaded: Tree, wiring: Wiring) -> None:
         trainer = wiring.trainer
-        wiring.hide_loader_states()
-        wiring.restore_masks()
-        wiring.restore_path()
+        wiring.end_resume()
         restore_lottery(trainer, loaded["lottery"])
         restore_loop_state(trainer, loaded["loop"])
         add_up(trainer, loaded["gone"])

@@ -60,7 +60,10 @@ class ElasticDevices:
     def prepare(self, trainer: Trainer, wiring: Wiring, devices: int) -> None:
         """Check the devices, and let all processes have the same loader; for ``setup``."""
         self.check(trainer.world_size, devices)
-        wiring.keep_samplers()
+        connector = trainer._data_connector
+        prepare = connector._prepare_dataloader
+        # Else Lightning would replace the training loader's sampler in each process.
+        wiring.override(connector, "_prepare_dataloader", _unless_training, prepare)
 
     def check(self, given: int, devices: int) -> None:
         """Check that a trainer has as many devices as the lease."""
@@ -142,3 +145,9 @@ class ElasticDevices:
 
     def interrupted(self) -> None:
         self._watch.interrupted()
+
+
+def _unless_training(
+    prepare: Callable[..., object], loader: object, shuffle: bool, mode: str
+) -> object:
+    return loader if mode == "train" else prepare(loader, shuffle=shuffle, mode=mode)

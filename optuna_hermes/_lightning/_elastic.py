@@ -118,11 +118,14 @@ class ElasticBatch:
             )
         self._trainer = trainer
         self._windows = trainer.accumulate_grad_batches
+        # A batch size that the study searches is part of what it compares: it stays.
         self._fixed = _is_searched(first, params)
         self._watch.interrupted()
         if self._scaling != "accumulate" and trainer.lightning_module.automatic_optimization:
             self._pace = Pace(trainer, self._replay)
-            wiring.update_schedulers(self._pace.update)
+            epoch_loop = trainer.fit_loop.epoch_loop
+            original = epoch_loop.update_lr_schedulers
+            wiring.override(epoch_loop, "update_lr_schedulers", self._pace.update, original)
 
     def begin_epoch(self) -> None:
         """Begin an epoch, all of which has the present batch size for now."""

@@ -23,6 +23,9 @@ _SAVED_ELSEWHERE = (
     LightningDataModule,
 )
 
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes of every module of torch."""
+
 
 def module_state(module: LightningModule) -> dict[str, Any]:
     """Modes, frozen parameters, plain attributes and hidden stateful objects of a user's module."""
@@ -31,7 +34,12 @@ def module_state(module: LightningModule) -> dict[str, Any]:
         "evaluating": [name for name, part in module.named_modules() if not part.training],
         "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
         "attributes": {name: values for name, values in attributes.items() if values},
-        "hidden": {place: _state_of(each) for place, each in _hidden(module)},
+        "hidden": {
+            place: generator_state(each)
+            if isinstance(each, GENERATORS)
+            else dict(each.state_dict())
+            for place, each in _hidden(module)
+        },
     }
 
 
@@ -43,7 +51,8 @@ def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
     restore_attributes(module, state)
     for place, each in _hidden(module):
         if place in state["hidden"]:
-            _restore_state(each, state["hidden"][place])
+            load = getattr(each, "load_state_dict", functools.partial(set_generator_state, each))
+            load(state["hidden"][place])
 
 
 def restore_attributes(module: LightningModule, state: dict[str, Any]) -> None:
@@ -62,7 +71,7 @@ def is_saved(part: nn.Module, name: str, value: Any) -> bool:
 
 def of_libraries(part: nn.Module, name: str) -> bool:
     """True if an attribute of a part belongs to Lightning or torch."""
-    return name in _own_attributes() or name in _attributes_of_torch() or is_masked(part, name)
+    return name in _own_attributes() or name in _OF_TORCH or is_masked(part, name)
 
 
 def _all_hidden(value: Any) -> bool:
@@ -76,11 +85,6 @@ def _own_attributes() -> frozenset[str]:
     """Attributes of every LightningModule, which Lightning restores or sets up itself."""
     modules = (each.LightningModule() for each in parts("core.module"))
     return frozenset().union(*map(vars, modules), {"_hparams_name", "_log_hyperparams"})
-
-
-@functools.cache
-def _attributes_of_torch() -> frozenset[str]:
-    return frozenset(vars(nn.Module()))
 
 
 def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -146,14 +150,3 @@ def _has_state(value: Any, known: set[int]) -> bool:
         and hasattr(kind, "state_dict")
         and plain(dict(value.state_dict()))
     )
-
-
-def _state_of(value: Any) -> Any:
-    return generator_state(value) if isinstance(value, GENERATORS) else dict(value.state_dict())
-
-
-def _restore_state(value: Any, state: Any) -> None:
-    if isinstance(value, GENERATORS):
-        set_generator_state(value, state)
-    else:
-        value.load_state_dict(state)

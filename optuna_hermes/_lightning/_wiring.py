@@ -16,7 +16,6 @@ from typing import Any
 from torch.utils._pytree import tree_map
 
 from optuna_hermes._lightning._callbacks import skip_tuners
-from optuna_hermes._lightning._loops import go_on_within_epoch
 from optuna_hermes._lightning._namespace import (
     ModelCheckpoint,
     Trainer,
@@ -56,9 +55,15 @@ class Wiring:
         self._overridden: list[tuple[object, str]] = []
         fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
         load_states = fit_loop._load_combined_loader_states
-        self._override(fit_loop, "_load_combined_loader_states", self._on_loaders, load_states)
-        self._override(fit_loop, "setup_data", self._set_up, fit_loop.setup_data)
-        self._override(val_loop, "setup_data", self._set_up_validation, val_loop.setup_data)
+        self.override(fit_loop, "_load_combined_loader_states", self._on_loaders, load_states)
+        self.override(fit_loop, "setup_data", self._set_up, fit_loop.setup_data)
+        self.override(val_loop, "setup_data", self._set_up_validation, val_loop.setup_data)
+
+    def override(self, owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
+        """Replace a method of an object by a function with these first arguments."""
+        # On the object, not its class: other trainers of this process keep the original.
+        vars(owner)[name] = functools.partial(call, *args)
+        self._overridden.append((owner, name))
 
     def resume_from(
         self, checkpoint: dict[str, Any], path: Path, made: dict[str, Any] | None = None
@@ -72,35 +77,17 @@ class Wiring:
         """
         self._made_again = dict(made or {})
         connector = self.trainer._checkpoint_connector
-        self._override(connector, "resume_start", self._resume_start, checkpoint, path)
+        self.override(connector, "resume_start", self._resume_start, checkpoint, path)
 
     def skip_tuners(self, found: dict[str, Any]) -> None:
         """Let tuner callbacks take the settings that they found in an earlier process."""
         for callback, begin in skip_tuners(self.trainer, found):
-            self._override(callback, "on_fit_start", begin)
-
-    def skip_finished_validation(self) -> None:
-        """Go straight to the next fetch: the validation that was due has been done.
-
-        To be called in ``on_train_start`` of a resumed ``fit``.
-        """
-        go_on_within_epoch(self.trainer, self._override)
+            self.override(callback, "on_fit_start", begin)
 
     def between_batches(self, call: Callable[[], None]) -> None:
         """Call a function before each fetch of a batch, from ``on_train_start`` on."""
         epoch_loop = self.trainer.fit_loop.epoch_loop
-        self._override(epoch_loop, "_on_before_fetch", _in_turn, call, epoch_loop._on_before_fetch)
-
-    def update_schedulers(self, call: Callable[..., None]) -> None:
-        """Replace ``update_lr_schedulers`` by a function, whose first argument is the original."""
-        epoch_loop = self.trainer.fit_loop.epoch_loop
-        self._override(epoch_loop, "update_lr_schedulers", call, epoch_loop.update_lr_schedulers)
-
-    def keep_samplers(self) -> None:
-        """Keep Lightning from replacing the training loader's sampler in each process."""
-        connector = self.trainer._data_connector
-        prepare = connector._prepare_dataloader
-        self._override(connector, "_prepare_dataloader", _unless_training, prepare)
+        self.override(epoch_loop, "_on_before_fetch", _in_turn, call, epoch_loop._on_before_fetch)
 
     def follow_log(self) -> None:
         """Take over ``sync_dist`` of restored metrics from the module's next call of ``log``.
@@ -109,7 +96,7 @@ class Wiring:
         where there is one process only.
         """
         results = self.trainer.fit_loop.epoch_loop._results
-        self._override(results, "log", _follow, results, set(results), results.log)
+        self.override(results, "log", _follow, results, set(results), results.log)
 
     def remove(self) -> None:
         """Remove all hooks from the trainer and its loaders."""
@@ -144,15 +131,6 @@ class Wiring:
         drew = (watch.warning() for _, watch in self._watches if watch.drew())
         lost = (replay.warning() for _, replay in self._replays)
         return next(filter(None, (*drew, *lost)), None)
-
-    def restore_masks(self) -> None:
-        """Apply the masks again; only now, when the optimizers have the parameters."""
-        prune(self.trainer.lightning_module, self._masks)
-        self._masks = {}
-
-    def restore_path(self) -> None:
-        """Restore the user's ``trainer.ckpt_path``, a file that ModelCheckpoint never deletes."""
-        self.trainer._checkpoint_connector._ckpt_path = self._users_path
 
     def loader_states(self) -> dict[str, Any]:
         """State of all loaders beside their positions, with the workers of validation loaders."""
@@ -203,7 +181,16 @@ class Wiring:
                 filled = tree_map(functools.partial(_fill, batch), first)
                 fetcher.batches[0] = (filled, *rest)  # type: ignore[union-attr]
 
-    def hide_loader_states(self) -> None:
+    def end_resume(self) -> None:
+        """Undo what only Lightning's own loading of the checkpoint needs."""
+        self._hide_loader_states()
+        # Masks only now, when the optimizers have the parameters.
+        prune(self.trainer.lightning_module, self._masks)
+        self._masks = {}
+        # ``trainer.ckpt_path`` is the user's again: ModelCheckpoint never deletes that file.
+        self.trainer._checkpoint_connector._ckpt_path = self._users_path
+
+    def _hide_loader_states(self) -> None:
         """Hide the positions: from here on a user's checkpoints must load without this package."""
         for loader, _ in self._replays:
             self._show_state(loader, None)
@@ -212,11 +199,6 @@ class Wiring:
         trainer = self.trainer
         parts = [trainer.lightning_module, getattr(trainer, "datamodule", None)]
         return reachable([*parts, *callbacks_of(trainer), trainer.optimizers])
-
-    def _override(self, owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
-        # On the object, not its class: other trainers of this process keep the original.
-        vars(owner)[name] = functools.partial(call, *args)
-        self._overridden.append((owner, name))
 
     def _set_up(self, set_up: Callable[[], None]) -> None:
         """Set the training loaders up, with the states from which they were made first."""
@@ -346,7 +328,7 @@ class Wiring:
         try:
             yield
         finally:
-            self.hide_loader_states()
+            self._hide_loader_states()
 
     @staticmethod
     def _show_state(loader: Any, replay: Replay | Stream | None) -> None:
@@ -427,12 +409,6 @@ def _fill(batch: Any, leaf: Any) -> Any:
 
 def _ready(progress: Any) -> int:
     return int(progress.current.ready)
-
-
-def _unless_training(
-    prepare: Callable[..., object], loader: object, shuffle: bool, mode: str
-) -> object:
-    return loader if mode == "train" else prepare(loader, shuffle=shuffle, mode=mode)
 
 
 def _follow(

@@ -20,11 +20,20 @@ def rng_state() -> dict[str, Any]:
     """The state of every global random number generator of this process."""
     import torch
 
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    _, key, position, has_gauss, gauss = np.random.get_state()
+    version, words, next_gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": _cuda_states(),
-        "numpy": _numpy_state(),
-        "python": _python_state(),
+        # Asking for the states would initialize CUDA.
+        "cuda": torch.cuda.get_rng_state_all() if initialized else [],
+        "numpy": {
+            "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "gauss": float(gauss),
+        },
+        "python": {"version": version, "words": torch.tensor(words), "gauss": next_gauss},
     }
 
 
@@ -37,8 +46,10 @@ def set_rng_state(state: dict[str, Any]) -> None:
         # The trial may be resumed on a host with fewer devices: its own is always the first.
         for index in range(min(len(state["cuda"]), torch.cuda.device_count())):
             torch.cuda.set_rng_state(state["cuda"][index], index)
-    _set_numpy_state(state["numpy"])
-    _set_python_state(state["python"])
+    numpy, python = state["numpy"], state["python"]
+    key = numpy["key"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", key, numpy["position"], numpy["has_gauss"], numpy["gauss"]))
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
 
 
 def trial_seed(seed: int, number: int) -> int:
@@ -108,39 +119,3 @@ def on_device(value: Any) -> bool:
     if isinstance(value, dict):
         value = list(value.values())
     return isinstance(value, list | tuple) and any(on_device(item) for item in value)
-
-
-def _cuda_states() -> list[Any]:
-    import torch
-
-    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.get_rng_state_all() if initialized else []  # else it would initialize CUDA
-
-
-def _numpy_state() -> dict[str, Any]:
-    import torch
-
-    _, key, position, has_gauss, gauss = np.random.get_state()
-    words = torch.from_numpy(np.asarray(key).astype(np.int64))
-    return {
-        "key": words,
-        "position": int(position),
-        "has_gauss": int(has_gauss),
-        "gauss": float(gauss),
-    }
-
-
-def _set_numpy_state(state: dict[str, Any]) -> None:
-    key = state["key"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", key, state["position"], state["has_gauss"], state["gauss"]))
-
-
-def _python_state() -> dict[str, Any]:
-    import torch
-
-    version, words, gauss = random.getstate()
-    return {"version": version, "words": torch.tensor(words), "gauss": gauss}
-
-
-def _set_python_state(state: dict[str, Any]) -> None:
-    random.setstate((state["version"], tuple(state["words"].tolist()), state["gauss"]))
