@@ -34,12 +34,7 @@ def module_state(module: LightningModule) -> dict[str, Any]:
         "evaluating": [name for name, part in module.named_modules() if not part.training],
         "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
         "attributes": {name: values for name, values in attributes.items() if values},
-        "hidden": {
-            place: generator_state(each)
-            if isinstance(each, GENERATORS)
-            else dict(each.state_dict())
-            for place, each in _hidden(module)
-        },
+        "hidden": {place: _state_of(each) for place, each in _hidden(module)},
     }
 
 
@@ -51,8 +46,10 @@ def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
     restore_attributes(module, state)
     for place, each in _hidden(module):
         if place in state["hidden"]:
-            load = getattr(each, "load_state_dict", functools.partial(set_generator_state, each))
-            load(state["hidden"][place])
+            if isinstance(each, GENERATORS):
+                set_generator_state(each, state["hidden"][place])
+            else:
+                each.load_state_dict(state["hidden"][place])
 
 
 def restore_attributes(module: LightningModule, state: dict[str, Any]) -> None:
@@ -150,3 +147,7 @@ def _has_state(value: Any, known: set[int]) -> bool:
         and hasattr(kind, "state_dict")
         and plain(dict(value.state_dict()))
     )
+
+
+def _state_of(value: Any) -> Any:
+    return generator_state(value) if isinstance(value, GENERATORS) else dict(value.state_dict())
