@@ -15,7 +15,7 @@ from _switch_runs import Net, adamw, train_step, wait
 
 from optuna_hermes.model import TierName
 from optuna_hermes.suspend import Footprint, StoredState, read
-from optuna_hermes.suspend._parking import TierMover
+from optuna_hermes.suspend._tier_mover import TierMover
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RUN = "trial 0"

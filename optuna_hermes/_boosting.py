@@ -92,7 +92,7 @@ class Rounds(CooperativeLoop):
                 f"does not {wanted}: create it with direction={wanted!r}, or monitor another value."
             )
 
-    def told(self, number: int) -> Any:
+    def recorded(self, number: int) -> Any:
         """The recorded evaluation of a round to replay, None if the round is to be trained."""
         return self._booster.history[number] if number < self._trained else None
 
@@ -101,11 +101,11 @@ class Rounds(CooperativeLoop):
         if number >= self._trained:
             self.switch_point()
 
-    def end_round(self, said: Any, values: dict[str, float]) -> None:
+    def end_round(self, evaluation: Any, values: dict[str, float]) -> None:
         """Record a trained round, and report if it ends a unit.
 
         Args:
-            said: the library's evaluation, in plain values.
+            evaluation: the library's evaluation, in plain values.
             values: the evaluated values by name.
 
         Raises:
@@ -118,7 +118,7 @@ class Rounds(CooperativeLoop):
                 f"HermesCallback(monitor={self._monitor!r}) needs a value of this name after each "
                 f"round, but there are: {names}."
             )
-        self._booster.history.append(said)
+        self._booster.history.append(evaluation)
         self._batches += 1
         self.value = float(values[self._monitor])
         if self._batches % self._interval == 0:

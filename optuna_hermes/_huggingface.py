@@ -18,7 +18,7 @@ from transformers.trainer_callback import ExportableState
 from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.suspend import Session, StoredState, rng_state, set_rng_state
 from optuna_hermes.suspend._loader import Replay
-from optuna_hermes.suspend._place import Place
+from optuna_hermes.suspend._loader_position import LoaderPosition
 
 Fetch = Callable[[Iterator[Any], int, Any], Any]
 """``Trainer.get_batch_samples``: takes an iterator, a number of batches and a device."""
@@ -50,13 +50,13 @@ class Steps(CooperativeLoop):
         """True once the first step has begun."""
         self._trainer = trainer
         self._found = found
-        self._place = Place(lambda: (), f"trial {getattr(trial, 'number', '?')}")
+        self._position = LoaderPosition(lambda: (), f"trial {getattr(trial, 'number', '?')}")
         self._epoch_rng: dict[str, Any] = {}
-        self._theirs: Any = None
-        self._ours: Iterator[Any] = iter(())
+        self._trainer_iterator: Any = None
+        self._own_iterator: Iterator[Any] = iter(())
         self._fetched = 0
         self._data_seed: int | None = None
-        self._told = False
+        self._warned = False
         owners = {
             "model": trainer.model,
             "optimizer": trainer.optimizer,
@@ -69,13 +69,13 @@ class Steps(CooperativeLoop):
 
     def next_step(self, fetch: Fetch, iterator: Any, number: int, device: Any) -> Any:
         """Yield the device if asked to; then fetch the batches of the next step."""
-        if iterator is not self._theirs:
+        if iterator is not self._trainer_iterator:
             self._begin_epoch(iterator)
-        self._place.batch += self._fetched
+        self._position.batch += self._fetched
         self._batches += self._fetched
         self.begun = True
         self.switch_point()
-        samples, items = fetch(self._ours, number, device)
+        samples, items = fetch(self._own_iterator, number, device)
         self._fetched = len(samples)
         return samples, items
 
@@ -85,7 +85,7 @@ class Steps(CooperativeLoop):
         Accelerate's fetches a batch ahead, and so draws random numbers before the point where the
         trial may be suspended.
         """
-        self._theirs, self._fetched = iterator, 0
+        self._trainer_iterator, self._fetched = iterator, 0
         loader: Any = self._trainer.callback_handler.train_dataloader
         restored, session = self._restored, self._session
         if restored is not None:
@@ -94,14 +94,14 @@ class Steps(CooperativeLoop):
             self._epoch_rng = rng_state()
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(int(self._trainer.state.epoch or 0))
-        place = None if restored is None else restored["place"]
+        place = None if restored is None else restored["position"]
         inner = getattr(loader, "base_dataloader", loader)
         if Replay.fits(inner):
             self._seed(inner)
-            self._ours = self._place.iterate(inner, place)
-            problem = self._place.problem
+            self._own_iterator = self._position.iterate(inner, place)
+            problem = self._position.problem
         else:
-            self._ours, problem = iterator, "its training data are no map-style data set"
+            self._own_iterator, problem = iterator, "its training data are no map-style data set"
         self.begin(problem)
 
     def _seed(self, loader: Any) -> None:
@@ -126,14 +126,14 @@ class Steps(CooperativeLoop):
         return left if rest == 0 else None
 
     def inexact(self) -> str | None:
-        warning = None if self._told else self._place.warning
-        self._told = self._told or warning is not None
+        warning = None if self._warned else self._position.warning
+        self._warned = self._warned or warning is not None
         return warning
 
     def position(self) -> dict[str, Any]:
         step = self._trainer.state.global_step
         return {
-            "place": self._place.state_dict(),
+            "position": self._position.state_dict(),
             "step": step,
             "epoch_rng": self._epoch_rng,
             "data_seed": self._data_seed,
@@ -144,7 +144,7 @@ class Steps(CooperativeLoop):
 
     def leave(self) -> None:
         super().leave()
-        self._place.leave()
+        self._position.leave()
 
 
 class _Loop:

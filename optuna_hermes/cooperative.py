@@ -32,7 +32,7 @@ from optuna_hermes.suspend import (
     rng_state,
     set_rng_state,
 )
-from optuna_hermes.suspend._named import NamedObjects
+from optuna_hermes.suspend._named_objects import NamedObjects
 from optuna_hermes.suspend._saver import Saver, warn_of_lost
 from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge
@@ -106,7 +106,7 @@ class CooperativeLoop:
         """Take the session, None without a broker, and find the checkpoint to resume from."""
         self._session = session
         if session is not None:
-            self._own(session)
+            self._check_single(session)
             self._reported = reported_steps(self._trial)
             self._resume(session)
 
@@ -117,14 +117,14 @@ class CooperativeLoop:
             TrialPruned: the study's pruner prunes the trial.
         """
         value = self._count(value)
-        if self._tell(value):
+        if self._report_to_all(value):
             raise pruned(f"Pruned after unit {self._unit} at {self._monitored}{value}.")
 
-    def _tell(self, value: float) -> bool:
+    def _report_to_all(self, value: float) -> bool:
         """Report the unit that was counted last to all; return True if the trial is pruned."""
         if self._unit not in self._reported:  # after a crash a unit may be trained again
             report(self._trial, value, self._unit)
-        self._say(value)
+        self._report_to_broker(value)
         return should_prune(self._trial)
 
     def _count(self, value: float) -> float:
@@ -134,7 +134,7 @@ class CooperativeLoop:
         self._busy = self._unsaved = True
         return self.value
 
-    def _say(self, value: float) -> None:
+    def _report_to_broker(self, value: float) -> None:
         """Report the unit that was counted last to the broker."""
         if self._session is None:
             return
@@ -230,11 +230,11 @@ class CooperativeLoop:
         if session is None:
             return
         if self._busy or session.must_yield:
-            self._attend(session)
+            self._yield_or_save(session)
         if time.monotonic() >= self._next_beat:
             self.beat()
 
-    def _attend(self, session: Session) -> None:
+    def _yield_or_save(self, session: Session) -> None:
         if not self._begun:
             self._begin_training(session)
         saver = self._saver
@@ -261,7 +261,7 @@ class CooperativeLoop:
     def _park(self, session: Session, *, stores: bool) -> None:
         with kept_rng() as rng:
             session.park(_LoopState(self, rng, stores=stores))
-        if self._saver is not None and self._saver.behind:
+        if self._saver is not None and self._saver.gave_up:
             self._busy = self._unsaved = True
         self._train(session)
 
@@ -314,7 +314,7 @@ class CooperativeLoop:
         self.go_to(tree)
         self._batches, self._unit, self.value = tree["batches"], tree["unit"], tree["value"]
 
-    def _own(self, session: Session) -> None:
+    def _check_single(self, session: Session) -> None:
         if session in _sessions:
             raise InvalidInputError(
                 f"{self.maker} must be called once in an objective, but {self._run} calls it "

@@ -177,17 +177,17 @@ class _Watched(lightgbm.Booster):
         return self._told() is None and bool(super().update(*args, **kwargs))
 
     def eval_train(self, feval: Any = None) -> list[EvalResult]:
-        told = self._told()
-        if told is not None:
-            return _rows(told["train"])
+        recorded = self._told()
+        if recorded is not None:
+            return _rows(recorded["train"])
         self._train_said = super().eval_train(feval)
         return self._train_said
 
     def eval_valid(self, feval: Any = None) -> list[EvalResult]:
-        told = self._told()
-        if told is not None:
+        recorded = self._told()
+        if recorded is not None:
             self._evaluated = True
-            return _rows(told["valid"])
+            return _rows(recorded["valid"])
         said = super().eval_valid(feval)
         rounds = watched.get(self)
         if rounds is not None and not self._evaluated:
@@ -201,7 +201,7 @@ class _Watched(lightgbm.Booster):
 
     def _told(self) -> Any:
         rounds = watched.get(self)
-        return None if rounds is None else rounds.told(self._number)
+        return None if rounds is None else rounds.recorded(self._number)
 
 
 def _go_on(model: lightgbm.Booster, params: dict[str, Any], text: str) -> None:

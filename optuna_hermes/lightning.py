@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from optuna_hermes._lightning._around import ended, parked
 from optuna_hermes._lightning._callbacks import expect_suspension, tunes
 from optuna_hermes._lightning._checkpoints import Checkpoints
+from optuna_hermes._lightning._clocks import got_sigterm, parked
 from optuna_hermes._lightning._ddp import merged, refused_strategy, watch_launches, why_not_exact
 from optuna_hermes._lightning._loggers import own_root, release_loggers
 from optuna_hermes._lightning._loops import go_on_within_epoch
@@ -23,8 +23,14 @@ from optuna_hermes._lightning._namespace import (
     Trainer,
     refuse_unsupported,
 )
+from optuna_hermes._lightning._trainer_hooks import (
+    TrainerHooks,
+    batches_done,
+    clean,
+    roots,
+    why_not_storable,
+)
 from optuna_hermes._lightning._units import Units
-from optuna_hermes._lightning._wiring import Wiring, batches_done, clean, roots, why_not_storable
 from optuna_hermes.cooperative import CooperativeLoop, session_of
 from optuna_hermes.errors import HermesError, InvalidInputError, Suspended
 from optuna_hermes.suspend import Session
@@ -102,7 +108,7 @@ class HermesCallback(AnyCallback):
         if max_devices is not None:
             from optuna_hermes._lightning._devices import ElasticDevices
 
-            self._loop.spread_over(ElasticDevices(max_devices, self._loop.name))
+            self._loop.use_elastic_devices(ElasticDevices(max_devices, self._loop.name))
         if elastic_batch is not None:
             from optuna_hermes._lightning._elastic import ElasticBatch  # lazy: few trials need it
 
@@ -245,23 +251,23 @@ class _FitLoop(CooperativeLoop):
         self._fits = _Fits()
         self._number = 0
         self._trainer: Trainer | None = None
-        self._hooks: Wiring | None = None
+        self._hooks: TrainerHooks | None = None
         self._rank: Rank | None = None
-        self._spreads: ElasticDevices | None = None
+        self._elastic_devices: ElasticDevices | None = None
         self._checkpoints = Checkpoints(self._run)
         self._warned = False
         self._validating_since = -math.inf
         self._leave_out_wait: Callable[[], None] | None = None
 
     @property
-    def _fit(self) -> Wiring:
+    def _fit(self) -> TrainerHooks:
         """The hooks of the present fit; there are some where the trial has a session."""
         assert self._hooks is not None
         return self._hooks
 
-    def spread_over(self, devices: ElasticDevices) -> None:
+    def use_elastic_devices(self, devices: ElasticDevices) -> None:
         """Let the number of devices change."""
-        self.elastic = self._spreads = self._checkpoints.spreads = devices
+        self.elastic = self._elastic_devices = self._checkpoints.elastic_devices = devices
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -282,9 +288,9 @@ class _FitLoop(CooperativeLoop):
         if trainer.world_size > 1 and self._rank is None:
             raise refused_strategy(trainer.strategy)
         replay = None if self.elastic is None else functools.partial(self.elastic.replay, trainer)
-        self._hooks = hooks = Wiring(trainer, self._run, replay)
-        if self._spreads is not None:
-            self._spreads.prepare(trainer, hooks, max(1, len(self.device_ids)))
+        self._hooks = hooks = TrainerHooks(trainer, self._run, replay)
+        if self._elastic_devices is not None:
+            self._elastic_devices.prepare(trainer, hooks, max(1, len(self.device_ids)))
         self._checkpoints.resume(hooks, self._rank)
         if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
             own_root(trainer, session.checkpoint_dir)
@@ -312,7 +318,7 @@ class _FitLoop(CooperativeLoop):
         self._number = fits.count
         self._claim(session)
 
-    def _own(self, session: Session) -> None:
+    def _check_single(self, session: Session) -> None:
         """Do nothing: a trial may have several fits, which ``_begin_fit`` counts."""
 
     def _resume(self, session: Session) -> None:
@@ -373,18 +379,18 @@ class _FitLoop(CooperativeLoop):
             MonitorError: each of several devices has a value of its own.
             TrialPruned: the study's pruner prunes the trial.
         """
-        spread = self._spreads is not None and self._rank is not None
-        self.report(self.units.read(trainer, spread=spread))
+        several_devices = self._elastic_devices is not None and self._rank is not None
+        self.report(self.units.read(trainer, several_devices=several_devices))
 
     def _count(self, value: float) -> float:
         value = super()._count(value)
         self._fits.units = self._unit
         return value
 
-    def _tell(self, value: float) -> bool:
+    def _report_to_all(self, value: float) -> bool:
         if self._rank is not None:
             return self._rank.reported(self._unit, value)
-        return super()._tell(value)
+        return super()._report_to_all(value)
 
     def units_left(self) -> int | None:
         # The process that starts the ranks has no trainer in a fit; further fits may come.
@@ -402,7 +408,7 @@ class _FitLoop(CooperativeLoop):
         self.switch_point()
         session, elastic = self._session, self.elastic
         if elastic is not None and session is not None and elastic.follow(session.batch_size):
-            self._tell_sizes(session)
+            self._report_sizes(session)
 
     def waits_for_next_point(self) -> bool:
         # Ranks stop at the same batch only where they have just synchronised their gradients.
@@ -441,7 +447,7 @@ class _FitLoop(CooperativeLoop):
         return roots(self._fit.trainer)
 
     def ended(self) -> bool:
-        return ended(self._fit.trainer)
+        return got_sigterm(self._fit.trainer)
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         if self._leave_out_wait is not None:
@@ -450,15 +456,15 @@ class _FitLoop(CooperativeLoop):
 
     def _train(self, session: Session) -> None:
         super()._train(session)
-        self._tell_sizes(session)
+        self._report_sizes(session)
 
     def _beat(self, session: Session) -> None:
         self._batches = batches_done(self._fit.trainer)
         self._warn_of_random_workers()
         super()._beat(session)
-        self._tell_sizes(session)
+        self._report_sizes(session)
 
-    def _tell_sizes(self, session: Session) -> None:
+    def _report_sizes(self, session: Session) -> None:
         if self.elastic is None:
             return
         sizes = self.elastic.sizes(by_validation=self.units.by_validation)
@@ -484,9 +490,9 @@ class _FitLoop(CooperativeLoop):
         """Listen to the processes of this trial, which are started within."""
         self._begin_fit()
         session = self._session
-        if session is not None and self._spreads is not None:
-            self._spreads.check(count, max(1, len(self.device_ids)))
-            self._spreads.settle()
+        if session is not None and self._elastic_devices is not None:
+            self._elastic_devices.check(count, max(1, len(self.device_ids)))
+            self._elastic_devices.settle()
         elif session is not None and self.elastic is not None:
             raise self.elastic.refused("it trains in several processes")
         self._saver = None if session is None else Saver(session, self._run)
@@ -495,8 +501,8 @@ class _FitLoop(CooperativeLoop):
             context,
             run=self._run,
             session=session,
-            seated=self._checkpoints.forget,
-            report=self._tell_for_ranks,
+            all_started=self._checkpoints.forget,
+            report=self._report_for_ranks,
             save=None if self._saver is None else self._saver.begin,
             merge=merged,
         )
@@ -508,9 +514,9 @@ class _FitLoop(CooperativeLoop):
             if ranks.end is not None:
                 self.load_state_dict(ranks.end)
 
-    def _tell_for_ranks(self, unit: int, value: float) -> bool:
+    def _report_for_ranks(self, unit: int, value: float) -> bool:
         self._unit, self.value = unit, value
-        return self._tell(value)
+        return self._report_to_all(value)
 
     def be_rank(self, rank: Rank) -> None:
         """Continue as a rank, in its own process."""

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 from optuna_hermes.cooperative import CooperativeLoop, hear, session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
-from optuna_hermes.suspend._beside import Beside
+from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._locals import Locals, frames_of_user
-from optuna_hermes.suspend._named import NamedObjects
-from optuna_hermes.suspend._place import Place
+from optuna_hermes.suspend._named_objects import NamedObjects
+from optuna_hermes.suspend._other_loaders import OtherLoaders
 from optuna_hermes.suspend._unsaved import reachable
 from optuna_hermes.suspend._values import Classes
 
@@ -67,10 +67,12 @@ class Run(CooperativeLoop):
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
         self._epoch = 0
         self._n_epochs: int | None = None
-        self._place = Place(self._known, f"trial {getattr(trial, 'number', '?')}")
-        self._beside = Beside()
-        self._looped = self._due = self._warned = False
-        self._whole = False
+        self._position = LoaderPosition(
+            self._stored_objects, f"trial {getattr(trial, 'number', '?')}"
+        )
+        self._other_loaders = OtherLoaders()
+        self._looped = self._batches_due = self._warned = False
+        self._without_batches = False
         self._epoch_rng: dict[str, Any] = {}
         self._locals = Locals()
         self._caller: FrameType | None = None
@@ -78,14 +80,14 @@ class Run(CooperativeLoop):
         classes = Classes.of_frames(frames_of_user(sys._getframe()))
         super().__init__(trial, NamedObjects(named, classes), session)
         if session is not None:
-            hear(trial, self._hear)
+            hear(trial, self._count_own_report)
 
     # -- the loop ------------------------------------------------------------------------------
 
     @property
     def batch(self) -> int:
         """Number of this batch in its epoch, from 0, also once resumed, unlike ``enumerate``."""
-        return self._place.batch
+        return self._position.batch
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -112,18 +114,18 @@ class Run(CooperativeLoop):
         numbers = number if isinstance(number, range) else range(number)
         self._n_epochs = len(numbers)
         if self._session is not None:
-            self._beside.begin()
+            self._other_loaders.begin()
         try:
             for place in range(self._epoch, len(numbers)):
                 self._begin(place)
                 if self._session is not None:
-                    self._locals.epoch(sys._getframe().f_back, self._known())
-                if self._whole:
+                    self._locals.epoch(sys._getframe().f_back, self._stored_objects())
+                if self._without_batches:
                     self.begin()
-                    self._pass(sys._getframe().f_back)
+                    self._switch_point(sys._getframe().f_back)
                 yield numbers[place]
-                if self._due:
-                    self._whole = True
+                if self._batches_due:
+                    self._without_batches = True
                     self._batches += 1
         finally:
             self.leave()
@@ -143,22 +145,22 @@ class Run(CooperativeLoop):
         return _LoaderPasses(loader, functools.partial(self._rest_of_epoch, loader))
 
     def _rest_of_epoch(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        if not self._due:
+        if not self._batches_due:
             raise InvalidInputError(
                 f"run.batches() must be used once in each epoch of run.epochs(), but {self._run} "
                 "uses it outside or again: iterate over other loaders as they are."
             )
-        self._due = self._whole = False
+        self._batches_due = self._without_batches = False
         iterator = self._iterate(loader)
         if self._session is not None:
-            self._locals.batches(sys._getframe().f_back, self._known())
-        self._pass(sys._getframe().f_back)
+            self._locals.batches(sys._getframe().f_back, self._stored_objects())
+        self._switch_point(sys._getframe().f_back)
         for batch in iterator:
             yield batch
             del batch
-            self._place.batch += 1
+            self._position.batch += 1
             self._batches += 1
-            self._pass(sys._getframe().f_back)
+            self._switch_point(sys._getframe().f_back)
 
     def loader(
         self, loader: Iterable[Batch], report: Callable[[], float] | None = None
@@ -187,12 +189,12 @@ class Run(CooperativeLoop):
         self, loader: Iterable[Batch], report: Callable[[], float] | None
     ) -> Iterator[Batch]:
         self.begin("its loops are in a function, which begins anew")
-        self._pass(None)
+        self._switch_point(None)
         for batch in loader:
             yield batch
             del batch
             self._batches += 1
-            self._pass(None)
+            self._switch_point(None)
         if report is not None:
             with kept_rng():
                 value = report()
@@ -205,7 +207,7 @@ class Run(CooperativeLoop):
             InvalidInputError: it is called outside of ``epochs``, where nothing was trained.
             TrialPruned: the study's pruner prunes the trial.
         """
-        if not self._batches and not self._due:
+        if not self._batches and not self._batches_due:
             raise InvalidInputError(
                 f"run.report() must come in the loop over run.epochs(), but {self._run} has "
                 "trained nothing: others could never have its device."
@@ -216,12 +218,12 @@ class Run(CooperativeLoop):
         self._reports = True
         super().report(value)
 
-    def _hear(self, value: float) -> None:
+    def _count_own_report(self, value: float) -> None:
         """Count a value that a loop without ``report`` has passed to ``trial.report``."""
-        if self._reports or self._restored is not None or not (self._batches or self._due):
+        if self._reports or self._restored is not None or not (self._batches or self._batches_due):
             return
         self._begin_before_batches()
-        self._say(self._count(value))
+        self._report_to_broker(self._count(value))
 
     def _begin_before_batches(self) -> None:
         """Begin the training for a value that comes before the first clean point."""
@@ -235,7 +237,7 @@ class Run(CooperativeLoop):
             return None
         return self._n_epochs - self._unit
 
-    def _pass(self, caller: FrameType | None) -> None:
+    def _switch_point(self, caller: FrameType | None) -> None:
         """Pass a clean point; the local variables of ``caller`` are checked for lost state."""
         self._caller = caller
         try:
@@ -243,18 +245,18 @@ class Run(CooperativeLoop):
         finally:
             self._caller = None
 
-    def _known(self) -> dict[int, object]:
+    def _stored_objects(self) -> dict[int, object]:
         return reachable(self._named.roots())
 
     def _lost(self) -> list[str]:
-        names = self._locals.lost(self._caller, self._known(), self._place.batch)
-        lost = [*super()._lost(), *self._place.streams.lost]
+        names = self._locals.lost(self._caller, self._stored_objects(), self._position.batch)
+        lost = [*super()._lost(), *self._position.streams.lost]
         return [*lost, *(f"{name} (a local variable)" for name in sorted(names))]
 
     # -- between two batches -------------------------------------------------------------------
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self._due = epoch, True
+        self._epoch, self._batches_due = epoch, True
         if self._session is None:
             return
         if self._restored is not None:
@@ -264,57 +266,59 @@ class Run(CooperativeLoop):
     def _iterate(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         session, restored = self._session, self._restored
         if session is None:
-            self._place.batch = 0
+            self._position.batch = 0
             return iter(loader)
-        self._beside.release(loader)
-        iterator = self._place.iterate(loader, None if restored is None else restored["place"])
-        self.begin(self._place.problem)
+        self._other_loaders.release(loader)
+        iterator = self._position.iterate(
+            loader, None if restored is None else restored["position"]
+        )
+        self.begin(self._position.problem)
         return iterator
 
     def storable_here(self) -> bool:
         """See ``CooperativeLoop``: a stream may hold what no checkpoint can."""
-        return self._place.stores_here()
+        return self._position.stores_here()
 
     def waits_for_next_point(self) -> bool:
         """See ``CooperativeLoop``: true after the last batch of an epoch, if it can be stored."""
         # After an epoch's last batch the loop may still use its loss, which would not be restored.
-        return self.storable and self._place.batch == self._place.length
+        return self.storable and self._position.batch == self._position.length
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def inexact(self) -> str | None:
         """See ``CooperativeLoop``: a warning about the loader, once."""
-        warning = None if self._warned else self._place.warning
+        warning = None if self._warned else self._position.warning
         self._warned = self._warned or warning is not None
         return warning
 
     def position(self) -> dict[str, Any]:
         """See ``CooperativeLoop``: the epoch, and where it is in its loader."""
         return {
-            "place": self._place.state_dict(),
+            "position": self._position.state_dict(),
             "epoch": self._epoch,
-            "whole": self._whole,
+            "without_batches": self._without_batches,
             "epoch_rng": self._epoch_rng,
-            "beside": self._beside.state(),
-            "steps": self._beside.steps(),
+            "other_loaders": self._other_loaders.state(),
+            "steps": self._other_loaders.accelerator_steps(),
         }
 
     def go_to(self, tree: dict[str, Any]) -> None:
         """See ``CooperativeLoop``: the loader goes there when its next pass begins."""
-        self._epoch, self._whole = tree["epoch"], tree["whole"]
+        self._epoch, self._without_batches = tree["epoch"], tree["without_batches"]
 
     def _restore(self) -> None:
         tree = self._restored
         super()._restore()
         if tree is not None:
-            self._beside.load_state(tree["beside"])
-            self._beside.load_steps(tree["steps"])
+            self._other_loaders.load_state(tree["other_loaders"])
+            self._other_loaders.load_accelerator_steps(tree["steps"])
 
     def leave(self) -> None:
         """See ``CooperativeLoop``; the loaders are released, too."""
         super().leave()
-        self._place.leave()
-        self._beside.leave()
+        self._position.leave()
+        self._other_loaders.leave()
 
 
 class _LoaderPasses(Generic[Batch]):

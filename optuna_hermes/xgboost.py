@@ -82,7 +82,7 @@ class HermesCallback(TrainingCallback):
                 _go_on(model, rounds.model)
             model.set_param({"seed_per_iteration": True})
         rounds.begin_round(epoch)
-        if rounds.told(epoch) is None:
+        if rounds.recorded(epoch) is None:
             # Columns are sampled by a generator that is not saved with a model. Loading the
             # configuration makes it anew, from the seed of the round, also without a suspension.
             model.load_config(model.save_config())
@@ -101,14 +101,14 @@ class _Watched(xgboost.Booster):
 
     def update(self, dtrain: Any, iteration: int, fobj: Any = None) -> None:
         rounds = watched.get(self)
-        if rounds is None or rounds.told(iteration) is None:
+        if rounds is None or rounds.recorded(iteration) is None:
             super().update(dtrain, iteration, fobj)
 
     def eval_set(self, evals: Any, iteration: int = 0, *args: Any, **kwargs: Any) -> str:
         rounds = watched.get(self)
-        told = None if rounds is None else rounds.told(iteration)
-        if told is not None:
-            return str(told)
+        recorded = None if rounds is None else rounds.recorded(iteration)
+        if recorded is not None:
+            return str(recorded)
         said = str(super().eval_set(evals, iteration, *args, **kwargs))
         if rounds is not None:
             rounds.end_round(said, _values(said))

@@ -18,8 +18,8 @@ from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rew
 from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
 from optuna_hermes._lightning._module import restore_attributes
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
-from optuna_hermes._lightning._unsaved import WAY_OUT, unsaved
-from optuna_hermes._lightning._wiring import Wiring
+from optuna_hermes._lightning._trainer_hooks import TrainerHooks
+from optuna_hermes._lightning._unsaved import ADVICE, unsaved
 from optuna_hermes.suspend import StoredState, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._saver import warn_of_lost
@@ -38,7 +38,7 @@ class Checkpoints:
     """The checkpoints of one trial, in its only process or in one of its ranks."""
 
     def __init__(self, run: str) -> None:
-        self.spreads: ElasticDevices | None = None
+        self.elastic_devices: ElasticDevices | None = None
         """Set if the trial's number of devices may change."""
         self._run = run
         self._found: tuple[StoredState, Tree] | None = None
@@ -63,28 +63,28 @@ class Checkpoints:
         """Drop the checkpoint that was loaded, at the end of a fit."""
         self._loaded = None
 
-    def dump(self, wiring: Wiring, rng: Tree, rank: Rank | None) -> Tree:
+    def dump(self, hooks: TrainerHooks, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""
-        trainer, checkpoint = wiring.trainer, wiring.dump()
+        trainer, checkpoint = hooks.trainer, hooks.dump()
         own = checkpoint[_KEY] = {
             "rng": rng,
             "loop": loop_state(trainer),
             "loggers": logger_state(trainer),
             "unsaved": self._unsaved.state_dict(),
-            "loaders": wiring.loader_states(),
+            "loaders": hooks.loader_states(),
             "tuners": tuner_state(trainer),
             "lottery": lottery_state(trainer),
         }
-        warn_of_lost(self._run, self._folder, self._unsaved.lost, WAY_OUT)
-        if self.spreads is not None:
-            own["seed"] = self.spreads.seed
+        warn_of_lost(self._run, self._folder, self._unsaved.lost, ADVICE)
+        if self.elastic_devices is not None:
+            own["seed"] = self.elastic_devices.seed
         if rank is None:
             return checkpoint
         module = trainer.lightning_module
         own["buffers"] = buffers(module)
         return own_part(checkpoint, module, rank.rank)
 
-    def resume(self, wiring: Wiring, rank: Rank | None) -> None:
+    def resume(self, hooks: TrainerHooks, rank: Rank | None) -> None:
         """Make ``fit`` resume from the checkpoint that was found; for ``setup``.
 
         Raises:
@@ -94,54 +94,56 @@ class Checkpoints:
             return
         (state, checkpoint), self._found = self._found, None
         number, count = (0, 1) if rank is None else (rank.rank, rank.count)
-        spreads, before = self.spreads, count_of(checkpoint)
-        checkpoint = part_of(checkpoint, number, count, self._run, any_count=spreads is not None)
+        elastic_devices, before = self.elastic_devices, count_of(checkpoint)
+        checkpoint = part_of(
+            checkpoint, number, count, self._run, any_count=elastic_devices is not None
+        )
         self._loaded = loaded = checkpoint.pop(_KEY)
         loaded["gone"] = [part[_KEY]["loop"] for part in gone(checkpoint)]
-        if spreads is not None:
-            spreads.seed = loaded.get("seed", spreads.seed)
+        if elastic_devices is not None:
+            elastic_devices.seed = loaded.get("seed", elastic_devices.seed)
         loaded["changed"] = before != count
         if number >= before:
             loaded["rng"], loaded["loop"] = None, count_anew(loaded["loop"])
         made = None if loaded["changed"] else loaded["loaders"]["made"]
-        wiring.resume_from(checkpoint, state.path, made)
-        wiring.skip_tuners(loaded["tuners"])
-        restore_loggers(wiring.trainer, loaded["loggers"])
+        hooks.resume_from(checkpoint, state.path, made)
+        hooks.skip_tuners(loaded["tuners"])
+        restore_loggers(hooks.trainer, loaded["loggers"])
 
-    def pass_over(self, wiring: Wiring) -> None:
+    def pass_over(self, hooks: TrainerHooks) -> None:
         """Pass over the trained batches of an iterable data set; for ``on_train_start``.
 
         The attributes that the data set draws from must be restored before; so must the random
         state, for a batch that Lightning fetches ahead and that had not been fetched before.
         """
         loaded = self._loaded
-        if loaded is None or loaded["rng"] is None or not wiring.has_streams():
+        if loaded is None or loaded["rng"] is None or not hooks.has_streams():
             return
-        restore_attributes(wiring.trainer.lightning_module, frozen(loaded["loop"]["module"]))
-        unsaved(wiring.trainer).load_state_dict(frozen(loaded.get("unsaved", {})))
+        restore_attributes(hooks.trainer.lightning_module, frozen(loaded["loop"]["module"]))
+        unsaved(hooks.trainer).load_state_dict(frozen(loaded.get("unsaved", {})))
         with kept_rng():
             set_rng_state(loaded["rng"])
-            wiring.pass_over(loaded["loaders"])
+            hooks.pass_over(loaded["loaders"])
             loaded["rng"] = rng_state()
 
-    def restore(self, wiring: Wiring) -> None:
+    def restore(self, hooks: TrainerHooks) -> None:
         """Restore the state that Lightning's own loading leaves out; before the first batch."""
         loaded, self._loaded = self._loaded, None
-        self._unsaved = unsaved(wiring.trainer)
+        self._unsaved = unsaved(hooks.trainer)
         if loaded is not None:
-            self._put_back(loaded, wiring)
+            self._put_back(loaded, hooks)
         self._unsaved.begin()
 
-    def _put_back(self, loaded: Tree, wiring: Wiring) -> None:
-        trainer = wiring.trainer
-        wiring.end_resume()
+    def _put_back(self, loaded: Tree, hooks: TrainerHooks) -> None:
+        trainer = hooks.trainer
+        hooks.end_resume()
         restore_lottery(trainer, loaded["lottery"])
         restore_loop_state(trainer, loaded["loop"])
         add_up(trainer, loaded["gone"])
         if loaded["rng"] is not None:
-            wiring.restore_loader_states(loaded["loaders"])
+            hooks.restore_loader_states(loaded["loaders"])
         if loaded["changed"]:
-            wiring.follow_log()
+            hooks.follow_sync_dist()
         rewind_loggers(trainer, loaded["loggers"])
         if "buffers" in loaded:
             restore_buffers(trainer.lightning_module, loaded["buffers"])
@@ -149,8 +151,8 @@ class Checkpoints:
         # Last, as the steps above may draw random numbers.
         if loaded["rng"] is not None:
             set_rng_state(loaded["rng"])
-        elif self.spreads is not None:
-            self.spreads.seed_new(trainer)
+        elif self.elastic_devices is not None:
+            self.elastic_devices.seed_new(trainer)
 
     def __setstate__(self, state: Tree) -> None:
         # A copy: tensors that torch has pickled for ``spawn`` share memory with all ranks.

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from optuna_hermes._lightning._namespace import LightningModule, Trainer, part, parts
 from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended, SuspendError
-from optuna_hermes.suspend._rank import Rank, Seats
+from optuna_hermes.suspend._rank import Rank, RankChannels
 from optuna_hermes.suspend._ranks import Ranks
 
 _RANKS, _GONE = "ranks", "gone"
@@ -177,7 +177,7 @@ def _launch(
     failed: Exception | None = None
     result = None
     with loop.ranks(launcher._strategy.num_processes, context) as ranks:
-        in_rank = _InRank(loop, ranks.seats, trainer, function)
+        in_rank = _InRank(loop, ranks.channels, trainer, function)
         try:
             result = launch(launcher, in_rank, *args, trainer=trainer, **kwargs)
         except (ProcessExitedException, ProcessRaisedException) as error:
@@ -204,31 +204,36 @@ def _launch_scripts(
     return launch(launcher, function, *args, trainer=trainer, **kwargs)
 
 
-def _reason(failed: Exception | None, said: BaseException | None) -> BaseException | None:
+def _reason(failed: Exception | None, reported: BaseException | None) -> BaseException | None:
     """The error that ``fit`` raises: torch's about the processes, or theirs, or the session's."""
     killed = isinstance(failed, ProcessExitedException) and failed.signal_name is not None
-    if killed and not isinstance(said, Suspended):  # by a signal: not an error of the user's code
+    # A process that a signal has killed is no error of the user's code.
+    if killed and not isinstance(reported, Suspended):
         return SuspendError(
             f"All processes of a run must live, but of this one {failed}: look for what did that, "
             "a lack of memory for instance."
         )
-    return said or failed
+    return reported or failed
 
 
 class _InRank:
     """The function that Lightning calls in each rank, in place of ``fit``'s own."""
 
     def __init__(
-        self, loop: RankedTrial, seats: Seats, trainer: Trainer, function: Callable[..., Any]
+        self,
+        loop: RankedTrial,
+        channels: RankChannels,
+        trainer: Trainer,
+        function: Callable[..., Any],
     ) -> None:
         self._loop = loop
-        self._seats = seats
+        self._channels = channels
         self._trainer = trainer
         self._function = function
         self._random = random.getstate()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        rank = self._seats.take(int(os.environ["LOCAL_RANK"]))
+        rank = self._channels.become_rank(int(os.environ["LOCAL_RANK"]))
         self._loop.be_rank(rank)
         random.setstate(self._random)  # a fork reseeds Python's generator, but not NumPy's
         whole = False

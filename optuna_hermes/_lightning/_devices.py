@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader
 
 from optuna_hermes._lightning._elastic import Stopwatch
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes._lightning._wiring import Wiring, batches_done
+from optuna_hermes._lightning._trainer_hooks import TrainerHooks, batches_done
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import BatchChoice
-from optuna_hermes.suspend._elastic import Shares, why_not_regrouped
+from optuna_hermes.suspend._elastic import DividedReplay, why_not_regrouped
 from optuna_hermes.suspend._loader import Replay
 from optuna_hermes.suspend._state import seed_everything, trial_seed
 
@@ -57,13 +57,13 @@ class ElasticDevices:
         if self.seed is None:
             self.seed = torch.initial_seed()
 
-    def prepare(self, trainer: Trainer, wiring: Wiring, devices: int) -> None:
+    def prepare(self, trainer: Trainer, hooks: TrainerHooks, devices: int) -> None:
         """Check the devices, and let all processes have the same loader; for ``setup``."""
         self.check(trainer.world_size, devices)
         connector = trainer._data_connector
         prepare = connector._prepare_dataloader
         # Else Lightning would replace the training loader's sampler in each process.
-        wiring.override(connector, "_prepare_dataloader", _unless_training, prepare)
+        hooks.override(connector, "_prepare_dataloader", _unless_training, prepare)
 
     def check(self, given: int, devices: int) -> None:
         """Check that a trainer has as many devices as the lease."""
@@ -88,7 +88,7 @@ class ElasticDevices:
         self._samples = len(loader.batch_sampler.sampler)  # type: ignore[union-attr]
         if isinstance(limit, int):
             self._samples = min(self._samples, limit * self._batch_size)
-        return Shares(
+        return DividedReplay(
             loader,
             trained,
             epoch=lambda: int(progress.processed),
@@ -97,13 +97,13 @@ class ElasticDevices:
             count=trainer.world_size,
         )
 
-    def begin(self, trainer: Trainer, wiring: Wiring, params: Mapping[str, Any]) -> None:
+    def begin(self, trainer: Trainer, hooks: TrainerHooks, params: Mapping[str, Any]) -> None:
         """Check that the number of devices can change; for ``on_train_start``."""
         combined = trainer.fit_loop._combined_loader
         if combined is None or len(combined.flattened) != 1:
             raise self.refused("it must have one train loader")
         loader = combined.flattened[0]
-        if not isinstance(getattr(loader, "batch_sampler", None), Shares):
+        if not isinstance(getattr(loader, "batch_sampler", None), DividedReplay):
             raise self.refused(self._reason or why_not_regrouped(loader) or "its loader is another")
         self._trainer = trainer
         self._watch.interrupted()

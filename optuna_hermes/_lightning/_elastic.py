@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 
 from torch.utils.data import DataLoader
 
-from optuna_hermes._lightning._around import show_length
+from optuna_hermes._lightning._clocks import show_length
 from optuna_hermes._lightning._namespace import GradientAccumulationScheduler, Trainer, callbacks_of
 from optuna_hermes._lightning._schedules import Pace, scale_rates
-from optuna_hermes._lightning._wiring import Wiring, clean
+from optuna_hermes._lightning._trainer_hooks import TrainerHooks, clean
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import BatchChoice, kept_rng
 from optuna_hermes.suspend._elastic import ElasticReplay, why_not_regrouped
@@ -104,7 +104,7 @@ class ElasticBatch:
             self._replay.begin_with(before.size)
         return self._replay
 
-    def begin(self, trainer: Trainer, wiring: Wiring, params: Mapping[str, Any]) -> None:
+    def begin(self, trainer: Trainer, hooks: TrainerHooks, params: Mapping[str, Any]) -> None:
         """Check that the batch size can change; for ``on_train_start``."""
         reason = why_not_elastic(trainer, self._scaling)
         if reason is not None:
@@ -125,7 +125,7 @@ class ElasticBatch:
             self._pace = Pace(trainer, self._replay)
             epoch_loop = trainer.fit_loop.epoch_loop
             original = epoch_loop.update_lr_schedulers
-            wiring.override(epoch_loop, "update_lr_schedulers", self._pace.update, original)
+            hooks.override(epoch_loop, "update_lr_schedulers", self._pace.update, original)
 
     def begin_epoch(self) -> None:
         """Begin an epoch, all of which has the present batch size for now."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torchmetrics import Metric
 
-from optuna_hermes._lightning._around import around_state, restore_around
 from optuna_hermes._lightning._callbacks import callback_state, restore_callbacks
+from optuna_hermes._lightning._clocks import clock_state, restore_clocks
 from optuna_hermes._lightning._module import module_state, restore_module
 from optuna_hermes._lightning._namespace import (
     LightningModule,
@@ -19,7 +19,7 @@ from optuna_hermes._lightning._namespace import (
     part,
 )
 from optuna_hermes.suspend._generators import own_generators, set_states, states_of
-from optuna_hermes.suspend._named import metric_state, restore_metric
+from optuna_hermes.suspend._named_objects import metric_state, restore_metric
 from optuna_hermes.suspend._state import moved
 from optuna_hermes.suspend._streams import is_stream
 
@@ -42,7 +42,7 @@ _CONNECTOR = (
 _NOT_PLAIN = ("reduce_fx", "_sync")
 
 Override = Callable[..., None]
-"""Replaces a method by a function with its first arguments; see ``Wiring``."""
+"""Replaces a method by a function with its first arguments; see ``TrainerHooks``."""
 
 
 def loop_state(trainer: Trainer) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
         "gradients": {} if module.automatic_optimization else _gradients(module),
         "module": module_state(module),
         "callbacks": callback_state(trainer),
-        "around": around_state(trainer),
+        "clocks": clock_state(trainer),
     }
 
 
@@ -74,7 +74,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     restore_callbacks(trainer, state["callbacks"])
     restore_module(module, state["module"])
-    restore_around(trainer, state["around"])
+    restore_clocks(trainer, state["clocks"])
     own = ("module", "data")  # their tensors may be on other devices than the module
     state = {**state, **moved({k: v for k, v in state.items() if k not in own}, module.device)}
     # Else Lightning would skip the schedulers that watch metrics at the end of this epoch.

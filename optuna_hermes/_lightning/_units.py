@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes._lightning._wiring import unsynchronised, validated_names
+from optuna_hermes._lightning._trainer_hooks import unsynchronised, validated_names
 from optuna_hermes.errors import MonitorError
 
 
@@ -54,16 +54,16 @@ class Units:
             )
         return False
 
-    def read(self, trainer: Trainer, *, spread: bool) -> float:
+    def read(self, trainer: Trainer, *, several_devices: bool) -> float:
         """The value of a unit that is done.
 
         Args:
-            spread: True if the number of devices may change: the value must be that of all devices.
+            several_devices: True if the value must be that of several devices.
 
         Raises:
             MonitorError: each of several devices has a value of its own.
         """
-        if spread and unsynchronised(trainer, self.monitor):
+        if several_devices and unsynchronised(trainer, self.monitor):
             raise MonitorError(
                 f"A metric that is compared must be that of all devices, but each of {self._run} "
                 f"has a {self.monitor} of its own: log it with sync_dist=True."

@@ -14,7 +14,7 @@ from optuna_hermes._lightning._module import is_saved, of_libraries
 from optuna_hermes._lightning._namespace import Callback, LightningDataModule, Trainer, callbacks_of
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved
 
-WAY_OUT = (
+ADVICE = (
     "Give what holds it state_dict() and load_state_dict(), or keep it in numbers, arrays, "
     "tensors, lists and dictionaries."
 )
@@ -38,7 +38,7 @@ def unsaved(trainer: Trainer) -> Unsaved:
     return Unsaved({**parts, **_data_module(trainer, known)})
 
 
-def made_of(trainer: Trainer) -> Unsaved:
+def loader_sources(trainer: Trainer) -> Unsaved:
     """All attributes that loaders may be made from: of the module, its parts, the data module."""
     module, known = trainer.lightning_module, _known(trainer)
     parts = {

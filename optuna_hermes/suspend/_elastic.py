@@ -152,7 +152,7 @@ class ElasticReplay(Replay):
             object.__setattr__(loader, "batch_size", size)
 
 
-class Shares(Replay):
+class DividedReplay(Replay):
     """A ``Replay`` that gives each process its part of every batch.
 
     An epoch has the same batches, of the same samples in the same order, with any number of

@@ -31,7 +31,7 @@ class Host(Tier):
         self._run = "no run"
         self._sizes: dict[torch.UntypedStorage, int] = {}
         self._tree: dict[str, Any] | None = None
-        self._told = False
+        self._logged = False
 
     def suspend(self, state: TrialState) -> Footprint:
         if not state.moves:
@@ -137,8 +137,8 @@ class Host(Tier):
         if device.type == "cuda":
             held, size = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
             blocks = torch.cuda.memory_stats(device)["allocation.all.current"]
-        if blocks and not self._told:
-            self._told = True
+        if blocks and not self._logged:
+            self._logged = True
             run = self._run.capitalize()
             log.info("%s leaves %d bytes in %d blocks on %s.", run, size, blocks, device)
         return held

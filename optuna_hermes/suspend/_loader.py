@@ -63,8 +63,8 @@ class Replay:
         self._drawn = 0
         self._ended = False
         self._ahead: deque[Any] = deque(maxlen=self._pool.most_ahead)
-        self._hang(self)
-        self._pool.hang(loader)
+        self._set_sampler(self)
+        self._pool.install(loader)
 
     @staticmethod
     def fits(loader: object) -> bool:
@@ -75,8 +75,8 @@ class Replay:
 
     def unwrap(self) -> None:
         if getattr(self._loader(), self._slot, None) is self:
-            self._hang(self._sampler)
-            self._pool.unhang()
+            self._set_sampler(self._sampler)
+            self._pool.uninstall()
 
     def state_dict(self) -> dict[str, Any]:
         if self._resume is not None:  # the iterator that resumes has drawn nothing yet
@@ -129,7 +129,7 @@ class Replay:
         return random_warning(loader) if loader is not None and self._pool.lost else None
 
     def __iter__(self) -> Iterator[Any]:
-        if self._pool.asks_in_vain():  # torch draws the workers' seed after this first call
+        if self._pool.is_extra_call():  # torch draws the workers' seed after this first call
             if not self._pool.revives:
                 self._items()
             self._pool.before_seed()
@@ -205,7 +205,7 @@ class Replay:
         """The batches that the loader is given for these items."""
         return items
 
-    def _hang(self, sampler: Any) -> None:
+    def _set_sampler(self, sampler: Any) -> None:
         # Not setattr: DataLoader forbids it, as a running iterator would not notice the change.
         object.__setattr__(self._loader(), self._slot, sampler)
 
@@ -289,7 +289,7 @@ class _Pool:
         self._seed: torch.Tensor | None = None
         self._revived: dict[str, Any] | None = None
         self._kept: tuple[Any, Any] | None = None
-        self._in_vain = False
+        self._extra_call = False
         self._first = 0
         self._skipped = 0
         self._fetched = [0] * self._count
@@ -304,12 +304,12 @@ class _Pool:
         """True if the next processes continue from a restored state."""
         return self._revived is not None
 
-    def hang(self, loader: DataLoader[Any]) -> None:
+    def install(self, loader: DataLoader[Any]) -> None:
         """Intercept the start of worker processes."""
         if self._count and type(loader)._get_iterator is DataLoader._get_iterator:
             vars(loader)["_get_iterator"] = self._start
 
-    def unhang(self) -> None:
+    def uninstall(self) -> None:
         vars(self._loader()).pop("_get_iterator", None)
 
     def state(self, trained: int | None) -> dict[str, Any]:
@@ -354,16 +354,16 @@ class _Pool:
         self._workers, self._iterator = workers, weakref.ref(iterator)
         self._first = self._skipped = 0
         self._fetched = [0] * self._count
-        self._in_vain = True
+        self._extra_call = True
         loader.check_worker_number_rationality()
-        with workers.hung(loader):
+        with workers.recording(loader):
             iterator.__init__(loader)  # type: ignore[misc]  # as ``_get_iterator`` does
         return iterator
 
-    def asks_in_vain(self) -> bool:
+    def is_extra_call(self) -> bool:
         """True if torch will draw a seed next, and then ask for an iterator once more."""
-        in_vain, self._in_vain = self._in_vain, False
-        return in_vain
+        extra, self._extra_call = self._extra_call, False
+        return extra
 
     def before_seed(self) -> None:
         """Remember the state from which the seed is drawn next, or set the restored one."""

@@ -37,7 +37,7 @@ Kind = Literal["report", "save", "park"]
 Answer = Literal["go", "on", "prune", "dump", "leave"]
 
 
-class Arrival(NamedTuple):
+class RankRequest(NamedTuple):
     """Message of a rank that waits for an answer, with the number of points it has passed."""
 
     kind: Kind
@@ -47,31 +47,31 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seats:
+class RankChannels:
     """Pipes and shared state that the ranks are started with, by fork or by pickle.
 
     Args:
-        ours: the end of each rank's pipe.
-        theirs: the other ends.
-        signs: shared numbers, see ``YIELD``.
+        rank_ends: the end of each rank's pipe.
+        parent_ends: the other ends.
+        flags: shared numbers, see ``YIELD``.
         parent: the process that started them.
         leased: True if the trial has a session.
         checkpoint_dir: see ``Session``.
         devices: see ``Session``.
     """
 
-    ours: tuple[Connection, ...]
-    theirs: tuple[Connection, ...]
-    signs: Any
+    rank_ends: tuple[Connection, ...]
+    parent_ends: tuple[Connection, ...]
+    flags: Any
     parent: int
     leased: bool
     checkpoint_dir: Path | None
     devices: tuple[str, ...] = ()
 
-    def take(self, rank: int) -> Rank:
+    def become_rank(self, rank: int) -> Rank:
         """Become this rank, in its own process, which ends with its parent."""
         _die_with(self.parent)
-        for end in (*self.theirs, *self.ours[:rank], *self.ours[rank + 1 :]):
+        for end in (*self.parent_ends, *self.rank_ends[:rank], *self.rank_ends[rank + 1 :]):
             end.close()
         return Rank(rank, self)
 
@@ -79,33 +79,33 @@ class Seats:
 class Rank:
     """A rank's ``Session``, and its ``Saver``: both are proxies for the parent process's."""
 
-    busy = behind = False
+    busy = gave_up = False
 
-    def __init__(self, rank: int, seats: Seats) -> None:
+    def __init__(self, rank: int, channels: RankChannels) -> None:
         self.rank = rank
-        self.count = len(seats.ours)
-        self.leased = seats.leased
+        self.count = len(channels.rank_ends)
+        self.leased = channels.leased
         self.leaves = False
         """True if all ranks were asked to end."""
         self.must_yield = False
         self.asked: TierName = "disk"
         """Always disk, so that no rank yields in a validation: they could not agree on a point."""
         self.batch_size: int | None = None
-        self.devices = seats.devices
-        self.checkpoint_dir = seats.checkpoint_dir
+        self.devices = channels.devices
+        self.checkpoint_dir = channels.checkpoint_dir
         self.checkpoints: tuple[StoredState, ...] = ()
         """Always empty: the process that starts the ranks reads checkpoints."""
-        self._end = seats.ours[rank]
-        self._signs = seats.signs
+        self._end = channels.rank_ends[rank]
+        self._flags = channels.flags
         self._point = 0
-        self._end.send(("here", None))
+        self._end.send(("started", None))
 
     def pass_point(self) -> None:
         """Count a point between two batches; to be called before anything else there."""
         self._point += 1
-        if self.rank == 0 and self._signs[YIELD] and not self._signs[STOP]:
-            self._signs[STOP] = self._point
-        self.must_yield = 0 < self._signs[STOP] < self._point
+        if self.rank == 0 and self._flags[YIELD] and not self._flags[STOP]:
+            self._flags[STOP] = self._point
+        self.must_yield = 0 < self._flags[STOP] < self._point
 
     def training(self, *, stores: bool) -> None:
         self._tell("training", {"stores": stores})
@@ -118,7 +118,7 @@ class Rank:
 
     def reported(self, unit: int, value: float) -> bool:
         """Report the value after a unit (that of rank 0 counts); True if the trial is pruned."""
-        return self._come("report", unit, value) == "prune"
+        return self._request("report", unit, value) == "prune"
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         self._tell("beat", {"batches": batches, "memory_bytes": memory_bytes})
@@ -128,7 +128,7 @@ class Rank:
 
     def begin(self, tree: Tree, *, units: int) -> None:
         """Send this rank's part of a checkpoint to the parent process; see ``Saver``."""
-        self._come("save", units, packed(tree))
+        self._request("save", units, packed(tree))
 
     def finish(self, *, wait: bool) -> None:
         """Do nothing: the parent process writes; see ``Saver``."""
@@ -139,7 +139,7 @@ class Rank:
         Raises:
             Suspended: this process must end.
         """
-        answer = self._come("park", state.units, state.stores, state.ended)
+        answer = self._request("park", state.units, state.stores, state.ended)
         while answer == "dump":
             self._end.send(("tree", packed(state.dump())))
             answer = self._answer(state.ended)
@@ -160,10 +160,10 @@ class Rank:
         if self.rank == 0:
             self._end.send((kind, content))
 
-    def _come(
+    def _request(
         self, kind: Kind, units: int, payload: Any, ended: Callable[[], bool] = lambda: False
     ) -> Answer:
-        self._end.send((kind, Arrival(kind, self._point, units, payload)))
+        self._end.send((kind, RankRequest(kind, self._point, units, payload)))
         return self._answer(ended)
 
     def _answer(self, ended: Callable[[], bool]) -> Answer:

@@ -16,7 +16,15 @@ from typing import Any
 
 from optuna_hermes.errors import SuspendError
 from optuna_hermes.suspend._base import Session
-from optuna_hermes.suspend._rank import STOP, YIELD, Answer, Arrival, Seats, Tree, unpacked
+from optuna_hermes.suspend._rank import (
+    STOP,
+    YIELD,
+    Answer,
+    RankChannels,
+    RankRequest,
+    Tree,
+    unpacked,
+)
 
 PATIENCE_SECONDS = 5.0
 """Longest time for which ranks wait for the others to come to the same point."""
@@ -32,7 +40,7 @@ class Ranks:
         context: the ``multiprocessing`` context by which the ranks are started.
         run: the trial, as messages name it.
         session: the trial's, if it has one.
-        seated: called when all ranks have begun, to free what only they need.
+        all_started: called when all ranks have begun, to free what only they need.
         report: called with a unit and a value; returns True if the trial is pruned.
         save: called with a checkpoint and its units, see ``Saver.begin``.
         merge: makes one checkpoint of those of all ranks.
@@ -45,7 +53,7 @@ class Ranks:
         *,
         run: str,
         session: Session | None,
-        seated: Callable[[], None],
+        all_started: Callable[[], None],
         report: Callable[[int, float], bool],
         save: Callable[..., None] | None,
         merge: Callable[[list[Tree]], Tree],
@@ -55,10 +63,10 @@ class Ranks:
         self.end: dict[str, Any] | None = None
         """The state that rank 0 sent at its end."""
         pipes = [context.Pipe() for _ in range(count)]
-        self.seats = Seats(
-            ours=tuple(child for _, child in pipes),
-            theirs=tuple(parent for parent, _ in pipes),
-            signs=context.RawArray("q", 2),
+        self.channels = RankChannels(
+            rank_ends=tuple(child for _, child in pipes),
+            parent_ends=tuple(parent for parent, _ in pipes),
+            flags=context.RawArray("q", 2),
             parent=os.getpid(),
             leased=session is not None,
             checkpoint_dir=session.checkpoint_dir if session is not None else None,
@@ -66,16 +74,16 @@ class Ranks:
         )
         self._run = run
         self._session = session
-        self._seated = seated
+        self._all_started = all_started
         self._report = report
         self._save = save
         self._merge = merge
-        self._open = {end: rank for rank, end in enumerate(self.seats.theirs)}
+        self._open = {end: rank for rank, end in enumerate(self.channels.parent_ends)}
         self._count = count
-        self._here = 0
+        self._started = 0
         self._done: set[int] = set()
         self._lost = False
-        self._arrivals: dict[int, Arrival] = {}
+        self._requests: dict[int, RankRequest] = {}
         self._parked_at = 0.0
         self._closing = False
         self._listener = Thread(target=self._listen, name="hermes-ranks", daemon=True)
@@ -85,7 +93,7 @@ class Ranks:
         """Process the remaining messages and stop listening; the ranks have ended."""
         self._closing = True
         self._listener.join()
-        for end in (*self.seats.ours, *self.seats.theirs):
+        for end in (*self.channels.rank_ends, *self.channels.parent_ends):
             end.close()
 
     # -- the listener --------------------------------------------------------------------------
@@ -103,7 +111,7 @@ class Ranks:
             except BaseException as error:
                 self._fail(error)
             if self._session is not None:
-                self.seats.signs[YIELD] = self._session.must_yield
+                self.channels.flags[YIELD] = self._session.must_yield
 
     def _hear(self, end: Connection) -> None:
         try:
@@ -112,7 +120,7 @@ class Ranks:
             self._lost = self._lost or self._open[end] not in self._done
             del self._open[end]
             return
-        if kind == "here":
+        if kind == "started":
             self._begin()
         elif kind == "raised":
             self.error = self.error or content
@@ -125,15 +133,15 @@ class Ranks:
         elif kind == "training":
             self._leased.training(**content)
         else:
-            self._arrivals[self._open[end]] = content
+            self._requests[self._open[end]] = content
             self._parked_at = time.monotonic()
 
     def _begin(self) -> None:
-        self._here += 1
-        if self._here == self._count:
-            self._seated()
+        self._started += 1
+        if self._started == self._count:
+            self._all_started()
             # Only the ranks hold these ends from here on: the death of a rank closes its pipe.
-            for end in self.seats.ours:
+            for end in self.channels.rank_ends:
                 end.close()
 
     def _finish(self, rank: int, state: dict[str, Any], whole: bool) -> None:
@@ -143,23 +151,23 @@ class Ranks:
             self.end = state
 
     def _settle(self) -> None:
-        arrivals = self._arrivals
-        if not arrivals:
+        requests = self._requests
+        if not requests:
             return
         waited = time.monotonic() - self._parked_at
         if self.error is not None or self._lost:
-            self._tell(list(arrivals), "leave")
-        elif len(arrivals) == self._count:
+            self._tell(list(requests), "leave")
+        elif len(requests) == self._count:
             self._together()
         elif self._done or waited >= PATIENCE_SECONDS:
             self._move_on()
 
     def _together(self) -> None:
         """Answer all ranks, which wait at the same point, or move them on if they do not."""
-        if len({(each.kind, each.point) for each in self._arrivals.values()}) > 1:
+        if len({(each.kind, each.point) for each in self._requests.values()}) > 1:
             self._move_on()
             return
-        first = self._arrivals[0]
+        first = self._requests[0]
         answer: Answer = "go"
         if first.kind == "report":
             answer = "prune" if self._report(first.units, first.payload) else "go"
@@ -169,30 +177,30 @@ class Ranks:
         else:
             self._leased.park(_Stop(self, first.units, stores=first.payload))
             # Before the answers: a rank that goes on must not see the point of this stop.
-            self.seats.signs[YIELD] = self.seats.signs[STOP] = 0
-        self._tell(list(self._arrivals), answer)
+            self.channels.flags[YIELD] = self.channels.flags[STOP] = 0
+        self._tell(list(self._requests), answer)
 
     def _move_on(self) -> None:
         """Let ranks that wait to be parked go on to a later point."""
-        waiting = [rank for rank, each in self._arrivals.items() if each.kind == "park"]
+        waiting = [rank for rank, each in self._requests.items() if each.kind == "park"]
         if waiting:
-            self.seats.signs[STOP] = max(each.point for each in self._arrivals.values())
+            self.channels.flags[STOP] = max(each.point for each in self._requests.values())
             self._tell(waiting, "on")
 
     def _tell(self, ranks: Iterable[int], answer: Answer) -> None:
         for rank in ranks:
-            self._arrivals.pop(rank)
+            self._requests.pop(rank)
             self._send(rank, answer)
 
     def _send(self, rank: int, answer: Answer) -> None:
         try:
-            self.seats.theirs[rank].send(answer)
+            self.channels.parent_ends[rank].send(answer)
         except OSError:
             self._lost = True
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
-        self._tell(list(self._arrivals), "leave")
+        self._tell(list(self._requests), "leave")
 
     # -- one state -----------------------------------------------------------------------------
 
@@ -202,10 +210,10 @@ class Ranks:
         Raises:
             SuspendError: a rank has ended.
         """
-        for rank in self._arrivals:
+        for rank in self._requests:
             self._send(rank, "dump")
         trees = []
-        for rank, end in enumerate(self.seats.theirs):
+        for rank, end in enumerate(self.channels.parent_ends):
             try:
                 kind, content = end.recv()
             except (EOFError, OSError) as error:
@@ -223,7 +231,7 @@ class Ranks:
         return self._closing
 
     def _payloads(self) -> list[bytes]:
-        return [self._arrivals[rank].payload for rank in range(self._count)]
+        return [self._requests[rank].payload for rank in range(self._count)]
 
     def _joined(self, packed: list[bytes]) -> Tree:
         return self._merge([unpacked(each) for each in packed])

@@ -23,7 +23,7 @@ RETRY_SECONDS = 1.0
 _SHARE = 10
 """The delay is at least this many times the duration of an attempt, to spare a full disk."""
 
-_MARK = "said-"
+_MARK = "warned-"
 """Prefix of the marker files, which lie beside the trials' folders."""
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Saver:
     """
 
     def __init__(self, session: Session, run: str) -> None:
-        self.behind = False
+        self.gave_up = False
         """True if the last state was given up before it could be written."""
         self._session = session
         self._run = run
@@ -57,7 +57,7 @@ class Saver:
             CheckpointError: the checkpoint before holds something that cannot be stored.
         """
         self.finish(wait=True)
-        self.behind, self._give_up = False, threading.Event()
+        self.gave_up, self._give_up = False, threading.Event()
         thread = ThreadPoolExecutor(1, "hermes-save")
         self._saving = thread.submit(self._save, frozen(tree), units, self._give_up)
         thread.shutdown(wait=False)
@@ -86,17 +86,17 @@ class Saver:
             try:
                 state = write(session.checkpoint_dir, tree, run=self._run, units=units, known=known)
             except UnwritableError as error:
-                self._say(error)
+                self._warn(error)
                 took = time.monotonic() - begin
                 if give_up.wait(max(RETRY_SECONDS, _SHARE * took)):
-                    self.behind = True
+                    self.gave_up = True
                     return
             else:
                 self._unwritable = False
                 session.saved(state)
                 return
 
-    def _say(self, error: UnwritableError) -> None:
+    def _warn(self, error: UnwritableError) -> None:
         """Log a warning, once per period in which nothing can be written."""
         if not self._unwritable:
             self._unwritable = True

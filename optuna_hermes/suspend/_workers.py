@@ -49,7 +49,7 @@ class Workers:
             each.share_memory_()  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
-    def hung(self, loader: DataLoader[Any]) -> Iterator[None]:
+    def recording(self, loader: DataLoader[Any]) -> Iterator[None]:
         """Let the processes that are started within write their states."""
         collate, init = loader.collate_fn, loader.worker_init_fn
         shared = self._batches, self._lengths, self._texts
@@ -187,7 +187,7 @@ class _RecordingCollate(_Collate):
         batches[slot] = self._fetched
 
 
-def _own() -> list[Any]:
+def _generators() -> list[Any]:
     worker: Any = get_worker_info()
     return own_generators(worker.dataset)
 
@@ -200,7 +200,7 @@ def _text() -> str:
         "torch": torch.get_rng_state(),
         "numpy": list(numpy_state),
         "python": [version, np.asarray(words, np.uint32), gauss],
-        "own": states_of(_own()),
+        "own": states_of(_generators()),
     }
     return json.dumps(numbers, default=_encoded, separators=(",", ":"))
 
@@ -210,7 +210,7 @@ def _restore(numbers: dict[str, Any]) -> None:
     np.random.set_state(tuple(numbers["numpy"]))
     version, words, gauss = numbers["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
-    set_states(_own(), numbers["own"])
+    set_states(_generators(), numbers["own"])
 
 
 def _encoded(value: Any) -> dict[str, Any]:

@@ -42,14 +42,14 @@ class Wrapped:
             if state["idle"] is not None:
                 self._replay.load_idle_state(state["idle"])
             else:
-                self._replay.load_state_dict(state["place"])
+                self._replay.load_state_dict(state["position"])
         self._epochs = getattr(loader, self._name)
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's position in its epoch, and the number of the epoch."""
         if self._trained() or self._replay.resumes:
-            return {"epochs": self._epochs, "idle": None, "place": self._replay.state_dict()}
-        return {"epochs": self._epochs, "idle": self._replay.idle_state(), "place": None}
+            return {"epochs": self._epochs, "idle": None, "position": self._replay.state_dict()}
+        return {"epochs": self._epochs, "idle": self._replay.idle_state(), "position": None}
 
     def warning(self) -> str | None:
         return self._replay.warning()

@@ -17,7 +17,7 @@ from optuna_hermes.model import TierName
 from optuna_hermes.suspend import BatchChoice, StoredState, TrialState
 
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._parking import TierMover
+    from optuna_hermes.suspend._tier_mover import TierMover
 
 
 class FakeSession:
@@ -128,7 +128,7 @@ class FakeSession:
         self.batch_size = self._next_size
 
     def _put(self, state: TrialState, tier: TierName) -> None:
-        from optuna_hermes.suspend._parking import TierMover  # it needs torch
+        from optuna_hermes.suspend._tier_mover import TierMover  # it needs torch
 
         if self._parking is None:
             self._parking = TierMover(self.checkpoint_dir, lambda: self.checkpoints)

@@ -45,8 +45,8 @@ from rich.progress import Progress
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
-from optuna_hermes._lightning._around import ended, leave_out
 from optuna_hermes._lightning._callbacks import _FIELDS
+from optuna_hermes._lightning._clocks import got_sigterm, leave_out
 from optuna_hermes._lightning._loops import (
     _add,
     _metric_state,
@@ -54,7 +54,7 @@ from optuna_hermes._lightning._loops import (
     loop_state,
     restore_loop_state,
 )
-from optuna_hermes._lightning._wiring import clean, validated_names
+from optuna_hermes._lightning._trainer_hooks import clean, validated_names
 from optuna_hermes.suspend._state import plain
 
 
@@ -228,7 +228,7 @@ def test_loop_state_there_and_back() -> None:
         trainer._logger_connector._callback_metrics = {}
         restore_loop_state(trainer, copy)
         after = loop_state(trainer)
-        assert str({**after, "around": None}) == str({**before, "around": None})
+        assert str({**after, "clocks": None}) == str({**before, "clocks": None})
         states.append(before)
 
     trainer = fit(At("on_train_batch_start", there_and_back))
@@ -439,9 +439,9 @@ def test_default_root() -> None:
 def test_sigterm() -> None:
     """Whether the process was told to end is said by an attribute that a handler sets."""
     trainer = fit()
-    assert not ended(trainer)
+    assert not got_sigterm(trainer)
     trainer._signal_connector.received_sigterm = True
-    assert ended(trainer)
+    assert got_sigterm(trainer)
 
 
 def test_checkpoint_folder_is_public_state() -> None:

@@ -59,7 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Epochs(Units):
     """Every epoch is a unit, whatever a test logs."""
 
-    _read = 0
+    def __init__(self, loop: Any) -> None:
+        super().__init__("unit", loop.name)
+        self._loop = loop
 
     def validated(self, trainer: pl.Trainer) -> bool:
         return False
@@ -68,9 +70,8 @@ class _Epochs(Units):
         ended, self._epoch_ended = self._epoch_ended, False
         return ended
 
-    def read(self, trainer: pl.Trainer, *, spread: bool) -> float:
-        self._read += 1
-        return 1.0 / self._read
+    def read(self, trainer: pl.Trainer, *, several_devices: bool) -> float:
+        return 1.0 / (self._loop._unit + 1)
 
 
 class _Callback(HermesCallback):
@@ -78,7 +79,7 @@ class _Callback(HermesCallback):
 
     def __init__(self, trial: optuna.Trial, session: _Session) -> None:
         super().__init__(trial, "unit", _session=session)
-        self._loop.units = _Epochs("unit", self._loop.name)
+        self._loop.units = _Epochs(self._loop)
         self._slices = session
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:

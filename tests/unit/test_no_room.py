@@ -16,8 +16,8 @@ import torch
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend import _saver, read, rng_state, set_rng_state
 from optuna_hermes.suspend._disk import why_unwritable
-from optuna_hermes.suspend._parking import TierMover
 from optuna_hermes.suspend._saver import Saver
+from optuna_hermes.suspend._tier_mover import TierMover
 from optuna_hermes.testing import FakeSession
 from optuna_hermes.testing.tier import Training
 
@@ -73,7 +73,7 @@ def test_a_checkpoint_waits_for_room(
     wait_for(lambda: session.states)
     saver.finish(wait=True)
     assert not saver.busy
-    assert not saver.behind
+    assert not saver.gave_up
     assert [path.name for path in tmp_path.iterdir()] == ["000001-unit-1.safetensors"]
     found = read(session.checkpoints, RUN, tmp_path)
     assert found is not None
@@ -99,7 +99,7 @@ def test_a_later_state_takes_the_place_of_one_that_waits(
     saver.begin(tree(4), units=4)
     wait_for(lambda: len(warnings_of(caplog)) == 2)  # another time that the disk is full
     saver.finish(wait=True)
-    assert saver.behind
+    assert saver.gave_up
     assert not saver.busy
 
 

@@ -85,7 +85,7 @@ class Run:
             FORK,
             run="trial 1",
             session=session,
-            seated=lambda: None,
+            all_started=lambda: None,
             report=lambda unit, value: self.values.append(value) or prunes,
             save=lambda tree, units: self.saves.append((units, tree["all"])),
             merge=lambda trees: {"all": trees},
@@ -105,7 +105,7 @@ class Run:
         self.ranks.close()
 
     def _be(self, body: Callable[[Rank], Any], number: int, results: Any) -> None:
-        rank = self.ranks.seats.take(number)
+        rank = self.ranks.channels.become_rank(number)
         try:
             results.send(body(rank))
             rank.ended({"rank": number}, whole=True)
@@ -131,7 +131,7 @@ def loop(
     barrier = FORK.Barrier(RANKS)
 
     def train(rank: Rank) -> int:
-        while not rank._signs[YIELD]:
+        while not rank._flags[YIELD]:
             pass
         left, point = tries, 0
         for syncs, stops in itertools.cycle(zip(synced, clean, strict=True)):

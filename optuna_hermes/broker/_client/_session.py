@@ -25,7 +25,7 @@ from optuna_hermes.suspend._base import BatchChoice, Footprint, StoredState, Tri
 from optuna_hermes.suspend._disk import read_ahead
 
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._parking import TierMover
+    from optuna_hermes.suspend._tier_mover import TierMover
 
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
@@ -396,7 +396,7 @@ class TrialSession:
 
     def _parking(self) -> TierMover:
         if self._parked_in is None:
-            from optuna_hermes.suspend._parking import TierMover  # it needs torch
+            from optuna_hermes.suspend._tier_mover import TierMover  # it needs torch
 
             self._parked_in = TierMover(self.checkpoint_dir, lambda: self.checkpoints)
         return self._parked_in

@@ -15,7 +15,7 @@ from optuna_hermes.suspend._wrapped import Wrapped, inner_of
 Batch = TypeVar("Batch")
 
 
-class Place:
+class LoaderPosition:
     """The position of a loop in an epoch of batches, for every supported kind of loader.
 
     Args:
@@ -87,11 +87,11 @@ class Place:
 
     def leave(self) -> None:
         """Restore the loaders' own samplers and functions, and drop all references to them."""
-        hung: list[Replay | Wrapped | Stream | RandomWatch] = [
+        installed: list[Replay | Wrapped | Stream | RandomWatch] = [
             *self._replays.values(),
             *self._watches.values(),
         ]
-        for each in hung:
+        for each in installed:
             each.unwrap()
         self._replays.clear()
         self._watches.clear()

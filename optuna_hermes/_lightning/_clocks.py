@@ -62,7 +62,7 @@ def leave_out(trainer: Trainer, seconds: float) -> None:
             task._progress = deque(samples, task._progress.maxlen)
 
 
-def around_state(trainer: Trainer) -> dict[str, Any]:
+def clock_state(trainer: Trainer) -> dict[str, Any]:
     """The time on the clocks, and the counters that go with them."""
     now = time.monotonic()
     # Ages, not points in time: the monotonic clocks of two hosts have no common origin.
@@ -80,8 +80,8 @@ def around_state(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def restore_around(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Restore what ``around_state`` returned; to be called before the first fetch."""
+def restore_clocks(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Restore what ``clock_state`` returned; to be called before the first fetch."""
     now = time.monotonic()
     for name, where, key in _lasting_clocks(trainer):
         if name in state["ages"]:
@@ -106,7 +106,7 @@ def show_length(trainer: Trainer) -> None:
             bar.progress.update(task_id, total=float(bar.total_train_batches))
 
 
-def ended(trainer: Trainer) -> bool:
+def got_sigterm(trainer: Trainer) -> bool:
     """True if the process got SIGTERM; Lightning handles it in the main thread only."""
     return trainer.received_sigterm
 

@@ -23,7 +23,7 @@ from optuna_hermes._lightning._namespace import (
     callbacks_of,
 )
 from optuna_hermes._lightning._pruning import kept_pruned, prune, without_masks
-from optuna_hermes._lightning._unsaved import made_of
+from optuna_hermes._lightning._unsaved import loader_sources
 from optuna_hermes.suspend._loader import OwnStates, Replay, idle, is_stateful
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
 from optuna_hermes.suspend._streams import PLACEHOLDER, Stream, Streams, is_stream
@@ -32,7 +32,7 @@ from optuna_hermes.suspend._unsaved import Unsaved, reachable
 from optuna_hermes.suspend._workers import RandomWatch
 
 
-class Wiring:
+class TrainerHooks:
     """The hooks in one trainer for the duration of one ``fit``.
 
     Args:
@@ -89,7 +89,7 @@ class Wiring:
         epoch_loop = self.trainer.fit_loop.epoch_loop
         self.override(epoch_loop, "_on_before_fetch", _in_turn, call, epoch_loop._on_before_fetch)
 
-    def follow_log(self) -> None:
+    def follow_sync_dist(self) -> None:
         """Take over ``sync_dist`` of restored metrics from the module's next call of ``log``.
 
         Lightning refuses a metric whose ``sync_dist`` has changed, and does not store the argument
@@ -205,7 +205,7 @@ class Wiring:
         trainer = self.trainer
         fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
         if fit_loop._combined_loader is None or fit_loop._should_reload_train_dl:
-            with self._as_when_made("training"):
+            with self._as_when_first_made("training"):
                 set_up()
         elif val_loop.restarting and fit_loop._combined_loader_states_to_load:
             # Loaders were set up before the checkpoint was loaded: to count batches, for example.
@@ -214,7 +214,7 @@ class Wiring:
             iter(fit_loop._data_fetcher)
 
     @contextlib.contextmanager
-    def _as_when_made(self, stage: str) -> Iterator[None]:
+    def _as_when_first_made(self, stage: str) -> Iterator[None]:
         """Make loaders again with the attributes, random state and epoch of their first making.
 
         Making them may split data at random, and may use attributes of module or data module that
@@ -222,7 +222,7 @@ class Wiring:
         """
         epoch = self.trainer.fit_loop.epoch_progress.current
         if self._attributes is None:
-            self._attributes = made_of(self.trainer)
+            self._attributes = loader_sources(self.trainer)
             self._attributes.begin()
         made = self._made_again.get(stage)
         if made is None:
@@ -254,7 +254,7 @@ class Wiring:
         """Set the validation loaders up, before there is an iterator over new ones."""
         val_loop = self.trainer.fit_loop.epoch_loop.val_loop
         if val_loop._combined_loader is None or val_loop._should_reload_val_dl:
-            with self._as_when_made("validation"):
+            with self._as_when_first_made("validation"):
                 set_up()
         combined = val_loop._combined_loader
         loaders = [] if combined is None else combined.flattened

@@ -13,7 +13,7 @@ from optuna_hermes.suspend._loader import OwnStates, Replay, idle
 from optuna_hermes.suspend._wrapped import inner_of
 
 
-class Beside:
+class OtherLoaders:
     """The loaders and accelerators made before the loop: they stay the same from epoch to epoch.
 
     Restored with the trial are the loaders' generators, their worker processes where these persist,
@@ -64,11 +64,11 @@ class Beside:
                     del left[index]
                     break
 
-    def steps(self) -> list[int]:
+    def accelerator_steps(self) -> list[int]:
         """The step counters of the accelerators."""
         return [each.step for accelerator in self._accelerators if (each := accelerator())]
 
-    def load_steps(self, steps: list[int]) -> None:
+    def load_accelerator_steps(self, steps: list[int]) -> None:
         """Restore the step counters."""
         for accelerator, step in zip(self._accelerators, steps, strict=False):
             each = accelerator()
@@ -88,7 +88,7 @@ def _leave(each: Replay | OwnStates) -> None:
 
 
 def _is_watched(loader: DataLoader[Any]) -> bool:
-    """True if another trial has hung its sampler into the loader."""
+    """True if another trial has put its sampler into the loader."""
     return isinstance(loader.batch_sampler, Replay) or isinstance(loader.sampler, Replay)
 
 

@@ -43,7 +43,7 @@ class TierMover:
         self._known = known
         self._resident = Resident()
         self._host = Host()
-        self._held = Footprint(device_bytes=0)
+        self._footprint = Footprint(device_bytes=0)
         self._refused = False
         self._unwritable = False
 
@@ -69,8 +69,8 @@ class TierMover:
         if tier == "resident" or self.tier is None:
             if self.tier == "host":
                 self._host.resume()
-            self.tier, self._held = "resident", self._resident.suspend(state)
-        return self._held
+            self.tier, self._footprint = "resident", self._resident.suspend(state)
+        return self._footprint
 
     def back(self) -> None:
         """Bring the trial back onto its device.
@@ -92,7 +92,7 @@ class TierMover:
         if self.tier == "host":
             return True
         try:
-            self._held = self._host.suspend(state)
+            self._footprint = self._host.suspend(state)
         except SuspendError:
             return False
         self.tier = "host"
@@ -116,4 +116,4 @@ class TierMover:
             return
         self._unwritable = False
         self.leave()
-        self.tier, self._held = "disk", Footprint(device_bytes=0, stored=stored)
+        self.tier, self._footprint = "disk", Footprint(device_bytes=0, stored=stored)
