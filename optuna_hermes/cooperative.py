@@ -242,12 +242,14 @@ class CooperativeLoop:
             saver.finish(wait=False)
         if self.waits_for_next_point():
             return
+        # Asked before the trial waits, and valid after: nothing is trained meanwhile.
         here = self.storable and self.storable_here()
         if session.must_yield:
             self._park(session, stores=here)
         if self._unsaved and here and saver is not None and self.saves_now(saver):
             saver.begin(self._dump(rng_state()), units=self._unit)
             self._unsaved = False
+        # If nothing is due, the next clean points skip this method.
         self._busy = saver is not None and (saver.busy or (self._unsaved and self.storable))
 
     def _begin_training(self, session: Session) -> None:
@@ -261,6 +263,7 @@ class CooperativeLoop:
     def _park(self, session: Session, *, stores: bool) -> None:
         with kept_rng() as rng:
             session.park(_LoopState(self, rng, stores=stores))
+        # A save that was given up for the sake of the suspension is due again.
         if self._saver is not None and self._saver.gave_up:
             self._busy = self._unsaved = True
         self._train(session)
@@ -307,6 +310,7 @@ class CooperativeLoop:
         if tree is not None:
             self._load(tree)
             set_rng_state(tree["rng"])
+        # From here on: what the objective did before, it does again in the next process.
         self._named.begin()
 
     def _load(self, tree: dict[str, Any]) -> None:

@@ -272,6 +272,7 @@ class _FitLoop(CooperativeLoop):
     @property
     def device_ids(self) -> tuple[str, ...]:
         """Ids of the trial's devices; empty if they are not known."""
+        # A rank that was started by ``spawn`` has no trial to ask for a session.
         session = self._rank or self._session or session_of(self._trial)
         return () if session is None else session.devices
 
@@ -313,6 +314,7 @@ class _FitLoop(CooperativeLoop):
             other._fits = _Fits()  # it may still load a checkpoint, which must not count here
         if fits.count:
             self._unit = fits.units
+        # Weak: a loop leads to its session and trial, which are the keys of ``_fits``.
         fits.loop, fits.units = weakref.ref(self), self._unit
         fits.count += 1
         self._number = fits.count
@@ -430,6 +432,7 @@ class _FitLoop(CooperativeLoop):
         if session is None or self._hooks is None:
             return
         self.beat()
+        # Lightning cannot resume within a validation: a trial asked to disk first completes it.
         if not session.must_yield or session.asked == "disk":
             return
         if time.monotonic() - self._validating_since >= _LONG_VALIDATION_SECONDS:
@@ -450,7 +453,7 @@ class _FitLoop(CooperativeLoop):
         return got_sigterm(self._fit.trainer)
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
-        if self._leave_out_wait is not None:
+        if self._leave_out_wait is not None:  # the clocks in the state must not count the wait
             self._leave_out_wait()
         return self._checkpoints.dump(self._fit, rng, self._rank)
 
@@ -511,6 +514,7 @@ class _FitLoop(CooperativeLoop):
         finally:
             ranks.close()
             self.leave()
+            # The parent has trained nothing itself, but users read ``value`` from its callback.
             if ranks.end is not None:
                 self.load_state_dict(ranks.end)
 
@@ -520,6 +524,7 @@ class _FitLoop(CooperativeLoop):
 
     def be_rank(self, rank: Rank) -> None:
         """Continue as a rank, in its own process."""
+        # A rank's ``begin`` sends its part of a checkpoint to the process that has a ``Saver``.
         self._rank, self._saver = rank, cast(Saver, rank)
         self._session = rank if rank.leased else None
 

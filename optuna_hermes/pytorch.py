@@ -157,7 +157,7 @@ class Run(CooperativeLoop):
         self._switch_point(sys._getframe().f_back)
         for batch in iterator:
             yield batch
-            del batch
+            del batch  # else its memory would stay in use while the trial waits
             self._position.batch += 1
             self._batches += 1
             self._switch_point(sys._getframe().f_back)
@@ -260,6 +260,7 @@ class Run(CooperativeLoop):
         if self._session is None:
             return
         if self._restored is not None:
+            # Code before the epoch's batches runs again, and must draw what it drew.
             set_rng_state(self._restored["epoch_rng"])
         self._epoch_rng = rng_state()
 

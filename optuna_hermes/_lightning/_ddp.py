@@ -68,6 +68,7 @@ def own_part(checkpoint: Tree, module: LightningModule, rank: int) -> Tree:
     weights = checkpoint["state_dict"]
     return {
         **checkpoint,
+        # DDP keeps parameters and optimizers equal on all ranks; buffers may differ.
         "optimizer_states": [],
         "state_dict": {name: weights[name] for name in weights if name not in shared},
     }

@@ -83,6 +83,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     trainer.should_stop = state["should_stop"]
     trainer.accumulate_grad_batches = state["accumulate_grad_batches"]
     epoch_loop.val_loop.batch_progress.load_state_dict(state["validation"])
+    # ``update``: Lightning made a defaultdict of it.
     epoch_loop.val_loop._seen_batches_per_dataloader.update(state["validated"])
     trainer.fit_loop._last_train_dl_reload_epoch = state["reloaded"][0]
     epoch_loop.val_loop._last_val_dl_reload_epoch = state["reloaded"][1]

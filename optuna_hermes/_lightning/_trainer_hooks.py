@@ -109,7 +109,7 @@ class TrainerHooks:
         for _, watch in self._watches:
             watch.unwrap()
         for _, each in self._validated:
-            if isinstance(each, Replay):
+            if isinstance(each, Replay):  # the others change nothing in their loaders
                 each.unwrap()
         self._replays, self._watches, self._validated = [], [], []
 
@@ -146,6 +146,7 @@ class TrainerHooks:
     def restore_loader_states(self, state: dict[str, Any]) -> None:
         """Restore what ``loader_states`` returned; to be called before the first fetch."""
         trainer = self.trainer
+        # Lightning sets these loaders up when it validates, but their states need them now.
         if state["validation"] and not self._validated:
             self._set_up_validation_now()
         for (_, replay), own in zip(self._replays, state["training"], strict=False):

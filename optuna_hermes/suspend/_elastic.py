@@ -176,7 +176,7 @@ class DividedReplay(Replay):
         self._count = count
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See ``Replay``; worker processes begin anew, as their number may have changed."""
+        # Worker processes begin anew: another number of ranks has another number of them.
         super().load_state_dict({**state, "seed": None, "workers": None})
 
     def _fresh(self) -> Iterator[Any]:

@@ -85,8 +85,10 @@ class NamedObjects:
                 raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
         self._unsaved.load_state_dict(state.get("unsaved", {}))
         kept = {name: self._read(name, *node) for name, node in state["kept"].items()}
+        # In place: the objective may hold the dictionary.
         self.kept.clear()
         self.kept.update(kept)
+        # A second call may fill these in place; other arrays may be parts of a model.
         self._given = {id(each): each for each in _leaves(kept)}
 
     def _written(self, name: str, value: Any) -> list[Any]:
@@ -219,6 +221,7 @@ def _state_of(owner: Any) -> dict[str, Any]:
         return {"state": state}
     parameters = dict(owner.named_parameters())
     return {
+        # None of the rest is in a module's ``state_dict``, and all of it matters to the bit.
         "state": state,
         "buffers": {name: part for name, part in owner.named_buffers() if name not in state},
         "gradients": {name: p.grad for name, p in parameters.items() if p.grad is not None},

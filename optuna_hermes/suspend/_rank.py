@@ -103,6 +103,7 @@ class Rank:
     def pass_point(self) -> None:
         """Count a point between two batches; to be called before anything else there."""
         self._point += 1
+        # Written once: all ranks must see the same point, also those that read it late.
         if self.rank == 0 and self._flags[YIELD] and not self._flags[STOP]:
             self._flags[STOP] = self._point
         self.must_yield = 0 < self._flags[STOP] < self._point

@@ -213,6 +213,7 @@ class Stream:
             return self._made(), []
         self._opened, self._before = resume["opened"], resume["before"]
         own, skip = self.own_state(), resume["skip"]
+        # What is fetched again must draw what it drew, and leave no trace in present states.
         with kept_rng():
             set_rng_state(self._opened["rng"])
             self.load_own_state(self._opened)
@@ -237,6 +238,7 @@ class Stream:
 
     def fetch(self, iterator: Any) -> Any:
         """Fetch the next batch; remember the random state if it changed since the fetch before."""
+        # Worker processes have random states of their own, which their seed gives again.
         in_process = not self._loader().num_workers  # type: ignore[union-attr]
         before = _Numbers() if in_process else None
         began = time.perf_counter()

@@ -92,6 +92,7 @@ def reachable(roots: Iterable[object], *, through_data: bool = False) -> dict[in
     own = {id(each) for each in waiting}
     while waiting and len(found) < _MOST_REACHED:
         each = waiting.pop()
+        # By identity: comparing values would run code of the user.
         if id(each) in found or isinstance(each, _LEAVES):
             continue
         if isinstance(each, DATA) and not through_data and id(each) not in own:

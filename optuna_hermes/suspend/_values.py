@@ -281,6 +281,7 @@ def _filled(present: Any, kind: Any, items: Any) -> Any:
 
 def _tensor(rest: list[Any], present: Any) -> torch.Tensor:
     value, was_on_device, requires_grad = rest
+    # A parameter stays the same object, as the optimizer holds it.
     if isinstance(present, torch.nn.Parameter) and present.shape == value.shape:
         with torch.no_grad():
             present.copy_(value)

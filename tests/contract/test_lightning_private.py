@@ -47,14 +47,9 @@ from torchmetrics import MeanMetric
 
 from optuna_hermes._lightning._callbacks import _FIELDS
 from optuna_hermes._lightning._clocks import got_sigterm, leave_out
-from optuna_hermes._lightning._loops import (
-    _add,
-    _metric_state,
-    _restore_metric,
-    loop_state,
-    restore_loop_state,
-)
+from optuna_hermes._lightning._loops import _add, loop_state, restore_loop_state
 from optuna_hermes._lightning._trainer_hooks import clean, validated_names
+from optuna_hermes.suspend._named_objects import metric_state, restore_metric
 from optuna_hermes.suspend._state import plain
 
 
@@ -271,7 +266,7 @@ def test_state_of_a_metric() -> None:
     """A metric's value is its states and its number of updates."""
     metric, other = MeanMetric(), MeanMetric()
     metric.update(torch.tensor(3.0))
-    _restore_metric(other, _metric_state(metric))
+    restore_metric(other, metric_state(metric))
     assert other.update_count == 1
     assert other.compute() == 3.0
 
@@ -533,7 +528,7 @@ def test_what_another_metric_has_counted_can_be_added() -> None:
     first, second = MeanMetric(), MeanMetric()
     first.update(torch.tensor([1.0, 1.0, 1.0]))
     second.update(torch.tensor([5.0]))
-    _add(first, _metric_state(second))
+    _add(first, metric_state(second))
     assert first.compute() == 2.0
     results = [_ResultCollection(training=True) for _ in range(2)]
     for value, size, each in ((1.0, 3, results[0]), (5.0, 1, results[1])):
@@ -541,6 +536,6 @@ def test_what_another_metric_has_counted_can_be_added() -> None:
         each.log("training_step", "loss", torch.tensor(value), **options)
         each.log("training_step", "most", torch.tensor(value), reduce_fx="max", **options)
     for key in ("training_step.loss", "training_step.most"):
-        _add(results[0][key], _metric_state(results[1][key]))
+        _add(results[0][key], metric_state(results[1][key]))
     assert results[0]["training_step.loss"].compute() == 2.0
     assert results[0]["training_step.most"].compute() == 5.0
