@@ -181,7 +181,8 @@ def _show_epoch(bar: TQDMProgressBar, trainer: Trainer) -> None:
     line, total = bar._train_progress_bar, bar.total_train_batches
     if line is None or line.disable:
         return
-    line.reset(total=None if math.isinf(total) else total)
+    line.reset()  # its argument None would keep the total, where the length is now unknown
+    line.total = None if math.isinf(total) else total
     line.n = line.initial = trainer.fit_loop.epoch_loop.batch_progress.current.ready
     line.set_description(f"Epoch {trainer.current_epoch}")
 
