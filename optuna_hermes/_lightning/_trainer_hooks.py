@@ -57,6 +57,8 @@ class TrainerHooks:
         load_states = fit_loop._load_combined_loader_states
         self.override(fit_loop, "_load_combined_loader_states", self._on_loaders, load_states)
         self.override(fit_loop, "setup_data", self._set_up, fit_loop.setup_data)
+        epoch_loop = fit_loop.epoch_loop
+        self.override(epoch_loop, "reset", self._reset, epoch_loop.reset)
         self.override(val_loop, "setup_data", self._set_up_validation, val_loop.setup_data)
 
     def override(self, owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
@@ -227,6 +229,18 @@ class TrainerHooks:
             self._attributes.begin()
         made = self._made_again.get(stage)
         if made is None:
+    def _reset(self, reset: Callable[[], None]) -> None:
+        """Reset the counts of an epoch's batches, from which the loaders' positions are taken.
+
+        A fit that begins with a checkpoint of the user's from the end of an epoch has counted that
+        epoch's batches when its first iterator is made, and is reset only after that.
+        """
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress
+        before = _ready(progress)
+        reset()
+        for _, replay in self._replays:
+            replay.shift(_ready(progress) - before)
+
             attributes = frozen(self._attributes.state_dict())
             self._made[stage] = {
                 "rng": rng_state(),

@@ -109,6 +109,10 @@ class Replay:
         self._pool.load_state(state)
 
     def own_state(self) -> dict[str, Any]:
+    def shift(self, batches: int) -> None:
+        """Take over that the number of trained batches counts from another beginning."""
+        self._before += batches
+
         """Generators and counters of the loader, independent of its position."""
         return self._own.state()
 

@@ -152,6 +152,10 @@ class Stream:
         """Resume from a position; placeholders are given until ``go_on`` is called."""
         self._resume, self._late = state, True
 
+    def shift(self, batches: int) -> None:
+        """Take over that the number of trained batches counts from another beginning."""
+        self._before += batches
+
     def own_state(self) -> dict[str, Any]:
         generator = getattr(self._loader(), "generator", None)
         return {"generator": None if generator is None else generator_state(generator)}
