@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections import deque
@@ -108,11 +109,11 @@ class Replay:
         self._resume = state
         self._pool.load_state(state)
 
-    def own_state(self) -> dict[str, Any]:
     def shift(self, batches: int) -> None:
         """Take over that the number of trained batches counts from another beginning."""
         self._before += batches
 
+    def own_state(self) -> dict[str, Any]:
         """Generators and counters of the loader, independent of its position."""
         return self._own.state()
 
@@ -225,7 +226,10 @@ class OwnStates:
     """Generators, counters and index lists that a loader, its samplers and its data set keep."""
 
     def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
-        self._loader = weakref.ref(loader)
+        self._loader: Callable[[], Any] = lambda: loader
+        # A loader may also be a list or a range, which have no weak references.
+        with contextlib.suppress(TypeError):
+            self._loader = weakref.ref(loader)
         self._samplers: list[Any] = []
         while sampler is not None and all(sampler is not each for each in self._samplers):
             self._samplers.append(sampler)
