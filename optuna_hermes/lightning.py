@@ -293,6 +293,9 @@ class _FitLoop(CooperativeLoop):
         if self._elastic_devices is not None:
             self._elastic_devices.prepare(trainer, hooks, max(1, len(self.device_ids)))
         self._checkpoints.resume(hooks, self._rank)
+        if not self._checkpoints.loaded:
+            self._begun = False
+            hooks.around_beginning(self._watch, self._checkpoints.note_changes)
         if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
             own_root(trainer, session.checkpoint_dir)
 
@@ -350,6 +353,11 @@ class _FitLoop(CooperativeLoop):
             go_on_within_epoch(trainer, hooks.override)  # a validation that was due is done
             self._checkpoints.pass_over(hooks)
         hooks.between_batches(functools.partial(self._between_batches, callback))
+
+    def _watch(self) -> None:
+        # Callbacks that train to find a setting remove all others meanwhile.
+        if self._trainer is not None and not self._begun and _loop_of(self._trainer) is self:
+            self._checkpoints.watch(self._trainer)
 
     def _restore(self) -> None:
         self._checkpoints.restore(self._fit)

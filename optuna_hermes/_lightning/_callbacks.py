@@ -44,8 +44,10 @@ def restore_callbacks(trainer: Trainer, state: dict[str, dict[str, Any]]) -> Non
     for callback, _ in _known(trainer):
         saved = state.get(callback.state_key, {})
         if isinstance(callback, StochasticWeightAveraging) and saved.get("_initialized"):
-            # It swaps the scheduler where an epoch begins, but a trial may resume within one.
-            callback.on_train_epoch_start(trainer, trainer.lightning_module)
+            # It swaps the scheduler where an epoch begins, but a trial may resume within one. The
+            # class's own hook: that of a user's subclass was called by the earlier process.
+            kind = part(trainer, "callbacks").StochasticWeightAveraging
+            kind.on_train_epoch_start(callback, trainer, trainer.lightning_module)
         vars(callback).update(saved)
 
 

@@ -17,6 +17,7 @@ from optuna_hermes._lightning._ddp import (
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
 from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
 from optuna_hermes._lightning._module import restore_attributes
+from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes._lightning._unsaved import ADVICE, unsaved
@@ -44,6 +45,7 @@ class Checkpoints:
         self._found: tuple[StoredState, Tree] | None = None
         self._loaded: Tree | None = None
         self._unsaved = Unsaved({})
+        self._changed: dict[str, list[str]] = {}
         self._folder: Path | None = None
 
     @property
@@ -62,6 +64,16 @@ class Checkpoints:
     def leave(self) -> None:
         """Drop the checkpoint that was loaded, at the end of a fit."""
         self._loaded = None
+        self._changed = {}
+
+    def watch(self, trainer: Trainer) -> None:
+        """Watch attributes from here on, as hooks come that the next process will not call."""
+        self._unsaved = unsaved(trainer)
+        self._unsaved.begin(self._changed)
+
+    def note_changes(self) -> None:
+        """Note the attributes that have changed since ``watch``, which may be called again."""
+        self._changed = self._unsaved.changed()
 
     def dump(self, hooks: TrainerHooks, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""
@@ -129,10 +141,10 @@ class Checkpoints:
     def restore(self, hooks: TrainerHooks) -> None:
         """Restore the state that Lightning's own loading leaves out; before the first batch."""
         loaded, self._loaded = self._loaded, None
-        self._unsaved = unsaved(hooks.trainer)
         if loaded is not None:
+            self._unsaved = unsaved(hooks.trainer)
             self._put_back(loaded, hooks)
-        self._unsaved.begin()
+            self._unsaved.begin()
 
     def _put_back(self, loaded: Tree, hooks: TrainerHooks) -> None:
         trainer = hooks.trainer

@@ -86,6 +86,19 @@ class TrainerHooks:
         for callback, begin in skip_tuners(self.trainer, found):
             self.override(callback, "on_fit_start", begin)
 
+    def around_beginning(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        """Call functions around the hooks of a new fit that a resumed one does not call.
+
+        Args:
+            begin: called before the sanity check, and before the hooks of each epoch's beginning.
+            end: called after the sanity check.
+        """
+        trainer = self.trainer
+        fit_loop, check = trainer.fit_loop, trainer._run_sanity_check
+        self.override(trainer, "_run_sanity_check", _one_by_one, begin, check, end)
+        advance = fit_loop.on_advance_start
+        self.override(fit_loop, "on_advance_start", _one_by_one, begin, advance)
+
     def between_batches(self, call: Callable[[], None]) -> None:
         """Call a function before each fetch of a batch, from ``on_train_start`` on."""
         epoch_loop = self.trainer.fit_loop.epoch_loop
@@ -216,6 +229,18 @@ class TrainerHooks:
             assert fit_loop._data_fetcher is not None
             iter(fit_loop._data_fetcher)
 
+    def _reset(self, reset: Callable[[], None]) -> None:
+        """Reset the counts of an epoch's batches, from which the loaders' positions are taken.
+
+        A fit that begins with a checkpoint of the user's from the end of an epoch has counted that
+        epoch's batches when its first iterator is made, and is reset only after that.
+        """
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress
+        before = _ready(progress)
+        reset()
+        for _, replay in self._replays:
+            replay.shift(_ready(progress) - before)
+
     @contextlib.contextmanager
     def _as_when_first_made(self, stage: str) -> Iterator[None]:
         """Make loaders again with the attributes, random state and epoch of their first making.
@@ -229,18 +254,6 @@ class TrainerHooks:
             self._attributes.begin()
         made = self._made_again.get(stage)
         if made is None:
-    def _reset(self, reset: Callable[[], None]) -> None:
-        """Reset the counts of an epoch's batches, from which the loaders' positions are taken.
-
-        A fit that begins with a checkpoint of the user's from the end of an epoch has counted that
-        epoch's batches when its first iterator is made, and is reset only after that.
-        """
-        progress = self._trainer.fit_loop.epoch_loop.batch_progress
-        before = _ready(progress)
-        reset()
-        for _, replay in self._replays:
-            replay.shift(_ready(progress) - before)
-
             attributes = frozen(self._attributes.state_dict())
             self._made[stage] = {
                 "rng": rng_state(),
@@ -449,6 +462,11 @@ def _in_turn(first: Callable[[], None], second: Callable[[], None]) -> None:
     except StopIteration as error:  # Lightning would take it for the end of the data
         raise RuntimeError("A hook between two batches raised StopIteration.") from error
     second()
+
+
+def _one_by_one(*calls: Callable[[], None]) -> None:
+    for each in calls:
+        each()
 
 
 def _set_epoch(loader: Any, fit_loop: Any) -> None:

@@ -70,7 +70,8 @@ def _known(trainer: Trainer) -> set[int]:
 def _is_a_user_s(each: object, base: type) -> bool:
     """True if an object's class is a user's, and has no ``state_dict`` of its own."""
     kind = type(each)
-    if kind.__module__.startswith(_LIBRARIES):
+    # A mock passes for its ``spec`` in ``isinstance``, but its class has none of those methods.
+    if kind.__module__.startswith(_LIBRARIES) or not issubclass(kind, base):
         return False
     owner = next(kind for kind in kind.__mro__ if "state_dict" in vars(kind))
     return owner is base or owner.__module__.startswith(_LIBRARIES)

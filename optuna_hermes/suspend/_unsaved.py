@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from optuna_hermes.errors import CheckpointError
@@ -44,18 +44,22 @@ class Attributes:
         self._before: dict[str, int] = {}
         self._changed: set[str] = set()
 
-    def begin(self) -> None:
-        """Begin to watch, before the first batch of this process."""
+    def begin(self, changed: Iterable[str] = ()) -> None:
+        """Begin to watch; some attributes may be known to have changed before."""
         self._before = {name: fingerprint(each, self._known) for name, each in self._all().items()}
+        self._changed.update(changed)
+
+    def changed(self) -> list[str]:
+        """Names of the attributes that have changed."""
+        return [name for name, value in self._all().items() if self._has_changed(name, value)]
 
     def state_dict(self) -> dict[str, Any]:
         """The changed attributes, as trees."""
         state = {}
         for name, value in self._all().items():
-            if name not in self._changed:
-                if self._before.get(name) == fingerprint(value, self._known):
-                    continue
-                self._changed.add(name)  # saved from now on, without comparing fingerprints
+            if not self._has_changed(name, value):
+                continue
+            self._changed.add(name)  # saved from now on, without comparing fingerprints
             try:
                 state[name] = write_value(name, value, self._known)
             except (CheckpointError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -74,6 +78,9 @@ class Attributes:
             except Exception as error:  # one lost attribute must not stop the rest from resuming
                 log.debug("%s.%s: %s", self._name, name, error)
                 self.lost.add(f"{self._name}.{name}")
+
+    def _has_changed(self, name: str, value: Any) -> bool:
+        return name in self._changed or self._before.get(name) != fingerprint(value, self._known)
 
     def _all(self) -> dict[str, Any]:
         every = vars(self._owner).items()
@@ -120,9 +127,14 @@ class Unsaved:
     def lost(self) -> list[str]:
         return sorted(name for part in self._parts.values() for name in part.lost)
 
-    def begin(self) -> None:
-        for part in self._parts.values():
-            part.begin()
+    def begin(self, changed: Mapping[str, Iterable[str]] | None = None) -> None:
+        """Begin to watch; ``changed`` has the attributes that have changed before, by part."""
+        for key, part in self._parts.items():
+            part.begin((changed or {}).get(key, ()))
+
+    def changed(self) -> dict[str, list[str]]:
+        """Names of the attributes that have changed, by part."""
+        return {key: part.changed() for key, part in self._parts.items()}
 
     def state_dict(self) -> dict[str, Any]:
         states = {key: part.state_dict() for key, part in self._parts.items()}

@@ -196,6 +196,17 @@ def test_restart_stage() -> None:
         assert begin.count("increment_ready") == begin.count("increment_started") == 1
 
 
+def test_hooks_of_the_beginning() -> None:
+    """The sanity check, and the beginning of an epoch, are methods that a fit calls by name."""
+    assert "self._run_sanity_check()" in inspect.getsource(Trainer._run_stage)
+    assert "self.on_advance_start()" in inspect.getsource(_FitLoop.run)
+    assert "on_train_epoch_start" in inspect.getsource(_FitLoop.on_advance_start)
+    assert "on_train_start" in inspect.getsource(_FitLoop.on_run_start)
+    begin = inspect.getsource(_TrainingEpochLoop.run)
+    assert "self.reset()" in begin
+    assert begin.index("self.reset()") < begin.index("self.on_run_start(data_fetcher)")
+
+
 def test_names_of_a_validation() -> None:
     """At the end of a validation its own metrics are known, and those of training are not."""
     names: list[set[str]] = []

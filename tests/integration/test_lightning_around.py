@@ -10,11 +10,13 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import numpy as np
@@ -154,6 +156,8 @@ def train(
     before: Callable[[pl.Trainer], Any] = lambda trainer: None,
     workers: Mapping[str, Any] | None = None,
     loader: Any = DataLoader,
+    validation: Any = None,
+    ckpt_path: Path | None = None,
     **options: Any,
 ) -> pl.Trainer:
     """One process of a run; a new one has other random numbers."""
@@ -179,7 +183,9 @@ def train(
     trainer = pl.Trainer(**settings)
     batches = loader(Points(BATCHES * 4), batch_size=4, shuffle=True, **(workers or {}))
     before(trainer)
-    trainer.fit(module, batches, DataLoader(Points(8), batch_size=4))
+    if validation is None:
+        validation = DataLoader(Points(8), batch_size=4)
+    trainer.fit(module, batches, validation, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -356,6 +362,136 @@ def test_state(name: str, tmp_path: Path) -> None:
     expected, _ = whole(lambda: options_of(name))
     trace, _ = suspended(lambda: options_of(name), tmp_path)
     assert trace.seen == expected.seen
+
+
+class CountsHooks(Callback):
+    """Counts its hooks, and keeps something that no checkpoint can hold."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[str, int] = {}
+
+    def count(self, name: str) -> None:
+        self.hooks = {**self.hooks, name: self.hooks.get(name, 0) + 1}
+
+    def on_sanity_check_start(self, *args: Any) -> None:
+        self.count("sanity check")
+
+    def on_train_start(self, *args: Any) -> None:
+        self.count("training")
+        self.lock = threading.Lock()
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self.count("validation batch")
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        self.count("epoch")
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.count("batch")
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.count("end of epoch")
+
+    def on_train_end(self, *args: Any) -> None:
+        self.count("end")
+
+
+class CountedAverages(StochasticWeightAveraging):
+    """A user's subclass, with a hook of its own."""
+
+    epochs = 0
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        super().on_train_epoch_start(*args)
+        self.epochs += 1
+
+
+class CountedBar(TQDMProgressBar):
+    """A user's progress bar that counts what it is told of."""
+
+    validated = 0
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        super().on_validation_batch_end(*args)
+        self.validated += 1
+
+
+def test_hooks_are_called_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Over all processes a callback counts each hook as often as in a run never suspended.
+
+    So it does those of the sanity check and of the first epoch's beginning, which come before the
+    first batch and are not called again. What ``on_train_start`` makes is made again.
+    """
+
+    def options() -> dict[str, Any]:
+        bar = CountedBar()
+        callbacks = [CountsHooks(), CountedAverages(0.02, 1, annealing_epochs=2), bar]
+        return {"callbacks": callbacks, "num_sanity_val_steps": 2, "enable_progress_bar": True}
+
+    def counts(trainer: pl.Trainer) -> Any:
+        hooks, averages, bar = trainer.callbacks[1:4]
+        return hooks.hooks, averages.epochs, bar.validated
+
+    expected, first = whole(options)
+    trace, trainer = suspended(options, tmp_path)
+    assert trace.seen == expected.seen
+    assert counts(trainer) == counts(first)
+    assert counts(first)[0]["validation batch"] == counts(first)[2] == 2 + 2 * EPOCHS + 2
+    assert "CountsHooks" not in caplog.text  # no attribute of it was lost
+
+
+@pytest.mark.parametrize("mode", ["resident", "disk"])
+def test_from_a_users_checkpoint(mode: TierName, tmp_path: Path) -> None:
+    """A fit that begins where another one ended an epoch, or within one, is suspended as others."""
+    for step in (BATCHES, BATCHES + 4):
+        models = tmp_path / f"models-{step}"
+
+        def first(folder: Path = models, step: int = step) -> dict[str, Any]:
+            saves = ModelCheckpoint(folder, "{step}", every_n_train_steps=step, save_top_k=-1)
+            if step == BATCHES:
+                saves = ModelCheckpoint(folder, "{step}", every_n_epochs=1, save_top_k=-1)
+            return {"callbacks": [saves], "enable_checkpointing": True, "max_epochs": 2}
+
+        whole(first)
+        found = models / f"step={step}.ckpt"
+        expected, _ = whole(lambda found=found: {"ckpt_path": found})  # type: ignore[misc]
+        trace = Trace()
+        session = FakeSession({2: mode}, checkpoint_dir=tmp_path / f"trial-{step}")
+        if mode == "disk":
+            with pytest.raises(Suspended):
+                train(trace, session, ckpt_path=found)
+            session = session.again()
+        train(trace, session, ckpt_path=found)
+        assert trace.seen == expected.seen
+
+
+class LogsInTraining(Net):
+    """Logs the metric in training too, for a validation that has nothing."""
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("val_loss", loss, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: int, batch_idx: int) -> None:  # type: ignore[override]
+        self.log("validated", float(batch), batch_size=1)
+
+
+@pytest.mark.parametrize("validation", [[], [1, 2], range(3)], ids=["empty", "list", "range"])
+def test_validation_without_a_loader(validation: Any, tmp_path: Path) -> None:
+    """What is validated on may be a plain sequence, also an empty one."""
+    expected, _ = whole(lambda: {"net": LogsInTraining, "validation": validation})
+    trace, _ = suspended(lambda: {"net": LogsInTraining, "validation": validation}, tmp_path)
+    assert trace.seen == expected.seen
+
+
+def test_callback_without_a_class_of_its_own(tmp_path: Path) -> None:
+    """A mock may stand for a callback, and a run with it is suspended as others."""
+    mock = Mock(spec=Callback)
+    mock.state_key, mock.state_dict.return_value = "mock", {}
+    session = FakeSession({3: "resident", 5: "host"}, checkpoint_dir=tmp_path)
+    train(Trace(), session, callbacks=[mock])
+    assert mock.on_train_batch_end.call_count == BATCHES * EPOCHS
 
 
 def test_averages_of_batch_norm(tmp_path: Path) -> None:
@@ -580,6 +716,21 @@ def test_rich(seconds: list[float], tmp_path: Path) -> None:
     assert (text, later_text) == ("Epoch 1/2 (parked)", "Epoch 1/2")
     assert later_start == start + WAIT
     assert later_samples == [sample + WAIT for sample in samples] != []
+
+
+@pytest.mark.parametrize("kind", [TQDMProgressBar, RichProgressBar])
+def test_bar_of_a_next_process_counts_to_the_end(kind: Any, tmp_path: Path) -> None:
+    """In the last process the bar comes to the number of batches, as in a run never suspended."""
+
+    def options() -> dict[str, Any]:
+        return {"callbacks": [kind()], "enable_progress_bar": True}
+
+    _, trainer = suspended(options, tmp_path)
+    bar: Any = trainer.progress_bar_callback
+    done = "n" if kind is TQDMProgressBar else "completed"
+    for line in (bar.train_progress_bar, bar.val_progress_bar):
+        assert getattr(line, done) == line.total > 0
+    assert bar.train_progress_bar.total == BATCHES
 
 
 def test_bar_of_a_next_process(tmp_path: Path) -> None:
