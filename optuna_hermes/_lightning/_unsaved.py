@@ -73,8 +73,9 @@ def _is_a_user_s(each: object, base: type) -> bool:
     # A mock passes for its ``spec`` in ``isinstance``, but its class has none of those methods.
     if kind.__module__.startswith(_LIBRARIES) or not issubclass(kind, base):
         return False
-    owner = next(kind for kind in kind.__mro__ if "state_dict" in vars(kind))
-    return owner is base or owner.__module__.startswith(_LIBRARIES)
+    # None has it where an object only answers like a callback, as a mock does.
+    owner = next((kind for kind in kind.__mro__ if "state_dict" in vars(kind)), None)
+    return owner is not None and (owner is base or owner.__module__.startswith(_LIBRARIES))
 
 
 def _ignores(kind: Any) -> Callable[[str, Any], bool]:

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import optuna
 import pytest
@@ -268,6 +269,20 @@ def test_two_callbacks_in_one_trainer() -> None:
     both.callbacks.append(second)
     with pytest.raises(InvalidInputError, match="Trial 0 has more than one HermesCallback"):
         both.fit(Line(), data(), data())
+
+
+def test_a_mock_among_the_callbacks(tmp_path: Path) -> None:
+    """An object that only answers like a callback does not keep a trial from disk."""
+
+    def mock() -> Callback:
+        made: Any = Mock(spec=Callback, state_key="mock")
+        made.state_dict.return_value = {}
+        return made  # type: ignore[no-any-return]
+
+    session = FakeSession({2: "resident", 4: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        fit(session, callbacks=[mock()])
+    assert fit(session.again(), callbacks=[mock()]).value is not None
 
 
 # -- checkpoints -------------------------------------------------------------------------------
