@@ -145,6 +145,10 @@ class HermesCallback(AnyCallback):
         if stage == "fit":
             self._loop.set_up(trainer)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the attributes that hooks before the first batch may change."""
+        self._loop.fit_starts()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare for checkpoints, and hook in between batches."""
         self._loop.begin_batches(self)
@@ -293,9 +297,6 @@ class _FitLoop(CooperativeLoop):
         if self._elastic_devices is not None:
             self._elastic_devices.prepare(trainer, hooks, max(1, len(self.device_ids)))
         self._checkpoints.resume(hooks, self._rank)
-        if not self._checkpoints.loaded:
-            self._begun = False
-            hooks.around_beginning(self._watch, self._checkpoints.note_changes)
         if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
             own_root(trainer, session.checkpoint_dir)
 
@@ -331,6 +332,11 @@ class _FitLoop(CooperativeLoop):
         found = self._find(session) if self._number == 1 else None
         self._checkpoints.begin(session.checkpoint_dir, found)
 
+    def fit_starts(self) -> None:
+        """Note the attributes that hooks before the first batch may change."""
+        if self._hooks is not None:
+            self._checkpoints.fit_starts(self._hooks.trainer)
+
     def begin_batches(self, callback: HermesCallback) -> None:
         """Hook in between batches, and prepare for checkpoints; for ``on_train_start``."""
         hooks = self._hooks
@@ -353,11 +359,6 @@ class _FitLoop(CooperativeLoop):
             go_on_within_epoch(trainer, hooks.override)  # a validation that was due is done
             self._checkpoints.pass_over(hooks)
         hooks.between_batches(functools.partial(self._between_batches, callback))
-
-    def _watch(self) -> None:
-        # Callbacks that train to find a setting remove all others meanwhile.
-        if self._trainer is not None and not self._begun and _loop_of(self._trainer) is self:
-            self._checkpoints.watch(self._trainer)
 
     def _restore(self) -> None:
         self._checkpoints.restore(self._fit)

@@ -45,7 +45,7 @@ class Checkpoints:
         self._found: tuple[StoredState, Tree] | None = None
         self._loaded: Tree | None = None
         self._unsaved = Unsaved({})
-        self._changed: dict[str, list[str]] = {}
+        self._at_start: dict[str, dict[str, int]] = {}
         self._folder: Path | None = None
 
     @property
@@ -64,16 +64,6 @@ class Checkpoints:
     def leave(self) -> None:
         """Drop the checkpoint that was loaded, at the end of a fit."""
         self._loaded = None
-        self._changed = {}
-
-    def watch(self, trainer: Trainer) -> None:
-        """Watch attributes from here on, as hooks come that the next process will not call."""
-        self._unsaved = unsaved(trainer)
-        self._unsaved.begin(self._changed)
-
-    def note_changes(self) -> None:
-        """Note the attributes that have changed since ``watch``, which may be called again."""
-        self._changed = self._unsaved.changed()
 
     def dump(self, hooks: TrainerHooks, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""
@@ -122,6 +112,15 @@ class Checkpoints:
         hooks.skip_tuners(loaded["tuners"])
         restore_loggers(hooks.trainer, loaded["loggers"])
 
+    def fit_starts(self, trainer: Trainer) -> None:
+        """Note attributes before a fit's sanity check and its first epoch; for ``on_fit_start``.
+
+        A resumed fit does not have their hooks called again, and would lack what they change.
+        """
+        self._at_start = unsaved(trainer).fingerprints()
+        # Those of data modules change where loaders are made, which the next process does again.
+        self._at_start.pop("data", None)
+
     def pass_over(self, hooks: TrainerHooks) -> None:
         """Pass over the trained batches of an iterable data set; for ``on_train_start``.
 
@@ -141,10 +140,12 @@ class Checkpoints:
     def restore(self, hooks: TrainerHooks) -> None:
         """Restore the state that Lightning's own loading leaves out; before the first batch."""
         loaded, self._loaded = self._loaded, None
+        self._unsaved = unsaved(hooks.trainer)
         if loaded is not None:
-            self._unsaved = unsaved(hooks.trainer)
             self._put_back(loaded, hooks)
-            self._unsaved.begin()
+        else:
+            self._unsaved.changed_since(self._at_start)
+        self._unsaved.begin()
 
     def _put_back(self, loaded: Tree, hooks: TrainerHooks) -> None:
         trainer = hooks.trainer

@@ -86,19 +86,6 @@ class TrainerHooks:
         for callback, begin in skip_tuners(self.trainer, found):
             self.override(callback, "on_fit_start", begin)
 
-    def around_beginning(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        """Call functions around the hooks of a new fit that a resumed one does not call.
-
-        Args:
-            begin: called before the sanity check, and before the hooks of each epoch's beginning.
-            end: called after the sanity check.
-        """
-        trainer = self.trainer
-        fit_loop, check = trainer.fit_loop, trainer._run_sanity_check
-        self.override(trainer, "_run_sanity_check", _one_by_one, begin, check, end)
-        advance = fit_loop.on_advance_start
-        self.override(fit_loop, "on_advance_start", _one_by_one, begin, advance)
-
     def between_batches(self, call: Callable[[], None]) -> None:
         """Call a function before each fetch of a batch, from ``on_train_start`` on."""
         epoch_loop = self.trainer.fit_loop.epoch_loop
@@ -462,11 +449,6 @@ def _in_turn(first: Callable[[], None], second: Callable[[], None]) -> None:
     except StopIteration as error:  # Lightning would take it for the end of the data
         raise RuntimeError("A hook between two batches raised StopIteration.") from error
     second()
-
-
-def _one_by_one(*calls: Callable[[], None]) -> None:
-    for each in calls:
-        each()
 
 
 def _set_epoch(loader: Any, fit_loop: Any) -> None:

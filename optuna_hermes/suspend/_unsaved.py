@@ -5,6 +5,7 @@ Only attributes that changed since the first batch matter: the objective makes t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _LEAVES = (bool, int, float, complex, str, bytes, type, types.FunctionType, types.ModuleType)
 _MOST_REACHED = 20_000
+_UNWRITABLE = (CheckpointError, TypeError, ValueError, RuntimeError, AttributeError)
 
 
 class Attributes:
@@ -44,25 +46,35 @@ class Attributes:
         self._before: dict[str, int] = {}
         self._changed: set[str] = set()
 
-    def begin(self, changed: Iterable[str] = ()) -> None:
-        """Begin to watch; some attributes may be known to have changed before."""
-        self._before = {name: fingerprint(each, self._known) for name, each in self._all().items()}
-        self._changed.update(changed)
+    def begin(self) -> None:
+        """Begin to watch, before the first batch of this process."""
+        self._before = self.fingerprints()
 
-    def changed(self) -> list[str]:
-        """Names of the attributes that have changed."""
-        return [name for name, value in self._all().items() if self._has_changed(name, value)]
+    def fingerprints(self) -> dict[str, int]:
+        """Fingerprints of the present values, by name."""
+        return {name: fingerprint(each, self._known) for name, each in self._all().items()}
+
+    def changed_since(self, before: dict[str, int]) -> None:
+        """Count attributes as changed that can be saved and had other fingerprints before."""
+        now = self.fingerprints()
+        changed = {name for name in now if now[name] != before.get(name)} - self._changed
+        for name in changed:
+            # Of others nothing is said: bars and files are mostly made again by the same hooks.
+            with contextlib.suppress(*_UNWRITABLE):
+                write_value(name, vars(self._owner)[name], self._known)
+                self._changed.add(name)
 
     def state_dict(self) -> dict[str, Any]:
         """The changed attributes, as trees."""
         state = {}
         for name, value in self._all().items():
-            if not self._has_changed(name, value):
-                continue
-            self._changed.add(name)  # saved from now on, without comparing fingerprints
+            if name not in self._changed:
+                if self._before.get(name) == fingerprint(value, self._known):
+                    continue
+                self._changed.add(name)  # saved from now on, without comparing fingerprints
             try:
                 state[name] = write_value(name, value, self._known)
-            except (CheckpointError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            except _UNWRITABLE as error:
                 log.debug("%s.%s: %s", self._name, name, error)
                 self.lost.add(f"{self._name}.{name}")
         return state
@@ -78,9 +90,6 @@ class Attributes:
             except Exception as error:  # one lost attribute must not stop the rest from resuming
                 log.debug("%s.%s: %s", self._name, name, error)
                 self.lost.add(f"{self._name}.{name}")
-
-    def _has_changed(self, name: str, value: Any) -> bool:
-        return name in self._changed or self._before.get(name) != fingerprint(value, self._known)
 
     def _all(self) -> dict[str, Any]:
         every = vars(self._owner).items()
@@ -127,14 +136,19 @@ class Unsaved:
     def lost(self) -> list[str]:
         return sorted(name for part in self._parts.values() for name in part.lost)
 
-    def begin(self, changed: Mapping[str, Iterable[str]] | None = None) -> None:
-        """Begin to watch; ``changed`` has the attributes that have changed before, by part."""
-        for key, part in self._parts.items():
-            part.begin((changed or {}).get(key, ()))
+    def begin(self) -> None:
+        for part in self._parts.values():
+            part.begin()
 
-    def changed(self) -> dict[str, list[str]]:
-        """Names of the attributes that have changed, by part."""
-        return {key: part.changed() for key, part in self._parts.items()}
+    def fingerprints(self) -> dict[str, dict[str, int]]:
+        """Fingerprints of the present values by part, for ``changed_since``."""
+        return {key: part.fingerprints() for key, part in self._parts.items()}
+
+    def changed_since(self, before: dict[str, dict[str, int]]) -> None:
+        """Count attributes as changed that can be saved and had other fingerprints before."""
+        for key, part in self._parts.items():
+            if key in before:
+                part.changed_since(before[key])
 
     def state_dict(self) -> dict[str, Any]:
         states = {key: part.state_dict() for key, part in self._parts.items()}

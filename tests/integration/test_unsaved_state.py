@@ -163,7 +163,13 @@ class Data(pl.LightningDataModule):
         return [batch[0] * (1 + 0.01 * self.level)]
 
 
-def fit(session: FakeSession | None, net: Any, callbacks: list[Any], seed: int = 1) -> Any:
+def fit(
+    session: FakeSession | None,
+    net: Any,
+    callbacks: list[Any],
+    seed: int = 1,
+    data: type[Data] = Data,
+) -> Any:
     """One process of a run."""
     torch.manual_seed(1)
     model = net()
@@ -185,18 +191,20 @@ def fit(session: FakeSession | None, net: Any, callbacks: list[Any], seed: int =
         enable_model_summary=False,
         accelerator="cpu",
     )
-    trainer.fit(model, datamodule=Data())
+    trainer.fit(model, datamodule=data())
     return model
 
 
-def by_way_of_disk(folder: Path, net: Any, callbacks: Any, *after: int) -> Any:
+def by_way_of_disk(
+    folder: Path, net: Any, callbacks: Any, *after: int, data: type[Data] = Data
+) -> Any:
     """Suspended after so many batches, each time in a new process."""
     session = FakeSession(checkpoint_dir=folder / "study" / "trial")
     for seed, batches in enumerate(after):
         session = session.again({batches: "disk"})
         with pytest.raises(Suspended):
-            fit(session, net, callbacks(), seed=seed + 1)
-    return fit(session.again(), net, callbacks(), seed=99)
+            fit(session, net, callbacks(), seed=seed + 1, data=data)
+    return fit(session.again(), net, callbacks(), seed=99, data=data)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -219,6 +227,54 @@ def test_what_a_module_and_its_callbacks_remember(
     assert [s.reward for s in model.memory.steps] == [s.reward for s in expected.memory.steps]
     assert model.world.parts == expected.world.parts
     assert model.phase is expected.phase is Phase.HOT
+    assert said(caplog) == []
+
+
+class Beginning(pl.Callback):
+    """Counts, and keeps weights, in hooks that come before the first batch."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self.epochs = self.validations = 0
+        self.first: torch.Tensor | None = None
+        self.fixed: Any = None
+        self._seen = seen
+
+    def on_validation_end(self, *args: Any) -> None:
+        self.validations += 1
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.first = pl_module.net.weight.detach().clone()
+        self.fixed = Slotted(1)
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        self.epochs += 1
+
+    def on_train_end(self, *args: Any) -> None:
+        assert self.first is not None
+        self._seen[:] = [self.epochs, self.validations, self.first.tolist()]
+
+
+class Validated(Net):
+    def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+        self.log("val_loss", 1.0)
+
+
+class ValidationData(Data):
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.zeros(4, 3)), batch_size=2)
+
+
+@pytest.mark.parametrize("after", [(3,), (BATCHES + 2,), (3, 4, 5)])
+def test_what_a_callback_noted_before_the_first_batch(
+    after: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hooks of a sanity check and of an epoch's beginning are called once, and have effect."""
+    expected: list[Any] = []
+    fit(FakeSession(), Validated, [Beginning(expected)], data=ValidationData)
+    seen: list[Any] = []
+    by_way_of_disk(tmp_path, Validated, lambda: [Beginning(seen)], *after, data=ValidationData)
+    assert seen == expected
+    assert expected[:2] == [EPOCHS, EPOCHS + 1]
     assert said(caplog) == []
 
 
