@@ -8,6 +8,7 @@ point of another process leaves no trace.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,10 +48,12 @@ class TrainerHooks:
         self._streams = Streams(self._known)
         self._watches: list[tuple[Any, RandomWatch]] = []
         self._validated: list[tuple[Any, Replay | OwnStates]] = []
+        self._copies: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._masks: dict[str, Any] = {}
         self._users_path: Any = None
         self._made: dict[str, Any] = {}
         self._made_again: dict[str, Any] = {}
+        self._validates_later = False
         self._attributes: Unsaved | None = None
         self._overridden: list[tuple[object, str]] = []
         fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
@@ -78,6 +81,7 @@ class TrainerHooks:
             made: the attributes and random states from which its loaders were made, by stage.
         """
         self._made_again = dict(made or {})
+        self._validates_later = made is not None and "validation" not in made
         connector = self.trainer._checkpoint_connector
         self.override(connector, "resume_start", self._resume_start, checkpoint, path)
 
@@ -148,6 +152,7 @@ class TrainerHooks:
     def restore_loader_states(self, state: dict[str, Any]) -> None:
         """Restore what ``loader_states`` returned; to be called before the first fetch."""
         trainer = self.trainer
+        self._validates_later = False
         # Lightning sets these loaders up when it validates, but their states need them now.
         if state["validation"] and not self._validated:
             self._set_up_validation_now()
@@ -261,12 +266,20 @@ class TrainerHooks:
 
     def _set_up_validation_now(self) -> None:
         trainer = self.trainer
+        val_loop = trainer.fit_loop.epoch_loop.val_loop
         stage, trainer.validating = trainer.state.stage, True
-        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+        # Lightning takes this for the epoch of their making, and would make the next ones later.
+        made_last = val_loop._last_val_dl_reload_epoch
+        val_loop.setup_data()
+        val_loop._last_val_dl_reload_epoch = made_last
         trainer.state.stage = stage
 
     def _set_up_validation(self, set_up: Callable[[], None]) -> None:
         """Set the validation loaders up, before there is an iterator over new ones."""
+        # A fit that begins shortly before a validation makes its loaders at once. One that is
+        # resumed there, and had none yet, must not: they may be drawn with random numbers.
+        if self._validates_later:
+            return
         val_loop = self.trainer.fit_loop.epoch_loop.val_loop
         if val_loop._combined_loader is None or val_loop._should_reload_val_dl:
             with self._as_when_first_made("validation"):
@@ -278,10 +291,10 @@ class TrainerHooks:
             loader is each for (each, _), loader in zip(known, loaders, strict=True)
         ):
             return
-        self._validated = [
-            (loader, next((each for other, each in known if other is loader), None) or idle(loader))
-            for loader in loaders
-        ]
+        self._validated = []
+        for loader in loaders:
+            there = (each for other, each in (*known, *self._validated) if other is loader)
+            self._validated.append((loader, next(there, None) or idle(loader)))
         for loader, each in known:
             if isinstance(each, Replay) and all(loader is not other for other in loaders):
                 each.unwrap()
@@ -291,7 +304,7 @@ class TrainerHooks:
         fit_loop = self.trainer.fit_loop
         progress = fit_loop.epoch_loop.batch_progress
         combined = fit_loop._combined_loader
-        loaders = combined.flattened if combined is not None else []
+        loaders = [] if combined is None else self._apart(combined)
         kept = {id(loader): replay for loader, replay in self._replays}
         self._replays = []
         for loader in loaders:
@@ -300,6 +313,8 @@ class TrainerHooks:
             elif is_stream(loader) and len(loaders) == 1:
                 trained = functools.partial(_ready, progress)
                 self._replays.append((loader, Stream(loader, trained, self._streams, self._run)))
+            elif any(loader is known for known, _ in self._replays):
+                continue
             elif Replay.fits(loader) and not is_stateful(loader):
                 replay: Replay | Stream = self._replay(loader, functools.partial(_ready, progress))
                 self._replays.append((loader, replay))
@@ -315,6 +330,25 @@ class TrainerHooks:
                 # Now: with workers, the first indices are drawn as soon as there is an iterator.
                 _set_epoch(loader, fit_loop)
         load_states()
+
+    def _apart(self, combined: Any) -> list[Any]:
+        """The training loaders, with copies in the place of a loader that is there before.
+
+        Each place has an iterator of its own, so that one loader has several positions.
+        """
+        before: list[Any] = []
+        loaders = []
+        for loader in combined.flattened:
+            number = sum(loader is each for each in before)
+            before.append(loader)
+            # Persistent workers serve all places by one iterator: copies would give other batches.
+            if number and _has_own_iterators(loader):
+                # Kept with the loader, which is hooked into when it is given once more.
+                place = id(loader), number
+                _, loader = self._copies.setdefault(place, (loader, copy.copy(loader)))
+            loaders.append(loader)
+        combined.flattened = loaders
+        return loaders
 
     def _resume_start(
         self,
@@ -366,9 +400,20 @@ def why_not_storable(trainer: Trainer) -> str | None:
         return None
     if fetcher.length is None:
         return "the length of its train loader is unknown"
+    if len({id(each) for each in combined.flattened}) < len(combined.flattened):
+        return "it trains on one loader in several places, with persistent workers or a state"
     if not all(is_stateful(each) or Replay.fits(each) for each in combined.flattened):
         return "its train loader is neither a DataLoader over a map-style data set nor stateful"
     return None
+
+
+def _has_own_iterators(loader: Any) -> bool:
+    """True if each iterator over a loader, whose position can be restored, is independent."""
+    return (
+        Replay.fits(loader)
+        and not is_stateful(loader)
+        and not (loader.num_workers and loader.persistent_workers)
+    )
 
 
 def clean(trainer: Trainer) -> bool:

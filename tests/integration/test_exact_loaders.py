@@ -503,6 +503,10 @@ def several(number: int, **options: Any) -> Callable[[], Any]:
     return lambda: [workers(**options)() for _ in range(number)]
 
 
+def one_twice(**options: Any) -> Callable[[], Any]:
+    return lambda: dict.fromkeys("ab", loader("torch", **options))
+
+
 def unequal() -> Any:
     short = DataLoader(Points("torch", 12), SIZE, shuffle=True)
     return {"long": loader("torch"), "short": short}
@@ -581,6 +585,30 @@ LIGHTNING: dict[str, dict[str, Any]] = {
     },
     "every-3-batches": {"train": workers(), "val": workers(), "val_check_interval": 3},
     "every-2-epochs": {"train": workers(), "val": workers(), "check_val_every_n_epoch": 2},
+    # When it comes back, Lightning would make the loader at once, and not by this epoch's numbers.
+    "val-made-late": {
+        "net": OwnRates,
+        "train": None,
+        "val": None,
+        "check_val_every_n_epoch": 2,
+        "num_sanity_val_steps": 0,
+    },
+    "val-made-again-late": {
+        "net": OwnRates,
+        "train": None,
+        "val": None,
+        "check_val_every_n_epoch": 3,
+        "reload_dataloaders_every_n_epochs": 4,
+        "max_epochs": 7,
+    },
+    "one-val-loader-twice": {"val": lambda: [workers()()] * 2},
+    "one-train-loader-twice": {"train": one_twice()},
+    "one-train-loader-twice-generator": {"train": one_twice(make=SAMPLERS["generator"])},
+    "one-train-loader-twice-workers": {"train": one_twice(num_workers=2)},
+    "one-train-loader-twice-reloaded": {
+        "train": one_twice(),
+        "reload_dataloaders_every_n_epochs": 1,
+    },
     "two-train-loaders": {"train": lambda: {"a": loader("torch"), "b": loader("numpy")}},
     "unequal-train-loaders": {"train": unequal},
     "shortest-train-loader": {"train": combined("min_size"), "max_epochs": 8},
@@ -609,6 +637,12 @@ LIGHTNING: dict[str, dict[str, Any]] = {
         "val-generator",
         "unequal-train-loaders",
         "overfit-persistent",
+        "val-made-late",
+        "val-made-again-late",
+        "one-val-loader-twice",
+        "one-train-loader-twice-generator",
+        "one-train-loader-twice-workers",
+        "one-train-loader-twice-reloaded",
     ),
 )
 def test_lightning(case: str, tmp_path: Path) -> None:

@@ -73,8 +73,11 @@ class Batches:
         return 3
 
 
-def data() -> DataLoader[Any]:
-    return DataLoader(TensorDataset(torch.arange(24.0).reshape(6, 4)), batch_size=1)
+WORKERS = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+
+
+def data(**options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(24.0).reshape(6, 4)), batch_size=1, **options)
 
 
 def ask(direction: str = "minimize", **parts: Any) -> optuna.Trial:
@@ -200,6 +203,7 @@ def test_first_batch_is_told_once_a_grant(tmp_path: Path) -> None:
         ("two streams", {"loader": {"a": DataLoader(Stream(), 1), "b": DataLoader(Stream(), 1)}}),
         ("one of two loaders", {"loader": {"a": data(), "b": Batches()}}),
         ("not a DataLoader", {"loader": Batches()}),
+        ("one pool of workers for two", {"loader": dict.fromkeys("ab", data(**WORKERS))}),
     ],
 )
 def test_trials_that_cannot_be_stored(case: str, options: dict[str, Any], tmp_path: Path) -> None:
