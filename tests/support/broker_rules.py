@@ -10,7 +10,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _residency as residency
 from optuna_hermes.broker._core._book import Lease, Slot
 from optuna_hermes.broker._core._events import Send
-from optuna_hermes.broker._core._run import LiveTrial
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from support.broker_world import World
 

@@ -7,7 +7,7 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Activity, Observed
 from optuna_hermes.broker._core._failures import MOST_ALIKE
-from optuna_hermes.broker._core._run import MOST_LOSSES
+from optuna_hermes.broker._core._live_trial import MOST_LOSSES
 from support.broker import FakeBroker
 
 

@@ -25,7 +25,7 @@ from optuna_hermes.broker._core import _state
 from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, Event, Send, StudyRead
-from optuna_hermes.broker._core._run import LiveTrial
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._wishes import Overrides

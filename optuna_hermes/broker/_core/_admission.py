@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 
 from optuna_hermes.broker._core._book import Book, Client
 from optuna_hermes.broker._core._events import Command, EndLease, Refreshed, SaveWish, StudyRead
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._rows import give_back
-from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._protocol import (
     ChangePolicy,
@@ -133,7 +133,7 @@ def _settle_owners(
     for number, trial in study.trials.items():
         if study.is_elsewhere(trial) and trial.owner in hosts:
             # A trial without a process counts as stored; with its own broker it may well train.
-            trial.state = records[number].state
+            trial.show_as(records[number].state)
         elif study.is_elsewhere(trial):
             trial.owner = None
         elif number != spoken_of:
@@ -209,7 +209,7 @@ def take_charge(
     for number, state in message.ended.items():
         trial = study.trials.get(number)
         if trial is not None and trial.live and trial.connection is None:
-            trial.state, trial.tier = state, None
+            trial.end(state)
             changed.append(trial)
     awaited = {(each.holder.study, each.holder.number) for each in book.awaited.values()}
     for number, trial_id in message.adopted.items():
@@ -280,5 +280,5 @@ def known_trial(
         row=known,
     )
     if trial.live:
-        trial.forget_process()
+        trial.leave_process()
     return trial

@@ -10,11 +10,11 @@ from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._book import Book, Lease, Reservation, Slot
 from optuna_hermes.broker._core._events import Command, SaveMemory, Send
 from optuna_hermes.broker._core._gate import pays
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._policy_runner import PolicyRunner, elastic_of
 from optuna_hermes.broker._core._prefetch import worker_for
 from optuna_hermes.broker._core._rows import claim, save
-from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Grant, Resize, Yield
 from optuna_hermes.ledger._base import LeaseRecord
@@ -86,7 +86,7 @@ class Dispatcher:
             if not to_disk and not self._goes_over_disk(trial):
                 slots = self._book.slots_of(lease)
                 lease.yielding = self._memory.tier_to_leave(slots, trial, now, out)
-            trial.asked, trial.asked_at = lease.yielding, now
+            trial.ask(lease.yielding, now)
         # The watchdog waits for the answer from here on.
         lease.last_progress = now
         out.append(
@@ -353,12 +353,9 @@ class Dispatcher:
             )
         )
         if trial is not None:
-            trial.state, trial.tier, trial.waiting_since = "running", None, None
-            trial.connection, trial.epoch = connection, lease.epoch
-            trial.sits_on(lease.devices)
-            trial.held_bytes = None
+            came_from = trial.host
+            trial.start(lease, self._book.host)
             trial.slices += 1
-            came_from, trial.host = trial.host, self._book.host
             save(self._book, trial, now, out)
             out.extend(_event_log.granted(self._book, trial, lease, came_from, now))
         return lease

@@ -9,9 +9,9 @@ from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._events import Command, EndLease, Withdraw, WritesFailed
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory import Memory, size
 from optuna_hermes.broker._core._rows import save
-from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 
 
@@ -64,7 +64,7 @@ class Ends:
         """Take a trial back to its last checkpoint, if there is one: its process is gone."""
         self._memory.leaves(trial, now)
         if trial.live:
-            trial.forget_process()
+            trial.leave_process()
             trial.waiting_since = now
             save(self._book, trial, now, out)
 
@@ -115,16 +115,8 @@ class Ends:
             study.idle.append(lease.connection)
         if trial is None:
             return
-        trial.state, trial.tier = (
-            "pending" if lease.from_tier is None else "parked",
-            lease.from_tier,
-        )
-        trial.waiting_since, trial.epoch, trial.slices = now, lease.before, trial.slices - 1
-        trial.asked = None
-        if lease.from_tier == "disk" or lease.connection in study.idle:
-            trial.forget_process()
-        elif lease.from_tier is None:
-            trial.sits_on(())
+        left = lease.from_tier == "disk" or lease.connection in study.idle
+        trial.undo_start(lease, now, left=left)
         if refused and lease.claimed:
             trial.owner, trial.row = None, lease.claimed  # as before
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes.broker._core._book import Book, Lease
-from optuna_hermes.broker._core._run import LiveTrial
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._protocol import Ended, Report
 from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import TierName, Wish

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from optuna_hermes.broker._core._book import Book
-from optuna_hermes.broker._core._run import LiveTrial
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 
 MOST_ALIKE = 10

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._dispatch import Dispatcher
 from optuna_hermes.broker._core._events import Command, Kill
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory import Memory
-from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.model import Device
 

@@ -8,8 +8,8 @@ from typing import Any
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._book import Book, Client
 from optuna_hermes.broker._core._events import Command
+from optuna_hermes.broker._core._live_trial import MOST_LOSSES, LiveTrial
 from optuna_hermes.broker._core._rows import save
-from optuna_hermes.broker._core._run import MOST_LOSSES, LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Ended, GiveUp
 
@@ -67,7 +67,7 @@ def give_up(book: Book, message: GiveUp, now: float, out: list[Command]) -> Live
         return None
     if not trial.given_up or study.is_elsewhere(trial):
         return None
-    trial.state, trial.tier = message.state, None
+    trial.end(message.state)
     save(book, trial, now, out)
     ended = Ended(epoch=trial.epoch, state=message.state, error=message.reason)
     out.append(_event_log.ended(book, trial, ended, now))

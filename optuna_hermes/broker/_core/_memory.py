@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from optuna_hermes.broker._core import _residency as residency
 from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._events import Command, Send
-from optuna_hermes.broker._core._run import LiveTrial
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Evict, Recall
 from optuna_hermes.model import TierName
@@ -112,13 +112,13 @@ class Memory:
     def evict(self, trial: LiveTrial, tier: TierName, now: float, out: list[Command]) -> None:
         """Ask a parked trial, which has no open request, to go to a lower tier."""
         assert trial.connection is not None
-        trial.asked, trial.asked_at = tier, now
+        trial.ask(tier, now)
         out.append(Send(connection=trial.connection, message=Evict(epoch=trial.epoch, tier=tier)))
 
     def recall(self, trial: LiveTrial, now: float, out: list[Command]) -> None:
         """Ask a trial in host memory, which has no open request, to come back."""
         assert trial.connection is not None
-        trial.asked, trial.asked_at = "resident", now
+        trial.ask("resident", now)
         out.append(Send(connection=trial.connection, message=Recall(epoch=trial.epoch)))
 
     def left(self, devices: Iterable[str], now: float) -> None:

@@ -8,9 +8,9 @@ from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, Send
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._rows import save
-from optuna_hermes.broker._core._run import LiveTrial
 
 
 class Suspensions:
@@ -82,20 +82,11 @@ class Suspensions:
         self._ends.lease(lease, now, out)
 
     def _put(self, trial: LiveTrial, message: wire.Parked, now: float) -> None:
-        """Put a trial into a tier; a request that it did not carry out is not made again there."""
-        asked, trial.asked = trial.asked, None
-        trial.state, trial.tier = "parked", message.tier
-        trial.held_bytes, trial.host_bytes = message.held_bytes, message.host_bytes
-        stays = asked == "host" and message.tier == "resident"
-        # Its checkpoint could not be written now: it is tried again when the study drains.
-        trial.unwritten = message.stores and asked == "disk" and message.tier != "disk"
-        trial.stores = trial.stores and message.stores and asked != "disk"
-        trial.moves = trial.moves and message.moves and not stays
         if message.tier == "disk":
             self._memory.leaves(trial, now)
-            trial.forget_process()
         elif message.tier == "host":
             self._memory.left(trial.devices, now)
+        trial.park(message)
 
 
 def _came_not_back(lease: Lease) -> bool:

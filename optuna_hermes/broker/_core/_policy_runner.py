@@ -9,15 +9,14 @@ from functools import partial
 
 from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._boost import boosted_first
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._order import wanted_first
-from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import (
     Decision,
     Elastic,
     Resources,
     Snapshot,
-    TrialStatus,
     TrialView,
     Unstarted,
     Wish,
@@ -93,7 +92,7 @@ class PolicyRunner:
                 held=held.get(trial.number, 0.0),
                 cost=study.cost(trial.tier),
                 bound=self._bound(trial),
-                up_for_decision=trial.number in up,
+                up=trial.number in up,
                 # Shown as running, so that it is not chosen: it has a device or gets no process.
                 reserved=trial.number in wanted
                 or not study.can_begin(trial)
@@ -176,14 +175,7 @@ def _fixed(view: TrialView) -> TrialView:
 
 
 def _view(
-    trial: LiveTrial,
-    *,
-    now: float,
-    held: float,
-    cost: float,
-    bound: bool,
-    up_for_decision: bool,
-    reserved: bool,
+    trial: LiveTrial, *, now: float, held: float, cost: float, bound: bool, up: bool, reserved: bool
 ) -> TrialView:
     """View of a trial for a policy, kept until the trial changes.
 
@@ -193,7 +185,7 @@ def _view(
         held: device time of its lease that its own count does not have yet.
         cost: seconds to bring it back.
         bound: whether it can go on only on the device it sits on.
-        up_for_decision: its slice has just ended, so it competes like a parked trial.
+        up: its slice has just ended, so it is up for decision like a parked trial.
         reserved: it has a device already, or must not be chosen now.
     """
     # Few of many trials have changed since the last decision: comparing is cheaper than making.
@@ -203,8 +195,7 @@ def _view(
         trial.device_seconds + held,
         trial.waiting_since,
         trial.tier,
-        trial.device,
-        trial.others,
+        trial.devices,
         trial.connection is None,
         trial.stores,
         trial.units_left,
@@ -216,47 +207,35 @@ def _view(
         bound,
         reserved,
     )
-    if trial.seen is not None and trial.seen[0] == known and not up_for_decision:
+    if trial.seen is not None and trial.seen[0] == known and not up:
         return trial.seen[1]
-    seen = _new_view(trial, now, held, cost, bound, up_for_decision, reserved)
-    trial.seen = None if up_for_decision else (known, seen)
-    return seen
-
-
-def _new_view(
-    trial: LiveTrial,
-    now: float,
-    held: float,
-    cost: float,
-    bound: bool,
-    up_for_decision: bool,
-    reserved: bool,
-) -> TrialView:
-    state: TrialStatus = trial.state
-    waiting_since = trial.waiting_since
-    if up_for_decision:
+    state, waiting_since = trial.state, trial.waiting_since
+    if up:
         state, waiting_since = "parked", now
     elif reserved and trial.live:
         state = "running"
-    return TrialView(
+    least, most = trial.device_range
+    seen = TrialView(
         number=trial.number,
         state=state,
         curve=trial.curve,
         attained_seconds=trial.device_seconds + held,
         submitted=trial.submitted,
         waiting_since=None if state == "running" else waiting_since,
-        tier="resident" if up_for_decision else trial.tier,
+        tier="resident" if up else trial.tier,
         device=trial.device,
         devices=trial.devices if trial.others else (),
         bound_to=trial.devices if bound else (),
-        switch_cost_seconds=0.0 if up_for_decision else cost,
+        switch_cost_seconds=0.0 if up else cost,
         units_left=0 if state == "done" else trial.units_left,
         params=trial.params,
-        devices_wanted=_within(trial.device_range, len(trial.devices)),
+        devices_wanted=min(max(len(trial.devices), least), most),
         elastic=elastic_of(trial),
         # What it needs on a device is what it takes of the host's memory when it has to leave.
         needs=Resources(device_bytes=trial.need_bytes, host_bytes=trial.need_bytes),
     )
+    trial.seen = None if up else (known, seen)
+    return seen
 
 
 def elastic_of(trial: LiveTrial) -> Elastic | None:
@@ -271,10 +250,6 @@ def elastic_of(trial: LiveTrial) -> Elastic | None:
         unit_samples=sizes.unit_samples,
         speeds=trial.speeds,
     )
-
-
-def _within(limits: tuple[int, int], count: int) -> int:
-    return min(max(count, limits[0]), limits[1])
 
 
 def _ask(study: Study, snapshot: Snapshot) -> Decision:

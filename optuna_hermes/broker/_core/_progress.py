@@ -9,8 +9,8 @@ from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._admission import KEPT_CHECKPOINTS, admit_trial
 from optuna_hermes.broker._core._book import Book, Lease
 from optuna_hermes.broker._core._events import Command, DropCheckpoint, Kill, NameLease, Send
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._rows import claim, save
-from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
 from optuna_hermes.model import Curve, Speed
@@ -33,10 +33,7 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
         out.extend(_event_log.killed(book, trial, pid, reason, now))
         return
     claim(book, trial, out)
-    trial.state, trial.tier, trial.waiting_since = "running", None, None
-    trial.epoch, trial.connection = lease.epoch, lease.connection
-    trial.sits_on(lease.devices)
-    trial.host = book.host
+    trial.start(lease, book.host)
     if is_new:
         out.append(_event_log.admitted(book, trial, now))
     if lease.number is None:

@@ -10,8 +10,8 @@ from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._admission import end_orphan
 from optuna_hermes.broker._core._book import Book, Lease, Slot
 from optuna_hermes.broker._core._events import Command, Expected, Kill, Send
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._rows import give_back, save
-from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._holder import Awaited, Holder
 from optuna_hermes.broker._protocol import Begin, Resume
@@ -146,7 +146,7 @@ class Recovery:
             self._adopt(study, lease, connection, message, counted, now, out)
         else:
             assert trial is not None
-            _adopt_parked(trial, connection, message, now)
+            trial.come_back(connection, message.epoch, message.devices, now)
         if message.number is not None:
             trial = study.trials[message.number]
             trial.units_left, trial.params = message.units_left, message.params or trial.params
@@ -244,8 +244,8 @@ class Recovery:
         trial = study.trials[message.number]
         trial.stores = message.stores
         if message.asked is not None and message.parked is None:
-            lease.yielding = trial.asked = message.asked
-            trial.asked_at = now
+            lease.yielding = message.asked
+            trial.ask(message.asked, now)
 
     def _hear(self, trial: LiveTrial, message: Resume, now: float, out: list[Command]) -> None:
         """Take in the last reports and checkpoints of a process, as far as they are new."""
@@ -351,11 +351,3 @@ def _is_on_disk(trial: LiveTrial, message: Resume) -> bool:
 def _kept(connection: int, message: Resume) -> list[Send]:
     kept = (wire.Kept(path=checkpoint.path) for checkpoint in message.checkpoints)
     return [Send(connection=connection, message=each) for each in kept]
-
-
-def _adopt_parked(trial: LiveTrial, connection: int, message: Resume, now: float) -> None:
-    """Adopt a parked trial that is in the memory of its process, as it was."""
-    trial.connection, trial.epoch = connection, message.epoch
-    trial.sits_on(message.devices)
-    trial.state, trial.waiting_since = "parked", now
-    trial.stores = trial.moves = True  # as far as it says so

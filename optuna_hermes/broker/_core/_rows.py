@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from optuna_hermes.broker._core._book import Book
 from optuna_hermes.broker._core._events import Claim, Command
-from optuna_hermes.broker._core._run import LiveTrial
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.ledger._base import TrialRecord
 
 

@@ -12,9 +12,9 @@ from optuna_hermes.broker._core._admission import coming, known_trial
 from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, ForgetBroker, Kill, Outrun, Refreshed, Send
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
-from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Refused
 from optuna_hermes.ledger._base import HostRecord, TrialRecord
@@ -136,7 +136,7 @@ class Sharing:
             new.curve = new.curve if new.curve.units else trial.curve
             new.waiting_since = now if study.is_elsewhere(trial) else trial.waiting_since
         if study.is_elsewhere(new):
-            new.state = record.state
+            new.show_as(record.state)
         study.trials[record.number] = new
 
     def _look_at_the_idle(self, study: Study, others: Collection[HostRecord]) -> None:
@@ -210,7 +210,7 @@ def _is_nobodys(trial: LiveTrial, now: float) -> None:
     """Free a trial whose host is gone: it goes on at its last checkpoint."""
     trial.owner, trial.waiting_since = None, now
     if trial.live:
-        trial.forget_process()
+        trial.leave_process()
 
 
 def _was_taken(study: Study, trial: LiveTrial, record: TrialRecord) -> bool:

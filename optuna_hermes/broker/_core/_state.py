@@ -47,6 +47,7 @@ from optuna_hermes.broker._core._events import (
     WritesFailed,
 )
 from optuna_hermes.broker._core._faults import Faults
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._outage import Outage
 from optuna_hermes.broker._core._parking import Suspensions
@@ -55,7 +56,6 @@ from optuna_hermes.broker._core._power import Power
 from optuna_hermes.broker._core._prefetch import Prefetch
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS, Recovery
 from optuna_hermes.broker._core._rows import save
-from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._shape import Shape, shape_of
 from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._status import document
@@ -341,8 +341,7 @@ class State:
     ) -> None:
         self._ends.lease(lease, now, out)
         self._memory.leaves(trial, now)
-        trial.forget_process()
-        trial.state, trial.tier = "failed" if message.state == "failed" else "done", None
+        trial.end(message.state)
         save(self.book, trial, now, out)
         out.append(_event_log.ended(self.book, trial, message, now))
         if message.state == "failed":
@@ -411,8 +410,7 @@ class State:
             pid, key = self.book.clients[connection].pid, study.spec.key
             self._recovery.empty_handed(pid, now, out, study=key, number=message.number)
             trial = admit_trial(study, message.number, message.trial_id, now)
-            trial.connection, trial.waiting_since = connection, now
-            trial.state, trial.tier = "pending", None
+            trial.register(connection, now)
             if is_new:
                 out.append(_event_log.admitted(self.book, trial, now))
             save(self.book, trial, now, out)
@@ -446,12 +444,8 @@ class State:
             if message.parked is not None:
                 self._parking.stands(connection, message.parked, now, out)
                 trial = study.trials[message.number or 0]
-                if (
-                    message.asked is not None
-                    and trial.asked is None
-                    and trial.connection is not None
-                ):
-                    trial.asked, trial.asked_at = message.asked, now
+                if message.asked and trial.asked is None and trial.connection is not None:
+                    trial.ask(message.asked, now)
             if study.draining:
                 self._drain(key, now, out)
         else:

@@ -10,7 +10,7 @@ from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core._book import Book, Slot
-from optuna_hermes.broker._core._run import LiveTrial
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._shape import Shape
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Wish

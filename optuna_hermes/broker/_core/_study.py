@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna_hermes.broker._core._run import LiveTrial
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._protocol import StudySpec
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import TierName, Unstarted, Wish

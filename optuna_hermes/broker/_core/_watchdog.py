@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._book import Book, Client, Lease
 from optuna_hermes.broker._core._events import Command, Kill, Observed
-from optuna_hermes.broker._core._run import LiveTrial
+from optuna_hermes.broker._core._live_trial import LiveTrial
 
 GRACE_SECONDS = 300.0
 """Time after which a worker that is silent and idle hangs, unless its study says otherwise."""

@@ -13,9 +13,9 @@ from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._book import Book, Client, Lease
 from optuna_hermes.broker._core._dispatch import Dispatcher
 from optuna_hermes.broker._core._events import Command, Kill, Refreshed, SaveMemory, SaveWish, Send
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory import Memory
 from optuna_hermes.broker._core._rows import save
-from optuna_hermes.broker._core._run import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Wish
 from optuna_hermes.policies import make_policy
@@ -176,7 +176,7 @@ class Overrides:
             out.append(Kill(connection=trial.connection, pid=client.pid, reason=reason))
 
     def _finished(self, study: Study, trial: LiveTrial, now: float, out: list[Command]) -> None:
-        trial.state, trial.tier = "done", None
+        trial.end("done")
         save(self._book, trial, now, out)
         detail = {"units": trial.curve.units}
         out.append(self._book.event(trial.study, trial.number, "finished", detail, now))

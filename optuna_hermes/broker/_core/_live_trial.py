@@ -1,21 +1,34 @@
-"""LiveTrial: a trial as the broker knows it, a mutable record without a clock."""
+"""LiveTrial: a trial as the broker knows it, with the transitions of its state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.broker._protocol import BatchSizes, Params, SavedCheckpoint
+from optuna_hermes.broker._protocol import BatchSizes, Ending, Params, Parked, SavedCheckpoint
 from optuna_hermes.ledger._base import TrialRecord
 from optuna_hermes.model import Curve, Speed, TierName, TrialStatus, TrialView
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._core._book import Slot
-
+    from optuna_hermes.broker._core._book import Lease, Slot
 
 MOST_LOSSES = 3
 """Losses of processes without a new unit, after which a trial gets no further one."""
+
+_LIVE: tuple[TrialStatus, ...] = ("pending", "running", "parked", "stored")
+
+TRANSITIONS: Mapping[str, tuple[tuple[TrialStatus, ...], tuple[TrialStatus, ...]]] = {
+    "register": (("pending", "stored"), ("pending",)),
+    # Running again: a process may say twice which trial it has begun.
+    "start": (_LIVE, ("running",)),
+    "park": (("running", "parked"), ("parked",)),
+    "leave_process": (_LIVE, ("pending", "stored")),
+    "undo_start": (("running",), ("pending", "parked")),
+    "come_back": (("pending", "stored"), ("parked",)),
+    "end": (_LIVE, ("done", "failed")),
+}
+"""The methods that change the state of a trial: from which states, and to which."""
 
 
 @dataclass(kw_only=True)
@@ -100,7 +113,7 @@ class LiveTrial:
     @property
     def live(self) -> bool:
         """True if it has still to be trained."""
-        return self.state not in ("done", "failed")
+        return self.state in _LIVE
 
     @property
     def given_up(self) -> bool:
@@ -161,10 +174,89 @@ class LiveTrial:
         if memory_bytes is not None:
             self.need_bytes = max(self.need_bytes or 0, memory_bytes)
 
-    def forget_process(self) -> None:
-        """Forget its process: what is left of it is its last checkpoint, if there is one."""
+    def ask(self, tier: TierName, now: float) -> None:
+        """Note that it is asked to go to a tier."""
+        self.asked, self.asked_at = tier, now
+
+    # -- transitions ---------------------------------------------------------------------------
+
+    def register(self, connection: int, now: float) -> None:
+        """Let a process of its own wait with it for a device."""
+        self._become("pending", "register")
+        self.connection, self.waiting_since = connection, now
+
+    def start(self, lease: Lease, host: str) -> None:
+        """Let it train on the devices of a lease."""
+        self._become("running", "start")
+        self.waiting_since, self.held_bytes = None, None
+        self.connection, self.epoch, self.host = lease.connection, lease.epoch, host
+        self.sits_on(lease.devices)
+
+    def park(self, message: Parked) -> None:
+        """Let it wait in a tier; what it was asked for and did not do is not asked again there."""
+        asked, self.asked = self.asked, None
+        stays = asked == "host" and message.tier == "resident"
+        # Its checkpoint could not be written now: it is tried again when the study drains.
+        self.unwritten = message.stores and asked == "disk" and message.tier != "disk"
+        self.stores = self.stores and message.stores and asked != "disk"
+        self.moves = self.moves and message.moves and not stays
+        if message.tier == "disk":
+            self.leave_process()
+        else:
+            self._become("parked", "park", message.tier)
+            self.held_bytes, self.host_bytes = message.held_bytes, message.host_bytes
+
+    def leave_process(self) -> None:
+        """Take it back to its last checkpoint, if there is one: its process is gone."""
         self.connection, self.asked = None, None
         self.sits_on(())
         self.held_bytes, self.host_bytes = None, 0
-        self.state = "stored" if self.checkpoints else "pending"
-        self.tier = "disk" if self.checkpoints else None
+        if self.checkpoints:
+            self._become("stored", "leave_process", "disk")
+        else:
+            self._become("pending", "leave_process")
+
+    def undo_start(self, lease: Lease, now: float, *, left: bool) -> None:
+        """Take it back to where it was before a lease, which never began.
+
+        Args:
+            lease: the lease.
+            now: since when it waits.
+            left: it is in the memory of no process.
+        """
+        self.asked, self.waiting_since = None, now
+        self.epoch, self.slices = lease.before, self.slices - 1
+        if left:
+            self.leave_process()
+        elif lease.from_tier is None:
+            self._become("pending", "undo_start")
+            self.sits_on(())
+        else:
+            self._become("parked", "undo_start", lease.from_tier)
+
+    def come_back(self, connection: int, epoch: int, devices: Sequence[str], now: float) -> None:
+        """Let it wait in its process, which has come back to a new broker."""
+        self._become("parked", "come_back", self.tier)
+        self.connection, self.epoch, self.waiting_since = connection, epoch, now
+        self.sits_on(devices)
+        self.stores = self.moves = True  # as far as it says so
+
+    def end(self, state: Ending) -> None:
+        """End it: its process, if any, has nothing more to do with it."""
+        self._become(state, "end")
+        self.connection, self.asked = None, None
+        self.sits_on(())
+        self.held_bytes, self.host_bytes = None, 0
+
+    def show_as(self, state: TrialStatus) -> None:
+        """Take the state that another host's broker has written, whose transitions these are."""
+        self.state = state
+
+    def _become(self, state: TrialStatus, transition: str, tier: TierName | None = None) -> None:
+        before, after = TRANSITIONS[transition]
+        if self.state not in before or state not in after:
+            raise ValueError(
+                f"{transition} takes a trial that is {', '.join(before)} to {', '.join(after)}, "
+                f"but trial {self.number} is {self.state} and would be {state}"
+            )
+        self.state, self.tier = state, tier
