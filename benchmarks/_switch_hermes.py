@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from optuna_hermes import HermesPruner, HermesSampler, optimize
 from optuna_hermes._optuna import study_key
 from optuna_hermes.broker.__main__ import run_broker
-from optuna_hermes.broker._core import _dispatch
-from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core import _scheduler
+from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._devices._source import parse_devices
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE, listening
 from optuna_hermes.ledger import open_ledger
@@ -172,8 +172,8 @@ def _broker(tier: TierName, devices: str, log: Path) -> Iterator[None]:
 def main() -> None:
     """``_switch_hermes.py TIER DEVICES``: be the broker."""
     tier, devices = sys.argv[1:]
-    Memory.tier_to_leave = lambda *args: tier  # type: ignore[method-assign]
-    _dispatch.SWITCH_SHARE = 2
+    MemoryManager.tier_to_leave = lambda *args: tier  # type: ignore[method-assign]
+    _scheduler.SWITCH_SHARE = 2
     run_broker(devices, idle_seconds=None)
 
 

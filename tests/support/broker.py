@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import (
     Command,
     Connected,
@@ -25,7 +26,6 @@ from optuna_hermes.broker._core._events import (
 )
 from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._core._sharing import watched
-from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server._ledgers import all_of, news_of
 from optuna_hermes.broker._server._records import WriterTerms, is_race, outrun, write
@@ -35,12 +35,12 @@ from optuna_hermes.model import Device
 
 
 class FakeBroker:
-    """Feeds events to a ``State`` and keeps its commands.
+    """Feeds events to an ``EventHandler`` and keeps its commands.
 
     Args:
         devices: its devices, or a number of CPU slots.
-        host_budget_bytes: as for ``State``.
-        grace_seconds: as for ``State``.
+        host_budget_bytes: as for ``EventHandler``.
+        grace_seconds: as for ``EventHandler``.
         ledger: the ledger that it writes to and reads studies from; a new one if None.
         host: its host's name, and its own name where the ledger is shared.
         powers: whether devices can be powered down; the test reports when that is done.
@@ -66,7 +66,7 @@ class FakeBroker:
     ) -> None:
         if isinstance(devices, int):
             devices = [Device(id=f"cpu:{i}", free=True) for i in range(devices)]
-        self.state = State(
+        self.handler = EventHandler(
             host=host,
             instance=host,
             devices=devices,
@@ -86,7 +86,7 @@ class FakeBroker:
 
     def apply(self, event: Event) -> list[Command]:
         """Feed one event and keep the commands."""
-        commands = self.state.handle(event, self.now)
+        commands = self.handler.handle(event, self.now)
         races: list[Outrun] = []
         if self.writes:
             self._write([c for c in commands if not isinstance(c, Deed)], races)
@@ -112,16 +112,16 @@ class FakeBroker:
 
     def refresh(self) -> None:
         """Read the changes of other hosts from the ledger, and send a heartbeat."""
-        for key, study in list(self.state.book.studies.items()):
+        for key, study in list(self.handler.state.studies.items()):
             if study.broker is not None:
                 known = watched(study)
-                self.apply(news_of(key, self.state.presence(), known, self.ledger))
+                self.apply(news_of(key, self.handler.presence(), known, self.ledger))
 
     def advance(self, seconds: float) -> None:
         """Advance the clock, with a tick at each wake-up that the state asks for."""
         end = self.now + seconds
         while True:
-            due = self.state.next_wakeup(self.now)
+            due = self.handler.next_wakeup(self.now)
             if due is None or due > end:
                 break
             self.now = max(self.now, due)
@@ -130,7 +130,7 @@ class FakeBroker:
 
     def poll(self, device: str, **fields: Any) -> list[Command]:
         """Poll a device with changed fields."""
-        seen = replace(self.state.book.slots[device].device, **fields)
+        seen = replace(self.handler.state.slots[device].device, **fields)
         return self.apply(DevicesPolled(devices=(seen,)))
 
     def connect(self, role: str, *, pid: int | None = None) -> int:
@@ -189,7 +189,7 @@ class FakeBroker:
         event = StudyRead(
             connection=connection,
             message=message,
-            **all_of(key, self.state.presence(), ledger),
+            **all_of(key, self.handler.presence(), ledger),
         )
         return self.apply(event)
 
@@ -199,22 +199,22 @@ class FakeBroker:
         Args:
             known: the processes that it expects; all that this one served if None.
         """
-        devices = [slot.device for slot in self.state.book.slots.values()]
-        after = FakeBroker(devices=devices, ledger=self.ledger, host=self.state.book.host)
+        devices = [slot.device for slot in self.handler.state.slots.values()]
+        after = FakeBroker(devices=devices, ledger=self.ledger, host=self.handler.state.host)
         after._connections = 100 + self._connections  # its clients are new connections
-        for number, holder in enumerate(holders(self.state.book) if known is None else known):
+        for number, holder in enumerate(holders(self.handler.state) if known is None else known):
             after.apply(Expected(connection=-1 - number, holder=holder))
         return after
 
     def end_of(self, pid: int) -> None:
         """Feed the end of a process that the recovering broker expects."""
-        awaited = self.state.book.awaited.items()
+        awaited = self.handler.state.awaited.items()
         for connection in [key for key, each in awaited if each.holder.pid == pid]:
             self.hang_up(connection)
 
     def connection_of(self, pid: int) -> int:
         """The connection of a process."""
-        clients = self.state.book.clients.items()
+        clients = self.handler.state.clients.items()
         return next(connection for connection, client in clients if client.pid == pid)
 
     def say(self, connection: int, message: wire.FromClient) -> list[Command]:
@@ -247,11 +247,11 @@ class FakeBroker:
         """Check the invariants that hold after any events; raise AssertionError if one fails."""
         epochs = [c.epoch for c in self.log if isinstance(c, LeaseRecord)]
         assert epochs == sorted(set(epochs)), "epochs only grow"
-        holders = [lease.number for lease in self.state.book.leases()]
+        holders = [lease.number for lease in self.handler.state.leases()]
         named = [number for number in holders if number is not None]
         assert len(named) == len(set(named)), "no run on two devices"
-        book = self.state.book
-        assert book.host_used_bytes <= book.host_budget_bytes, "no more host memory than there is"
+        state = self.handler.state
+        assert state.host_used_bytes <= state.host_budget_bytes, "no more host memory than there is"
         _check_grants(self.log)
 
 

@@ -15,9 +15,9 @@ _ENDS: tuple[wire.Ending, ...] = ("done", "failed")
 
 def own_epochs(world: World, process: Process) -> set[int]:
     """The epochs for which the broker accepts messages of a process."""
-    book = world.state.book
-    own = {lease.epoch for lease in book.leases() if lease.connection == process.connection}
-    parked = (trial for trial in book.trials() if trial.connection == process.connection)
+    state = world.handler.state
+    own = {lease.epoch for lease in state.leases() if lease.connection == process.connection}
+    parked = (trial for trial in state.trials() if trial.connection == process.connection)
     return own | {trial.epoch for trial in parked if trial.state == "parked"}
 
 
@@ -33,7 +33,7 @@ def lie(world: World, process: Process, random: Random) -> None:
         message = about_study(world, key, random)
     world.say(process, message)
     _spoil(world, process)
-    for run in world.state.book.trials():
+    for run in world.handler.state.trials():
         trial = _trial(world, run.study, run.number)
         if not run.live and trial.end is None:
             trial.end = "failed" if run.state == "failed" else "done"  # in Optuna too
@@ -63,7 +63,7 @@ def about_study(world: World, key: str, random: Random) -> wire.FromClient:
 
 def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
     """A random message about a lease."""
-    run = next((run for run in world.state.book.trials() if run.epoch == epoch), None)
+    run = next((run for run in world.handler.state.trials() if run.epoch == epoch), None)
     studies = [world.studies[run.study]] if run else list(world.studies.values())
     number = random.randrange(len(random.choice(studies).trials) + 2)
     checkpoint = None
@@ -103,7 +103,7 @@ def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
 
 def _spoil(world: World, process: Process) -> None:
     """Mark the trials that a lying process has had as spoilt."""
-    for trial in world.state.book.trials():
+    for trial in world.handler.state.trials():
         if trial.connection == process.connection:
             _trial(world, trial.study, trial.number).spoilt = True
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _residency as residency
-from optuna_hermes.broker._core._book import Lease, Slot
+from optuna_hermes.broker._core._broker_state import Lease, Slot
 from optuna_hermes.broker._core._events import Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
@@ -17,36 +17,36 @@ from support.broker_world import World
 
 def check(world: World) -> None:
     """Raise ``AssertionError`` where a rule is broken."""
-    book = world.state.book
-    leases = book.leases()
+    state = world.handler.state
+    leases = state.leases()
     _once((id_ for lease in leases for id_ in lease.devices), "a device has one lease")
     for lease in leases:
-        there = [book.slots[id_].lease is lease for id_ in lease.devices]
+        there = [state.slots[id_].lease is lease for id_ in lease.devices]
         assert all(there), "a lease that has lost a device"
     _once((lease.epoch for lease in leases), "an epoch has one lease")
     _once((lease.connection for lease in leases), "a process has one lease")
     held = [(lease.study, lease.number) for lease in leases if lease.number is not None]
     _once(held, "a trial has one lease")
-    for slot in book.slots.values():
+    for slot in state.slots.values():
         _check_slot(world, slot)
-    for each in book.reservations():
-        assert not any(slot.lease and slot.lease.yielding is None for slot in book.slots_of(each))
-    for study in book.studies.values():
+    for each in state.reservations():
+        assert not any(slot.lease and slot.lease.yielding is None for slot in state.slots_of(each))
+    for study in state.studies.values():
         _check_study(world, study)
         for trial in study.trials.values():
             _check_trial(world, trial, leases)
-    _once((r.connection for r in book.trials() if r.connection), "a process has one trial")
+    _once((r.connection for r in state.trials() if r.connection), "a process has one trial")
     _check_devices(world)
     _check_promises(world)
     _check_grants(world)
-    json.dumps(world.state.status(world.now), allow_nan=False)
-    wire.frame(wire.Status(document=world.state.status(world.now)))
+    json.dumps(world.handler.status(world.now), allow_nan=False)
+    wire.frame(wire.Status(document=world.handler.status(world.now)))
 
 
 def check_broken(world: World, device: str) -> None:
     """Raise ``AssertionError`` if a trial stays with a device that was seen to be broken."""
-    lease = world.state.book.slots[device].lease
-    trial = None if lease is None else world.state.book.trial_of(lease)
+    lease = world.handler.state.slots[device].lease
+    trial = None if lease is None else world.handler.state.trial_of(lease)
     if lease is not None and not lease.yielding and not world.is_dying(lease.connection):
         assert trial is not None, "a new trial stays with a broken device"
         assert not trial.stores, "a trial stays with a broken device"
@@ -58,21 +58,21 @@ def _once(values: Iterable[object], what: str) -> None:
 
 
 def _check_slot(world: World, slot: Slot) -> None:
-    book, lease, reservation = world.state.book, slot.lease, slot.reservation
+    state, lease, reservation = world.handler.state, slot.lease, slot.reservation
     if lease is not None:
-        assert lease.connection in book.clients, "a lease whose holder is gone"
+        assert lease.connection in state.clients, "a lease whose holder is gone"
         assert slot.device.id in lease.devices
-        assert not lease.held or book.studies[lease.study].away_since is not None, "held for ever"
-        trial = book.trial_of(lease)
+        assert not lease.held or state.studies[lease.study].away_since is not None, "held for ever"
+        trial = state.trial_of(lease)
         if trial is not None:
             assert trial.state == "running", f"a lease of a run that is {trial.state}"
             assert (trial.connection, trial.epoch) == (lease.connection, lease.epoch)
             assert trial.devices == lease.devices
-            study = book.studies[lease.study]
+            study = state.studies[lease.study]
             leaves = lease.yielding or study.away_since is not None
             assert leaves or not study.is_held(trial), "a device for a run that is held"
     if reservation is not None and reservation.number is not None:
-        study = book.studies[reservation.study]
+        study = state.studies[reservation.study]
         assert study.trials[reservation.number].live, "a device for a run that is over"
         assert not study.is_held(study.trials[reservation.number]), (
             "a device to come for a run that is held"
@@ -80,10 +80,10 @@ def _check_slot(world: World, slot: Slot) -> None:
 
 
 def _check_study(world: World, study: Study) -> None:
-    clients, key = world.state.book.clients, study.spec.key
+    clients, key = world.handler.state.clients, study.spec.key
     _once(study.idle, "a process waits once")
     busy = {trial.connection for trial in study.trials.values()}
-    busy |= {lease.connection for lease in world.state.book.leases()}
+    busy |= {lease.connection for lease in world.handler.state.leases()}
     for connection in study.idle:
         assert clients[connection].role == "worker", "only workers wait for any trial"
         assert connection in study.workers
@@ -100,8 +100,10 @@ def _check_study(world: World, study: Study) -> None:
 def _check_trial(world: World, trial: LiveTrial, leases: list[Lease]) -> None:
     lease = next((a for a in leases if (a.study, a.number) == (trial.study, trial.number)), None)
     assert (trial.state == "running") == (lease is not None), f"{trial.state} with {lease}"
-    assert trial.connection is None or trial.connection in world.state.book.clients, "its process"
-    assert trial.number in world.state.book.studies[trial.study].trials
+    assert trial.connection is None or trial.connection in world.handler.state.clients, (
+        "its process"
+    )
+    assert trial.number in world.handler.state.studies[trial.study].trials
     if trial.state in ("running", "parked"):
         assert trial.connection is not None, f"{trial.state} without a process"
     elif trial.state != "pending":
@@ -124,17 +126,17 @@ def _check_devices(world: World) -> None:
 
 def _check_promises(world: World) -> None:
     """Check that no trial is sent to host memory beyond the budget."""
-    book = world.state.book
+    state = world.handler.state
     sent = [command.message for command in world.answer if isinstance(command, Send)]
     if any(isinstance(m, wire.Evict | wire.Yield) and m.tier == "host" for m in sent):
-        assert _promised(world) <= book.host_budget_bytes, "more host memory than there is"
+        assert _promised(world) <= state.host_budget_bytes, "more host memory than there is"
 
 
 def _check_grants(world: World) -> None:
     for command in world.answer:
         if isinstance(command, Send) and isinstance(command.message, wire.Grant):
             for id_ in command.message.devices:
-                slot = world.state.book.slots[id_]
+                slot = world.handler.state.slots[id_]
                 if slot.lease is not None and slot.lease.epoch == command.message.epoch:
                     assert slot.lease.devices == command.message.devices
                     _check_grant(world, slot, slot.lease)
@@ -142,19 +144,19 @@ def _check_grants(world: World) -> None:
 
 def _check_grant(world: World, slot: Slot, lease: Lease) -> None:
     """Check that a granted device can hold the trial, unless no other trial could leave it."""
-    book = world.state.book
+    state = world.handler.state
     assert slot.device.healthy, "a grant of a broken device"
     assert slot.device.free, "a grant of a device that someone else has"
-    trial = book.trial_of(lease)
-    parked = [other for other in book.parked_on(slot) if other.tier == "resident"]
-    need = book.studies[lease.study].need_of(trial)
+    trial = state.trial_of(lease)
+    parked = [other for other in state.parked_on(slot) if other.tier == "resident"]
+    need = state.studies[lease.study].need_of(trial)
     held = 0 if trial is None else _uses(world, lease.connection)
     missing = None if need is None else need - held
     if residency.fits(slot.device.memory_free_bytes, missing) is False:
         assert not [o for o in parked if o.asked or _could_go(world, o)], "somebody could go"
     if trial is not None and trial.alone:
-        coming = [(each.study, each.number) for each in book.reservations()]
-        here = (r for r in book.parked_on(slot) if (r.study, r.number) not in coming)
+        coming = [(each.study, each.number) for each in state.reservations()]
+        here = (r for r in state.parked_on(slot) if (r.study, r.number) not in coming)
         near = [other for other in here if _near(slot, trial, other)]
         assert not any(other.stores for other in near), "alone is alone"
 
@@ -171,11 +173,11 @@ def _uses(world: World, connection: int) -> int:
 
 def _promised(world: World) -> int:
     """Host memory that trials use or have reserved."""
-    return sum(trial.host_claim_bytes for trial in world.state.book.trials())
+    return sum(trial.host_claim_bytes for trial in world.handler.state.trials())
 
 
 def _could_go(world: World, trial: LiveTrial) -> bool:
-    book = world.state.book
-    room = book.host_budget_bytes - _promised(world)
+    state = world.handler.state
+    room = state.host_budget_bytes - _promised(world)
     takes = trial.takes_bytes
     return trial.stores or (trial.moves and takes is not None and takes <= room)

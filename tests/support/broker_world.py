@@ -12,6 +12,7 @@ from msgspec import structs
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core import _outage as away
+from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import (
     Command,
     Connected,
@@ -32,7 +33,6 @@ from optuna_hermes.broker._core._events import (
     WritesFailed,
 )
 from optuna_hermes.broker._core._recovery import holders
-from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._core._status import finished
 from optuna_hermes.broker._server._ledgers import all_of
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox
@@ -53,7 +53,7 @@ GRACE_SECONDS = 5.0
 
 
 class World:
-    """Everything around a broker's ``State``, with the guarantees that a real server gives it.
+    """Everything around an ``EventHandler``, with the guarantees that a real server gives it.
 
     Records are committed in order, and messages sent by the broker's own outbox. A database that
     is ``lagging`` commits at ``catch_up``, one that is ``away`` when the outage ends.
@@ -118,15 +118,15 @@ class World:
         self._dying: list[int] = []
         self.answer: list[Command] = []
         self._begin()
-        self.state = self._broker(wall_offset=1e9)
+        self.handler = self._broker(wall_offset=1e9)
 
     def _begin(self) -> None:
         self._waiting: list[tuple[MemoryLedger, list[Write], set[DatabaseProof]]] = []
         self._committing = False
         self._outbox = Outbox(self._send)
 
-    def _broker(self, wall_offset: float) -> State:
-        return State(
+    def _broker(self, wall_offset: float) -> EventHandler:
+        return EventHandler(
             host="h",
             devices=self._read_devices(),
             wall_offset=wall_offset,
@@ -139,8 +139,8 @@ class World:
     def feed(self, event: Event) -> list[Command]:
         """Feed an event to the broker, and carry out its commands."""
         if _changes_memory(event):
-            self._carry_out(self.state.handle(self._polled(), self.now))
-        commands = self.state.handle(event, self.now)
+            self._carry_out(self.handler.handle(self._polled(), self.now))
+        commands = self.handler.handle(event, self.now)
         self._carry_out(commands)
         return commands
 
@@ -178,7 +178,7 @@ class World:
 
     def _unasked(self, keys: tuple[str, ...], *, draining: bool) -> tuple[int, ...]:
         """Leases of these studies whose yields are not sent yet."""
-        return away.unasked(self.state.book, self._outbox.unasked, keys, draining=draining)
+        return away.unasked(self.handler.state, self._outbox.unasked, keys, draining=draining)
 
     def drop_broker(self, wall_step: float, share: float) -> None:
         """Kill the broker, with all records not committed and messages not sent, and start another.
@@ -187,7 +187,7 @@ class World:
             wall_step: seconds by which the wall clock is moved before the next one starts.
             share: share of its clients that live on, to reconnect one after another.
         """
-        served = holders(self.state.book)
+        served = holders(self.handler.state)
         clients = list(self.processes.values())
         self._begin()
         self.away.clear()
@@ -195,7 +195,7 @@ class World:
         self.processes.clear()
         self.refusals = 0
         self.lost.clear()
-        self.state = self._broker(self.state.book.wall_offset + wall_step)
+        self.handler = self._broker(self.handler.state.wall_offset + wall_step)
         alive = [p for p in clients if p.doing != "leaves" and self.random.random() < share]
         alive = [p for p in alive if p.role in ("worker", "plain")]
         for holder in served:
@@ -236,10 +236,10 @@ class World:
     def advance(self, seconds: float) -> None:
         """Advance the clock, with a tick at each wake-up that the broker asks for."""
         end = self.now + seconds
-        while (due := self.state.next_wakeup(self.now)) is not None and due <= end:
+        while (due := self.handler.next_wakeup(self.now)) is not None and due <= end:
             self.now = max(self.now, due)
             self.feed(Tick())
-            due = self.state.next_wakeup(self.now)
+            due = self.handler.next_wakeup(self.now)
             assert due is None or due > self.now, "a broker that never sleeps"
         self.now = end
 
@@ -252,7 +252,7 @@ class World:
         self.answer = commands
         writes = [c for c in commands if not isinstance(c, Deed)]
         asked = {
-            DatabaseProof(e): key for e, key in away.to_answer(self.state.book, commands).items()
+            DatabaseProof(e): key for e, key in away.to_answer(self.handler.state, commands).items()
         }
         self._outbox.expect({*_leases(writes), *_paths(writes), *asked})
         for ledger in dict.fromkeys(self.ledgers.values()):
@@ -390,9 +390,9 @@ class World:
 
     def look_again(self) -> None:
         """Let drivers of finished studies adopt trials whose workers died before they sent them."""
-        for key, study in self.state.book.studies.items():
+        for key, study in self.handler.state.studies.items():
             message = self.driver(key)
-            done = study.driver is not None and finished(study, self.state.book)
+            done = study.driver is not None and finished(study, self.handler.state)
             if done and not study.draining and message.adopted:
                 again = structs.replace(message, counted=wire.Counted())
                 self.say(self.processes[study.driver or 0], again)
@@ -411,7 +411,7 @@ class World:
 
     def give_up(self) -> None:
         """Let every driver end trials in Optuna that lost too many processes."""
-        for key, study in list(self.state.book.studies.items()):
+        for key, study in list(self.handler.state.studies.items()):
             for loss in list(losses.shown(study)):
                 if loss["given_up"] and study.driver in self.processes:
                     trial = self.studies[key].trials[loss["trial"]]
@@ -424,7 +424,7 @@ class World:
     def staff(self) -> None:
         """Start one more worker for every driver that may have one."""
         self.give_up()
-        for key, study in list(self.state.book.studies.items()):
+        for key, study in list(self.handler.state.studies.items()):
             if study.driver is not None and len(study.workers) < self.max_alive:
                 self.start_worker(key)
 
@@ -467,7 +467,7 @@ class World:
 
     def want_nothing(self) -> None:
         """Remove all overrides of trials."""
-        for key, study in list(self.state.book.studies.items()):
+        for key, study in list(self.handler.state.studies.items()):
             for number in study.wishes:
                 self.want(wire.Wishes(study=key, numbers=(number,)))
 

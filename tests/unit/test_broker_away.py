@@ -36,7 +36,7 @@ def training(broker: FakeBroker, number: int = 0) -> tuple[int, int]:
 
 
 def shown(broker: FakeBroker, key: str = "s") -> dict[str, Any]:
-    studies = broker.state.status(broker.now)["studies"]
+    studies = broker.handler.status(broker.now)["studies"]
     return next(study for study in studies if study["key"] == key)
 
 
@@ -64,9 +64,9 @@ def test_who_makes_room_leaves_once_the_database_has_answered() -> None:
     broker.worker()
     broker.advance(SLICE)
     assert broker.last(first, "Yield") is not None
-    assert to_answer(broker.state.book, broker.log) == {epoch: "s"}
+    assert to_answer(broker.handler.state, broker.log) == {epoch: "s"}
     broker.say(1, wire.Drain(study="s"))
-    assert to_answer(broker.state.book, broker.log) == {}
+    assert to_answer(broker.handler.state, broker.log) == {}
 
 
 def test_a_device_that_breaks_meanwhile_is_left_without_the_database() -> None:
@@ -77,7 +77,7 @@ def test_a_device_that_breaks_meanwhile_is_left_without_the_database() -> None:
     broker.apply(away())
     told = broker.poll("cpu:0", healthy=False)
     assert broker.last(first, "Yield").tier == "disk"
-    assert to_answer(broker.state.book, told) == {}
+    assert to_answer(broker.handler.state, told) == {}
 
 
 def test_who_has_not_heard_that_it_is_to_leave_stays() -> None:
@@ -91,7 +91,7 @@ def test_who_has_not_heard_that_it_is_to_leave_stays() -> None:
     broker.apply(LedgerAway(studies=("s",), reason="Locked.", unasked=(epoch,)))
     broker.advance(100.0)
     assert broker.killed() == []
-    assert broker.state.status(broker.now)["devices"][0]["holder"]["state"] == "running"
+    assert broker.handler.status(broker.now)["devices"][0]["holder"]["state"] == "running"
     before = len(broker.log)
     broker.apply(BACK)
     asked = [c for c in broker.log[before:] if isinstance(c, Send)]
@@ -136,7 +136,7 @@ def test_a_lease_that_was_held_begins_when_it_is_granted() -> None:
     assert broker.last(worker, "Yield") is None
     assert broker.killed() == []
     broker.apply(BACK)
-    holder = broker.state.status(broker.now)["devices"][0]["holder"]
+    holder = broker.handler.status(broker.now)["devices"][0]["holder"]
     assert (holder["since_seconds"], holder["left_seconds"]) == (0.0, SLICE)
 
 

@@ -57,11 +57,11 @@ def cost_of_one_more(kind: str, crowd: int) -> int:
     }[kind]
 
     def handle() -> None:
-        broker.state.handle(Received(connection=worker, message=message), 0.1)
-        assert not broker.state.idle
-        broker.state.next_wakeup(0.1)
+        broker.handler.handle(Received(connection=worker, message=message), 0.1)
+        assert not broker.handler.idle
+        broker.handler.next_wakeup(0.1)
 
-    broker.state.next_wakeup(0.1)
+    broker.handler.next_wakeup(0.1)
     return calls_of(handle)
 
 

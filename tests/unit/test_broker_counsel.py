@@ -46,7 +46,7 @@ def broker() -> FakeBroker:
 @pytest.fixture
 def watching(broker: FakeBroker) -> Watching:
     policy = Watching()
-    broker.state.book.studies["s"].policy = policy
+    broker.handler.state.studies["s"].policy = policy
     return policy
 
 
@@ -132,7 +132,7 @@ def test_a_running_trial_is_shown_as_it_was_when_it_was_decided_about(watching: 
     """Of others a policy knows no more than at the start of their slices."""
     broker = FakeBroker(devices=2)
     broker.driver(policy="fifo", slice_seconds=1.0)
-    broker.state.book.studies["s"].policy = watching
+    broker.handler.state.studies["s"].policy = watching
     begin(broker, broker.worker(), 0)
     broker.advance(0.5)
     begin(broker, broker.worker(), 1)
@@ -169,13 +169,13 @@ def test_a_policy_that_prunes_ends_its_study_only(broker: FakeBroker) -> None:
     other = broker.driver(key="other", unstarted=0, policy="fifo")
     worker = broker.worker()
     epoch = begin(broker, worker, 0)
-    broker.state.book.studies["s"].policy = Pruning()
+    broker.handler.state.studies["s"].policy = Pruning()
     broker.advance(1.0)
-    problems = {s["key"]: s["problem"] for s in broker.state.status(broker.now)["studies"]}
+    problems = {s["key"]: s["problem"] for s in broker.handler.status(broker.now)["studies"]}
     assert "kills nothing" in problems["s"]
     assert "trial 0" in problems["s"]
     assert problems["other"] is None
-    assert broker.state.book.studies["s"].trials[0].live
+    assert broker.handler.state.studies["s"].trials[0].live
     assert broker.last(worker, "Yield") is not None
     broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True))
     assert broker.last(worker, "Evict").tier == "disk"
@@ -190,7 +190,7 @@ def test_a_policy_is_told_what_is_to_come(fixed: bool, watching: Watching) -> No
     """The driver's word for the trials that may be created reaches the policy."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="fifo", unstarted=2, fixed=fixed)
-    broker.state.book.studies["s"].policy = watching
+    broker.handler.state.studies["s"].policy = watching
     broker.worker()
     assert watching.seen.unstarted == Unstarted(count=1, fixed=fixed)
 
@@ -252,9 +252,9 @@ def test_parameters_are_plain_json() -> None:
 def test_a_trial_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker) -> None:
     """A policy is shown the same view until something in it changes, and then a new one."""
     begin(broker, broker.worker(), 0)
-    trial = broker.state.book.studies["s"].trials[0]
-    counsel = PolicyRunner(broker.state.book)
-    study = broker.state.book.studies["s"]
+    trial = broker.handler.state.studies["s"].trials[0]
+    counsel = PolicyRunner(broker.handler.state)
+    study = broker.handler.state.studies["s"]
     (view,) = counsel._snapshot(study, [], 9.0).trials
     (again,) = counsel._snapshot(study, [], 10.0).trials
     assert again is view

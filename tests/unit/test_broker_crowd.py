@@ -25,7 +25,7 @@ def test_a_device_is_decided_about_when_the_last_of_a_crowd_has_left() -> None:
     broker = FakeBroker(devices=1)
     crowd = [broker.plain(number) for number in range(20)]
     stays = broker.plain(20)
-    study = broker.state.book.studies["s"]
+    study = broker.handler.state.studies["s"]
     study.policy = policy = Counted(study.policy)
     granted = len(broker.leases())
     for connection in crowd[:-1]:

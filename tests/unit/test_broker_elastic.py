@@ -48,7 +48,7 @@ def broker() -> FakeBroker:
 @pytest.fixture
 def sizing(broker: FakeBroker) -> Sizing:
     policy = Sizing()
-    broker.state.book.studies["s"].policy = policy
+    broker.handler.state.studies["s"].policy = policy
     return policy
 
 
@@ -73,7 +73,7 @@ def changes(broker: FakeBroker, number: int) -> list[dict[str, Any]]:
 
 def alone(broker: FakeBroker) -> int:
     """The only worker there is: its trial keeps the device."""
-    broker.state.book.studies["s"].unstarted = 1
+    broker.handler.state.studies["s"].unstarted = 1
     return broker.worker()
 
 
@@ -148,7 +148,7 @@ def test_a_size_beyond_the_limits_ends_the_study(
     sizing.sizes[0] = size
     broker.advance(1.0)
     assert f"within their limits, but got {size} for trial 0" in str(
-        broker.state.book.studies["s"].problem
+        broker.handler.state.studies["s"].problem
     )
 
 
@@ -159,7 +159,7 @@ def test_a_size_for_a_trial_that_has_none_ends_the_study(
     begin(broker, alone(broker), 0, sizes=None)
     sizing.sizes[0] = 8
     broker.advance(1.0)
-    assert "batch sizes to elastic trials" in str(broker.state.book.studies["s"].problem)
+    assert "batch sizes to elastic trials" in str(broker.handler.state.studies["s"].problem)
 
 
 def test_the_event_in_words() -> None:

@@ -87,7 +87,7 @@ def studying(devices: int, unstarted: int) -> tuple[FakeBroker, Greedy]:
     broker = FakeBroker(devices=devices)
     broker.driver(slice_seconds=10.0, unstarted=unstarted)
     policy = Greedy()
-    broker.state.book.studies["s"].policy = policy
+    broker.handler.state.studies["s"].policy = policy
     return broker, policy
 
 
@@ -111,12 +111,12 @@ def test_a_change_that_does_not_pay_is_asked_about_once_more() -> None:
     broker, policy = studying(devices=2, unstarted=1)
     worker = broker.worker()
     begin(broker, worker, 0)
-    broker.state.book.studies["s"].costs["disk"] = 1.0  # a slice lasts at least 60 s then
-    broker.state.book.studies["s"].leave_seconds = 100.0
+    broker.handler.state.studies["s"].costs["disk"] = 1.0  # a slice lasts at least 60 s then
+    broker.handler.state.studies["s"].leave_seconds = 100.0
     broker.advance(10.0)
     assert policy.asked[-2:] == [(1, 2), (1, 1)]
     assert broker.last(worker, "Yield") is None
-    (lease,) = broker.state.book.leases()
+    (lease,) = broker.handler.state.leases()
     assert (lease.devices, lease.deadline) == (("cpu:0",), 70.0)
 
 
@@ -131,7 +131,7 @@ def test_one_that_pays_is_made_and_its_cost_is_measured() -> None:
     again = broker.worker()
     broker.now += 0.5
     begin(broker, again, 0, seconds=0.6)
-    study = broker.state.book.studies["s"]
+    study = broker.handler.state.studies["s"]
     assert len(broker.last(again, "Grant").devices) == 2
     assert (study.leave_seconds, study.cost("disk")) == (0.1, 0.5)
 
@@ -143,9 +143,9 @@ def test_slices_end_together(began: float, end: float) -> None:
     begin(broker, broker.worker(), 0)
     broker.advance(began)
     begin(broker, broker.worker(), 1)
-    assert [lease.deadline for lease in broker.state.book.leases()] == [10.0, end]
+    assert [lease.deadline for lease in broker.handler.state.leases()] == [10.0, end]
     broker.advance(25.0 - began)
-    assert len({lease.deadline for lease in broker.state.book.leases()}) == 1
+    assert len({lease.deadline for lease in broker.handler.state.leases()}) == 1
 
 
 def test_slices_of_other_studies_end_as_they_did() -> None:
@@ -155,4 +155,4 @@ def test_slices_of_other_studies_end_as_they_did() -> None:
     broker.worker()
     broker.advance(3.0)
     broker.worker()
-    assert [lease.deadline for lease in broker.state.book.leases()] == [10.0, 13.0]
+    assert [lease.deadline for lease in broker.handler.state.leases()] == [10.0, 13.0]

@@ -114,7 +114,7 @@ class Hosts(RuleBasedStateMachine):
     def nothing_is_wrong(self) -> None:
         """Whoever loses a race has no problem."""
         for host in self.awake:
-            study = host.broker.state.book.studies[KEY]
+            study = host.broker.handler.state.studies[KEY]
             assert study.problem is None
             assert study.unstarted is not None
 

@@ -35,7 +35,7 @@ def lose(broker: FakeBroker, times: int, units: int = 0) -> None:
 
 def lost(broker: FakeBroker) -> list[tuple[int, bool]]:
     """The losses of the trials without a process, and whether they are given up."""
-    (study,) = broker.state.status(broker.now)["studies"]
+    (study,) = broker.handler.status(broker.now)["studies"]
     return [(each["losses"], each["given_up"]) for each in study["lost"]]
 
 
@@ -122,7 +122,7 @@ def fail(broker: FakeBroker, number: int, error: str, units: int = 0) -> None:
 
 
 def hopeless(broker: FakeBroker) -> bool:
-    (study,) = broker.state.status(broker.now)["studies"]
+    (study,) = broker.handler.status(broker.now)["studies"]
     return bool(study["failures"]["hopeless"])
 
 
@@ -136,7 +136,7 @@ def test_equal_failures_and_nothing_else_are_hopeless() -> None:
     assert not hopeless(broker)
     fail(broker, MOST_ALIKE, "ValueError: lr=0.1")
     assert hopeless(broker)
-    (study,) = broker.state.status(broker.now)["studies"]
+    (study,) = broker.handler.status(broker.now)["studies"]
     assert (study["failures"]["first"], study["failures"]["error"]) == (0, "KeyError: x")
 
 
@@ -178,7 +178,7 @@ def silent(
     end = broker.now + seconds
     while broker.now < end:
         broker.advance(1.0)
-        if worker in broker.state.silent(broker.now):
+        if worker in broker.handler.silent(broker.now):
             broker.apply(Observed(activities={worker: activity}))
     return broker
 
@@ -212,11 +212,11 @@ def test_who_is_stopped_is_in_the_way_for_half_a_minute() -> None:
 def test_who_was_stopped_and_goes_on_has_all_its_time_again(stopped: float, others: bool) -> None:
     """Though it does nothing at first: as if it had just been heard."""
     broker = silent(stopped, "stopped", others=others)
-    (worker,) = {lease.connection for lease in broker.state.book.leases()}
+    (worker,) = {lease.connection for lease in broker.handler.state.leases()}
     end = broker.now + 290.0
     while broker.now < end:
         broker.advance(1.0)
-        if worker in broker.state.silent(broker.now):
+        if worker in broker.handler.silent(broker.now):
             broker.apply(Observed(activities={worker: "idle"}))
     assert broker.killed() == []
     for _ in range(30):
@@ -246,5 +246,5 @@ def test_a_trial_that_hangs_again_and_again_is_given_up() -> None:
     broker.advance(20.0)
     assert broker.killed() == [worker]
     broker.hang_up(worker)
-    (study,) = broker.state.status(broker.now)["studies"]
+    (study,) = broker.handler.status(broker.now)["studies"]
     assert [(each["losses"], each["hung"]) for each in study["lost"]] == [(1, True)]

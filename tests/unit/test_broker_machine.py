@@ -21,12 +21,12 @@ from hypothesis.stateful import (
 )
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _state
-from optuna_hermes.broker._core._book import Book, Lease, Slot
+from optuna_hermes.broker._core import _event_handler
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
 from optuna_hermes.broker._core._ends import Ends
+from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import Command, Event, Send, StudyRead
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._wishes import Overrides
 from optuna_hermes.ledger._base import LeaseRecord
@@ -122,7 +122,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def want(self, seed: int) -> None:
         """Somebody wants something of some trials, and mostly of those that train."""
         random = Random(seed)
-        for trial in list(self.world.state.book.trials()):
+        for trial in list(self.world.handler.state.trials()):
             if random.random() < (0.6 if trial.state == "running" else 0.2):
                 wish = random.choice(WISHES)
                 self.world.want(wire.Wishes(study=trial.study, numbers=(trial.number,), wish=wish))
@@ -131,7 +131,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(seed=numbers, times=st.integers(1, 3))
     def close_one(self, seed: int, times: int) -> None:
         """Somebody wants a trial to be finished, and may go away before it is."""
-        live = [trial for trial in self.world.state.book.trials() if trial.live]
+        live = [trial for trial in self.world.handler.state.trials() if trial.live]
         for trial in live and Random(seed).choices(live):
             self.world.close_trial(trial.study, trial.number, times)
 
@@ -273,9 +273,9 @@ class BrokerMachine(RuleBasedStateMachine):
 
 def fingerprint(world: World) -> str:
     """All that a broker knows, as text."""
-    book = world.state.book
-    studies = [(s.idle, s.workers, s.trials, s.memory) for s in book.studies.values()]
-    return repr((book.epoch, book.slots, book.clients, studies))
+    state = world.handler.state
+    studies = [(s.idle, s.workers, s.trials, s.memory) for s in state.studies.values()]
+    return repr((state.epoch, state.slots, state.clients, studies))
 
 
 def finish(world: World) -> None:
@@ -308,7 +308,7 @@ def finish(world: World) -> None:
         world.look_again()
         world.want_nothing()
         check(world)
-        problems = [study.problem for study in world.state.book.studies.values()]
+        problems = [study.problem for study in world.handler.state.studies.values()]
         assert not any(problems), problems
     for study in world.studies.values():
         assert study.finished, [t for t in study.trials if not t.end]
@@ -362,23 +362,23 @@ class CrampedMachine(BrokerMachine):
 
 
 def grant_before_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = State.handle
+    handle = EventHandler.handle
 
     late: list[Command] = []
 
-    def hasty(self: State, event: Event, now: float) -> list[Command]:
+    def hasty(self: EventHandler, event: Event, now: float) -> list[Command]:
         commands = [*late, *handle(self, event, now)]
         late[:] = [command for command in commands if isinstance(command, LeaseRecord)]
         return [command for command in commands if command not in late]
 
-    monkeypatch.setattr(State, "handle", hasty)
+    monkeypatch.setattr(EventHandler, "handle", hasty)
 
 
 def any_epoch_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slot_of(self: Book, epoch: int) -> Slot | None:
+    def slot_of(self: BrokerState, epoch: int) -> Slot | None:
         return next((slot for slot in self.slots.values() if slot.lease), None)
 
-    monkeypatch.setattr(Book, "slot_of", slot_of)
+    monkeypatch.setattr(BrokerState, "slot_of", slot_of)
 
 
 def _is_noted(command: Command) -> bool:
@@ -390,7 +390,7 @@ def leases_outlive_their_holders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def host_memory_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Book, "host_used_bytes", 0)
+    monkeypatch.setattr(BrokerState, "host_used_bytes", 0)
 
 
 def a_lease_ends_on_its_first_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,12 +410,12 @@ def ranks_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def epochs_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    admit = _state.admit_study
+    admit = _event_handler.admit_study
 
-    def forgetful(book: Book, event: StudyRead, now: float, out: list[Command]) -> Study:
-        return admit(book, replace(event, last_epoch=0), now, out)
+    def forgetful(state: BrokerState, event: StudyRead, now: float, out: list[Command]) -> Study:
+        return admit(state, replace(event, last_epoch=0), now, out)
 
-    monkeypatch.setattr(_state, "admit_study", forgetful)
+    monkeypatch.setattr(_event_handler, "admit_study", forgetful)
 
 
 def nobody_is_asked_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

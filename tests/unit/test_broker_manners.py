@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._book import Reservation
+from optuna_hermes.broker._core._broker_state import Reservation
 from optuna_hermes.broker._core._events import Kill, LedgerAway, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import TrialRecord
 from support.broker import FakeBroker
@@ -28,7 +28,7 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
 
 
 def states(broker: FakeBroker) -> list[str]:
-    return [trial["state"] for trial in broker.state.status(broker.now)["studies"][0]["trials"]]
+    return [trial["state"] for trial in broker.handler.status(broker.now)["studies"][0]["trials"]]
 
 
 def test_a_worker_waits_for_one_trial() -> None:
@@ -58,7 +58,7 @@ def test_a_driver_serves_one_study() -> None:
     broker.apply(StudyRead(connection=driver, message=OPENING))
     assert "open another" in broker.last(driver, "Refused").reason
     broker.hang_up(driver)
-    assert broker.state.status(0.0)["studies"] == []
+    assert broker.handler.status(0.0)["studies"] == []
 
 
 def test_who_is_gone_gets_nothing() -> None:
@@ -67,7 +67,7 @@ def test_who_is_gone_gets_nothing() -> None:
     driver = broker.connect("driver")
     broker.hang_up(driver)
     assert broker.apply(StudyRead(connection=driver, message=OPENING)) == []
-    assert broker.state.status(0.0)["studies"] == []
+    assert broker.handler.status(0.0)["studies"] == []
 
 
 def test_a_trial_that_is_trained_is_not_registered_again() -> None:
@@ -85,7 +85,7 @@ def test_a_trial_that_has_ended_is_not_registered_again() -> None:
     trial = broker.connect("plain")
     register(broker, trial, 0, trials=(TrialRecord(study="s", number=0, trial_id=0, state="done"),))
     assert "create another" in broker.last(trial, "Refused").reason
-    assert broker.state.status(0.0)["studies"] == []
+    assert broker.handler.status(0.0)["studies"] == []
 
 
 def test_a_trial_that_has_ended_is_not_begun_again() -> None:
@@ -101,7 +101,7 @@ def test_a_trial_that_has_ended_is_not_begun_again() -> None:
     ]
     broker.hang_up(second)
     assert states(broker) == ["done"]
-    assert broker.state.status(0.0)["studies"][0]["unstarted"] == 1
+    assert broker.handler.status(0.0)["studies"][0]["unstarted"] == 1
 
 
 def test_a_lease_keeps_its_trial() -> None:
@@ -148,7 +148,7 @@ def test_a_trial_whose_lease_was_refused_may_still_be_created() -> None:
     broker.driver(unstarted=1)
     worker = broker.worker()
     broker.apply(WritesFailed(epochs=(broker.last(worker, "Grant").epoch,), reason="disk full"))
-    study = broker.state.status(0.0)["studies"][0]
+    study = broker.handler.status(0.0)["studies"][0]
     assert (study["unstarted"], study["workers"]["idle"]) == (1, 0)
     assert broker.last(worker, "Dismiss") is not None
 
@@ -176,7 +176,7 @@ def test_what_is_said_of_a_study_goes_with_who_said_it() -> None:
     register(broker, broker.connect("plain"), 0)
     other = broker.connect("driver")
     broker.apply(StudyRead(connection=other, message=OPENING))
-    assert broker.state.book.studies["s"].trials[0].params == {}
+    assert broker.handler.state.studies["s"].trials[0].params == {}
 
 
 def test_a_lease_is_held_by_its_own_database_only() -> None:
@@ -186,7 +186,7 @@ def test_a_lease_is_held_by_its_own_database_only() -> None:
     epoch = broker.last(broker.worker(key="a"), "Grant").epoch
     broker.driver(key="b")
     broker.apply(LedgerAway(studies=("b",), reason="cut", held=(epoch,)))
-    lease = broker.state.book.slots["cpu:0"].lease
+    lease = broker.handler.state.slots["cpu:0"].lease
     assert lease is not None
     assert not lease.held
 
@@ -197,7 +197,7 @@ def test_no_device_is_kept_for_a_trial_that_is_over() -> None:
     broker.driver(unstarted=1, max_alive=2)
     first = broker.worker()
     epoch = begin(broker, first, 0)
-    slot = broker.state.book.slots["cpu:1"]
+    slot = broker.handler.state.slots["cpu:1"]
     slot.reservation = Reservation(study="s", number=0, slice_seconds=None)
     broker.say(first, wire.Ended(epoch=epoch, state="done"))
     assert slot.reservation is None

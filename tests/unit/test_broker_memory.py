@@ -6,7 +6,7 @@ from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Send
-from optuna_hermes.broker._core._memory import SETTLE_SECONDS
+from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import Device
 from support.broker import FakeBroker
@@ -30,7 +30,7 @@ def train(broker: FakeBroker, worker: int, *, need: int | None = BIG, stores: bo
     """A worker trains what it was granted, and says what it needs; returns the epoch."""
     grant = broker.last(worker, "Grant")
     if grant.number is None:
-        trials = len(broker.state.book.studies["s"].trials)
+        trials = len(broker.handler.state.studies["s"].trials)
         broker.say(worker, wire.Begin(epoch=grant.epoch, number=trials, trial_id=trials))
     broker.say(worker, wire.FirstBatch(epoch=grant.epoch, stores=stores))
     broker.say(worker, wire.Beat(epoch=grant.epoch, batches=1, memory_bytes=need))
@@ -60,13 +60,13 @@ def leaving(broker: FakeBroker) -> tuple[int, int]:
 
 
 def report(broker: FakeBroker, worker: int, epoch: int, value: float) -> None:
-    trial = next(trial for trial in broker.state.book.trials() if trial.epoch == epoch)
+    trial = next(trial for trial in broker.handler.state.trials() if trial.epoch == epoch)
     unit = trial.curve.units + 1
     broker.say(worker, wire.Report(epoch=epoch, unit=unit, step=unit, value=value))
 
 
 def shown(broker: FakeBroker, number: int) -> dict[str, Any]:
-    trial: dict[str, Any] = broker.state.status(broker.now)["studies"][0]["trials"][number]
+    trial: dict[str, Any] = broker.handler.status(broker.now)["studies"][0]["trials"][number]
     return trial
 
 
@@ -99,7 +99,7 @@ def test_a_trial_is_moved_when_the_next_one_does_not_fit() -> None:
     assert broker.last(second, "Grant") is not None
     assert shown(broker, 0)["tier"] == "host"
     assert (shown(broker, 0)["held_bytes"], shown(broker, 0)["host_bytes"]) == (1, 59)
-    host = broker.state.status(broker.now)["host_memory"]
+    host = broker.handler.status(broker.now)["host_memory"]
     assert host == {"used_bytes": 59, "budget_bytes": 1000}
 
 
@@ -188,11 +188,11 @@ def test_host_memory_is_promised_to_one_trial_only() -> None:
     workers = [broker.worker() for _ in range(4)]
     for worker in workers[:2]:
         train(broker, worker)
-    for gpu in broker.state.book.slots:
+    for gpu in broker.handler.state.slots:
         broker.poll(gpu, memory_free_bytes=ALL - BIG)
     broker.advance(1.5)
     assert {broker.last(worker, "Yield").tier for worker in workers[:2]} == {"host", "disk"}
-    assert broker.state.status(broker.now)["host_memory"]["used_bytes"] == BIG
+    assert broker.handler.status(broker.now)["host_memory"]["used_bytes"] == BIG
 
 
 # -- when a device is granted
@@ -252,7 +252,7 @@ def test_a_drained_trial_that_cannot_be_stored_is_not_waited_for() -> None:
     assert broker.last(first, "Evict") == wire.Evict(epoch=1, tier="disk")
     park(broker, first, 1, free=40, tier="host", held_bytes=0, host_bytes=60)
     assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 1
-    assert broker.state.status(broker.now)["studies"][0]["finished"]
+    assert broker.handler.status(broker.now)["studies"][0]["finished"]
 
 
 def test_a_trial_whose_checkpoint_could_not_be_written_is_asked_again_at_the_end() -> None:
@@ -264,9 +264,9 @@ def test_a_trial_whose_checkpoint_could_not_be_written_is_asked_again_at_the_end
     broker.say(1, wire.Drain(study="s"))
     assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 2
     broker.hang_up(second)
-    assert not broker.state.status(broker.now)["studies"][0]["finished"]
+    assert not broker.handler.status(broker.now)["studies"][0]["finished"]
     park(broker, first, 1, free=40)
-    assert broker.state.status(broker.now)["studies"][0]["finished"]
+    assert broker.handler.status(broker.now)["studies"][0]["finished"]
 
 
 def test_a_worker_that_does_not_answer_is_killed() -> None:
@@ -318,7 +318,7 @@ def test_a_device_is_not_kept_for_a_process_that_will_not_come() -> None:
     assert broker.last(worker, "Yield").tier == "disk"
     park(broker, worker, epoch, free=40, stores=False, moves=False)
     assert broker.last(worker, "Grant").number == 0
-    assert broker.state.status(broker.now)["studies"][0]["unstarted"] == 1
+    assert broker.handler.status(broker.now)["studies"][0]["unstarted"] == 1
 
 
 def test_a_study_is_not_finished_while_a_device_waits_for_its_next_trial() -> None:
@@ -328,7 +328,7 @@ def test_a_study_is_not_finished_while_a_device_waits_for_its_next_trial() -> No
     broker.poll(GPU, memory_free_bytes=40)
     broker.say(first, wire.Ended(epoch=1, state="done"))
     assert broker.last(second, "Grant") is None
-    assert not broker.state.status(broker.now)["studies"][0]["finished"]
+    assert not broker.handler.status(broker.now)["studies"][0]["finished"]
 
 
 # -- outgrown
@@ -363,7 +363,7 @@ def test_a_trial_that_outgrew_its_memory_is_tried_again_alone() -> None:
     broker.hang_up(first)
     grant = broker.last(third, "Grant")
     assert (grant.number, grant.alone, grant.checkpoints) == (1, True, (checkpoint(),))
-    assert broker.state.status(broker.now)["studies"][0]["problem"] is None
+    assert broker.handler.status(broker.now)["studies"][0]["problem"] is None
 
 
 def test_a_trial_is_alone_when_nobody_can_leave() -> None:
@@ -389,16 +389,16 @@ def test_a_trial_that_cannot_come_back_is_tried_again_alone_and_then_ends_its_st
     broker = on_gpu(unstarted=1)
     worker = broker.worker()
     epoch = train(broker, worker)
-    trial = broker.state.book.studies["s"].trials[0]
+    trial = broker.handler.state.studies["s"].trials[0]
     broker.poll(GPU, memory_free_bytes=40)
-    broker.state.book.slots[GPU].reservation = None
+    broker.handler.state.slots[GPU].reservation = None
     park(broker, worker, epoch, free=ALL, tier="host", held_bytes=0, host_bytes=60, stores=False)
     for alone in (True, True):
         epoch = broker.last(worker, "Grant").epoch
         park(broker, worker, epoch, free=9, tier="host", held_bytes=0, host_bytes=60, stores=False)
         assert trial.alone is alone
         broker.poll(GPU, memory_free_bytes=ALL)
-    problem = broker.state.status(0.0)["studies"][0]["problem"]
+    problem = broker.handler.status(0.0)["studies"][0]["problem"]
     assert problem.startswith(f"Trial 0 could not come back to {GPU}: it needs ")
     assert problem.endswith("It had the device to itself: end what else takes its memory.")
 
@@ -419,13 +419,13 @@ def test_a_trial_that_finds_no_room_waits_for_who_cannot_leave() -> None:
     epoch = train(broker, second, stores=False)
     broker.advance(20.0)
     assert broker.last(second, "Yield").epoch < epoch
-    assert broker.state.status(broker.now)["studies"][0]["no_room"] == [0]
+    assert broker.handler.status(broker.now)["studies"][0]["no_room"] == [0]
     broker.say(second, wire.Ended(epoch=epoch, state="done"))
     broker.poll(GPU, memory_free_bytes=ALL)
     broker.hang_up(second)
     assert broker.last(first, "Grant").epoch > epoch
-    assert broker.state.status(broker.now)["studies"][0]["no_room"] == []
-    assert broker.state.status(broker.now)["studies"][0]["problem"] is None
+    assert broker.handler.status(broker.now)["studies"][0]["no_room"] == []
+    assert broker.handler.status(broker.now)["studies"][0]["problem"] is None
 
 
 def test_on_cpu_slots_a_trial_is_alone_without_parked_trials_of_its_study() -> None:
@@ -467,18 +467,18 @@ def test_a_waiting_worker_reads_the_next_checkpoint_ahead() -> None:
     broker.advance(0.5)  # what it takes to come back, so a slice is 25 seconds now
     train(broker, worker)
     spare, other = broker.worker(), broker.worker()
-    lease = broker.state.book.slots["cpu:0"].lease
+    lease = broker.handler.state.slots["cpu:0"].lease
     assert lease is not None
-    memory = broker.state.book.studies["s"].memory
+    memory = broker.handler.state.studies["s"].memory
     broker.advance(lease.deadline - broker.now - 0.6)
     assert broker.last(spare, "Prepare") is None
     broker.advance(0.2)
     assert broker.last(spare, "Prepare") == wire.Prepare(number=1, checkpoints=(checkpoint(),))
     assert broker.last(other, "Prepare") is None
     assert broker.last(worker, "Yield") is None
-    assert broker.state.book.studies["s"].memory == memory
+    assert broker.handler.state.studies["s"].memory == memory
     broker.advance(0.5)
-    broker.state.book.studies["s"].idle.reverse()
+    broker.handler.state.studies["s"].idle.reverse()
     stored(broker, worker, lease.epoch)
     assert broker.last(spare, "Grant").number == 1
     assert len([each for each in broker.sent(spare) if isinstance(each, wire.Prepare)]) == 1

@@ -19,8 +19,8 @@ from support.broker import FakeBroker
 
 
 def figures(broker: FakeBroker, meter: Meter | None = None) -> Figures:
-    document = broker.state.status(broker.now, trials=False)
-    roles = tuple(client.role for client in broker.state.book.clients.values())
+    document = broker.handler.status(broker.now, trials=False)
+    roles = tuple(client.role for client in broker.handler.state.clients.values())
     return Figures(document=document, roles=roles, meter=meter or Meter())
 
 

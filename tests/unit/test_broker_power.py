@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
 from optuna_hermes.broker._core._power import RETRY_SECONDS, unpowered
-from optuna_hermes.broker._core._state import State
 from optuna_hermes.model import Device
 from support.broker import FakeBroker
 
@@ -48,13 +48,13 @@ def test_a_device_that_nobody_needs_goes_down_once() -> None:
     broker = _one_trial()
     broker.poll("cpu:2")
     assert _switches(broker) == [("cpu:2", False)]
-    assert broker.state.book.slots["cpu:2"].power == "going"
+    assert broker.handler.state.slots["cpu:2"].power == "going"
     _switched(broker, "cpu:2", up=False)
     broker.poll("cpu:1")
     assert _switches(broker) == [("cpu:2", False)]
     assert _kinds(broker) == ["powered down"]
-    assert unpowered(broker.state.book) == ("cpu:2",)
-    (shown,) = [d for d in broker.state.status(0.0)["devices"] if d["id"] == "cpu:2"]
+    assert unpowered(broker.handler.state) == ("cpu:2",)
+    (shown,) = [d for d in broker.handler.status(0.0)["devices"] if d["id"] == "cpu:2"]
     assert shown["power"] == "off"
 
 
@@ -98,7 +98,7 @@ def test_a_device_that_cannot_be_powered_down_is_used() -> None:
     broker = _one_trial()
     _switched(broker, "cpu:2", up=False, problem="`off cpu:2` ended with status 3")
     broker.poll("cpu:2", free=True)
-    assert broker.state.book.slots["cpu:2"].power == "on"
+    assert broker.handler.state.slots["cpu:2"].power == "on"
     assert _kinds(broker) == ["power-down failed"]
     assert len(_switches(broker)) == 1
     broker.now += RETRY_SECONDS
@@ -117,7 +117,7 @@ def test_a_device_that_cannot_be_woken_is_tried_again() -> None:
     trial = [broker.plain(number, policy="energy:fifo") for number in (1, 2)][-1]
     _switched(broker, "cpu:2", up=True, problem="it does not answer")
     broker.poll("cpu:2", free=True)
-    problems = {d["id"]: d["problem"] for d in broker.state.status(0.0)["devices"]}
+    problems = {d["id"]: d["problem"] for d in broker.handler.status(0.0)["devices"]}
     assert problems == {"cpu:0": "", "cpu:1": "", "cpu:2": "it does not answer"}
     assert broker.last(trial, "Grant") is None
     broker.now += RETRY_SECONDS
@@ -131,11 +131,11 @@ def test_a_device_that_cannot_be_woken_is_tried_again() -> None:
 def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
     """A run that waits in its device's memory would be lost: its device stays on."""
     broker = _one_trial()
-    trial = broker.state.book.studies["s"].trials[0]
+    trial = broker.handler.state.studies["s"].trials[0]
     trial.state, trial.device = "parked", "cpu:1"
-    broker.state.book.slots["cpu:1"].spare = True
+    broker.handler.state.slots["cpu:1"].spare = True
     broker.poll("cpu:1")
-    assert broker.state.book.slots["cpu:1"].power == "on"
+    assert broker.handler.state.slots["cpu:1"].power == "on"
 
 
 def test_a_device_that_is_off_is_not_lost() -> None:
@@ -143,17 +143,17 @@ def test_a_device_that_is_off_is_not_lost() -> None:
     broker = _one_trial()
     _switched(broker, "cpu:2", up=False)
     broker.poll("cpu:2", healthy=False, lost=True, problem="gone")
-    assert broker.state.book.slots["cpu:2"].device.healthy
+    assert broker.handler.state.slots["cpu:2"].device.healthy
     assert "device lost" not in [event.kind for event in broker.ledger.load_events("s")]
 
 
 def test_the_next_broker_wakes_what_was_down() -> None:
     """What an earlier broker powered down is given to nobody before it was woken."""
     devices = [Device(id=f"cpu:{index}", free=True) for index in range(2)]
-    state = State(host="h", devices=devices, powers=True, unpowered=("cpu:1", "cpu:9"))
-    assert unpowered(state.book) == ("cpu:1",)
+    handler = EventHandler(host="h", devices=devices, powers=True, unpowered=("cpu:1", "cpu:9"))
+    assert unpowered(handler.state) == ("cpu:1",)
     broker = FakeBroker(devices=devices, powers=True)
-    broker.state = state
+    broker.handler = handler
     broker.poll("cpu:0")
     assert _switches(broker) == []
     broker.driver(unstarted=2, policy="energy:fifo")
@@ -166,21 +166,21 @@ def test_when_a_study_has_ended_devices_stay_as_they_are() -> None:
     """Nobody is served, so nobody says what is needed: nothing is switched."""
     broker = _one_trial()
     _switched(broker, "cpu:2", up=False)
-    for connection in list(broker.state.book.clients):
+    for connection in list(broker.handler.state.clients):
         broker.hang_up(connection)
     broker.poll("cpu:2")
-    assert not broker.state.book.studies
+    assert not broker.handler.state.studies
     assert _switches(broker) == [("cpu:2", False)]
 
 
 def test_a_broker_does_not_end_while_a_command_runs() -> None:
     """Nobody would hear of its end."""
     broker = _one_trial()
-    for connection in list(broker.state.book.clients):
+    for connection in list(broker.handler.state.clients):
         broker.hang_up(connection)
-    assert not broker.state.idle
+    assert not broker.handler.idle
     _switched(broker, "cpu:2", up=False)
-    assert broker.state.idle
+    assert broker.handler.idle
 
 
 class PowerMachine(RuleBasedStateMachine):
@@ -217,7 +217,7 @@ class PowerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 61.0, 4000.0]))
     def wait(self, seconds: float) -> None:
         self.broker.advance(seconds)
-        for id_, slot in self.broker.state.book.slots.items():
+        for id_, slot in self.broker.handler.state.slots.items():
             if slot.power == "on":
                 self.broker.poll(id_, free=True)
 
@@ -230,12 +230,12 @@ class PowerMachine(RuleBasedStateMachine):
                 assert command.device not in held
                 held.add(command.device)
                 self.pending.append(command)
-        for slot in self.broker.state.book.slots.values():
+        for slot in self.broker.handler.state.slots.values():
             if slot.power != "on":
                 assert slot.lease is None
                 assert slot.reservation is None
-                assert not self.broker.state.book.parked_on(slot)
-        for study in self.broker.state.book.studies.values():
+                assert not self.broker.handler.state.parked_on(slot)
+        for study in self.broker.handler.state.studies.values():
             assert study.problem is None
         self.broker.check()
 
@@ -248,7 +248,7 @@ class PowerMachine(RuleBasedStateMachine):
                 self.each_device_is_switched_in_turn_with_nothing_on_it()
             self.wait(61.0)
             self.each_device_is_switched_in_turn_with_nothing_on_it()
-        leases = [s.lease for s in self.broker.state.book.slots.values() if s.lease]
+        leases = [s.lease for s in self.broker.handler.state.slots.values() if s.lease]
         assert len(leases) == min(4, len(self.running))
 
 
@@ -274,7 +274,7 @@ def test_nothing_is_woken_for_a_study_that_leaves() -> None:
     """While its trials are suspended nobody asks its policy: what was down stays down."""
     broker = _one_trial()
     _switched(broker, "cpu:2", up=False)
-    driver = broker.state.book.studies["s"].driver
+    driver = broker.handler.state.studies["s"].driver
     assert driver is not None
     broker.say(driver, wire.Drain(study="s"))
     broker.poll("cpu:1")

@@ -62,12 +62,12 @@ def taking_turns() -> tuple[FakeBroker, int, int, int, int]:
 
 
 def shown(broker: FakeBroker, number: int = 0) -> dict[str, Any]:
-    trials = broker.state.status(broker.now)["studies"][0]["trials"]
+    trials = broker.handler.status(broker.now)["studies"][0]["trials"]
     return next(trial for trial in trials if trial["trial"] == number)
 
 
 def unstarted(broker: FakeBroker) -> int:
-    count: int = broker.state.status(broker.now)["studies"][0]["unstarted"]
+    count: int = broker.handler.status(broker.now)["studies"][0]["unstarted"]
     return count
 
 
@@ -88,7 +88,7 @@ def test_a_holder_goes_on_under_its_old_epoch(driver_first: bool) -> None:
     assert shown(after)["state"] == "running"
     assert shown(after)["units"] == 1
     assert after.leases() == []
-    assert not after.state.book.recovering
+    assert not after.handler.state.recovering
     after.check()
 
 
@@ -101,7 +101,7 @@ def test_device_time_of_leases_that_did_not_reach_the_ledger_counts() -> None:
     assert shown(after)["device_seconds"] == pytest.approx(7.0)
     after.advance(1.0)
     after.say(worker, report(epoch, 1))
-    (curve,) = (trial.curve for trial in after.state.book.trials())
+    (curve,) = (trial.curve for trial in after.handler.state.trials())
     assert curve.device_seconds == pytest.approx((10.0,))
 
 
@@ -191,11 +191,11 @@ def test_what_a_driver_counts_is_counted_on() -> None:
     after.resume(pid, resume(epoch))
     counted = wire.Counted(switches=7, overhead_seconds=2.0, spent_seconds=30.0)
     after.driver(policy="round-robin", counted=counted)
-    study = after.state.status(after.now)["studies"][0]
+    study = after.handler.status(after.now)["studies"][0]
     assert (study["switches"], study["overhead_seconds"]) == (7, 2.0)
     assert study["spent_seconds"] - study["held_seconds"] == 30.0
     anew, _, _ = holding()
-    assert anew.state.status(0.0)["studies"][0]["switches"] == 0
+    assert anew.handler.status(0.0)["studies"][0]["switches"] == 0
 
 
 # -- what was on its way -----------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_a_trial_that_has_stopped_needs_no_device_to_come_back() -> None:
     after = broker.successor()
     after.driver(policy="round-robin", unstarted=0)
     lease = broker.leases()[-1]
-    study = after.state.book.studies["s"]
+    study = after.handler.state.studies["s"]
     study.orphans[epoch] = replace(lease, epoch=epoch, number=0)
     after.resume(second, resume(held, 1))
     waiting = after.resume(first, resume(epoch, parked=parked(epoch)))
@@ -354,7 +354,7 @@ def test_a_first_grant_that_never_arrived_is_void() -> None:
     lost = broker.last(pid, "Grant").epoch
     after = broker.successor()
     after.driver(unstarted=1)
-    assert after.state.book.recovering
+    assert after.handler.state.recovering
     worker = after.worker(pid=pid)
     assert any(isinstance(c, EndLease) and c.epoch == lost for c in after.log)
     assert after.last(worker, "Grant").epoch == lost + 1
@@ -514,7 +514,7 @@ def test_a_broker_that_dies_again_leaves_word_of_all() -> None:
     middle.resume(first, resume(epoch, parked=parked(epoch)))
     after = middle.successor()
     after.driver(policy="round-robin")
-    assert len(after.state.book.awaited) == 2
+    assert len(after.handler.state.awaited) == 2
     after.resume(first, resume(epoch, parked=parked(epoch)))
     after.resume(second, resume(held, 1))
     assert shown(after, 0)["state"] == "parked"
@@ -649,7 +649,7 @@ def test_time_alone_ends_the_wait() -> None:
     """The state asks to be woken for it."""
     broker, _, _ = holding()
     after = broker.successor()
-    assert after.state.next_wakeup(3.0) == RECOVERY_SECONDS
+    assert after.handler.next_wakeup(3.0) == RECOVERY_SECONDS
 
 
 def test_a_broker_that_was_stopped_begins_to_wait_anew() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._book import Lease
+from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._events import WritesFailed
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.ledger._base import LeaseRecord
@@ -53,7 +53,7 @@ class Host:
     @staticmethod
     def serve(broker: FakeBroker) -> Wanting:
         policy = Wanting()
-        broker.state.book.studies["s"].policy = policy
+        broker.handler.state.studies["s"].policy = policy
         return policy
 
     @staticmethod
@@ -89,11 +89,11 @@ class Host:
 
     @property
     def trial(self) -> LiveTrial:
-        return self.broker.state.book.studies["s"].trials[0]
+        return self.broker.handler.state.studies["s"].trials[0]
 
     @property
     def leases(self) -> list[Lease]:
-        return self.broker.state.book.leases()
+        return self.broker.handler.state.leases()
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         events = self.broker.ledger.load_events("s")
@@ -187,9 +187,9 @@ def test_more_devices_than_allowed_end_the_study(count: int, who: str) -> None:
             devices = tuple(device.id for device in free_devices(snapshot))[:count]
             return Decision(assignments=(Assignment(trial=number, devices=devices),))
 
-    host.broker.state.book.studies["s"].policy = Generous()
+    host.broker.handler.state.studies["s"].policy = Generous()
     host.broker.advance(1.0)
-    assert f"but got {who}" in str(host.broker.state.book.studies["s"].problem)
+    assert f"but got {who}" in str(host.broker.handler.state.studies["s"].problem)
 
 
 def test_device_time_is_that_of_both(host: Host) -> None:
@@ -199,7 +199,7 @@ def test_device_time_is_that_of_both(host: Host) -> None:
     host.broker.now += 3.0
     host.broker.say(host.worker, wire.Report(epoch=host.epoch, unit=1, step=1, value=0.5))
     assert host.trial.curve.device_seconds == (pytest.approx(before + 6.0),)
-    (entry,) = host.broker.state.status(host.broker.now)["studies"]
+    (entry,) = host.broker.handler.status(host.broker.now)["studies"]
     assert entry["held_seconds"] == pytest.approx(6.0)
     host.policy.counts[0] = 2
     host.broker.poll("cpu:0")
@@ -257,7 +257,7 @@ def test_a_device_that_breaks_is_not_waited_for(host: Host) -> None:
     host.broker.advance(1.0)
     host.policy.counts[0] = 1
     host.broker.poll("cpu:1", healthy=False, problem="lost")
-    assert host.broker.state.book.reservations() == []
+    assert host.broker.handler.state.reservations() == []
     host.leave()
     assert host.broker.last(host.broker.worker(), "Grant").devices == ("cpu:0",)
 
@@ -265,7 +265,7 @@ def test_a_device_that_breaks_is_not_waited_for(host: Host) -> None:
 def test_the_next_broker_takes_both_over(host: Host) -> None:
     """A process that comes back has its two devices, which nobody else could get meanwhile."""
     host.grow()
-    pid = host.broker.state.book.clients[host.worker].pid
+    pid = host.broker.handler.state.clients[host.worker].pid
     after = host.broker.successor()
     after.driver(slice_seconds=1.0, unstarted=1)
     policy = host.serve(after)
@@ -286,10 +286,10 @@ def test_the_next_broker_takes_both_over(host: Host) -> None:
         sizes=sizes,
     )
     after.resume(pid, resume)
-    (lease,) = after.state.book.leases()
+    (lease,) = after.handler.state.leases()
     assert (lease.epoch, lease.devices) == (host.epoch, ("cpu:0", "cpu:1"))
     assert after.last(other, "Grant") is None
-    trial = after.state.book.studies["s"].trials[0]
+    trial = after.handler.state.studies["s"].trials[0]
     assert trial.curve.device_seconds[-1] - trial.device_seconds == pytest.approx(4.0)
     policy.counts[0] = 2
     after.advance(1.0)
@@ -299,7 +299,7 @@ def test_the_next_broker_takes_both_over(host: Host) -> None:
 def test_a_process_that_claims_other_devices_is_refused(host: Host) -> None:
     """A lease is for the devices that the ledger says, all of them."""
     host.grow()
-    pid = host.broker.state.book.clients[host.worker].pid
+    pid = host.broker.handler.state.clients[host.worker].pid
     after = host.broker.successor()
     resume = wire.Resume(
         study=wire.StudySpec(key="s", name="s", ledger_url="memory:"),

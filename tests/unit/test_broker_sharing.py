@@ -30,7 +30,7 @@ class Hosts:
         while self.now < end:
             self.now = min(self.now + REFRESH_SECONDS, end)
             for broker in (self.a, self.b):
-                if broker.state.book.host not in self.dead:
+                if broker.handler.state.host not in self.dead:
                     broker.advance(self.now - broker.now)
                     broker.refresh()
 
@@ -84,10 +84,10 @@ def test_what_one_host_trains_the_other_leaves_alone() -> None:
     worker = hosts.b.worker()
     hosts.advance(2 * DEAD_SECONDS)
     assert hosts.b.last(worker, "Grant") is None
-    seen = hosts.b.state.book.studies["s"].trials[0]
+    seen = hosts.b.handler.state.studies["s"].trials[0]
     assert (seen.state, seen.curve.values) == ("running", (0.5,))
     assert hosts.owners() == ["a"]
-    document = hosts.b.state.status(hosts.now)["studies"][0]
+    document = hosts.b.handler.status(hosts.now)["studies"][0]
     assert not document["finished"]
 
 
@@ -188,7 +188,7 @@ def test_hosts_that_are_equally_fast_grant_in_turn() -> None:
     assert hosts.b.races == 1
     assert hosts.a.last(first, "Grant").epoch == 1
     assert hosts.b.last(second, "Grant").epoch == 2
-    assert all(study.problem is None for study in hosts.b.state.book.studies.values())
+    assert all(study.problem is None for study in hosts.b.handler.state.studies.values())
 
 
 def test_all_hosts_together_open_no_trial_too_many() -> None:
@@ -200,16 +200,16 @@ def test_all_hosts_together_open_no_trial_too_many() -> None:
     first, second = hosts.a.worker(), hosts.b.worker()
     assert hosts.a.last(first, "Grant") is not None
     assert hosts.b.last(second, "Grant") is None
-    assert hosts.b.state.book.studies["s"].unstarted == 0
-    (document,) = hosts.b.state.status(hosts.b.now)["studies"]
+    assert hosts.b.handler.state.studies["s"].unstarted == 0
+    (document,) = hosts.b.handler.status(hosts.b.now)["studies"]
     assert not document["finished"], "the other host is about to begin a trial"
     epoch = begin(hosts.a, first, 0)
     hosts.advance(2 * REFRESH_SECONDS)
     assert hosts.b.last(second, "Grant") is None
-    assert hosts.b.state.book.studies["s"].problem is None
+    assert hosts.b.handler.state.studies["s"].problem is None
     hosts.a.say(first, wire.Ended(epoch=epoch, state="done"))
     hosts.advance(2 * REFRESH_SECONDS)
-    (document,) = hosts.b.state.status(hosts.b.now)["studies"]
+    (document,) = hosts.b.handler.status(hosts.b.now)["studies"]
     assert document["finished"]
 
 
@@ -221,13 +221,13 @@ def test_of_two_that_claim_a_trial_one_wins() -> None:
     store(hosts.a, worker, epoch, 0)
     hosts.advance(REFRESH_SECONDS)
     mine = hosts.a.worker()
-    theirs = hosts.b.worker()  # its book says still that the trial is nobody's
+    theirs = hosts.b.worker()  # its state says still that the trial is nobody's
     assert hosts.a.last(mine, "Grant").number == 0
     assert hosts.b.last(theirs, "Grant") is None
-    assert theirs in hosts.b.state.book.studies["s"].idle
+    assert theirs in hosts.b.handler.state.studies["s"].idle
     assert hosts.owners() == ["a"]
     hosts.advance(REFRESH_SECONDS)
-    assert hosts.b.state.book.studies["s"].trials[0].owner == "a"
+    assert hosts.b.handler.state.studies["s"].trials[0].owner == "a"
 
 
 def test_a_trial_that_another_host_has_taken_over_meanwhile_has_one_lease() -> None:
@@ -274,7 +274,7 @@ def test_what_is_nobodys_is_left_to_the_host_that_is_least_busy() -> None:
     begin(hosts.a, second, 1)
     for broker in (hosts.b, hosts.b, hosts.a):  # what it wants it knows when it has looked
         broker.refresh()
-    study = hosts.a.state.book.studies["s"]
+    study = hosts.a.handler.state.studies["s"]
     assert study.defers
     store(hosts.a, worker, epoch, 0)
     hosts.a.worker()
@@ -292,7 +292,7 @@ def test_a_broker_that_follows_has_what_the_one_before_had() -> None:
     worker, epoch = training(hosts, unstarted=2, limit=2)
     gone = hosts.a.worker()
     begin(hosts.a, gone, 1)
-    after = hosts.a.successor(known=[h for h in holders(hosts.a.state.book) if h.pid == worker])
+    after = hosts.a.successor(known=[h for h in holders(hosts.a.handler.state) if h.pid == worker])
     spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
     after.resume(
         worker,

@@ -88,7 +88,7 @@ def test_the_best_value_never_gets_worse() -> None:
     best = []
     for unit, value in enumerate([math.nan, -math.inf, 0.5, 0.2, 0.9, math.nan], start=1):
         report(broker, worker, epoch, unit, value)
-        best.append(broker.state.status(broker.now)["studies"][0]["best"])
+        best.append(broker.handler.status(broker.now)["studies"][0]["best"])
     assert [None if each is None else each["value"] for each in best] == [
         *(None, None),
         *(0.5, 0.2, 0.2, 0.2),
@@ -102,7 +102,7 @@ def test_messages_of_an_old_lease_are_dropped() -> None:
     worker = broker.worker()
     epoch = begin(broker, worker, 0)
     report(broker, worker, epoch - 1, 1, 0.5)
-    assert broker.state.status(0.0)["studies"][0]["trials"][0]["units"] == 0
+    assert broker.handler.status(0.0)["studies"][0]["trials"][0]["units"] == 0
 
 
 def test_nobody_reports_for_someone_else() -> None:
@@ -112,7 +112,7 @@ def test_nobody_reports_for_someone_else() -> None:
     first, second = broker.worker(), broker.worker()
     epoch = begin(broker, first, 0)
     report(broker, second, epoch, 1, 0.5)
-    assert broker.state.status(0.0)["studies"][0]["trials"][0]["units"] == 0
+    assert broker.handler.status(0.0)["studies"][0]["trials"][0]["units"] == 0
 
 
 def test_a_dead_worker_frees_its_device_and_its_trial_is_stored() -> None:
@@ -174,7 +174,7 @@ def test_a_trial_that_was_created_by_a_worker_that_died_is_looked_for() -> None:
     broker.hang_up(fourth)
     fifth = broker.worker()
     assert broker.last(fifth, "Grant").lost == (grants[1].epoch, *grants[1].lost)
-    broker.hang_up(third)  # it had begun: its trial is in the book
+    broker.hang_up(third)  # it had begun: its trial is in the state
     epoch = begin(broker, fifth, 1)
     sixth = broker.worker()
     assert broker.last(sixth, "Grant").number == 0
@@ -227,7 +227,7 @@ def test_a_worker_that_dies_before_its_trial_exists_loses_no_trial() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     broker.hang_up(broker.worker())
-    assert broker.state.status(0.0)["studies"][0]["unstarted"] == 1
+    assert broker.handler.status(0.0)["studies"][0]["unstarted"] == 1
     assert broker.last(broker.worker(), "Grant") is not None
 
 
@@ -242,7 +242,7 @@ def test_a_trial_has_one_process() -> None:
     broker.hang_up(second)
     broker.check()
     begin(broker, broker.worker(), 1)
-    assert broker.state.status(0.0)["studies"][0]["counts"]["running"] == 2
+    assert broker.handler.status(0.0)["studies"][0]["counts"]["running"] == 2
 
 
 def test_parked_trials_make_room_for_new_trials() -> None:
@@ -260,7 +260,7 @@ def test_parked_trials_make_room_for_new_trials() -> None:
     assert broker.last(first, "Evict") == wire.Evict(epoch=epoch)
     park(broker, first, epoch, tier="disk", checkpoint=checkpoint())
     broker.hang_up(first)
-    states = [trial["state"] for trial in broker.state.status(broker.now)["studies"][0]["trials"]]
+    states = [trial["state"] for trial in broker.handler.status(broker.now)["studies"][0]["trials"]]
     assert states == ["stored", "running"]
     park(broker, second, after)
     assert broker.last(broker.worker(), "Grant").number is None
@@ -297,10 +297,10 @@ def test_draining_suspends_everything() -> None:
     assert broker.last(first, "Evict") is not None
     assert broker.last(second, "Yield") == wire.Yield(epoch=after, tier="disk")
     assert broker.last(idle, "Dismiss") is not None
-    assert not broker.state.status(broker.now)["studies"][0]["finished"]
+    assert not broker.handler.status(broker.now)["studies"][0]["finished"]
     park(broker, first, epoch, tier="disk", checkpoint=checkpoint())
     park(broker, second, after, tier="disk", checkpoint=checkpoint())
-    assert broker.state.status(broker.now)["studies"][0]["finished"]
+    assert broker.handler.status(broker.now)["studies"][0]["finished"]
 
 
 def test_a_silent_worker_is_killed_after_the_grace_period() -> None:
@@ -351,7 +351,7 @@ def test_a_silent_plain_trial_is_waited_for() -> None:
     report(broker, first, broker.last(first, "Grant").epoch, 1, 0.5)
     broker.advance(25.0)
     assert broker.killed() == []
-    due = broker.state.next_wakeup(broker.now)
+    due = broker.handler.next_wakeup(broker.now)
     assert due is not None
     assert due > broker.now
 
@@ -422,7 +422,7 @@ def test_a_study_comes_back_from_its_ledger() -> None:
             checkpoints=(saved,),
         )
     )
-    shown = next(s for s in broker.state.status(0.0)["studies"] if s["key"] == "t")
+    shown = next(s for s in broker.handler.status(0.0)["studies"] if s["key"] == "t")
     assert [trial["state"] for trial in shown["trials"]] == ["done", "stored", "pending", "done"]
     broker.worker(key="t")
     assert max(c.epoch for c in broker.log if isinstance(c, LeaseRecord)) == 91
@@ -442,7 +442,7 @@ def test_a_lease_that_was_not_written_is_not_held() -> None:
     broker.driver()
     epoch = broker.last(broker.worker(), "Grant").epoch
     broker.apply(WritesFailed(epochs=(epoch,), reason="disk full"))
-    shown = broker.state.status(0.0)
+    shown = broker.handler.status(0.0)
     assert shown["devices"][0]["holder"] is None
     assert shown["studies"][0]["problem"] == "disk full"
 
@@ -451,7 +451,7 @@ def test_a_policy_that_raises_ends_its_study_only() -> None:
     """The broker goes on, and says whose fault it is."""
     broker = FakeBroker(devices=1)
     broker.driver()
-    study = broker.state.book.studies["s"]
+    study = broker.handler.state.studies["s"]
 
     class Broken(type(study.policy)):  # type: ignore[misc]
         def decide(self, snapshot):  # type: ignore[no-untyped-def]
@@ -459,7 +459,7 @@ def test_a_policy_that_raises_ends_its_study_only() -> None:
 
     study.policy = Broken()
     worker = broker.worker()
-    shown = broker.state.status(0.0)["studies"][0]
+    shown = broker.handler.status(0.0)["studies"][0]
     assert "no idea" in shown["problem"]
     assert shown["finished"]
     assert broker.last(worker, "Dismiss") is not None
@@ -478,7 +478,7 @@ def test_a_policy_that_breaks_its_contract_is_stopped(assignments: list[Assignme
     """An impossible decision is not carried out, and ends the study with a reason."""
     broker = FakeBroker(devices=2)
     broker.driver()
-    study = broker.state.book.studies["s"]
+    study = broker.handler.state.studies["s"]
 
     class Broken(type(study.policy)):  # type: ignore[misc]
         def decide(self, snapshot):  # type: ignore[no-untyped-def]
@@ -487,4 +487,4 @@ def test_a_policy_that_breaks_its_contract_is_stopped(assignments: list[Assignme
     study.policy = Broken()
     worker = broker.worker()
     assert broker.last(worker, "Grant") is None
-    assert "at most" in broker.state.status(0.0)["studies"][0]["problem"]
+    assert "at most" in broker.handler.status(0.0)["studies"][0]["problem"]

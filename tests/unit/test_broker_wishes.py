@@ -62,7 +62,7 @@ def refused(answer: wire.FromBroker) -> str:
 
 
 def state_of(broker: FakeBroker, number: int) -> str:
-    return broker.state.book.studies["s"].trials[number].state
+    return broker.handler.state.studies["s"].trials[number].state
 
 
 def kinds(broker: FakeBroker, number: int | None = None) -> list[str]:
@@ -98,9 +98,9 @@ def test_what_was_on_its_way_to_a_held_trial_is_not() -> None:
     park(broker, first, epoch)
     second, epoch = training(broker, 1)
     broker.advance(2.0)
-    assert broker.state.book.slots["cpu:0"].reservation is not None
+    assert broker.handler.state.slots["cpu:0"].reservation is not None
     wish(broker, 0, "held")
-    assert broker.state.book.slots["cpu:0"].reservation is None
+    assert broker.handler.state.slots["cpu:0"].reservation is None
     park(broker, second, epoch)
     assert broker.last(second, "Grant").number == 1
 
@@ -155,11 +155,11 @@ def test_nothing_is_left_but_what_is_held() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker, epoch = training(broker, 0)
-    shown = broker.state.status(broker.now)["studies"][0]
+    shown = broker.handler.status(broker.now)["studies"][0]
     assert not shown["all_held"]
     wish(broker, 0, "held")
     park(broker, worker, epoch)
-    shown = broker.state.status(broker.now)["studies"][0]
+    shown = broker.handler.status(broker.now)["studies"][0]
     assert (shown["all_held"], shown["held"], shown["trials"][0]["override"]) == (True, [0], "held")
 
 
@@ -244,7 +244,7 @@ def test_a_trial_that_trains_is_stored_and_then_done() -> None:
     assert ask(FINISHED) == wire.Agreed()
     assert [record.state for record in broker.ledger.load_trials("s")] == ["done"]
     assert kinds(broker, 0)[-3:] == ["finishing", "suspended", "finished"]
-    assert broker.state.status(broker.now)["studies"][0]["finished"]
+    assert broker.handler.status(broker.now)["studies"][0]["finished"]
 
 
 def test_a_parked_trial_leaves_by_way_of_the_disk() -> None:
@@ -287,7 +287,7 @@ def test_who_leaves_before_it_is_finished_leaves_it_held() -> None:
     broker.ledger.save_wish("s", 0, "finishing")
     after = broker.successor(known=())
     after.driver(unstarted=0)
-    assert after.state.status(after.now)["studies"][0]["held"] == [0]
+    assert after.handler.status(after.now)["studies"][0]["held"] == [0]
     assert after.ledger.load_wishes("s") == {0: "held"}
 
 
@@ -299,13 +299,13 @@ def test_another_policy_decides_and_begins_with_nothing() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=2, slice_seconds=1.0, policy="fifo")
     worker, _ = training(broker, 0)
-    broker.state.book.studies["s"].memory = {"of": "fifo"}
+    broker.handler.state.studies["s"].memory = {"of": "fifo"}
     broker.advance(5.0)
     assert broker.last(worker, "Yield") is None
     answer = want(broker, wire.ChangePolicy(study="s", policy="round-robin"))
     assert answer == wire.Agreed()
-    assert broker.state.status(broker.now)["studies"][0]["policy"] == "round-robin"
-    assert broker.state.book.studies["s"].memory is None
+    assert broker.handler.status(broker.now)["studies"][0]["policy"] == "round-robin"
+    assert broker.handler.state.studies["s"].memory is None
     broker.advance(1.5)
     assert broker.last(worker, "Yield") is not None
     assert kinds(broker) == ["policy"]
@@ -348,6 +348,6 @@ def test_who_watches_keeps_no_broker_alive() -> None:
     """A broker that nobody needs may end while somebody looks on."""
     broker = FakeBroker(devices=1)
     broker.connect("viewer")
-    assert broker.state.idle
+    assert broker.handler.idle
     broker.driver()
-    assert not broker.state.idle
+    assert not broker.handler.idle

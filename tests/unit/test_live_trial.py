@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 import optuna_hermes.broker._core
-from optuna_hermes.broker._core._book import Lease
+from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._live_trial import TRANSITIONS, LiveTrial
 from optuna_hermes.broker._protocol import Parked
 from optuna_hermes.model import TrialStatus
@@ -69,6 +69,6 @@ def test_no_other_module_assigns_the_state() -> None:
     found = [
         path.name
         for path in Path(folder).glob("*.py")
-        if re.search(r"\.state(, [\w., ]+)? = ", path.read_text())
+        if re.search(r"(?<!self)\.state(, [\w., ]+)? = ", path.read_text())
     ]
-    assert found == ["_live_trial.py"]
+    assert found == []

@@ -94,11 +94,11 @@ class Player:
         for _ in range(n_workers):
             worker = Worker(self.broker.worker())
             self.workers[worker.connection] = worker
-        self.ids = list(self.broker.state.book.slots)
+        self.ids = list(self.broker.handler.state.slots)
 
     @property
     def study(self) -> Study:
-        return self.broker.state.book.studies["s"]
+        return self.broker.handler.state.studies["s"]
 
     def play(self) -> list[Start]:
         """Train everything; devices come one after another, as the simulator looks at them."""
@@ -139,7 +139,7 @@ class Player:
         assert number is not None
         cost = self.cost(number, device)
         end = self.broker.now + (self.recordings[number].seconds[self.units[number]] + cost)
-        lease = self.broker.state.book.slots[device].lease
+        lease = self.broker.handler.state.slots[device].lease
         assert lease is not None
         assert lease.deadline == end, "a slice ends with its unit"
         self.starts.append((self.broker.now, device, number))

@@ -27,7 +27,7 @@ def reporting(broker: FakeBroker, number: int, *values: float, key: str = "s") -
 
 
 def seen(broker: FakeBroker, key: str = "", at: float = 50.0, **fields: Any) -> Picture:
-    return picture_of(broker.state.status(broker.now, curves=True), key, at, **fields)
+    return picture_of(broker.handler.status(broker.now, curves=True), key, at, **fields)
 
 
 def test_a_picture_of_what_a_broker_tells() -> None:
@@ -57,7 +57,7 @@ def test_long_curves_are_thinned_out_and_keep_their_ends() -> None:
     assert len(trial.curve) == 40
     assert (trial.curve[0], trial.curve[-1]) == (1000.0, 501.0)
     assert (trial.units, trial.slope) == (500, -1.0)
-    plain = broker.state.status(broker.now)["studies"][0]["trials"][0]
+    plain = broker.handler.status(broker.now)["studies"][0]["trials"][0]
     assert "curve" not in plain
 
 

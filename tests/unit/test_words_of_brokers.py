@@ -14,7 +14,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _connection as _client
 from optuna_hermes.broker._client._connection import connect, connect_or_start
 from optuna_hermes.broker._core._events import Expected, Kill, StudyRead
-from optuna_hermes.broker._core._memory import size
+from optuna_hermes.broker._core._memory_manager import size
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server import _ledgers
@@ -200,9 +200,9 @@ def test_a_policy_that_fails_says_how_to_go_on() -> None:
     """It is the user's code, or can be changed for another one."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="fifo")
-    broker.state.book.studies["s"].policy = None  # type: ignore[assignment]
+    broker.handler.state.studies["s"].policy = None  # type: ignore[assignment]
     broker.worker()
-    problem = broker.state.status(0.0)["studies"][0]["problem"]
+    problem = broker.handler.status(0.0)["studies"][0]["problem"]
     assert problem.startswith("Policy 'fifo' raised AttributeError(")
     assert problem.endswith(
         ": mend it, or choose another with --policy, and run the same command again."
@@ -218,9 +218,9 @@ def test_a_policy_that_gives_what_is_not_there() -> None:
 
     broker = FakeBroker(devices=1)
     broker.driver(policy="fifo")
-    broker.state.book.studies["s"].policy = Generous()
+    broker.handler.state.studies["s"].policy = Generous()
     broker.worker()
-    assert broker.state.status(0.0)["studies"][0]["problem"] == (
+    assert broker.handler.status(0.0)["studies"][0]["problem"] == (
         "Policy 'fifo' raised ValueError('a policy assigns waiting trials and free devices, each "
         "once at most, but got trial 9, device cpu:7'): mend it, or choose another with --policy, "
         "and run the same command again."

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _election as election
-from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import Kill, LedgerAway, WritesFailed
 from optuna_hermes.broker._devices import _nvml
 from optuna_hermes.broker._devices import _source as _devices
@@ -135,8 +135,8 @@ def test_a_runtime_directory_that_is_full(
     """That the next broker will not know the holders is said, and where room is needed."""
     (runtime_dir / "holders.new").mkdir()
     holder = Holder(pid=7, started=1, role="worker", study="s", number=0, epoch=1, device="cpu:0")
-    monkeypatch.setattr(_succession, "holders", lambda book: (holder,))
-    _succession.Succession(runtime_dir, Book(host="here"), lambda event: None).remember()
+    monkeypatch.setattr(_succession, "holders", lambda state: (holder,))
+    _succession.Succession(runtime_dir, BrokerState(host="here"), lambda event: None).remember()
     (message,) = caplog.messages
     assert message.startswith(
         f"the next broker will not know who has a device, so make room in {runtime_dir}: [Errno 21]"

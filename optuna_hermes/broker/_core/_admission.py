@@ -1,10 +1,10 @@
-"""Admission of studies and trials into the ``Book``. Pure."""
+"""Admission of studies and trials into the ``BrokerState``. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from optuna_hermes.broker._core._book import Book, Client
+from optuna_hermes.broker._core._broker_state import BrokerState, Client
 from optuna_hermes.broker._core._events import Command, EndLease, Refreshed, SaveWish, StudyRead
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._rows import give_back
@@ -62,11 +62,11 @@ def misplaced(client: Client, message: FromClient) -> str | None:
     return None
 
 
-def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
+def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
     """Reason to refuse a client's request for a study that is read; None if there is none."""
     message = event.message
     if isinstance(message, OpenStudy):
-        pid = other_driver(book, study, event)
+        pid = other_driver(state, study, event)
         if pid is None:
             return None
         return (
@@ -84,33 +84,33 @@ def refusal(book: Book, study: Study, event: StudyRead) -> str | None:
         return None
     if trial.live:
         return (
-            f"Trial {trial.number} is trained by process {_pid(book, trial.connection)} already: "
+            f"Trial {trial.number} is trained by process {_pid(state, trial.connection)} already: "
             "end that one first."
         )
     return f"Trial {trial.number} has ended ({trial.state}): create another one."
 
 
-def other_driver(book: Book, study: Study, event: StudyRead) -> int | None:
+def other_driver(state: BrokerState, study: Study, event: StudyRead) -> int | None:
     """Process for which a study is served already, None if another driver may have it."""
     if not isinstance(event.message, OpenStudy) or study.driver in (None, event.connection):
         return None
-    return _pid(book, study.driver)
+    return _pid(state, study.driver)
 
 
-def admit_study(book: Book, event: StudyRead, now: float, out: list[Command]) -> Study:
+def admit_study(state: BrokerState, event: StudyRead, now: float, out: list[Command]) -> Study:
     """Study of a message, read from its ledger unless a living process holds part of it."""
-    book.epoch = max(book.epoch, event.last_epoch)
+    state.epoch = max(state.epoch, event.last_epoch)
     spec = event.message.study
-    study = book.studies.get(spec.key)
+    study = state.studies.get(spec.key)
     if study is None or not study.attended:
         study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
-        study.broker = book.instance if event.shared else None
+        study.broker = state.instance if event.shared else None
         _take_wishes(study, event, out)
-        book.studies[spec.key] = study
+        state.studies[spec.key] = study
         for known in event.trials:
-            study.trials[known.number] = known_trial(book, known, event, now)
-        _take_orphans(book, study, event, now, out)
-        _settle_owners(book, study, event, now, out)
+            study.trials[known.number] = known_trial(state, known, event, now)
+        _take_orphans(state, study, event, now, out)
+        _settle_owners(state, study, event, now, out)
     return study
 
 
@@ -124,7 +124,7 @@ def _take_wishes(study: Study, event: StudyRead, out: list[Command]) -> None:
 
 
 def _settle_owners(
-    book: Book, study: Study, event: StudyRead, now: float, out: list[Command]
+    state: BrokerState, study: Study, event: StudyRead, now: float, out: list[Command]
 ) -> None:
     """Settle the owner of each trial; stored ones of this host's earlier broker are free."""
     hosts = {host.instance for host in event.hosts}
@@ -137,7 +137,7 @@ def _settle_owners(
         elif study.is_elsewhere(trial):
             trial.owner = None
         elif number != spoken_of:
-            give_back(book, trial, now, out)
+            give_back(state, trial, now, out)
     study.coming = coming(study, event.leases, hosts)
 
 
@@ -147,25 +147,25 @@ def coming(study: Study, leases: Iterable[LeaseRecord], hosts: Collection[str]) 
     return sum(1 for owner in new if owner in hosts and owner != study.broker)
 
 
-def end_orphan(book: Book, lease: LeaseRecord, now: float) -> EndLease:
+def end_orphan(state: BrokerState, lease: LeaseRecord, now: float) -> EndLease:
     """Command that ends a lease of an earlier broker."""
-    return EndLease(study=lease.study, epoch=lease.epoch, ended=now + book.wall_offset)
+    return EndLease(study=lease.study, epoch=lease.epoch, ended=now + state.wall_offset)
 
 
 def _take_orphans(
-    book: Book, study: Study, event: StudyRead, now: float, out: list[Command]
+    state: BrokerState, study: Study, event: StudyRead, now: float, out: list[Command]
 ) -> None:
     """Keep the leases of this host whose processes may come back, and end the others."""
-    holders = [each.holder for each in book.awaited.values()]
+    holders = [each.holder for each in state.awaited.values()]
     awaited = {holder.epoch for holder in holders}
     if isinstance(event.message, Resume):
         awaited.add(event.message.epoch)
     for lease in event.leases:
-        ours = lease.host == book.host if lease.owner is None else lease.owner == book.instance
+        ours = lease.host == state.host if lease.owner is None else lease.owner == state.instance
         if ours and lease.epoch in awaited:
             study.orphans[lease.epoch] = lease
         elif ours:
-            out.append(end_orphan(book, lease, now))
+            out.append(end_orphan(state, lease, now))
     for holder in holders:
         if holder.study == study.spec.key and holder.number in study.trials:
             study.trials[holder.number].awaited = True
@@ -186,7 +186,7 @@ def admit_trial(study: Study, number: int, trial_id: int, now: float) -> LiveTri
 
 
 def take_charge(
-    book: Book, study: Study, connection: int, message: OpenStudy, now: float
+    state: BrokerState, study: Study, connection: int, message: OpenStudy, now: float
 ) -> list[LiveTrial]:
     """Give the study to a driver, and take from it what Optuna knows better than the ledger.
 
@@ -206,19 +206,19 @@ def take_charge(
     else:
         _count_on(study, message.counted)
     changed = _with_new_chances(study) if message.counted is None else []
-    for number, state in message.ended.items():
+    for number, ending in message.ended.items():
         trial = study.trials.get(number)
         if trial is not None and trial.live and trial.connection is None:
-            trial.end(state)
+            trial.end(ending)
             changed.append(trial)
-    awaited = {(each.holder.study, each.holder.number) for each in book.awaited.values()}
+    awaited = {(each.holder.study, each.holder.number) for each in state.awaited.values()}
     for number, trial_id in message.adopted.items():
         if number not in study.trials:
             changed.append(admit_trial(study, number, trial_id, now))
             # The earlier broker died before its ledger knew of the trial; its process may live.
             changed[-1].awaited = (study.spec.key, number) in awaited
     if study.unstarted is not None:
-        study.unstarted -= _begun_since(book, study)
+        study.unstarted -= _begun_since(state, study)
     return changed
 
 
@@ -237,20 +237,20 @@ def _count_on(study: Study, counted: Counted) -> None:
     study.spent_seconds += counted.spent_seconds
 
 
-def _begun_since(book: Book, study: Study) -> int:
+def _begun_since(state: BrokerState, study: Study) -> int:
     """Number of trials that workers have begun, or are about to, since their driver has counted."""
     key = study.spec.key
-    coming = sum(1 for lease in book.leases() if lease.study == key and lease.number is None)
+    coming = sum(1 for lease in state.leases() if lease.study == key and lease.number is None)
     return coming + sum(1 for number in study.trials if not study.was_counted(number))
 
 
-def _pid(book: Book, connection: int | None) -> int | None:
-    client = None if connection is None else book.clients.get(connection)
+def _pid(state: BrokerState, connection: int | None) -> int | None:
+    client = None if connection is None else state.clients.get(connection)
     return None if client is None else client.pid
 
 
 def known_trial(
-    book: Book, known: TrialRecord, event: StudyRead | Refreshed, now: float
+    state: BrokerState, known: TrialRecord, event: StudyRead | Refreshed, now: float
 ) -> LiveTrial:
     """LiveTrial as its ledger left it: its process is gone, so it is stored or begins again."""
     curve = event.curves.get(known.number, Curve())
@@ -264,7 +264,7 @@ def known_trial(
         number=known.number,
         trial_id=known.trial_id,
         state=known.state,
-        submitted=known.submitted - book.wall_offset,
+        submitted=known.submitted - state.wall_offset,
         curve=curve,
         waiting_since=now,
         units=max(known.units, curve.units),

@@ -1,4 +1,4 @@
-"""Ends of leases, processes and reservations, written into the ``Book``. Pure."""
+"""Ends of leases, processes and reservations, written into the ``BrokerState``. Pure."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from collections.abc import Sequence
 from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _losses as losses
-from optuna_hermes.broker._core._book import Book, Lease, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
 from optuna_hermes.broker._core._events import Command, EndLease, Withdraw, WritesFailed
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._memory import Memory, size
+from optuna_hermes.broker._core._memory_manager import MemoryManager, size
 from optuna_hermes.broker._core._rows import save
 from optuna_hermes.broker._core._study import Study
 
 
 class Ends:
-    """Ends leases, processes and reservations of a ``Book``; commands are added to ``out``."""
+    """Ends leases, processes and reservations."""
 
-    def __init__(self, book: Book, memory: Memory) -> None:
-        self._book = book
+    def __init__(self, state: BrokerState, memory: MemoryManager) -> None:
+        self._state = state
         self._memory = memory
 
     def lease(self, lease: Lease, now: float, out: list[Command]) -> None:
         """End a lease on all of its devices, whatever becomes of its trial."""
         held = lease.device_seconds(now)
-        self._book.studies[lease.study].spent_seconds += held
-        trial = self._book.trial_of(lease)
-        slots = self._book.slots_of(lease)
+        self._state.studies[lease.study].spent_seconds += held
+        trial = self._state.trial_of(lease)
+        slots = self._state.slots_of(lease)
         if trial is not None:
             trial.device_seconds += held
             energy.add(trial, energy.taken_joules(slots, lease, now))
         for slot in slots:
             slot.lease = None
             slot.empty_since = now if slot.reservation else None
-        ended = now + self._book.wall_offset
+        ended = now + self._state.wall_offset
         out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
 
     def holder(self, lease: Lease, now: float, out: list[Command]) -> None:
         """Handle the end of the process that held a lease."""
-        trial = self._book.trial_of(lease)
+        trial = self._state.trial_of(lease)
         self.lease(lease, now, out)
         self._memory.left(lease.devices, now)
-        study = self._book.studies[lease.study]
+        study = self._state.studies[lease.study]
         if trial is None:
             if study.unstarted is not None:
                 study.unstarted += 1
@@ -54,10 +54,10 @@ class Ends:
 
     def lost(self, trial: LiveTrial, connection: int, now: float, out: list[Command]) -> None:
         """Handle the end of a trial's process that gave no notice."""
-        client = self._book.clients.get(connection)
+        client = self._state.clients.get(connection)
         if client is not None:
-            losses.count(self._book, trial, client, now)
-        out.append(_event_log.lost(self._book, trial, now))
+            losses.count(self._state, trial, client, now)
+        out.append(_event_log.lost(self._state, trial, now))
         self.process(trial, now, out)
 
     def process(self, trial: LiveTrial, now: float, out: list[Command]) -> None:
@@ -66,29 +66,29 @@ class Ends:
         if trial.live:
             trial.leave_process()
             trial.waiting_since = now
-            save(self._book, trial, now, out)
+            save(self._state, trial, now, out)
 
     def reservations(self, study: Study, *, only_impossible: bool = False) -> None:
         """Cancel the reservations of a study, or only those that cannot be granted."""
-        for reservation in self._book.reserved(study.spec.key):
-            trial = self._book.trial_of(reservation)
+        for reservation in self._state.reserved(study.spec.key):
+            trial = self._state.trial_of(reservation)
             possible = study.driver is not None if trial is None else study.can_begin(trial)
             if not (only_impossible and possible):
-                self._book.unreserve(reservation)
+                self._state.unreserve(reservation)
 
     def unwritten(self, event: WritesFailed, now: float, out: list[Command]) -> None:
         """Undo leases that the ledger refused, and note the problem of their studies."""
         failed = {event.study} if event.study else set()
-        for lease in self._book.leases():
+        for lease in self._state.leases():
             if lease.epoch in event.epochs:
                 failed.add(lease.study)
                 self.undo(lease, now, out, refused=True)
-        for key in failed & self._book.studies.keys():
-            self._book.studies[key].problem = event.reason
+        for key in failed & self._state.studies.keys():
+            self._state.studies[key].problem = event.reason
 
     def withdrawn(self, study: Study, now: float, out: list[Command]) -> None:
         """Withdraw leases of a study whose grants wait for its database."""
-        for lease in self._book.leases():
+        for lease in self._state.leases():
             if lease.held and lease.study == study.spec.key:
                 out.append(Withdraw(epoch=lease.epoch))
                 self.undo(lease, now, out)
@@ -98,12 +98,12 @@ class Ends:
 
         One that was ``refused`` is not in the ledger, where another broker's may have its epoch.
         """
-        study, trial = self._book.studies[lease.study], self._book.trial_of(lease)
-        client = self._book.clients.get(lease.connection)
-        for slot in self._book.slots_of(lease):
+        study, trial = self._state.studies[lease.study], self._state.trial_of(lease)
+        client = self._state.clients.get(lease.connection)
+        for slot in self._state.slots_of(lease):
             slot.lease = None
         if not refused:
-            ended = now + self._book.wall_offset
+            ended = now + self._state.wall_offset
             out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
         if trial is None and study.unstarted is not None:
             study.unstarted += 1
@@ -120,7 +120,7 @@ class Ends:
         if refused and lease.claimed:
             trial.owner, trial.row = None, lease.claimed  # as before
         else:
-            save(self._book, trial, now, out)
+            save(self._state, trial, now, out)
 
     def room(
         self, slots: Sequence[Slot], trial: LiveTrial, what: str, now: float, out: list[Command]
@@ -139,8 +139,8 @@ class Ends:
         if trial.alone and any(self._memory.shares(slot, trial) for slot in slots):
             trial.stranded = True
         elif trial.alone:
-            study = self._book.studies[trial.study]
+            study = self._state.studies[trial.study]
             study.problem = f"{reason} It had the device to itself: end what else takes its memory."
         trial.alone = True
         detail = {"device": tightest.device.id, "reason": reason}
-        out.append(self._book.event(trial.study, trial.number, "outgrew its memory", detail, now))
+        out.append(self._state.event(trial.study, trial.number, "outgrew its memory", detail, now))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from optuna_hermes.broker._core._book import Lease, Slot
+from optuna_hermes.broker._core._broker_state import Lease, Slot
 from optuna_hermes.broker._core._live_trial import LiveTrial
 
 JOULES_PER_WATT_HOUR = 3600.0

@@ -1,4 +1,4 @@
-"""Events that come to the broker, and the commands with which ``_state`` answers. Pure.
+"""Events that come to the broker, and the commands with which the broker answers. Pure.
 
 Commands that concern the ledger are its own records: a ``LeaseRecord`` means "commit this lease".
 The server has all records of an answer written, in order. It holds back each ``Grant``, ``Kept``
@@ -207,7 +207,7 @@ Activity = Literal["works", "idle", "stopped"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """Activities of silent workers, by their connections; see ``State.silent``."""
+    """Activities of silent workers, by their connections; see ``EventHandler.silent``."""
 
     activities: Mapping[int, Activity]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 
@@ -15,9 +15,9 @@ MOST_ALIKE = 10
 _NUMBER = re.compile(r"0x[0-9a-f]+|-?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 
 
-def failed(book: Book, trial: LiveTrial, error: str, now: float) -> None:
+def failed(state: BrokerState, trial: LiveTrial, error: str, now: float) -> None:
     """Count a failed trial. Reasons are equal if they differ in their numbers only."""
-    study = book.studies[trial.study]
+    study = state.studies[trial.study]
     known, without_numbers = study.failures, _NUMBER.sub("#", error)
     if known.first is None:
         known.first, known.first_error = trial.number, error
@@ -26,7 +26,7 @@ def failed(book: Book, trial: LiveTrial, error: str, now: float) -> None:
     known.alike += 1
     known.units = max(known.units, trial.furthest)
     known.seconds = max(known.seconds, trial.device_seconds)
-    known.hopeless = known.alike >= MOST_ALIKE and not _promises(book, study, now)
+    known.hopeless = known.alike >= MOST_ALIKE and not _promises(state, study, now)
 
 
 def shown(failures: Failures) -> dict[str, Any]:
@@ -39,11 +39,11 @@ def shown(failures: Failures) -> dict[str, Any]:
     }
 
 
-def _promises(book: Book, study: Study, now: float) -> bool:
+def _promises(state: BrokerState, study: Study, now: float) -> bool:
     """True if any trial has succeeded, or has come further than those that failed alike."""
     held = {
         lease.number: lease.device_seconds(now)
-        for lease in book.leases()
+        for lease in state.leases()
         if lease.study == study.spec.key
     }
     known = study.failures

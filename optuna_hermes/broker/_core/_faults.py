@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from optuna_hermes.broker._core._book import Book, Slot
-from optuna_hermes.broker._core._dispatch import Dispatcher
+from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._events import Command, Kill
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._memory_manager import MemoryManager
+from optuna_hermes.broker._core._scheduler import Scheduler
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.model import Device
 
 
 class Faults:
-    """Takes readings of the devices into a ``Book``; commands are added to ``out``."""
+    """Takes readings of the devices into a ``BrokerState``; commands are added to ``out``."""
 
-    def __init__(self, book: Book, memory: Memory, dispatcher: Dispatcher) -> None:
-        self._book = book
+    def __init__(self, state: BrokerState, memory: MemoryManager, scheduler: Scheduler) -> None:
+        self._state = state
         self._memory = memory
-        self._dispatcher = dispatcher
+        self._scheduler = scheduler
 
     def polled(self, devices: Sequence[Device], now: float, out: list[Command]) -> None:
         """Take in a reading of the devices. Runs that can go on elsewhere leave a broken one."""
         for device in devices:
-            slot = self._book.slots.get(device.id)
+            slot = self._state.slots.get(device.id)
             if slot is None or slot.power != "on":  # it has no power, and is not lost
                 continue
             was, slot.device = slot.device, device
@@ -38,28 +38,28 @@ class Faults:
     def reported(self, heard: Iterable[Xid], now: float, out: list[Command]) -> None:
         """Add an event for each XID that a trial has caused on its device."""
         for xid in heard:
-            slot = self._book.slots.get(xid.device)
-            trial = self._book.trial_of(slot.lease) if slot and slot.lease else None
+            slot = self._state.slots.get(xid.device)
+            trial = self._state.trial_of(slot.lease) if slot and slot.lease else None
             if trial is not None and xid.is_of_program:
                 detail = {"device": xid.device, "xid": xid.code, "reason": f"{xid} was reported."}
-                out.append(self._book.event(trial.study, trial.number, "xid", detail, now))
+                out.append(self._state.event(trial.study, trial.number, "xid", detail, now))
 
     def _tell(self, slot: Slot, kind: str, reason: str, now: float, out: list[Command]) -> None:
         """Add an event to each study that is served: it had this device, or could have got it."""
-        holder = None if slot.lease is None else self._book.trial_of(slot.lease)
+        holder = None if slot.lease is None else self._state.trial_of(slot.lease)
         detail = {"device": slot.device.id} | ({"reason": reason} if reason else {})
-        for key in self._book.studies:
+        for key in self._state.studies:
             number = holder.number if holder and holder.study == key else None
-            out.append(self._book.event(key, number, kind, detail, now))
+            out.append(self._state.event(key, number, kind, detail, now))
 
     def _leave(self, slot: Slot, now: float, out: list[Command]) -> None:
         if slot.reservation is not None:
-            self._book.unreserve(slot.reservation)
+            self._state.unreserve(slot.reservation)
         if slot.lease is not None:
-            trial = self._book.trial_of(slot.lease)
+            trial = self._state.trial_of(slot.lease)
             if trial is None or (not self._end(slot, trial, out) and trial.stores):
-                self._dispatcher.ask_to_yield(slot.lease, now, out, to_disk=True)
-        for trial in self._book.parked_on(slot):
+                self._scheduler.ask_to_yield(slot.lease, now, out, to_disk=True)
+        for trial in self._state.parked_on(slot):
             if self._end(slot, trial, out) or trial.asked or not trial.stores:
                 continue
             self._memory.evict(trial, "disk", now, out)
@@ -69,7 +69,7 @@ class Faults:
 
         Its trial goes on elsewhere from its last checkpoint. Processes of users are left alone.
         """
-        client = self._book.clients.get(trial.connection or 0)
+        client = self._state.clients.get(trial.connection or 0)
         saved = trial.stores and (trial.tier == "host" or not slot.device.lost)
         if saved or client is None or client.role != "worker":
             return False

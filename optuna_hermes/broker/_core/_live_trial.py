@@ -11,7 +11,7 @@ from optuna_hermes.ledger._base import TrialRecord
 from optuna_hermes.model import Curve, Speed, TierName, TrialStatus, TrialView
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._core._book import Lease, Slot
+    from optuna_hermes.broker._core._broker_state import Lease, Slot
 
 MOST_LOSSES = 3
 """Losses of processes without a new unit, after which a trial gets no further one."""

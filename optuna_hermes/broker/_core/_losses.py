@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from optuna_hermes.broker._core import _event_log
-from optuna_hermes.broker._core._book import Book, Client
+from optuna_hermes.broker._core._broker_state import BrokerState, Client
 from optuna_hermes.broker._core._events import Command
 from optuna_hermes.broker._core._live_trial import MOST_LOSSES, LiveTrial
 from optuna_hermes.broker._core._rows import save
@@ -17,14 +17,14 @@ TOGETHER_SECONDS = 5.0
 """Processes that end so shortly before their driver have ended with it."""
 
 
-def count(book: Book, trial: LiveTrial, client: Client, now: float) -> None:
+def count(state: BrokerState, trial: LiveTrial, client: Client, now: float) -> None:
     """Count the loss of a worker that was training this trial, or waiting with it.
 
     It does not count where its device has failed, or its driver is gone. A plain
     trial's process is its user's: no other one is started.
     """
-    study = book.studies[trial.study]
-    failed = (slot for id_, slot in book.slots.items() if id_ in trial.devices)
+    study = state.studies[trial.study]
+    failed = (slot for id_, slot in state.slots.items() if id_ in trial.devices)
     if client.role != "worker" or study.driver is None:
         return
     if all(slot.device.healthy for slot in failed):
@@ -32,12 +32,12 @@ def count(book: Book, trial: LiveTrial, client: Client, now: float) -> None:
         trial.lost_at, trial.lost_pid, trial.hung = now, client.pid, client.hung
 
 
-def forget(book: Book, study: Study, now: float, out: list[Command]) -> None:
+def forget(state: BrokerState, study: Study, now: float, out: list[Command]) -> None:
     """Take back recent losses: a driver that ends may have ended its workers too."""
     for trial in study.trials.values():
         if trial.live and trial.lost_at is not None and now - trial.lost_at <= TOGETHER_SECONDS:
             trial.losses, trial.lost_at = trial.losses - 1, None
-            save(book, trial, now, out)
+            save(state, trial, now, out)
 
 
 def shown(study: Study) -> Iterator[dict[str, Any]]:
@@ -55,20 +55,22 @@ def shown(study: Study) -> Iterator[dict[str, Any]]:
             }
 
 
-def give_up(book: Book, message: GiveUp, now: float, out: list[Command]) -> LiveTrial | None:
+def give_up(
+    state: BrokerState, message: GiveUp, now: float, out: list[Command]
+) -> LiveTrial | None:
     """Close a trial that is given up, as its driver has told Optuna.
 
     Returns:
         The trial, None if it was not given up, or is over.
     """
-    study = book.studies.get(message.study)
+    study = state.studies.get(message.study)
     trial = None if study is None else study.trials.get(message.number)
     if study is None or trial is None or not trial.live or trial.connection is not None:
         return None
     if not trial.given_up or study.is_elsewhere(trial):
         return None
     trial.end(message.state)
-    save(book, trial, now, out)
+    save(state, trial, now, out)
     ended = Ended(epoch=trial.epoch, state=message.state, error=message.reason)
-    out.append(_event_log.ended(book, trial, ended, now))
+    out.append(_event_log.ended(state, trial, ended, now))
     return trial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, LedgerAway, LedgerBack, Send
 from optuna_hermes.broker._core._study import Study
@@ -15,10 +15,10 @@ AWAY_SECONDS = 300.0
 
 
 class Outage:
-    """Keeps the studies of a ``Book`` where they are during an outage of their database."""
+    """Keeps the studies of a ``BrokerState`` where they are during an outage of their database."""
 
-    def __init__(self, book: Book, ends: Ends) -> None:
-        self._book = book
+    def __init__(self, state: BrokerState, ends: Ends) -> None:
+        self._state = state
         self._ends = ends
 
     def begin(self, event: LedgerAway, now: float) -> None:
@@ -28,12 +28,12 @@ class Outage:
                 study.away_since, study.away_reason = now, event.reason
             study.watched_since = None
             self._ends.reservations(study)
-        for lease in self._book.leases():
+        for lease in self._state.leases():
             if lease.study in event.studies and lease.epoch in event.held:
                 lease.held = True
             if lease.epoch in event.unasked:
                 lease.yielding = None
-                trial = self._book.trial_of(lease)
+                trial = self._state.trial_of(lease)
                 if trial is not None:
                     trial.asked = None
 
@@ -41,7 +41,7 @@ class Outage:
         """End an outage: leases that were held begin now."""
         for study in self._studies(event.studies):
             study.away_since = None
-        for lease in self._book.leases():
+        for lease in self._state.leases():
             if lease.held and lease.study in event.studies:
                 lease.held = False
                 # The trial learns of its lease only now: its slice is as long as it was to be.
@@ -50,13 +50,13 @@ class Outage:
 
     def wakeups(self) -> Iterator[float]:
         """Times at which an outage has lasted too long."""
-        for study in self._book.studies.values():
+        for study in self._state.studies.values():
             if study.away_since is not None and not study.draining:
                 yield study.away_since + AWAY_SECONDS
 
     def look(self, now: float) -> None:
         """Give up studies whose database has been away for too long."""
-        for study in self._book.studies.values():
+        for study in self._state.studies.values():
             since = study.away_since
             if since is not None and not study.problem and now >= since + AWAY_SECONDS:
                 study.problem = (
@@ -67,11 +67,11 @@ class Outage:
 
     def _studies(self, keys: tuple[str, ...]) -> Iterator[Study]:
         for key in keys:
-            if key in self._book.studies:
-                yield self._book.studies[key]
+            if key in self._state.studies:
+                yield self._state.studies[key]
 
 
-def to_answer(book: Book, commands: Iterable[Command]) -> dict[int, str]:
+def to_answer(state: BrokerState, commands: Iterable[Command]) -> dict[int, str]:
     """Studies whose database has to answer before a lease's holder is asked to yield.
 
     A study that drains, or whose database is known to be away, needs no answer.
@@ -82,16 +82,16 @@ def to_answer(book: Book, commands: Iterable[Command]) -> dict[int, str]:
     asked = {}
     for command in commands:
         if isinstance(command, Send) and isinstance(command.message, Yield):
-            slot = book.slot_of(command.message.epoch)
-            study = book.studies[slot.lease.study] if slot and slot.lease else None
+            slot = state.slot_of(command.message.epoch)
+            study = state.studies[slot.lease.study] if slot and slot.lease else None
             if study is not None and not study.draining and study.away_since is None:
                 asked[command.message.epoch] = study.spec.key
     return asked
 
 
 def unasked(
-    book: Book, epochs: Collection[int], studies: Collection[str], *, draining: bool
+    state: BrokerState, epochs: Collection[int], studies: Collection[str], *, draining: bool
 ) -> tuple[int, ...]:
     """Those of the epochs that are of leases of such studies, draining or not."""
-    its = (lease for lease in book.leases() if lease.study in studies and lease.epoch in epochs)
-    return tuple(a.epoch for a in its if book.studies[a.study].draining == draining)
+    its = (lease for lease in state.leases() if lease.study in studies and lease.epoch in epochs)
+    return tuple(a.epoch for a in its if state.studies[a.study].draining == draining)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _progress as progress
-from optuna_hermes.broker._core._book import Book, Lease, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._rows import save
 
 
@@ -17,21 +17,21 @@ class Suspensions:
     """Handles trials that have stopped, or have gone from one tier to another.
 
     Args:
-        book: the broker's state.
+        state: the broker's state.
         memory: asks trials to leave memory.
         ends: of leases.
     """
 
-    def __init__(self, book: Book, memory: Memory, ends: Ends) -> None:
-        self._book = book
+    def __init__(self, state: BrokerState, memory: MemoryManager, ends: Ends) -> None:
+        self._state = state
         self._memory = memory
         self._ends = ends
 
     def trial_of(self, connection: int, epoch: int, slot: Slot | None) -> LiveTrial | None:
         """The trial that has this lease, or had it and is parked."""
         if slot is not None and slot.lease is not None:
-            return self._book.trial_of(slot.lease) if slot.lease.connection == connection else None
-        for study in self._book.studies.values():
+            return self._state.trial_of(slot.lease) if slot.lease.connection == connection else None
+        for study in self._state.studies.values():
             for trial in study.trials.values():
                 if (
                     trial.epoch == epoch
@@ -43,27 +43,27 @@ class Suspensions:
 
     def stands(self, connection: int, message: wire.Parked, now: float, out: list[Command]) -> None:
         """Handle the message of a trial that waits in a tier."""
-        slot = self._book.slot_of(message.epoch)
+        slot = self._state.slot_of(message.epoch)
         trial = self.trial_of(connection, message.epoch, slot)
         if trial is None:
             return
         if message.checkpoint is not None:
-            progress.keep(self._book, trial, message.checkpoint, now, out)
+            progress.keep(self._state, trial, message.checkpoint, now, out)
         if slot is None or slot.lease is None:
-            out.extend(_event_log.moved(self._book, trial, message.tier, now))
+            out.extend(_event_log.moved(self._state, trial, message.tier, now))
             self._put(trial, message, now)
         else:
-            lease, slots = slot.lease, self._book.slots_of(slot.lease)
-            out.append(_event_log.suspended(self._book, trial, message.tier, now))
+            lease, slots = slot.lease, self._state.slots_of(slot.lease)
+            out.append(_event_log.suspended(self._state, trial, message.tier, now))
             self._stopped(lease, trial, message, now, out)
             self._put(trial, message, now)
             if _came_not_back(lease):
                 self._ends.room(slots, trial, "could not come back to", now, out)
-        save(self._book, trial, now, out)
+        save(self._state, trial, now, out)
         if message.checkpoint is not None:
             kept = wire.Kept(path=message.checkpoint.path)
             out.append(Send(connection=connection, message=kept))
-        if self._book.studies[trial.study].draining and trial.state == "parked" and trial.stores:
+        if self._state.studies[trial.study].draining and trial.state == "parked" and trial.stores:
             self._memory.evict(trial, "disk", now, out)
 
     def _stopped(
@@ -71,7 +71,7 @@ class Suspensions:
     ) -> None:
         """End a lease whose trial is suspended."""
         spent = message.suspend_seconds * len(lease.devices)
-        study = self._book.studies[trial.study]
+        study = self._state.studies[trial.study]
         study.overhead_seconds += spent
         if message.tier == "disk":
             study.measure_leaving(message.suspend_seconds)

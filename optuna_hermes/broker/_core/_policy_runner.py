@@ -7,8 +7,8 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from optuna_hermes.broker._core._book import Book, Slot
 from optuna_hermes.broker._core._boost import boosted_first
+from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._order import wanted_first
 from optuna_hermes.broker._core._study import Study
@@ -26,10 +26,10 @@ _PREFERENCE: dict[Wish | None, int] = {"boosted": 0, None: 1, "held": 2, "finish
 
 
 class PolicyRunner:
-    """Asks the policies of the studies in a ``Book``; a policy's memory is left to the caller."""
+    """Asks the policies of studies; a policy's memory is left to the caller."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
 
     def decide(
         self, study: Study, slots: Sequence[Slot], now: float, fixed: Collection[int] = ()
@@ -66,7 +66,7 @@ class PolicyRunner:
             by_study.setdefault(trial.study, {})[trial.number] = trial
         placed: list[tuple[int, LiveTrial]] = []
         for key, own in by_study.items():
-            study = self._book.studies[key]
+            study = self._state.studies[key]
             numbers = list(own)
             if len(own) > 1:
                 numbers = wanted_first(partial(_ask, study), self._snapshot(study, [], now), own)
@@ -80,7 +80,7 @@ class PolicyRunner:
         up = {
             slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
         }
-        wanted = {reservation.number for reservation in self._book.reserved(study.spec.key)}
+        wanted = {reservation.number for reservation in self._state.reserved(study.spec.key)}
         held = self._held(study, up, now)
         seats = self._seats(study)
         views: list[TrialView] = []
@@ -104,13 +104,13 @@ class PolicyRunner:
             seed=study.spec.seed,
             devices=tuple(
                 replace(slot.device, free=slot.device.id in open_ids, powered=slot.power == "on")
-                for slot in self._book.slots.values()
+                for slot in self._state.slots.values()
             ),
             trials=tuple(views),
             finished=tuple(finished),
             unstarted=_at_most(study.may_open, seats),
-            wanted=self._wanted(study) if self._book.powers else None,
-            held=self._devices_of(study) if self._book.powers else (),
+            wanted=self._wanted(study) if self._state.powers else None,
+            held=self._devices_of(study) if self._state.powers else (),
             room=Resources(host_bytes=self._host_room(open_ids)),
             memory=study.memory,
         )
@@ -118,32 +118,32 @@ class PolicyRunner:
     def _host_room(self, open_ids: Container[str]) -> int:
         """Host memory that trials leave whose devices are not up for decision."""
         taken = 0
-        for slot in self._book.slots.values():
+        for slot in self._state.slots.values():
             each = slot.reservation or slot.lease
             if each is not None and slot.device.id not in open_ids:
-                study = self._book.studies[each.study]
+                study = self._state.studies[each.study]
                 trial = None if each.number is None else study.trials.get(each.number)
                 taken += study.need_of(trial) or 0
-        return self._book.host_budget_bytes - taken
+        return self._state.host_budget_bytes - taken
 
     def _wanted(self, study: Study) -> int:
         """Number of this host's devices that a study could use, with processes that come."""
         count = study.may_open.count
         if count is None:
-            return len(self._book.slots)
+            return len(self._state.slots)
         here = sum(trial.live and not study.is_elsewhere(trial) for trial in study.trials.values())
-        begins = (slot.lease or slot.reservation for slot in self._book.slots.values())
+        begins = (slot.lease or slot.reservation for slot in self._state.slots.values())
         new = {id(x) for x in begins if x and x.study == study.spec.key and x.number is None}
         return count + here + len(new)
 
     def _devices_of(self, study: Study) -> tuple[str, ...]:
-        begins = ((id_, slot.lease or slot.reservation) for id_, slot in self._book.slots.items())
+        begins = ((id_, slot.lease or slot.reservation) for id_, slot in self._state.slots.items())
         return tuple(id_ for id_, each in begins if each and each.study == study.spec.key)
 
     def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
         """Device time of the leases that are out, up to the last decision about each."""
         held: dict[int, float] = {}
-        for lease in self._book.leases():
+        for lease in self._state.leases():
             if lease.study == study.spec.key and lease.number is not None:
                 end = now if lease.number in up else lease.slice_started
                 held[lease.number] = lease.device_seconds(end)
@@ -155,12 +155,12 @@ class PolicyRunner:
         Only what is there counts: a device is not kept for a worker that may never come.
         """
         may_leave = sum(1 for r in study.trials.values() if r.stores and r.connection is not None)
-        taken = sum(map(self._book.needs_process, self._book.reserved(study.spec.key)))
+        taken = sum(map(self._state.needs_process, self._state.reserved(study.spec.key)))
         return max(0, len(study.idle) + may_leave - taken)
 
     def _bound(self, trial: LiveTrial) -> bool:
         """True if a trial can go on only on the GPUs of its process, whose number is fixed."""
-        slot = None if trial.connection is None else self._book.slots.get(trial.device or "")
+        slot = None if trial.connection is None else self._state.slots.get(trial.device or "")
         if slot is None or slot.device.kind != "gpu":
             return False
         least, most = trial.device_range

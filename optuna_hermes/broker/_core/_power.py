@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from optuna_hermes.broker._core._book import Book, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._events import Command, PowerSwitched, SwitchPower
 
 RETRY_SECONDS = 60.0
@@ -17,21 +17,21 @@ RETRY_SECONDS = 60.0
 
 
 class Power:
-    """Switches the power of a ``Book``'s devices as its policies decide; adds commands to ``out``.
+    """Switches the power of devices as the policies decide.
 
     Args:
-        book: the broker's book.
+        state: the broker's state.
     """
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
 
     def expect_off(self, devices: Collection[str]) -> None:
         """Note devices that the broker before this one has powered down, or was about to."""
         for id_ in devices:
-            if id_ in self._book.slots:
-                self._book.slots[id_].power = "off"
-                self._book.slots[id_].spare = True
+            if id_ in self._state.slots:
+                self._state.slots[id_].power = "off"
+                self._state.slots[id_].spare = True
 
     def look(self, now: float, out: list[Command]) -> None:
         """Power down what no policy wants, and wake what one does.
@@ -39,12 +39,12 @@ class Power:
         A device goes only with nothing on it, none on the way to it, and no policy that wants
         it; it is woken as soon as one does. Where no study is served all stays as it is.
         """
-        if not self._book.powers or self._book.recovering:
+        if not self._state.powers or self._state.recovering:
             return
         studies = [
-            s for s in self._book.studies.values() if s.needs_device or self._holds(s.spec.key)
+            s for s in self._state.studies.values() if s.needs_device or self._holds(s.spec.key)
         ]
-        for id_, slot in self._book.slots.items():
+        for id_, slot in self._state.slots.items():
             if studies:
                 slot.spare = all(id_ in study.powered_down for study in studies)
             if now < slot.power_retry_at:
@@ -58,7 +58,7 @@ class Power:
 
     def switched(self, event: PowerSwitched, now: float, out: list[Command]) -> None:
         """Handle the end of a command; a device that did not go down is used as before."""
-        slot = self._book.slots[event.device]
+        slot = self._state.slots[event.device]
         # A failed command leaves the device as it was: up if it was to go down.
         is_up = event.up != bool(event.problem)
         slot.power = "on" if is_up else "off"
@@ -71,20 +71,20 @@ class Power:
         detail = {"device": event.device, "seconds": event.seconds}
         if event.problem:
             detail["reason"] = event.problem
-        for key in self._book.studies:
-            out.append(self._book.event(key, None, kind, detail, now))
+        for key in self._state.studies:
+            out.append(self._state.event(key, None, kind, detail, now))
 
     def _holds(self, key: str) -> bool:
-        return any(slot.lease and slot.lease.study == key for slot in self._book.slots.values())
+        return any(slot.lease and slot.lease.study == key for slot in self._state.slots.values())
 
     def _is_empty(self, slot: Slot) -> bool:
         """True if nothing is on a device, nor on its way there."""
         taken = slot.lease or slot.reservation or slot.awaited is not None
-        leaving = any(slot.device.id in c.leaving for c in self._book.clients.values())
+        leaving = any(slot.device.id in c.leaving for c in self._state.clients.values())
         works = slot.device.healthy and slot.device.free
-        return works and not (taken or leaving or self._book.parked_on(slot))
+        return works and not (taken or leaving or self._state.parked_on(slot))
 
 
-def unpowered(book: Book) -> tuple[str, ...]:
+def unpowered(state: BrokerState) -> tuple[str, ...]:
     """Devices that are not surely powered, as the next broker has to know them."""
-    return tuple(id_ for id_, slot in book.slots.items() if slot.power != "on")
+    return tuple(id_ for id_, slot in state.slots.items() if slot.power != "on")

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optuna_hermes.broker._core._book import Book, Lease, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
 from optuna_hermes.broker._core._events import Command, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Prepare
 
 
 class Prefetch:
-    """Asks the policies of a ``Book``, once in a slice, for their decision at its end.
+    """Asks the policies of a ``BrokerState``, once in a slice, for their decision at its end.
 
     What is found is a guess: nothing is reserved, and the policy is asked again when it counts.
     """
 
-    def __init__(self, book: Book, counsel: PolicyRunner, memory: Memory) -> None:
-        self._book = book
-        self._policy_runner = counsel
+    def __init__(
+        self, state: BrokerState, policy_runner: PolicyRunner, memory: MemoryManager
+    ) -> None:
+        self._state = state
+        self._policy_runner = policy_runner
         self._memory = memory
 
     def due(self, lease: Lease) -> float | None:
         """Time to look ahead: as long before the slice's end as bringing a trial back takes."""
         if lease.looked or lease.yielding or lease.number is None:
             return None
-        study = self._book.studies[lease.study]
+        study = self._state.studies[lease.study]
         if study.away_since is not None:
             return None
         # The tier of the next trial is not known yet: the slower way back counts.
@@ -40,14 +42,14 @@ class Prefetch:
 
     def look(self, now: float, out: list[Command]) -> None:
         """Look ahead where it is time to."""
-        if self._book.recovering:
+        if self._state.recovering:
             return
-        for lease in self._book.leases():
+        for lease in self._state.leases():
             due = self.due(lease)
             if due is not None and due <= now < lease.deadline:
                 lease.looked = True
-                slots = self._book.slots_of(lease)
-                self._look(self._book.studies[lease.study], slots, now, out)
+                slots = self._state.slots_of(lease)
+                self._look(self._state.studies[lease.study], slots, now, out)
 
     def _look(self, study: Study, slots: Sequence[Slot], now: float, out: list[Command]) -> None:
         decision = self._policy_runner.decide(study, slots, now)
@@ -62,19 +64,19 @@ class Prefetch:
 
     def _prepare(self, study: Study, trial: LiveTrial, out: list[Command]) -> None:
         """Let a worker that waits read a checkpoint; it gets that trial if it is free then."""
-        connection = worker_for(self._book, study, trial)
-        if connection is None or self._book.clients[connection].prepared == trial.number:
+        connection = worker_for(self._state, study, trial)
+        if connection is None or self._state.clients[connection].prepared == trial.number:
             return
-        self._book.clients[connection].prepared = trial.number
+        self._state.clients[connection].prepared = trial.number
         message = Prepare(number=trial.number, checkpoints=tuple(reversed(trial.checkpoints)))
         out.append(Send(connection=connection, message=message))
 
 
-def worker_for(book: Book, study: Study, trial: LiveTrial | None) -> int | None:
+def worker_for(state: BrokerState, study: Study, trial: LiveTrial | None) -> int | None:
     """Best worker that waits: one that has prepared for this trial, else one for none."""
 
     def distance(connection: int) -> int:
-        prepared = book.clients[connection].prepared
+        prepared = state.clients[connection].prepared
         if prepared is None:
             return 1
         return 0 if trial is not None and prepared == trial.number else 2

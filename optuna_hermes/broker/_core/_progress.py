@@ -1,4 +1,4 @@
-"""Messages of a trial that holds a lease, written into the ``Book``. Pure."""
+"""Messages of a trial that holds a lease, written into the ``BrokerState``. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._admission import KEPT_CHECKPOINTS, admit_trial
-from optuna_hermes.broker._core._book import Book, Lease
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease
 from optuna_hermes.broker._core._events import Command, DropCheckpoint, Kill, NameLease, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._rows import claim, save
@@ -16,26 +16,28 @@ from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
 from optuna_hermes.model import Curve, Speed
 
 
-def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[Command]) -> None:
+def begin(
+    state: BrokerState, lease: Lease, message: wire.Begin, now: float, out: list[Command]
+) -> None:
     """Bind a lease to the trial, new or stored, that its holder has found."""
     if lease.number not in (None, message.number):
         return
-    study = book.studies[lease.study]
+    study = state.studies[lease.study]
     is_new = message.number not in study.trials
     trial = admit_trial(study, message.number, message.trial_id, now)
     if not trial.live or _is_taken(study, trial, lease):
         lease.refused = True
         # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
-        pid = book.clients[lease.connection].pid
+        pid = state.clients[lease.connection].pid
         what = "another process trains" if trial.live else "nobody has to train"
         reason = f"{what} trial {trial.number} any more"
         out.append(Kill(connection=lease.connection, pid=pid, reason=reason))
-        out.extend(_event_log.killed(book, trial, pid, reason, now))
+        out.extend(_event_log.killed(state, trial, pid, reason, now))
         return
-    claim(book, trial, out)
-    trial.start(lease, book.host)
+    claim(state, trial, out)
+    trial.start(lease, state.host)
     if is_new:
-        out.append(_event_log.admitted(book, trial, now))
+        out.append(_event_log.admitted(state, trial, now))
     if lease.number is None:
         lease.number = message.number
         trial.slices += 1
@@ -43,7 +45,7 @@ def begin(book: Book, lease: Lease, message: wire.Begin, now: float, out: list[C
         if counted and study.unstarted is not None:
             study.unstarted += 1  # its driver knew of it, so it is not one of those left
         out.append(NameLease(study=lease.study, epoch=lease.epoch, number=trial.number))
-    save(book, trial, now, out)
+    save(state, trial, now, out)
 
 
 def _is_taken(study: Study, trial: LiveTrial, lease: Lease) -> bool:
@@ -56,7 +58,7 @@ def _is_taken(study: Study, trial: LiveTrial, lease: Lease) -> bool:
 
 
 def training(
-    book: Book, lease: Lease, trial: LiveTrial, message: wire.FirstBatch, now: float
+    state: BrokerState, lease: Lease, trial: LiveTrial, message: wire.FirstBatch, now: float
 ) -> None:
     """Note the first batch since the grant: all of the trial is on its device."""
     trial.stores, trial.host_bytes = message.stores, 0
@@ -65,23 +67,28 @@ def training(
         return
     lease.training = True
     if lease.from_tier is not None:
-        study = book.studies[lease.study]
+        study = state.studies[lease.study]
         study.measure(lease.from_tier, now - lease.started)
         study.overhead_seconds += lease.device_seconds(now)
         study.switches += 1
 
 
 def report(
-    book: Book, lease: Lease, trial: LiveTrial, message: wire.Report, now: float, out: list[Command]
+    state: BrokerState,
+    lease: Lease,
+    trial: LiveTrial,
+    message: wire.Report,
+    now: float,
+    out: list[Command],
 ) -> None:
     """Add a unit; one that is reported late may be known."""
     if message.age_seconds and has_reported(trial, message):
         return
-    out.extend(_event_log.went_back(book, lease, trial, message, now))
+    out.extend(_event_log.went_back(state, lease, trial, message, now))
     lease.reported = True
     trial.units_left, trial.params = message.units_left, message.params or trial.params
     then = now - message.age_seconds
-    add_report(book, trial, max(0.0, lease.device_seconds(then)), message, now, out)
+    add_report(state, trial, max(0.0, lease.device_seconds(then)), message, now, out)
 
 
 def has_reported(trial: LiveTrial, message: wire.Report) -> bool:
@@ -94,7 +101,12 @@ def has_reported(trial: LiveTrial, message: wire.Report) -> bool:
 
 
 def add_report(
-    book: Book, trial: LiveTrial, held: float, message: wire.Report, now: float, out: list[Command]
+    state: BrokerState,
+    trial: LiveTrial,
+    held: float,
+    message: wire.Report,
+    now: float,
+    out: list[Command],
 ) -> None:
     """Add a report to curve and ledger; ``held`` is the device time of its lease until then."""
     then = now - message.age_seconds
@@ -112,20 +124,20 @@ def add_report(
             step=message.step,
             value=message.value,
             device_seconds=seconds,
-            at=then + book.wall_offset,
+            at=then + state.wall_offset,
         )
     )
 
 
 def stretches(
-    book: Book, trial: LiveTrial, message: wire.Stretches, now: float, out: list[Command]
+    state: BrokerState, trial: LiveTrial, message: wire.Stretches, now: float, out: list[Command]
 ) -> None:
     """Take the sizes of a trial's batches, with an event if the current one has changed."""
     sizes = message.sizes
     if not sizes.valid:
         return
     if trial.sizes is not None and trial.sizes.now != sizes.now:
-        out.append(_event_log.resized(book, trial, trial.sizes.now, sizes.now, now))
+        out.append(_event_log.resized(state, trial, trial.sizes.now, sizes.now, now))
     take_sizes(trial, sizes)
 
 
@@ -143,7 +155,7 @@ def take_sizes(trial: LiveTrial, sizes: wire.BatchSizes) -> None:
 
 
 def saved(
-    book: Book,
+    state: BrokerState,
     connection: int,
     trial: LiveTrial,
     message: wire.Saved,
@@ -151,14 +163,18 @@ def saved(
     out: list[Command],
 ) -> None:
     """Add a checkpoint; it is acknowledged once the ledger has it."""
-    keep(book, trial, message.checkpoint, now, out)
-    save(book, trial, now, out)
+    keep(state, trial, message.checkpoint, now, out)
+    save(state, trial, now, out)
     kept = wire.Kept(path=message.checkpoint.path)
     out.append(Send(connection=connection, message=kept))
 
 
 def keep(
-    book: Book, trial: LiveTrial, checkpoint: wire.SavedCheckpoint, now: float, out: list[Command]
+    state: BrokerState,
+    trial: LiveTrial,
+    checkpoint: wire.SavedCheckpoint,
+    now: float,
+    out: list[Command],
 ) -> None:
     """Add a checkpoint to the ledger, unless it is there, and drop those that it replaces."""
     if any(each.path == checkpoint.path for each in trial.checkpoints):
@@ -174,7 +190,7 @@ def keep(
             units=checkpoint.units,
             size_bytes=checkpoint.size_bytes,
             sha256=checkpoint.sha256,
-            at=now + book.wall_offset,
+            at=now + state.wall_offset,
         )
     )
 

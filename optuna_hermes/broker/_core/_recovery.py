@@ -8,7 +8,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._admission import end_orphan
-from optuna_hermes.broker._core._book import Book, Lease, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
 from optuna_hermes.broker._core._events import Command, Expected, Kill, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._rows import give_back, save
@@ -22,34 +22,34 @@ RECOVERY_SECONDS = 10.0
 
 
 class Recovery:
-    """Waits in a ``Book`` for the processes of an earlier broker; adds commands to ``out``.
+    """Waits in a ``BrokerState`` for the processes of an earlier broker; adds commands to ``out``.
 
     Args:
-        book: the broker's book.
+        state: the broker's state.
         seconds: see ``RECOVERY_SECONDS``.
     """
 
-    def __init__(self, book: Book, seconds: float = RECOVERY_SECONDS) -> None:
-        self._book = book
+    def __init__(self, state: BrokerState, seconds: float = RECOVERY_SECONDS) -> None:
+        self._state = state
         self._seconds = seconds
 
     def expect(self, event: Expected, now: float) -> None:
         """Await a process that lives and may have a device, or a trial in its memory."""
         holder = event.holder
-        self._book.awaited[event.connection] = Awaited(holder=holder, until=now + self._seconds)
+        self._state.awaited[event.connection] = Awaited(holder=holder, until=now + self._seconds)
         # Another study's ledger may know of earlier epochs only.
-        self._book.epoch = max(self._book.epoch, holder.epoch)
+        self._state.epoch = max(self._state.epoch, holder.epoch)
         for id_ in holder.devices:
-            if id_ in self._book.slots:
-                self._book.slots[id_].awaited = event.connection
+            if id_ in self._state.slots:
+                self._state.slots[id_].awaited = event.connection
 
     def wakeups(self) -> Iterator[float]:
         """Times at which a process has been awaited for long enough."""
-        return (each.until for each in self._book.awaited.values() if not each.late)
+        return (each.until for each in self._state.awaited.values() if not each.late)
 
     def begin_anew(self, now: float) -> None:
         """Begin the waiting times anew: the broker was stopped, and messages are unread."""
-        for each in self._book.awaited.values():
+        for each in self._state.awaited.values():
             each.until = now + self._seconds
 
     def end(self, now: float, out: list[Command]) -> None:
@@ -58,7 +58,7 @@ class Recovery:
         A worker is killed, and what it has is free once it is gone. The process of a plain trial
         is its user's: what it has stays its own.
         """
-        for connection, each in self._book.awaited.items():
+        for connection, each in self._state.awaited.items():
             if not each.late and now >= each.until:
                 each.late = True
                 self._kill(connection, each, out)
@@ -72,7 +72,7 @@ class Recovery:
 
     def lost(self, pid: int, now: float, out: list[Command]) -> None:
         """Note that a process has hung up; it may have had no time to report what it has."""
-        if any(client.pid == pid for client in self._book.clients.values()):
+        if any(client.pid == pid for client in self._state.clients.values()):
             return
         for connection, each in self._of(pid).items():
             each.met = False
@@ -83,7 +83,7 @@ class Recovery:
 
     def gone(self, connection: int, now: float, out: list[Command]) -> None:
         """Handle the end of a process that is awaited."""
-        each = self._book.awaited.get(connection)
+        each = self._state.awaited.get(connection)
         if each is not None and each.met:
             # Its last messages may be unread: ``lost`` follows when its connection ends.
             each.ended = True
@@ -118,7 +118,7 @@ class Recovery:
             The reason if it may not, None if it goes on; the caller handles its ``parked``.
         """
         lease = study.orphans.pop(message.epoch, None)
-        pid = self._book.clients[connection].pid
+        pid = self._state.clients[connection].pid
         known, counted = False, None
         for awaited, each in self._of(pid).items():
             if _is_about(message, each.holder):
@@ -132,15 +132,15 @@ class Recovery:
         slots = self._slots(message)
         leased = any(slot.lease for slot in slots)
         if trial is not None and lease is not None and message.parked and leased:
-            out.append(end_orphan(self._book, lease, now))  # it has stopped, another one trains
+            out.append(end_orphan(self._state, lease, now))  # it has stopped, another one trains
             lease, known = None, True
         problem = self._problem(study, trial, lease, message, known)
         if problem is not None:
             if lease is not None:
-                out.append(end_orphan(self._book, lease, now))
+                out.append(end_orphan(self._state, lease, now))
             if trial is not None and known:
                 self._hear(trial, message, now, out)
-                save(self._book, trial, now, out)  # with the units it had not told of
+                save(self._state, trial, now, out)  # with the units it had not told of
             return problem
         if lease is not None:
             self._adopt(study, lease, connection, message, counted, now, out)
@@ -159,7 +159,7 @@ class Recovery:
             else:
                 trial.sizes = None
             self._hear(trial, message, now, out)
-            out.append(_event_log.resumed(self._book, trial, now))
+            out.append(_event_log.resumed(self._state, trial, now))
             out.extend(_kept(connection, message))
         return None
 
@@ -184,7 +184,7 @@ class Recovery:
         if lease.number not in (None, message.number):
             return f"Its lease (epoch {message.epoch}) is of trial {lease.number}."
         slots, words = self._slots(message), ", ".join(message.devices)
-        granted = tuple(f"{self._book.host}/{id_}" for id_ in message.devices)
+        granted = tuple(f"{self._state.host}/{id_}" for id_ in message.devices)
         if len(slots) < len(message.devices) or lease.devices != granted:
             return f"Its lease (epoch {message.epoch}) is not for device {words}."
         taken = message.parked is None and any(map(self._is_taken, slots))
@@ -194,15 +194,15 @@ class Recovery:
 
     def _slots(self, message: Resume) -> list[Slot]:
         """Slots of the devices that a process reports to have."""
-        slots = self._book.slots
+        slots = self._state.slots
         return [slots[id_] for id_ in message.devices if id_ in slots]
 
     def _is_taken(self, slot: Slot) -> bool:
         """True if a process that is awaited has a device; not if that lease never was."""
         if slot.awaited is None:
             return False
-        holder = self._book.awaited[slot.awaited].holder
-        study = self._book.studies.get(holder.study)
+        holder = self._state.awaited[slot.awaited].holder
+        study = self._state.studies.get(holder.study)
         return study is None or holder.epoch in study.orphans
 
     def _adopt(
@@ -240,7 +240,7 @@ class Recovery:
             return
         trial_id = message.trial_id or 0
         begin = Begin(epoch=lease.epoch, number=message.number, trial_id=trial_id)
-        progress.begin(self._book, lease, begin, now, out)
+        progress.begin(self._state, lease, begin, now, out)
         trial = study.trials[message.number]
         trial.stores = message.stores
         if message.asked is not None and message.parked is None:
@@ -252,15 +252,15 @@ class Recovery:
         for report in message.reports:
             if not progress.has_reported(trial, report):
                 held = max(0.0, _held(message) - report.age_seconds * len(message.devices))
-                progress.add_report(self._book, trial, held, report, now, out)
+                progress.add_report(self._state, trial, held, report, now, out)
         for checkpoint in message.checkpoints:
-            progress.keep(self._book, trial, checkpoint, now, out)
+            progress.keep(self._state, trial, checkpoint, now, out)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _of(self, pid: int) -> dict[int, Awaited]:
         """Awaited entries of this process."""
-        awaited = self._book.awaited.items()
+        awaited = self._state.awaited.items()
         return {connection: each for connection, each in awaited if each.holder.pid == pid}
 
     def _kill(self, connection: int, each: Awaited, out: list[Command]) -> None:
@@ -271,41 +271,41 @@ class Recovery:
     def _let_go(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
         """Release what a process had that is gone."""
         self._settle(connection, each, now, out)
-        study = self._book.studies.get(each.holder.study)
+        study = self._state.studies.get(each.holder.study)
         trial = study.trials.get(each.holder.number or 0) if study else None
         if trial is not None and each.holder.number is not None:
-            give_back(self._book, trial, now, out)
+            give_back(self._state, trial, now, out)
 
     def _settle(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
         """End the wait for a process that is gone, or has reported: an orphaned lease is over."""
-        del self._book.awaited[connection]
+        del self._state.awaited[connection]
         holder = each.holder
-        for slot in self._book.slots.values():
+        for slot in self._state.slots.values():
             if slot.awaited == connection:
                 slot.awaited = None
-        study = self._book.studies.get(holder.study)
+        study = self._state.studies.get(holder.study)
         if study is None:
             return
         lease = study.orphans.pop(holder.epoch, None)
         if lease is not None:
-            out.append(end_orphan(self._book, lease, now))
+            out.append(end_orphan(self._state, lease, now))
         trial = None if holder.number is None else study.trials.get(holder.number)
         if trial is not None:
             trial.awaited = False
 
 
-def holders(book: Book) -> tuple[Holder, ...]:
+def holders(state: BrokerState) -> tuple[Holder, ...]:
     """Processes that the next broker has to wait for, if this one dies now."""
-    leases = {lease.epoch: lease for lease in book.leases()}
+    leases = {lease.epoch: lease for lease in state.leases()}
     held: list[tuple[int, int | None, str, int | None]] = [
         (trial.epoch, trial.connection, trial.study, trial.number)
-        for trial in book.trials()
+        for trial in state.trials()
         if trial.connection
     ]
     held += [(e, x.connection, x.study, None) for e, x in leases.items() if x.number is None]
-    found = [each.holder for each in book.awaited.values()]
+    found = [each.holder for each in state.awaited.values()]
     for epoch, connection, study, number in held:
-        client = book.clients.get(connection or 0)
+        client = state.clients.get(connection or 0)
         if client is not None and epoch:
             found.append(
                 Holder(

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from optuna_hermes.broker._core._admission import coming, known_trial
-from optuna_hermes.broker._core._book import Book, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, ForgetBroker, Kill, Outrun, Refreshed, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Refused
@@ -28,17 +28,17 @@ _FRESH_SECONDS = 3 * REFRESH_SECONDS
 
 
 class Sharing:
-    """Keeps the shared studies of a ``Book`` in step with other hosts."""
+    """Keeps the shared studies of a ``BrokerState`` in step with other hosts."""
 
     def __init__(
         self,
-        book: Book,
-        counsel: PolicyRunner,
-        memory: Memory,
+        state: BrokerState,
+        policy_runner: PolicyRunner,
+        memory: MemoryManager,
         ends: Ends,
     ) -> None:
-        self._book = book
-        self._policy_runner = counsel
+        self._state = state
+        self._policy_runner = policy_runner
         self._memory = memory
         self._ends = ends
 
@@ -46,12 +46,12 @@ class Sharing:
 
     def presence(self) -> HostRecord:
         """Presence of this broker, for those of other hosts."""
-        slots = [slot for slot in self._book.slots.values() if slot.device.healthy]
+        slots = [slot for slot in self._state.slots.values() if slot.device.healthy]
         idle = [slot for slot in slots if self._is_idle(slot)]
-        wants = [key for key, s in self._book.studies.items() if idle and self._wants_more(s)]
+        wants = [key for key, s in self._state.studies.items() if idle and self._wants_more(s)]
         return HostRecord(
-            name=self._book.host,
-            instance=self._book.instance,
+            name=self._state.host,
+            instance=self._state.instance,
             devices=tuple(slot.device.id for slot in slots),
             load=self._load(),
             wants=tuple(wants),
@@ -67,7 +67,7 @@ class Sharing:
 
     def _load(self) -> float:
         """Share of its devices that a broker has in use, 1.0 if it has none."""
-        slots = [slot for slot in self._book.slots.values() if slot.device.healthy]
+        slots = [slot for slot in self._state.slots.values() if slot.device.healthy]
         busy = sum(1 for slot in slots if slot.lease is not None or slot.reservation is not None)
         return busy / len(slots) if slots else 1.0
 
@@ -75,10 +75,10 @@ class Sharing:
 
     def refreshed(self, event: Refreshed, now: float, out: list[Command]) -> None:
         """Take in what other hosts have done."""
-        study = self._book.studies.get(event.study)
+        study = self._state.studies.get(event.study)
         if study is None or study.broker is None:
             return
-        self._book.epoch = max(self._book.epoch, event.last_epoch)
+        self._state.epoch = max(self._state.epoch, event.last_epoch)
         others = [host for host in event.hosts if host.instance != study.broker]
         alive = self._alive(study, others, event, now, out)
         for record in event.trials:
@@ -90,7 +90,7 @@ class Sharing:
         study.coming = coming(study, event.leases, alive)
         self._look_at_the_idle(study, [host for host in others if host.instance in alive])
         self._ends.reservations(study, only_impossible=True)
-        recount(self._book, study)
+        recount(self._state, study)
         self._make_room(study, now, out)
 
     def _alive(
@@ -130,7 +130,7 @@ class Sharing:
             return
         if trial is not None and trial.row is not None and record.slices < trial.row.slices:
             return
-        new = known_trial(self._book, record, event, now)
+        new = known_trial(self._state, record, event, now)
         if trial is not None:
             new.params = trial.params
             new.curve = new.curve if new.curve.units else trial.curve
@@ -152,7 +152,7 @@ class Sharing:
         missing = study.spare - free
         if missing <= 0 or study.draining:
             return
-        reserved = {reservation.number for reservation in self._book.reserved(study.spec.key)}
+        reserved = {reservation.number for reservation in self._state.reserved(study.spec.key)}
         parked = [trial for trial in study.parked if trial.number not in reserved]
         for trial in self._policy_runner.wanted_last(parked, now)[:missing]:
             self._memory.evict(trial, "disk", now, out)
@@ -161,11 +161,11 @@ class Sharing:
 
     def outrun(self, event: Outrun, now: float, out: list[Command]) -> None:
         """Undo what a claim conflict has voided; it is decided anew."""
-        self._book.epoch = max(self._book.epoch, event.last_epoch)
-        for lease in self._book.leases():
+        self._state.epoch = max(self._state.epoch, event.last_epoch)
+        for lease in self._state.leases():
             if lease.epoch in event.epochs:
                 self._ends.undo(lease, now, out, refused=True)
-        study = self._book.studies.get(event.study)
+        study = self._state.studies.get(event.study)
         if study is None:
             return
         for number in event.numbers:
@@ -181,7 +181,7 @@ class Sharing:
         if trial.connection is None:
             return
         reason = f"Another host has taken trial {trial.number} over: this one was silent for long."
-        client = self._book.clients[trial.connection]
+        client = self._state.clients[trial.connection]
         out.append(Send(connection=trial.connection, message=Refused(reason=reason)))
         if client.role == "worker":
             out.append(Kill(connection=trial.connection, pid=client.pid, reason=reason))
@@ -196,13 +196,13 @@ def watched(study: Study) -> dict[int, TrialRecord | None]:
     return {number: None if trial.owner == _ANOTHER else trial.row for number, trial in trials}
 
 
-def recount(book: Book, study: Study) -> None:
+def recount(state: BrokerState, study: Study) -> None:
     """Count the trials that may still be created, by all that is known of all hosts."""
     if study.limit is None or study.broker is None:
         return
     key = study.spec.key
-    begun = sum(1 for lease in book.leases() if lease.study == key and lease.number is None)
-    begun += sum(1 for reservation in book.reserved(key) if reservation.number is None)
+    begun = sum(1 for lease in state.leases() if lease.study == key and lease.number is None)
+    begun += sum(1 for reservation in state.reserved(key) if reservation.number is None)
     study.unstarted = max(0, study.limit - len(study.trials) - begun - study.coming)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _losses as losses
-from optuna_hermes.broker._core._book import Book, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._shape import Shape
 from optuna_hermes.broker._core._study import Study
@@ -23,7 +23,7 @@ MAX_LISTED = 5_000
 
 
 def document(
-    book: Book,
+    state: BrokerState,
     now: float,
     *,
     problems: Mapping[str, str],
@@ -33,32 +33,36 @@ def document(
     """Return the devices with their holders, and the studies with their trials.
 
     Args:
-        book: the broker's book.
+        state: the broker's state.
         now: seconds of the broker's clock.
         problems: why a device cannot be granted, by its id; empty if it can.
         trials: whether to list every trial of every study.
         shapes: of the curves of the trials that are listed; None leaves them out.
     """
-    studies = [_study(study, book, now, trials=trials) for study in book.studies.values()]
+    studies = [_study(study, state, now, trials=trials) for study in state.studies.values()]
     if trials and shapes is not None:
-        _add_shapes(studies, book, shapes)
+        _add_shapes(studies, state, shapes)
     return {
-        "host": book.host,
+        "host": state.host,
         "host_memory": {
-            "used_bytes": book.host_used_bytes,
-            "budget_bytes": book.host_budget_bytes,
+            "used_bytes": state.host_used_bytes,
+            "budget_bytes": state.host_budget_bytes,
         },
-        "awaited": sorted({each.holder.pid for each in book.awaited.values()}),
+        "awaited": sorted({each.holder.pid for each in state.awaited.values()}),
         "devices": [
-            _device(slot, book, now) | {"problem": problems[id_]}
-            for id_, slot in book.slots.items()
+            _device(slot, state, now) | {"problem": problems[id_]}
+            for id_, slot in state.slots.items()
         ],
         "studies": studies,
     }
 
 
-def _add_shapes(studies: list[dict[str, Any]], book: Book, shapes: Remembered[Shape]) -> None:
-    listed = [(shown, book.studies[entry["key"]]) for entry in studies for shown in entry["trials"]]
+def _add_shapes(
+    studies: list[dict[str, Any]], state: BrokerState, shapes: Remembered[Shape]
+) -> None:
+    listed = [
+        (shown, state.studies[entry["key"]]) for entry in studies for shown in entry["trials"]
+    ]
     found = shapes.each(study.trials[shown["trial"]].curve for shown, study in listed)
     for (shown, study), shape in zip(listed, found, strict=True):
         is_turned = study.spec.maximize
@@ -67,14 +71,14 @@ def _add_shapes(studies: list[dict[str, Any]], book: Book, shapes: Remembered[Sh
         shown["slope"] = None if shape.slope is None else _shown(shape.slope, study)
 
 
-def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
+def _device(slot: Slot, state: BrokerState, now: float) -> dict[str, Any]:
     device = slot.device
     holder = None
     if slot.lease is not None:
         lease = slot.lease
-        client = book.clients.get(lease.connection)
+        client = state.clients.get(lease.connection)
         holder = {
-            "study": book.studies[lease.study].spec.name,
+            "study": state.studies[lease.study].spec.name,
             "trial": lease.number,
             "state": "yielding" if lease.yielding else "running",
             "pid": client.pid if client else None,
@@ -96,8 +100,8 @@ def _device(slot: Slot, book: Book, now: float) -> dict[str, Any]:
     }
 
 
-def _study(study: Study, book: Book, now: float, *, trials: bool) -> dict[str, Any]:
-    leases = [lease for lease in book.leases() if lease.study == study.spec.key]
+def _study(study: Study, state: BrokerState, now: float, *, trials: bool) -> dict[str, Any]:
+    leases = [lease for lease in state.leases() if lease.study == study.spec.key]
     held = sum(lease.device_seconds(now) for lease in leases)
     shown: dict[str, Any] = {
         "key": study.spec.key,
@@ -105,7 +109,7 @@ def _study(study: Study, book: Book, now: float, *, trials: bool) -> dict[str, A
         "policy": study.spec.policy,
         "maximize": study.spec.maximize,
         "policy_folders": list(study.spec.folders),
-        "driver_pid": _pid(book, study.driver),
+        "driver_pid": _pid(state, study.driver),
         "draining": study.draining,
         "problem": study.problem,
         "away_seconds": None if study.away_since is None else now - study.away_since,
@@ -115,14 +119,14 @@ def _study(study: Study, book: Book, now: float, *, trials: bool) -> dict[str, A
         "finishing": _wanted(study, "finishing"),
         "all_held": study.all_held,
         "no_room": sorted(trial.number for trial in study.trials.values() if trial.stranded),
-        "finished": finished(study, book),
+        "finished": finished(study, state),
         "unstarted": study.unstarted,
         "workers": {"alive": len(study.workers), "idle": len(study.idle)},
         "counts": _counts(study),
         "lost": list(losses.shown(study)),
         "failures": failures.shown(study.failures),
         "device_seconds": held + sum(trial.device_seconds for trial in study.trials.values()),
-        "watt_hours": energy.watt_hours(_joules(study, book, now)),
+        "watt_hours": energy.watt_hours(_joules(study, state, now)),
         "held_seconds": held,
         "spent_seconds": held + study.spent_seconds,
         "overhead_seconds": study.overhead_seconds,
@@ -140,12 +144,12 @@ def _wanted(study: Study, wish: Wish) -> list[int]:
     return sorted(trial.number for trial in trials if trial is not None and trial.live)
 
 
-def _joules(study: Study, book: Book, now: float) -> float | None:
+def _joules(study: Study, state: BrokerState, now: float) -> float | None:
     """Energy that all trials took, those that train now included; None if none of it is known."""
     known = [trial.energy_joules for trial in study.trials.values()]
-    for lease in book.leases():
+    for lease in state.leases():
         if lease.study == study.spec.key:
-            known.append(energy.taken_joules(book.slots_of(lease), lease, now))
+            known.append(energy.taken_joules(state.slots_of(lease), lease, now))
     found = [joules for joules in known if joules is not None]
     return sum(found) if found else None
 
@@ -156,14 +160,14 @@ def _listed(study: Study) -> list[LiveTrial]:
     return [r for r in ordered if len(ordered) <= MAX_LISTED or r.connection is not None]
 
 
-def finished(study: Study, book: Book) -> bool:
+def finished(study: Study, state: BrokerState) -> bool:
     """True if nothing of the study needs a process any more.
 
     When it is drained that is when every process could be freed; otherwise when every trial is done
     and no trial may still be created.
     """
     key = study.spec.key
-    leases = (slot.lease or slot.reservation for slot in book.slots.values())
+    leases = (slot.lease or slot.reservation for slot in state.slots.values())
     if any(each and each.study == key for each in leases):
         return False
     if study.draining:
@@ -182,8 +186,8 @@ def _counts(study: Study) -> dict[str, int]:
     return tally
 
 
-def _pid(book: Book, connection: int | None) -> int | None:
-    client = book.clients.get(connection) if connection is not None else None
+def _pid(state: BrokerState, connection: int | None) -> int | None:
+    client = state.clients.get(connection) if connection is not None else None
     return client.pid if client else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optuna_hermes.broker._core import _event_log
-from optuna_hermes.broker._core._book import Book, Client, Lease
+from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease
 from optuna_hermes.broker._core._events import Command, Kill, Observed
 from optuna_hermes.broker._core._live_trial import LiveTrial
 
@@ -35,23 +35,23 @@ def record_heartbeat(lease: Lease, trial: LiveTrial | None, now: float) -> None:
 
 
 class Watchdog:
-    """Watches the silent workers in a ``Book``.
+    """Watches the silent workers in a ``BrokerState``.
 
     One that works is waited for: by its CPU time, that of its children, and its device's use. It
     hangs only if it has been silent for much longer than ever before.
 
     Args:
-        book: the broker's book.
+        state: the broker's state.
         grace_seconds: see ``GRACE_SECONDS``.
     """
 
-    def __init__(self, book: Book, grace_seconds: float = GRACE_SECONDS) -> None:
-        self._book = book
+    def __init__(self, state: BrokerState, grace_seconds: float = GRACE_SECONDS) -> None:
+        self._state = state
         self._grace_seconds = grace_seconds
 
     def watched(self, now: float) -> Iterator[int]:
         """Connections of silent workers, whose processes are to be observed."""
-        for lease in self._book.leases():
+        for lease in self._state.leases():
             after = min(LOOK_SECONDS, self._hang_seconds(lease.study) / 4)
             if not lease.held and now - lease.last_progress >= after:
                 yield lease.connection
@@ -63,7 +63,7 @@ class Watchdog:
     def observed(self, event: Observed, now: float) -> None:
         """Take in the activities of silent workers."""
         for connection, activity in event.activities.items():
-            client = self._book.clients.get(connection)
+            client = self._state.clients.get(connection)
             if client is None:
                 continue
             if activity == "works" or self._uses_device(connection):
@@ -78,7 +78,7 @@ class Watchdog:
 
     def wakeups(self) -> Iterator[float]:
         """Times at which a client has been silent for too long."""
-        for lease in self._book.leases():
+        for lease in self._state.leases():
             due = self._due(lease)
             if due is not None:
                 yield due
@@ -92,11 +92,11 @@ class Watchdog:
 
     def begin_anew(self, now: float) -> None:
         """Begin silences anew: the broker was stopped, and has messages to read."""
-        for lease in self._book.leases():
+        for lease in self._state.leases():
             lease.last_progress = now
         for trial in self._asked():
             trial.asked_at = now
-        for client in self._book.clients.values():
+        for client in self._state.clients.values():
             client.idle_since = client.stopped_since = None
             if client.leaving:
                 client.left_at = now
@@ -107,11 +107,11 @@ class Watchdog:
         The process of a plain trial is its user's: it is waited for where it has a device, and
         not asked again where it is parked.
         """
-        for lease in self._book.leases():
+        for lease in self._state.leases():
             due = self._due(lease)
             if due is not None and now >= due:
                 lease.last_progress = now
-                self._kill(lease.connection, self._book.trial_of(lease), now, out)
+                self._kill(lease.connection, self._state.trial_of(lease), now, out)
         for trial in self._asked():
             since = self._idle_from(trial.connection, trial.asked_at)
             if now >= since + self._hang_seconds(trial.study):
@@ -126,34 +126,34 @@ class Watchdog:
 
     def _uses_device(self, connection: int) -> bool:
         """True if a device of a worker computes."""
-        leases = (lease for lease in self._book.leases() if lease.connection == connection)
-        return any(slot.device.used for lease in leases for slot in self._book.slots_of(lease))
+        leases = (lease for lease in self._state.leases() if lease.connection == connection)
+        return any(slot.device.used for lease in leases for slot in self._state.slots_of(lease))
 
     def _asked(self) -> list[LiveTrial]:
         """Parked trials that have not answered yet."""
-        return [trial for trial in self._book.trials() if trial.asked and trial.state == "parked"]
+        return [trial for trial in self._state.trials() if trial.asked and trial.state == "parked"]
 
     def _leaving(self) -> dict[int, Client]:
         """Workers that announced that they leave and are still there."""
-        clients = self._book.clients.items()
+        clients = self._state.clients.items()
         return {key: each for key, each in clients if each.leaving and each.role == "worker"}
 
     def _hang_seconds(self, key: str | None) -> float:
-        study = self._book.studies.get(key or "")
+        study = self._state.studies.get(key or "")
         seconds = None if study is None else study.spec.hang_seconds
         return self._grace_seconds if seconds is None else seconds
 
     def _idle_from(self, connection: int | None, silent_from: float) -> float:
         """Time from which on a silent worker may have been idle."""
-        client = self._book.clients.get(connection or 0)
+        client = self._state.clients.get(connection or 0)
         return silent_from if client is None else max(silent_from, client.worked_at)
 
     def _due(self, lease: Lease) -> float | None:
         """Time at which a lease's holder has been silent for too long; None if it may go on."""
-        client = self._book.clients.get(lease.connection)
+        client = self._state.clients.get(lease.connection)
         if lease.held or client is None:
             return None
-        trial = self._book.trial_of(lease)
+        trial = self._state.trial_of(lease)
         usual = (trial.silence if trial else None) or 0.0
         patience = max(self._hang_seconds(lease.study), USUAL_SILENCES * usual)
         idle = self._idle_from(lease.connection, lease.last_progress) + patience
@@ -172,11 +172,11 @@ class Watchdog:
     def _kill(
         self, connection: int, trial: LiveTrial | None, now: float, out: list[Command]
     ) -> bool:
-        client = self._book.clients.get(connection)
+        client = self._state.clients.get(connection)
         if client is None or client.role != "worker":
             return False
         client.hung = True
         kill = Kill(connection=connection, pid=client.pid)
         out.append(kill)
-        out.extend(_event_log.killed(self._book, trial, kill.pid, kill.reason, now))
+        out.extend(_event_log.killed(self._state, trial, kill.pid, kill.reason, now))
         return True

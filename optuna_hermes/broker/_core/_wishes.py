@@ -1,4 +1,4 @@
-"""Overrides of single trials, and changes of a study's policy, carried out in the ``Book``. Pure.
+"""Overrides of single trials, and changes of a study's policy. Pure.
 
 An override is only noted when it arrives. However a trial on hold has come to a device, or is about
 to, it is asked to leave it at the end of every event: see ``heed``.
@@ -10,12 +10,12 @@ from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
-from optuna_hermes.broker._core._book import Book, Client, Lease
-from optuna_hermes.broker._core._dispatch import Dispatcher
+from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease
 from optuna_hermes.broker._core._events import Command, Kill, Refreshed, SaveMemory, SaveWish, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._rows import save
+from optuna_hermes.broker._core._scheduler import Scheduler
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Wish
 from optuna_hermes.policies import make_policy
@@ -24,16 +24,16 @@ Heard = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
 
 
 class Overrides:
-    """Keeps the overrides of the trials of a ``Book``; adds commands to ``out``."""
+    """Keeps the overrides of the trials of a ``BrokerState``; adds commands to ``out``."""
 
-    def __init__(self, book: Book, memory: Memory, dispatcher: Dispatcher) -> None:
-        self._book = book
+    def __init__(self, state: BrokerState, memory: MemoryManager, scheduler: Scheduler) -> None:
+        self._state = state
         self._memory = memory
-        self._dispatcher = dispatcher
+        self._scheduler = scheduler
 
     def hear(self, connection: int, message: Heard, now: float, out: list[Command]) -> None:
         """Carry out a request, or refuse it with the reason."""
-        study = self._book.studies.get(message.study)
+        study = self._state.studies.get(message.study)
         reason = _NOBODY if study is None else self._refusal(study, message)
         answer: wire.FromBroker = wire.Agreed()
         if reason is not None or study is None:
@@ -49,27 +49,27 @@ class Overrides:
             )
             answer = wire.Agreed(waits=waits)
         self.heed(now, out)
-        self._dispatcher.schedule(now, out)
+        self._scheduler.schedule(now, out)
         out.append(Send(connection=connection, message=answer))
 
     def heed(self, now: float, out: list[Command]) -> None:
         """Cancel reservations and revoke leases of trials on hold."""
-        if not any(study.wishes for study in self._book.studies.values()):
+        if not any(study.wishes for study in self._state.studies.values()):
             return
-        for reservation in self._book.reservations():
+        for reservation in self._state.reservations():
             if self._is_held(reservation.study, reservation.number):
-                self._book.unreserve(reservation)
-        for lease in self._book.leases():
+                self._state.unreserve(reservation)
+        for lease in self._state.leases():
             if lease.yielding or not self._is_held(lease.study, lease.number):
                 continue
-            study = self._book.studies[lease.study]
+            study = self._state.studies[lease.study]
             if study.away_since is None:  # else its devices could not be granted
                 lease.deadline = min(lease.deadline, now)
                 self._leave(study, lease, now, out)
 
     def refreshed(self, event: Refreshed, now: float, out: list[Command]) -> None:
         """Take in overrides that were set on other hosts."""
-        study = self._book.studies.get(event.study)
+        study = self._state.studies.get(event.study)
         if study is None or event.wishes is None:
             return
         study.wishes = dict(event.wishes)
@@ -81,9 +81,9 @@ class Overrides:
     def gone(self, client: Client, now: float, out: list[Command]) -> None:
         """Hold trials that a client was finishing when it left: Optuna does not know of it."""
         for key, number in client.finishes:
-            study = self._book.studies.get(key)
+            study = self._state.studies.get(key)
             trial = None if study is None else study.trials.get(number)
-            others = (each.finishes for each in self._book.clients.values())
+            others = (each.finishes for each in self._state.clients.values())
             if study is None or trial is None or any((key, number) in each for each in others):
                 continue
             if study.wish_of(trial) == "finishing":
@@ -103,7 +103,7 @@ class Overrides:
         if isinstance(message, wire.Wishes):
             self._wish(study, trial, message.wish, now, out)
         elif isinstance(message, wire.Finish):
-            self._book.clients[connection].finishes.add((trial.study, trial.number))
+            self._state.clients[connection].finishes.add((trial.study, trial.number))
             self._wish(study, trial, "finishing", now, out)
             self._stop(study, trial, now, out)
         else:
@@ -133,7 +133,7 @@ class Overrides:
             return f"Nobody has said that trial {number} is to be finished: say `finish`."
         if isinstance(message, wire.Finished) and _waits(study, trial):
             return f"Trial {number} has not stopped yet: say `finish` again."
-        client = self._book.clients.get(trial.connection or 0)
+        client = self._state.clients.get(trial.connection or 0)
         if isinstance(message, wire.Finish) and client is not None and client.role == "plain":
             return (
                 f"Trial {number} is trained by process {client.pid}, which is not this package's "
@@ -149,16 +149,16 @@ class Overrides:
             return
         study.wishes = {**study.wishes, trial.number: wish} if wish else _without(study, trial)
         out.append(SaveWish(study=trial.study, number=trial.number, wish=wish))
-        out.append(_event_log.wished(self._book, trial, before, wish, now))
+        out.append(_event_log.wished(self._state, trial, before, wish, now))
 
     def _is_held(self, key: str, number: int | None) -> bool:
-        study = self._book.studies[key]
+        study = self._state.studies[key]
         return number is not None and study.is_held(study.trials[number])
 
     def _leave(self, study: Study, lease: Lease, now: float, out: list[Command]) -> None:
-        trial = self._book.trial_of(lease)
+        trial = self._state.trial_of(lease)
         ends = trial is not None and study.wish_of(trial) == "finishing" and trial.stores
-        self._dispatcher.ask_to_yield(lease, now, out, to_disk=ends)
+        self._scheduler.ask_to_yield(lease, now, out, to_disk=ends)
 
     def _stop(self, study: Study, trial: LiveTrial, now: float, out: list[Command]) -> None:
         """Let a parked trial that is to be finished leave its process, over disk if it can.
@@ -168,7 +168,7 @@ class Overrides:
         """
         if trial.state not in ("parked", "pending") or trial.connection is None or trial.asked:
             return
-        client = self._book.clients[trial.connection]
+        client = self._state.clients[trial.connection]
         if trial.stores and trial.state == "parked":
             self._memory.evict(trial, "disk", now, out)
         elif client.role == "worker":
@@ -177,9 +177,9 @@ class Overrides:
 
     def _finished(self, study: Study, trial: LiveTrial, now: float, out: list[Command]) -> None:
         trial.end("done")
-        save(self._book, trial, now, out)
+        save(self._state, trial, now, out)
         detail = {"units": trial.curve.units}
-        out.append(self._book.event(trial.study, trial.number, "finished", detail, now))
+        out.append(self._state.event(trial.study, trial.number, "finished", detail, now))
 
     def _change_policy(
         self, study: Study, message: wire.ChangePolicy, now: float, out: list[Command]
@@ -192,7 +192,7 @@ class Overrides:
         study.memory = None  # another one could not use it
         out.append(SaveMemory(study=study.spec.key, memory=None))
         detail = {"from": before, "to": message.policy}
-        out.append(self._book.event(study.spec.key, None, "policy", detail, now))
+        out.append(self._state.event(study.spec.key, None, "policy", detail, now))
 
 
 _NOBODY = "No study of this key is served by this broker: run it with `optuna-hermes optimize`."

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import Event, Refreshed
 from optuna_hermes.broker._core._sharing import REFRESH_SECONDS, watched
-from optuna_hermes.broker._core._state import State
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._server._ledgers import Ledgers, news_of
 
@@ -18,13 +18,15 @@ class PeerSync:
     """Reads the ledgers of shared studies again and again, and notes there that this host lives.
 
     Args:
-        state: has the studies.
+        handler: has the studies.
         ledgers: that are read.
         apply: handles the events.
     """
 
-    def __init__(self, state: State, ledgers: Ledgers, apply: Callable[[Event], None]) -> None:
-        self._state = state
+    def __init__(
+        self, handler: EventHandler, ledgers: Ledgers, apply: Callable[[Event], None]
+    ) -> None:
+        self._handler = handler
         self._ledgers = ledgers
         self._apply = apply
         self._asked: set[str] = set()
@@ -33,13 +35,13 @@ class PeerSync:
         """Refresh every ``REFRESH_SECONDS`` until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
-            for key, study in list(self._state.book.studies.items()):
+            for key, study in list(self._handler.state.studies.items()):
                 if study.broker is not None and key not in self._asked:
                     self._asked.add(key)
                     self._ask(key, study)
 
     def _ask(self, key: str, study: Study) -> None:
-        ask = partial(news_of, key, self._state.presence(), watched(study))
+        ask = partial(news_of, key, self._handler.presence(), watched(study))
         answer = asyncio.wrap_future(self._ledgers.read(key, study.spec.ledger_url, ask))
         wishes = study.wishes
 

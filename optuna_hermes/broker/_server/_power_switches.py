@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from optuna_hermes.broker import _power_commands
-from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
 from optuna_hermes.broker._core._power import unpowered
 from optuna_hermes.broker._power_commands import PowerCommands
@@ -34,7 +34,7 @@ class PowerSwitches:
 
     Args:
         directory: where the devices to wake are saved for the next broker.
-        book: which devices are without power.
+        state: which devices are without power.
         power: the commands.
         switched: called when one has ended, before a device is used that it has woken.
     """
@@ -42,12 +42,12 @@ class PowerSwitches:
     def __init__(
         self,
         directory: Path,
-        book: Book,
+        state: BrokerState,
         power: PowerCommands,
         switched: Callable[[PowerSwitched], None],
     ) -> None:
         self._directory = directory
-        self._book = book
+        self._book = state
         self._power = power
         self._tell = switched
 

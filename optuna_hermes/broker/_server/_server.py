@@ -1,4 +1,4 @@
-"""Broker process: sockets, clocks, devices and ledgers around the pure ``State``."""
+"""Broker process: sockets, clocks, devices and ledgers around the pure ``EventHandler``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _outage as away
+from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE
 from optuna_hermes.broker._core._events import (
     Command,
@@ -41,8 +42,7 @@ from optuna_hermes.broker._core._events import (
     Write,
     WritesFailed,
 )
-from optuna_hermes.broker._core._memory import SETTLE_SECONDS
-from optuna_hermes.broker._core._state import State
+from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._power_commands import PowerCommands
@@ -128,7 +128,7 @@ class Server:
         self._idle_seconds = idle_seconds
         self._ledgers: Ledgers
         self._instance = instance_in(directory, host)
-        self._state = State(
+        self._handler = EventHandler(
             host=host,
             instance=self._instance,
             devices=self._readings.last,
@@ -138,14 +138,14 @@ class Server:
             powers=power is not None,
             unpowered=left_unpowered(directory, power),
         )
-        book = self._state.book
-        self._sockets = SocketServer(book, self._converse, self._left)
+        state = self._handler.state
+        self._sockets = SocketServer(state, self._converse, self._left)
         self._outbox = Outbox(self._sockets.send)
         self._switches = (
-            None if power is None else PowerSwitches(directory, book, power, self._switched)
+            None if power is None else PowerSwitches(directory, state, power, self._switched)
         )
         self._seeing: set[asyncio.Task[None]] = set()
-        self._succession = Succession(directory, book, self._apply)
+        self._succession = Succession(directory, state, self._apply)
         self._hung_up: dict[int, float] = {}
         self._leaving: list[int] = []
         self._activities = Activities()
@@ -171,8 +171,8 @@ class Server:
     def _figures(self) -> Figures:
         from optuna_hermes.broker._server._metrics import Figures
 
-        document = self._state.status(time.monotonic(), trials=False)
-        roles = tuple(client.role for client in self._state.book.clients.values())
+        document = self._handler.status(time.monotonic(), trials=False)
+        roles = tuple(client.role for client in self._handler.state.clients.values())
         return Figures(document=document, roles=roles, meter=self._meter)
 
     async def _serve(self, ready: Callable[[], None]) -> None:
@@ -183,7 +183,7 @@ class Server:
         self._heed_signals(loop)
         self._succession.expect()
         server = await self._sockets.open(self._directory)
-        news = PeerSync(self._state, self._ledgers, self._apply)
+        news = PeerSync(self._handler, self._ledgers, self._apply)
         routines = (self._poll(), self._flush(), news.refresh(), self._trim(), self._observe())
         chores = [loop.create_task(each) for each in routines]
         log.info("listening, devices %s", self._devices)
@@ -199,7 +199,7 @@ class Server:
             await self._sockets.close()  # the ends of clients are to be written too
             self._readings.close()
         # Else the next broker of this name goes on with the trials: no other host may take them.
-        if self._state.idle:
+        if self._handler.idle:
             self._ledgers.leave()
         lost = self._ledgers.close(END_SECONDS)
         if lost:
@@ -251,7 +251,7 @@ class Server:
     async def _left(self, connection: int, pid: int) -> None:
         self._outbox.forget(connection)
         # When this broker ends, clients that have a device go on with the next one.
-        if connection in self._state.book.clients and not self._stop.is_set():
+        if connection in self._handler.state.clients and not self._stop.is_set():
             self._hung_up[pid] = time.monotonic()
             await self._leave(connection)
 
@@ -276,12 +276,12 @@ class Server:
             host=self._host,
             instance=self._instance,
             devices=self._devices,
-            device_ids=tuple(self._state.book.slots),
+            device_ids=tuple(self._handler.state.slots),
             power=self._power,
         )
 
     def _quit(self, connection: int) -> None:
-        clients = self._state.book.clients.items()
+        clients = self._handler.state.clients.items()
         others = sum(1 for each, c in clients if each != connection and c.role != "viewer")
         if others:
             reason = f"The broker still serves {others} other process(es)."
@@ -309,20 +309,20 @@ class Server:
 
     def _may_drive(self, key: str, connection: int) -> bool:
         """True if a driver gets a study, which has no other driver then."""
-        study = self._state.book.studies.get(key)
+        study = self._handler.state.studies.get(key)
         return study is None or study.driver in (None, connection)
 
     def _is_served(self, key: str) -> bool:
-        study = self._state.book.studies.get(key)
+        study = self._handler.state.studies.get(key)
         return study is not None and study.attended
 
     async def _known(self, spec: wire.StudySpec) -> dict[str, Any]:
         """Read what the ledger knows of a study; again if it was written to meanwhile."""
         while True:
             if self._is_served(spec.key):
-                return {}  # all of it is in the book
+                return {}  # all of it is in the state
             count = self._ledgers.count(spec.key)
-            ask = partial(all_of, spec.key, self._state.presence())
+            ask = partial(all_of, spec.key, self._handler.presence())
             read = self._ledgers.read(spec.key, spec.ledger_url, ask)
             known = await asyncio.wrap_future(read)
             if count == self._ledgers.count(spec.key) or self._is_served(spec.key):
@@ -332,19 +332,19 @@ class Server:
 
     def _apply(self, event: Event) -> None:
         now = time.monotonic()
-        commands = self._state.handle(event, now)
+        commands = self._handler.handle(event, now)
         self._meter.handled(event, time.monotonic() - now)
         if commands:
             self._log_events(commands)
             self._carry_out(commands)
-        if not self._state.idle:
+        if not self._handler.idle:
             self._last_busy = now
         self._wind_up(now)
 
     def _log_events(self, commands: Sequence[Command]) -> None:
         for each in commands:
             if isinstance(each, EventRecord) and each.kind not in ROUTINE | POWER:
-                study = self._state.book.studies.get(each.study)
+                study = self._handler.state.studies.get(each.study)
                 log_event(each, each.study if study is None else study.spec.name)
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
@@ -370,7 +370,7 @@ class Server:
     def _questions(self, commands: Sequence[Command]) -> set[DatabaseProof]:
         """Ask the database for an answer for each yield; return the proofs that come with them."""
         asked = set()
-        for epoch, key in away.to_answer(self._state.book, commands).items():
+        for epoch, key in away.to_answer(self._handler.state, commands).items():
             proof = DatabaseProof(epoch)
             self._ledgers.ask(key, partial(self._outbox.release, {proof}))
             asked.add(proof)
@@ -401,10 +401,10 @@ class Server:
 
     def _unasked(self, studies: Collection[str], *, draining: bool) -> tuple[int, ...]:
         """Leases of these studies whose yields are not sent yet."""
-        return away.unasked(self._state.book, self._outbox.unasked, studies, draining=draining)
+        return away.unasked(self._handler.state, self._outbox.unasked, studies, draining=draining)
 
     def _wind_up(self, now: float) -> None:
-        due = self._state.next_wakeup(now)
+        due = self._handler.next_wakeup(now)
         if self._timer is not None:
             if self._timer.when() == due:
                 return  # most messages change nothing about it
@@ -451,7 +451,7 @@ class Server:
             if self._ledgers.pending:
                 self._last_busy = time.monotonic()
             quiet = time.monotonic() - self._last_busy
-            if self._state.idle and self._idle_seconds is not None and quiet > self._patience():
+            if self._handler.idle and self._idle_seconds is not None and quiet > self._patience():
                 self._stop.set()
 
     def _patience(self) -> float:
@@ -465,9 +465,9 @@ class Server:
             await self._see()
 
     def _own_pids(self) -> set[int]:
-        book = self._state.book
-        pids = {client.pid for client in book.clients.values()}
-        pids.update(each.holder.pid for each in book.awaited.values())
+        state = self._handler.state
+        pids = {client.pid for client in state.clients.values()}
+        pids.update(each.holder.pid for each in state.awaited.values())
         # A process that has hung up is no stranger while it ends.
         lately = time.monotonic() - SETTLE_SECONDS
         self._hung_up = {pid: at for pid, at in self._hung_up.items() if at > lately}
@@ -482,14 +482,14 @@ class Server:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             self._ledgers.flush()
-            self._ledgers.rest(self._state.book.studies)
+            self._ledgers.rest(self._handler.state.studies)
             self._sockets.hang_up_on_the_slow()
 
     async def _observe(self) -> None:
         """Observe silent workers again and again."""
         while True:
             await asyncio.sleep(OBSERVE_SECONDS)
-            silent = self._state.silent(time.monotonic())
+            silent = self._handler.silent(time.monotonic())
             # On a thread: a host may have thousands of processes.
             activities = await asyncio.to_thread(self._activities.look, silent) if silent else {}
             if activities:

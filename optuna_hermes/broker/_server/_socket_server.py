@@ -12,7 +12,7 @@ from pathlib import Path
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._privacy import peer
 from optuna_hermes.broker._server._processes import closed_with, kill
 from optuna_hermes.errors import HermesError, ProtocolError
@@ -38,13 +38,13 @@ class SocketServer:
     """Connections, by numbers that are never used twice.
 
     Args:
-        book: the clients, and the devices that they have.
+        state: the clients, and the devices that they have.
         talk: serves a connection to its end.
         left: called when it has ended, also one that never said hello.
     """
 
-    def __init__(self, book: Book, talk: Talk, left: Talk) -> None:
-        self._book = book
+    def __init__(self, state: BrokerState, talk: Talk, left: Talk) -> None:
+        self._book = state
         self._talk = talk
         self._left = left
         self._last = 0

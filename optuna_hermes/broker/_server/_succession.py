@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from optuna_hermes.broker import _holders
-from optuna_hermes.broker._core._book import Book
+from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import Disconnected, Event, Expected
 from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._holder import Holder
@@ -21,13 +21,13 @@ class Succession:
 
     Args:
         directory: the runtime directory, where they are written down.
-        book: the clients and leases of this broker.
+        state: the clients and leases of this broker.
         apply: handles the events.
     """
 
-    def __init__(self, directory: Path, book: Book, apply: Callable[[Event], None]) -> None:
+    def __init__(self, directory: Path, state: BrokerState, apply: Callable[[Event], None]) -> None:
         self._directory = directory
-        self._book = book
+        self._book = state
         self._apply = apply
         self._remembered: tuple[Holder, ...] = ()
 

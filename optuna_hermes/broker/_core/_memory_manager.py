@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from optuna_hermes.broker._core import _residency as residency
-from optuna_hermes.broker._core._book import Book, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._events import Command, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
@@ -23,25 +23,27 @@ SETTLE_SECONDS = 5.0
 """Time in which memory that a trial has left has to show as free; then the wait is over."""
 
 
-class Memory:
-    """Moves the suspended trials of a ``Book`` between tiers; commands are added to ``out``.
+class MemoryManager:
+    """Moves the suspended trials of a ``BrokerState`` between tiers; commands are added to ``out``.
 
     Args:
-        book: the broker's book.
+        state: the broker's state.
         wanted_last: orders trials, from the one that will be wanted last to the first.
     """
 
     def __init__(
-        self, book: Book, wanted_last: Callable[[Iterable[LiveTrial], float], list[LiveTrial]]
+        self,
+        state: BrokerState,
+        wanted_last: Callable[[Iterable[LiveTrial], float], list[LiveTrial]],
     ) -> None:
-        self._book = book
+        self._state = state
         self._wanted_last = wanted_last
 
     def tier_to_leave(
         self, slots: Iterable[Slot], trial: LiveTrial, now: float, out: list[Command]
     ) -> TierName:
         """Tier by which ``trial`` leaves its devices; others that have to go are asked now."""
-        if self._book.studies[trial.study].draining:
+        if self._state.studies[trial.study].draining:
             # Its process ends with the study: only a checkpoint remains.
             return "disk" if trial.stores else "resident"
         tier: TierName = "resident"
@@ -80,7 +82,7 @@ class Memory:
         # The memory of CPU slots is not read, so there is nothing to wait for.
         if slot.device.kind == "cpu" and not alone:
             return True
-        if any(each.asked == "resident" for each in self._book.parked_on(slot)):
+        if any(each.asked == "resident" for each in self._state.parked_on(slot)):
             return False  # its memory is on its way in
         room = self._has_room(slot, study, trial)
         sure = slot.device.memory_free_bytes is not None or not self._leaving(slot)
@@ -102,12 +104,12 @@ class Memory:
 
     def fits_beside(self, slot: Slot, trial: LiveTrial) -> bool:
         """True if ``trial`` can come back to its GPU while another trains there."""
-        holder = None if slot.lease is None else self._book.trial_of(slot.lease)
+        holder = None if slot.lease is None else self._state.trial_of(slot.lease)
         if trial.alone or holder is None or holder.alone or self._is_moving(slot):
             return False
         if trial.devices != (slot.device.id,):
             return False
-        return bool(self._has_room(slot, self._book.studies[trial.study], trial))
+        return bool(self._has_room(slot, self._state.studies[trial.study], trial))
 
     def evict(self, trial: LiveTrial, tier: TierName, now: float, out: list[Command]) -> None:
         """Ask a parked trial, which has no open request, to go to a lower tier."""
@@ -124,22 +126,22 @@ class Memory:
     def left(self, devices: Iterable[str], now: float) -> None:
         """Note that a process has left the memory of devices, or is gone."""
         for id_ in devices:
-            if id_ in self._book.slots:
-                self._book.slots[id_].settles_at = now + SETTLE_SECONDS
+            if id_ in self._state.slots:
+                self._state.slots[id_].settles_at = now + SETTLE_SECONDS
         # There may be room again for trials that found none.
-        for trial in self._book.trials():
+        for trial in self._state.trials():
             trial.stranded = False
 
     def leaves(self, trial: LiveTrial, now: float) -> None:
         """Note that a trial's process ends, or will: until then it has its memory."""
-        client = self._book.clients.get(trial.connection or 0)
+        client = self._state.clients.get(trial.connection or 0)
         if client is not None:
             client.leaving, client.left_at = trial.devices, now
         self.left(trial.devices, now)
 
     def shares(self, slot: Slot, trial: LiveTrial) -> bool:
         """True if other trials have memory of this trial's device."""
-        return bool(self._others(slot, self._book.studies[trial.study], trial))
+        return bool(self._others(slot, self._state.studies[trial.study], trial))
 
     def free_bytes(self, slot: Slot) -> int | None:
         """Free memory of a GPU as it is read, else its memory without what trials there report."""
@@ -156,8 +158,8 @@ class Memory:
     def _next(self, slot: Slot) -> tuple[Study, LiveTrial | None]:
         """Study and trial for which a device is reserved."""
         assert slot.reservation is not None
-        study = self._book.studies[slot.reservation.study]
-        return study, self._book.trial_of(slot.reservation)
+        study = self._state.studies[slot.reservation.study]
+        return study, self._state.trial_of(slot.reservation)
 
     def _moves(
         self, slot: Slot, leaving: Sequence[LiveTrial], now: float
@@ -167,20 +169,20 @@ class Memory:
             return {}
         study, trial = self._next(slot)
         others = [*leaving, *self._others(slot, study, trial)]
-        host_room = self._book.host_budget_bytes - self._book.host_used_bytes
+        host_room = self._state.host_budget_bytes - self._state.host_used_bytes
         if trial is not None and trial.alone:
             return residency.clear(self._sitters(others), host_room)
         short = self._short(slot, study, trial) if slot.device.kind == "gpu" else 0
         if short <= 0:
             return {}
         here = [each for each in others if each.tier != "host"]
-        in_host = [each for each in self._book.trials() if each.tier == "host"]
+        in_host = [each for each in self._state.trials() if each.tier == "host"]
         sitters = self._sitters(self._wanted_last([*here, *in_host], now))
         return residency.make_room(short, sitters, host_room)
 
     def _sitters(self, trials: Iterable[LiveTrial]) -> list[residency.Sitter]:
         """Those of ``trials`` that may be asked to go, without reservation or open request."""
-        wanted = {(each.study, each.number) for each in self._book.reservations()}
+        wanted = {(each.study, each.number) for each in self._state.reservations()}
         free = (trial for trial in trials if trial.asked is None and _id(trial) not in wanted)
         return [_sitter(trial) for trial in free]
 
@@ -188,7 +190,7 @@ class Memory:
         self, moves: dict[residency.TrialId, TierName], now: float, out: list[Command]
     ) -> None:
         for (study, number), tier in moves.items():
-            self.evict(self._book.studies[study].trials[number], tier, now, out)
+            self.evict(self._state.studies[study].trials[number], tier, now, out)
 
     # -- who is there --------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class Memory:
 
         The memory of a CPU slot is a matter between the trials of one study.
         """
-        parked = [each for each in self._book.parked_on(slot) if each is not trial]
+        parked = [each for each in self._state.parked_on(slot) if each is not trial]
         if slot.device.kind == "gpu":
             return parked
         return [each for each in parked if each.study == study.spec.key]
@@ -207,12 +209,12 @@ class Memory:
 
     def _leaving(self, slot: Slot) -> bool:
         """True if a process that announced its end still lives."""
-        return any(slot.device.id in c.leaving for c in self._book.clients.values())
+        return any(slot.device.id in c.leaving for c in self._state.clients.values())
 
     def _is_moving(self, slot: Slot) -> bool:
         """True if a trial is making room, here or in host memory for those that are here."""
-        here = any(each.asked for each in self._book.parked_on(slot))
-        return here or any(r.tier == "host" and r.asked == "disk" for r in self._book.trials())
+        here = any(each.asked for each in self._state.parked_on(slot))
+        return here or any(r.tier == "host" and r.asked == "disk" for r in self._state.trials())
 
     def _is_settling(self, slot: Slot, study: Study, trial: LiveTrial | None, now: float) -> bool:
         """True if memory that a process left may still become free, and would suffice."""
@@ -233,14 +235,14 @@ class Memory:
         free, missing = self.free_bytes(slot), _missing(slot, study, trial)
         if free is None or missing is None:
             return math.inf
-        going = (r for r in self._book.parked_on(slot) if r.evicting and r.tier != "host")
+        going = (r for r in self._state.parked_on(slot) if r.evicting and r.tier != "host")
         coming = sum(trial.takes_bytes or 0 for trial in going)
         return residency.MEMORY_MARGIN * missing - free - coming
 
     def _unclaimed(self, slot: Slot) -> int | None:
         """A GPU's memory without what the trials there report to hold."""
-        holder = None if slot.lease is None else self._book.trial_of(slot.lease)
-        there = self._book.parked_on(slot) + ([holder] if holder else [])
+        holder = None if slot.lease is None else self._state.trial_of(slot.lease)
+        there = self._state.parked_on(slot) + ([holder] if holder else [])
         taken = [(r.held_bytes or 0) if r.tier == "host" else r.takes_bytes for r in there]
         known = [each for each in taken if each is not None]
         if slot.device.memory_bytes is None or len(known) < len(taken):
@@ -252,8 +254,8 @@ class Memory:
         free, unclaimed = slot.device.memory_free_bytes, self._unclaimed(slot)
         if free is None or unclaimed is None:
             return 0
-        here = {trial.connection for trial in self._book.parked_on(slot)}
-        going = [c for c in self._book.clients.values() if slot.device.id in c.leaving]
+        here = {trial.connection for trial in self._state.parked_on(slot)}
+        going = [c for c in self._state.clients.values() if slot.device.id in c.leaving]
         return unclaimed - free - CONTEXT_BYTES * (len(here) + len(going))
 
     def warn(self, slot: Slot, now: float, out: list[Command]) -> None:
@@ -269,7 +271,7 @@ class Memory:
         )
         number = None if trial is None else trial.number
         detail = {"device": slot.device.id, "reason": reason}
-        out.append(self._book.event(study.spec.key, number, "no room", detail, now))
+        out.append(self._state.event(study.spec.key, number, "no room", detail, now))
 
 
 def size(count: int | None) -> str:

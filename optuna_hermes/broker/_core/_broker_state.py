@@ -1,6 +1,6 @@
 """State of the broker: leases, device slots, studies and clients, with queries on them.
 
-Plain mutable records without a clock; ``_state`` and the modules that it uses change them.
+Plain mutable records without a clock; the event handler and the modules that it uses change them.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Client:
 
 
 @dataclass(kw_only=True)
-class Book:
+class BrokerState:
     """Everything a broker knows, in memory.
 
     Args:

@@ -1,6 +1,6 @@
 """Rules of the broker: an event in, commands out. No clock, no I/O.
 
-``handle`` changes the ``Book`` and returns commands. Times are seconds of one monotonic
+``handle`` changes the ``BrokerState`` and returns commands. Times are seconds of one monotonic
 clock; what goes into the ledger is turned into wall clock seconds.
 """
 
@@ -23,8 +23,7 @@ from optuna_hermes.broker._core._admission import (
     refusal,
     take_charge,
 )
-from optuna_hermes.broker._core._book import Book, Client, Lease, Slot
-from optuna_hermes.broker._core._dispatch import Dispatcher
+from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease, Slot
 from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import (
     Command,
@@ -48,7 +47,7 @@ from optuna_hermes.broker._core._events import (
 )
 from optuna_hermes.broker._core._faults import Faults
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._outage import Outage
 from optuna_hermes.broker._core._parking import Suspensions
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
@@ -56,6 +55,7 @@ from optuna_hermes.broker._core._power import Power
 from optuna_hermes.broker._core._prefetch import Prefetch
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS, Recovery
 from optuna_hermes.broker._core._rows import save
+from optuna_hermes.broker._core._scheduler import Scheduler
 from optuna_hermes.broker._core._shape import Shape, shape_of
 from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._status import document
@@ -77,7 +77,7 @@ STALL_SECONDS = 1.0
 """Delay of a wake-up from which on the broker was stopped, or starved."""
 
 
-class State:
+class EventHandler:
     """Everything a broker knows, and the rules by which it changes.
 
     Args:
@@ -105,30 +105,30 @@ class State:
         powers: bool = False,
         unpowered: Collection[str] = (),
     ) -> None:
-        self.book = Book(
+        self.state = BrokerState(
             host=host,
             instance=instance,
             wall_offset=wall_offset,
             host_budget_bytes=host_budget_bytes,
             powers=powers,
         )
-        self.book.slots = {device.id: Slot(device=device) for device in devices}
-        counsel = PolicyRunner(self.book)
-        self._memory = Memory(self.book, counsel.wanted_last)
-        self._dispatcher = Dispatcher(self.book, counsel, self._memory)
-        self._prefetch = Prefetch(self.book, counsel, self._memory)
-        self._ends = Ends(self.book, self._memory)
-        self._parking = Suspensions(self.book, self._memory, self._ends)
-        self._outage = Outage(self.book, self._ends)
-        self._sharing = Sharing(self.book, counsel, self._memory, self._ends)
-        self._faults = Faults(self.book, self._memory, self._dispatcher)
-        self._watchdog = Watchdog(self.book, grace_seconds)
+        self.state.slots = {device.id: Slot(device=device) for device in devices}
+        policy_runner = PolicyRunner(self.state)
+        self._memory = MemoryManager(self.state, policy_runner.wanted_last)
+        self._scheduler = Scheduler(self.state, policy_runner, self._memory)
+        self._prefetch = Prefetch(self.state, policy_runner, self._memory)
+        self._ends = Ends(self.state, self._memory)
+        self._parking = Suspensions(self.state, self._memory, self._ends)
+        self._outage = Outage(self.state, self._ends)
+        self._sharing = Sharing(self.state, policy_runner, self._memory, self._ends)
+        self._faults = Faults(self.state, self._memory, self._scheduler)
+        self._watchdog = Watchdog(self.state, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
         self._owes_decision = False
-        self._recovery = Recovery(self.book, recovery_seconds)
-        self._wishes = Overrides(self.book, self._memory, self._dispatcher)
-        self._power = Power(self.book)
+        self._recovery = Recovery(self.state, recovery_seconds)
+        self._wishes = Overrides(self.state, self._memory, self._scheduler)
+        self._power = Power(self.state)
         self._power.expect_off(unpowered)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -153,24 +153,24 @@ class State:
         elif isinstance(event, DevicesPolled):
             self._faults.reported(event.heard, now, out)
             self._faults.polled(event.devices, now, out)
-            self._dispatcher.schedule(now, out)
+            self._scheduler.schedule(now, out)
         elif isinstance(event, WritesFailed):
             self._ends.unwritten(event, now, out)
-            for study in self.book.studies.values():
+            for study in self.state.studies.values():
                 if study.draining:  # what waited for a lease is to leave, or go to disk
                     self._drain(study.spec.key, now, out)
         elif isinstance(event, Refreshed):
             self._sharing.refreshed(event, now, out)
             self._wishes.refreshed(event, now, out)
-            self._dispatcher.schedule(now, out)
+            self._scheduler.schedule(now, out)
         elif isinstance(event, Outrun):
             self._sharing.outrun(event, now, out)
-            self._dispatcher.schedule(now, out)
+            self._scheduler.schedule(now, out)
         elif isinstance(event, LedgerAway):
             self._outage.begin(event, now)
         elif isinstance(event, LedgerBack):
             self._outage.end(event, now)
-            self._dispatcher.schedule(now, out)
+            self._scheduler.schedule(now, out)
         elif isinstance(event, PowerSwitched):
             self._power.switched(event, now, out)
         elif isinstance(event, Observed):
@@ -181,8 +181,8 @@ class State:
             self._watchdog.end(now, out)
             self._recovery.end(now, out)
             self._prefetch.look(now, out)
-            self._dispatcher.schedule(now, out)
-        for study in self.book.studies.values():
+            self._scheduler.schedule(now, out)
+        for study in self.state.studies.values():
             if study.problem and not study.draining:
                 self._drain(study.spec.key, now, out)
         self._wishes.heed(now, out)
@@ -197,10 +197,10 @@ class State:
 
     def _next_wakeup(self, now: float) -> float | None:
         times = [*self._watchdog.wakeups(), *self._outage.wakeups(), *self._recovery.wakeups()]
-        for slot in self.book.slots.values():
+        for slot in self.state.slots.values():
             if slot.lease is None and slot.reservation and slot.settles_at > now:
                 times.append(slot.settles_at)
-        for lease in self.book.leases():
+        for lease in self.state.leases():
             if not lease.yielding and lease.deadline > now and not lease.held:
                 due = self._prefetch.due(lease)
                 times.append(lease.deadline if due is None else due)
@@ -214,15 +214,15 @@ class State:
 
     def silent(self, now: float) -> dict[int, int]:
         """Processes of workers that are silent, by their connections."""
-        found = {each: self.book.clients.get(each) for each in self._watchdog.watched(now)}
+        found = {each: self.state.clients.get(each) for each in self._watchdog.watched(now)}
         return {key: each.pid for key, each in found.items() if each and each.role == "worker"}
 
     @property
     def idle(self) -> bool:
         """True if nothing would be lost if the broker ended now."""
-        if self.book.needed or self.book.awaited:
+        if self.state.needed or self.state.awaited:
             return False
-        return not any(s.power in ("going", "coming") for s in self.book.slots.values())
+        return not any(s.power in ("going", "coming") for s in self.state.slots.values())
 
     def presence(self) -> HostRecord:
         """Presence of this broker, for those of other hosts."""
@@ -236,15 +236,15 @@ class State:
 
     def status(self, now: float, *, trials: bool = True, curves: bool = False) -> dict[str, Any]:
         """Status as plain JSON."""
-        problems = {id_: self._memory.problem(slot) for id_, slot in self.book.slots.items()}
+        problems = {id_: self._memory.problem(slot) for id_, slot in self.state.slots.items()}
         shapes = self._shapes if curves else None
-        return document(self.book, now, problems=problems, trials=trials, shapes=shapes)
+        return document(self.state, now, problems=problems, trials=trials, shapes=shapes)
 
     # -- messages ------------------------------------------------------------------------------
 
     def _is_misplaced(self, event: Received | StudyRead, out: list[Command]) -> bool:
         """True if a message is ignored: its client is gone, or may not send it now."""
-        client = self.book.clients.get(event.connection)
+        client = self.state.clients.get(event.connection)
         if client is None:
             return True
         reason = misplaced(client, event.message)
@@ -264,7 +264,7 @@ class State:
         elif isinstance(message, wire.GiveUp):
             self._give_up(message, now, out)
         elif isinstance(message, wire.Describe):
-            described = self.book.clients[connection].described
+            described = self.state.clients[connection].described
             described.setdefault(message.study, {}).update(message.params)
         elif isinstance(message, Heard):
             self._wishes.hear(connection, message, now, out)
@@ -274,7 +274,7 @@ class State:
             out.append(Send(connection=connection, message=status))
         elif isinstance(message, wire.Parked):
             self._parking.stands(connection, message, now, out)
-            self._dispatcher.schedule(now, out)
+            self._scheduler.schedule(now, out)
         elif isinstance(message, wire.Saved):
             self._saved(connection, message, now, out)
         elif isinstance(message, (wire.Ended, wire.Released)):  # late or not
@@ -289,52 +289,52 @@ class State:
         now: float,
         out: list[Command],
     ) -> None:
-        slot = self.book.slot_of(message.epoch)
+        slot = self.state.slot_of(message.epoch)
         if slot is None or slot.lease is None or slot.lease.connection != connection:
             return  # a lease that is over: the message is late
         lease = slot.lease
-        trial = self.book.trial_of(lease)
+        trial = self.state.trial_of(lease)
         record_heartbeat(lease, trial, now)
         if isinstance(message, wire.Begin):
-            progress.begin(self.book, lease, message, now, out)
+            progress.begin(self.state, lease, message, now, out)
         elif trial is None:
             return
         elif isinstance(message, wire.FirstBatch):
-            progress.training(self.book, lease, trial, message, now)
+            progress.training(self.state, lease, trial, message, now)
         elif isinstance(message, wire.Report):
-            progress.report(self.book, lease, trial, message, now, out)
+            progress.report(self.state, lease, trial, message, now, out)
         elif isinstance(message, wire.Beat):
             trial.needs(message.memory_bytes)
         elif isinstance(message, wire.Stretches):
-            progress.stretches(self.book, trial, message, now, out)
+            progress.stretches(self.state, trial, message, now, out)
         elif isinstance(message, wire.Ended):
             self._ended(lease, trial, message, now, out)
         elif isinstance(message, wire.Released):
             self._released(lease, trial, message, now, out)
 
     def _ready(self, connection: int, message: wire.Ready, now: float, out: list[Command]) -> None:
-        self._recovery.empty_handed(self.book.clients[connection].pid, now, out)
-        study = self.book.studies.get(message.study)
-        self.book.clients[connection].study = message.study
+        self._recovery.empty_handed(self.state.clients[connection].pid, now, out)
+        study = self.state.studies.get(message.study)
+        self.state.clients[connection].study = message.study
         if study is None:  # its driver comes back too, perhaps later than its workers
-            self.book.early.setdefault(message.study, []).append(connection)
+            self.state.early.setdefault(message.study, []).append(connection)
             return
         if study.draining:
             out.append(Send(connection=connection, message=wire.Dismiss()))
             return
         study.workers.add(connection)
         study.idle.append(connection)
-        self._dispatcher.schedule(now, out)
+        self._scheduler.schedule(now, out)
 
     def _saved(self, connection: int, message: wire.Saved, now: float, out: list[Command]) -> None:
         """Handle a safe checkpoint; its trial may have been parked while it was written."""
-        slot = self.book.slot_of(message.epoch)
+        slot = self.state.slot_of(message.epoch)
         trial = self._parking.trial_of(connection, message.epoch, slot)
         if trial is None:
             return
         if slot is not None and slot.lease is not None:
             record_heartbeat(slot.lease, trial, now)
-        progress.saved(self.book, connection, trial, message, now, out)
+        progress.saved(self.state, connection, trial, message, now, out)
 
     def _ended(
         self, lease: Lease, trial: LiveTrial, message: wire.Ended, now: float, out: list[Command]
@@ -342,46 +342,46 @@ class State:
         self._ends.lease(lease, now, out)
         self._memory.leaves(trial, now)
         trial.end(message.state)
-        save(self.book, trial, now, out)
-        out.append(_event_log.ended(self.book, trial, message, now))
+        save(self.state, trial, now, out)
+        out.append(_event_log.ended(self.state, trial, message, now))
         if message.state == "failed":
-            failures.failed(self.book, trial, message.error or "", now)
-        self._ends.reservations(self.book.studies[trial.study], only_impossible=True)
-        self._dispatcher.schedule(now, out)
+            failures.failed(self.state, trial, message.error or "", now)
+        self._ends.reservations(self.state.studies[trial.study], only_impossible=True)
+        self._scheduler.schedule(now, out)
 
     def _give_up(self, message: wire.GiveUp, now: float, out: list[Command]) -> None:
-        trial = losses.give_up(self.book, message, now, out)
+        trial = losses.give_up(self.state, message, now, out)
         if trial is not None:
             if trial.state == "failed":
-                failures.failed(self.book, trial, message.reason, now)
-            self._ends.reservations(self.book.studies[trial.study], only_impossible=True)
-            self._dispatcher.schedule(now, out)
+                failures.failed(self.state, trial, message.reason, now)
+            self._ends.reservations(self.state.studies[trial.study], only_impossible=True)
+            self._scheduler.schedule(now, out)
 
     def _released(
         self, lease: Lease, trial: LiveTrial, message: wire.Released, now: float, out: list[Command]
     ) -> None:
-        slots = self.book.slots_of(lease)
+        slots = self.state.slots_of(lease)
         self._ends.lease(lease, now, out)
         self._ends.process(trial, now, out)
         if message.outgrown:
             self._ends.room(slots, trial, "outgrew its memory on", now, out)
         else:
-            self.book.studies[trial.study].problem = message.reason
+            self.state.studies[trial.study].problem = message.reason
             detail = {"reason": message.reason}
-            out.append(self.book.event(trial.study, trial.number, "released", detail, now))
-        self._dispatcher.schedule(now, out)
+            out.append(self.state.event(trial.study, trial.number, "released", detail, now))
+        self._scheduler.schedule(now, out)
 
     def _drain(self, key: str, now: float, out: list[Command]) -> None:
-        study = self.book.studies.get(key)
+        study = self.state.studies.get(key)
         if study is None:
             return
         study.draining = True
         self._ends.reservations(study)
         self._ends.withdrawn(study, now, out)
-        for lease in self.book.leases():
+        for lease in self.state.leases():
             if lease.study == key:
                 lease.deadline = now
-                self._dispatcher.ask_to_yield(lease, now, out)
+                self._scheduler.ask_to_yield(lease, now, out)
         for trial in study.trials.values():
             trial.stores = trial.stores or trial.unwritten  # its folder may be there again
         for trial in study.parked:
@@ -393,49 +393,49 @@ class State:
     # -- studies -------------------------------------------------------------------------------
 
     def _study_read(self, event: StudyRead, now: float, out: list[Command]) -> None:
-        study = admit_study(self.book, event, now, out)
+        study = admit_study(self.state, event, now, out)
         connection, message = event.connection, event.message
         if isinstance(message, wire.Resume):
             self._resume(study, connection, message, now, out)
             return
-        reason = refusal(self.book, study, event)
+        reason = refusal(self.state, study, event)
         if reason is not None:
-            pid = other_driver(self.book, study, event)
+            pid = other_driver(self.state, study, event)
             refused = wire.Refused(reason=reason, driver_pid=pid)
             out.append(Send(connection=connection, message=refused))
             self._forget_unattended(study)
             return
         if isinstance(message, wire.Register):
             is_new = message.number not in study.trials
-            pid, key = self.book.clients[connection].pid, study.spec.key
+            pid, key = self.state.clients[connection].pid, study.spec.key
             self._recovery.empty_handed(pid, now, out, study=key, number=message.number)
             trial = admit_trial(study, message.number, message.trial_id, now)
             trial.register(connection, now)
             if is_new:
-                out.append(_event_log.admitted(self.book, trial, now))
-            save(self.book, trial, now, out)
+                out.append(_event_log.admitted(self.state, trial, now))
+            save(self.state, trial, now, out)
         else:
             known = set(study.trials)
-            changed = take_charge(self.book, study, connection, message, now)
+            changed = take_charge(self.state, study, connection, message, now)
             new = [trial for trial in changed if trial.number not in known]
-            out.extend(_event_log.admitted(self.book, trial, now) for trial in new)
-            described = self.book.clients[connection].described.pop(study.spec.key, {})
+            out.extend(_event_log.admitted(self.state, trial, now) for trial in new)
+            described = self.state.clients[connection].described.pop(study.spec.key, {})
             for number, params in described.items():
                 if number in study.trials:
                     study.trials[number].params = params
             for trial in changed:
-                save(self.book, trial, now, out)
-            recount(self.book, study)
-        self.book.clients[connection].study = study.spec.key
-        for ready in self.book.early.pop(study.spec.key, []):
+                save(self.state, trial, now, out)
+            recount(self.state, study)
+        self.state.clients[connection].study = study.spec.key
+        for ready in self.state.early.pop(study.spec.key, []):
             self._ready(ready, wire.Ready(study=study.spec.key), now, out)
-        self._dispatcher.schedule(now, out)
+        self._scheduler.schedule(now, out)
 
     def _resume(
         self, study: Study, connection: int, message: wire.Resume, now: float, out: list[Command]
     ) -> None:
         """Let a process go on with what an earlier broker gave it, or refuse it."""
-        client, key = self.book.clients[connection], study.spec.key
+        client, key = self.state.clients[connection], study.spec.key
         problem = self._recovery.resume(study, connection, message, now, out)
         if problem is None:
             client.study = key
@@ -454,17 +454,17 @@ class State:
             if client.role == "worker":
                 out.append(Kill(connection=connection, pid=client.pid, reason=problem))
             self._forget_unattended(study)
-        self._dispatcher.schedule(now, out)
+        self._scheduler.schedule(now, out)
 
     def _forget_unattended(self, study: Study) -> None:
         if not study.attended:
-            del self.book.studies[study.spec.key]
+            del self.state.studies[study.spec.key]
 
     # -- ends ----------------------------------------------------------------------------------
 
     def _connected(self, event: Connected) -> None:
         client = Client(pid=event.pid, role=event.role, started=event.started)
-        self.book.clients[event.connection] = client
+        self.state.clients[event.connection] = client
         if client.role in ("worker", "plain"):
             self._recovery.met(client.pid)
 
@@ -473,25 +473,25 @@ class State:
         self._owes_decision |= self._gone(event.connection, now, out)
         if self._owes_decision and not event.more:
             self._owes_decision = False
-            self._dispatcher.schedule(now, out)
+            self._scheduler.schedule(now, out)
 
     def _gone(self, connection: int, now: float, out: list[Command]) -> bool:
         """Remove a client; True if devices may have to be decided about."""
-        if connection in self.book.awaited:
+        if connection in self.state.awaited:
             self._recovery.gone(connection, now, out)
             return True
-        client = self.book.clients.get(connection)
+        client = self.state.clients.get(connection)
         if client is not None:
             self._lose_trials(connection, now, out)
-            del self.book.clients[connection]
+            del self.state.clients[connection]
             self._recovery.lost(client.pid, now, out)
             self._wishes.gone(client, now, out)
-        for key, waiting in list(self.book.early.items()):
+        for key, waiting in list(self.state.early.items()):
             if connection in waiting:
                 waiting.remove(connection)
             if not waiting:
-                del self.book.early[key]
-        study = self.book.studies.get(client.study or "") if client else None
+                del self.state.early[key]
+        study = self.state.studies.get(client.study or "") if client else None
         if study is None:
             return False
         study.workers.discard(connection)
@@ -499,16 +499,16 @@ class State:
             study.idle.remove(connection)
         if study.driver == connection:
             study.driver, study.unstarted = None, 0
-            losses.forget(self.book, study, now, out)
+            losses.forget(self.state, study, now, out)
         self._ends.reservations(study, only_impossible=True)
         self._forget_unattended(study)
         return True
 
     def _lose_trials(self, connection: int, now: float, out: list[Command]) -> None:
         """Handle the end of the process that trained a trial, or waited with one."""
-        for lease in self.book.leases():
+        for lease in self.state.leases():
             if lease.connection == connection:
                 self._ends.holder(lease, now, out)
-        for trial in self.book.trials():
+        for trial in self.state.trials():
             if trial.connection == connection:
                 self._ends.lost(trial, connection, now, out)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _event_log
-from optuna_hermes.broker._core._book import Book, Lease, Reservation, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Reservation, Slot
 from optuna_hermes.broker._core._events import Command, SaveMemory, Send
 from optuna_hermes.broker._core._gate import pays
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._memory import Memory
+from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner, elastic_of
 from optuna_hermes.broker._core._prefetch import worker_for
 from optuna_hermes.broker._core._rows import claim, save
@@ -27,12 +27,14 @@ That is 1.7 %: with what leaving costs, and switches that take longer than usual
 """
 
 
-class Dispatcher:
-    """Moves devices between trials of a ``Book``; every method adds commands to ``out``."""
+class Scheduler:
+    """Moves devices between trials of a ``BrokerState``; every method adds commands to ``out``."""
 
-    def __init__(self, book: Book, counsel: PolicyRunner, memory: Memory) -> None:
-        self._book = book
-        self._policy_runner = counsel
+    def __init__(
+        self, state: BrokerState, policy_runner: PolicyRunner, memory: MemoryManager
+    ) -> None:
+        self._state = state
+        self._policy_runner = policy_runner
         self._memory = memory
 
     def schedule(self, now: float, out: list[Command]) -> None:
@@ -42,35 +44,35 @@ class Dispatcher:
         Nothing is decided while processes of an earlier broker may still come back. Where devices
         are powered down policies are asked too when there is nothing to assign: they may be woken.
         """
-        if self._book.recovering:
+        if self._state.recovering:
             return
-        for reservation in self._book.reservations():
-            empty = [slot for slot in self._book.slots_of(reservation) if not slot.lease]
+        for reservation in self._state.reservations():
+            empty = [slot for slot in self._state.slots_of(reservation) if not slot.lease]
             usable = all(self._memory.usable(slot) for slot in empty)
             if empty and (not usable or self._is_hopeless(reservation)):
-                self._book.unreserve(reservation)
-        here = [s for s in self._book.studies.values() if s.away_since is None]
+                self._state.unreserve(reservation)
+        here = [s for s in self._state.studies.values() if s.away_since is None]
         studies = [s for s in here if s.needs_device or self._holds(s)]
         for shared in (True, False) if len(studies) > 1 else (False,):
             # The study with the fewest devices decides first.
             for study in sorted(studies, key=lambda s: (self._held(s, now), s.spent_seconds)):
-                open_ = [slot for slot in self._book.slots.values() if self._undecided(slot, now)]
+                open_ = [slot for slot in self._state.slots.values() if self._undecided(slot, now)]
                 if shared:
-                    share = max(1, len(self._book.slots) // len(studies))
+                    share = max(1, len(self._state.slots) // len(studies))
                     quota = max(0, share - self._held(study, now))
                     open_ = _whole(sorted(open_, key=lambda slot: _rank(slot, study))[:quota])
-                if open_ or (self._book.asleep and not shared):
+                if open_ or (self._state.asleep and not shared):
                     self._decide(study, open_, now, out)
         self.fill(now, out)
 
     def fill(self, now: float, out: list[Command]) -> None:
         """Grant all reserved devices that are empty, as far as there are processes."""
-        for reservation in self._book.reservations():
-            slots = self._book.slots_of(reservation)
+        for reservation in self._state.reservations():
+            slots = self._state.slots_of(reservation)
             self._send_over_disk(reservation, slots, now, out)
             if all(not slot.lease and self._memory.usable(slot) for slot in slots):
                 self._grant_next(reservation, slots, now, out)
-        for study in self._book.studies.values():
+        for study in self._state.studies.values():
             if study.away_since is None:
                 self._free_processes(study, now, out)
 
@@ -80,11 +82,11 @@ class Dispatcher:
         """Revoke a lease, once; ``to_disk`` if its trial cannot stay on its devices."""
         if lease.yielding:
             return
-        trial = self._book.trial_of(lease)
+        trial = self._state.trial_of(lease)
         lease.yielding = "disk"
         if trial is not None:
             if not to_disk and not self._goes_over_disk(trial):
-                slots = self._book.slots_of(lease)
+                slots = self._state.slots_of(lease)
                 lease.yielding = self._memory.tier_to_leave(slots, trial, now, out)
             trial.ask(lease.yielding, now)
         # The watchdog waits for the answer from here on.
@@ -99,14 +101,14 @@ class Dispatcher:
     # -- deciding ------------------------------------------------------------------------------
 
     def _holds(self, study: Study) -> bool:
-        return any(lease.study == study.spec.key for lease in self._book.leases())
+        return any(lease.study == study.spec.key for lease in self._state.leases())
 
     def _held(self, study: Study, now: float) -> int:
         """Number of a study's devices that are not up for decision."""
         key = study.spec.key
         return sum(
             1
-            for slot in self._book.slots.values()
+            for slot in self._state.slots.values()
             if (slot.reservation and slot.reservation.study == key)
             or (slot.lease and slot.lease.study == key and not self._undecided(slot, now))
         )
@@ -114,12 +116,12 @@ class Dispatcher:
     def _undecided(self, slot: Slot, now: float) -> bool:
         """True if a policy may be asked about this device now, with all others of its lease."""
         lease = slot.lease
-        together = [slot] if lease is None else self._book.slots_of(lease)
+        together = [slot] if lease is None else self._state.slots_of(lease)
         if any(x.reservation or not x.device.healthy or x.awaited is not None for x in together):
             return False
         if lease is None:
             return self._memory.usable(slot)
-        if lease.number is None or self._book.studies[lease.study].away_since is not None:
+        if lease.number is None or self._state.studies[lease.study].away_since is not None:
             return False
         return lease.deadline <= now and not lease.yielding
 
@@ -212,7 +214,7 @@ class Dispatcher:
         length = self._slice(study, "disk", wish)
         ends = (
             lease.deadline
-            for lease in self._book.leases()
+            for lease in self._state.leases()
             if lease.study == study.spec.key and lease.deadline > now and not lease.yielding
         )
         left = min(ends, default=now + length) - now
@@ -228,10 +230,10 @@ class Dispatcher:
 
     def _is_hopeless(self, reservation: Reservation) -> bool:
         """True if no process will come for a reservation."""
-        study = self._book.studies[reservation.study]
-        if not self._book.needs_process(reservation):
+        study = self._state.studies[reservation.study]
+        if not self._state.needs_process(reservation):
             return False
-        trial = self._book.trial_of(reservation)
+        trial = self._state.trial_of(reservation)
         if trial is not None and trial.connection is not None and not (trial.stores or trial.asked):
             return True
         if self._coming(study) > 0:
@@ -242,15 +244,15 @@ class Dispatcher:
 
     def _goes_over_disk(self, trial: LiveTrial) -> bool:
         """True if a trial has a reservation for devices that its process cannot use."""
-        reserved = self._book.reserved(trial.study)
+        reserved = self._state.reserved(trial.study)
         own = next((each for each in reserved if each.number == trial.number), None)
-        return trial.stores and own is not None and not trial.suits(self._book.slots_of(own))
+        return trial.stores and own is not None and not trial.suits(self._state.slots_of(own))
 
     def _send_over_disk(
         self, reservation: Reservation, slots: Sequence[Slot], now: float, out: list[Command]
     ) -> None:
         """Evict a parked trial to disk if its process cannot use the devices reserved for it."""
-        trial = self._book.trial_of(reservation)
+        trial = self._state.trial_of(reservation)
         if trial is None or trial.state != "parked" or trial.asked or trial.suits(slots):
             return
         if trial.stores:
@@ -259,15 +261,15 @@ class Dispatcher:
     def _coming(self, study: Study) -> int:
         """Number of processes that will wait for a trial without an eviction for that."""
         leaving = sum(1 for trial in study.trials.values() if trial.asked == "disk")
-        leaving += sum(1 for each in study.workers if self._book.clients[each].leaving)
+        leaving += sum(1 for each in study.workers if self._state.clients[each].leaving)
         return len(study.idle) + leaving + max(0, study.max_alive - len(study.workers))
 
     def _free_processes(self, study: Study, now: float, out: list[Command]) -> None:
         """Evict parked trials to disk, so that a process is ready when a device is."""
-        reserved = self._book.reserved(study.spec.key)
-        needed = sum(map(self._book.needs_process, reserved))
+        reserved = self._state.reserved(study.spec.key)
+        needed = sum(map(self._state.needs_process, reserved))
         if study.may_open.any or any(trial.state == "stored" for trial in study.trials.values()):
-            needed += len(self._book.slots)  # one in reserve for each device
+            needed += len(self._state.slots)  # one in reserve for each device
         missing = needed - self._coming(study)
         if missing <= 0:
             return
@@ -279,15 +281,15 @@ class Dispatcher:
     def _grant_next(
         self, reservation: Reservation, slots: Sequence[Slot], now: float, out: list[Command]
     ) -> None:
-        study = self._book.studies[reservation.study]
-        trial = self._book.trial_of(reservation)
+        study = self._state.studies[reservation.study]
+        trial = self._state.trial_of(reservation)
         if trial is not None and (
             trial.state == "running" or trial.asked or not trial.suits(slots)
         ):
             return  # it has still to leave where it is, or is on its way back
         connection = trial.connection if trial else None
         if connection is None:
-            connection = worker_for(self._book, study, trial)
+            connection = worker_for(self._state, study, trial)
         if connection is None or not self._are_ready(slots, now, out):
             return
         if connection in study.idle:
@@ -317,11 +319,11 @@ class Dispatcher:
         now: float,
         out: list[Command],
     ) -> Lease:
-        self._book.epoch += 1
+        self._state.epoch += 1
         tier = trial.tier if trial else None
-        claimed = claim(self._book, trial, out) if trial else None
+        claimed = claim(self._state, trial, out) if trial else None
         lease = Lease(
-            epoch=self._book.epoch,
+            epoch=self._state.epoch,
             study=study.spec.key,
             number=trial.number if trial else None,
             devices=tuple(slot.device.id for slot in slots),
@@ -340,24 +342,24 @@ class Dispatcher:
             if slot.empty_since is not None:
                 study.overhead_seconds += now - slot.empty_since
             slot.lease, slot.empty_since = lease, None
-        wall = now + self._book.wall_offset
+        wall = now + self._state.wall_offset
         out.append(
             LeaseRecord(
                 study=lease.study,
                 epoch=lease.epoch,
                 number=lease.number,
-                devices=tuple(f"{self._book.host}/{id_}" for id_ in lease.devices),
-                host=self._book.host,
+                devices=tuple(f"{self._state.host}/{id_}" for id_ in lease.devices),
+                host=self._state.host,
                 started=wall,
                 owner=study.broker,
             )
         )
         if trial is not None:
             came_from = trial.host
-            trial.start(lease, self._book.host)
+            trial.start(lease, self._state.host)
             trial.slices += 1
-            save(self._book, trial, now, out)
-            out.extend(_event_log.granted(self._book, trial, lease, came_from, now))
+            save(self._state, trial, now, out)
+            out.extend(_event_log.granted(self._state, trial, lease, came_from, now))
         return lease
 
 
