@@ -28,6 +28,7 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import Command, Event, Send, StudyRead
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._core._wishes import Overrides
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.policies import POLICIES
@@ -396,9 +397,9 @@ def host_memory_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_lease_ends_on_its_first_device(monkeypatch: pytest.MonkeyPatch) -> None:
     end = Ends.lease
 
-    def half(self: Ends, lease: Lease, now: float, out: list[Command]) -> None:
-        further = self._book.slots_of(lease)[1:]
-        end(self, lease, now, out)
+    def half(self: Ends, turn: Turn, lease: Lease) -> None:
+        further = turn.state.slots_of(lease)[1:]
+        end(self, turn, lease)
         for slot in further:
             slot.lease = lease
 
@@ -412,8 +413,8 @@ def ranks_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
 def epochs_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     admit = _event_handler.admit_study
 
-    def forgetful(state: BrokerState, event: StudyRead, now: float, out: list[Command]) -> Study:
-        return admit(state, replace(event, last_epoch=0), now, out)
+    def forgetful(turn: Turn, event: StudyRead) -> Study:
+        return admit(turn, replace(event, last_epoch=0))
 
     monkeypatch.setattr(_event_handler, "admit_study", forgetful)
 

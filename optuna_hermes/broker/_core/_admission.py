@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from optuna_hermes.broker._core._broker_state import BrokerState, Client
-from optuna_hermes.broker._core._events import Command, EndLease, Refreshed, SaveWish, StudyRead
+from optuna_hermes.broker._core._events import Refreshed, SaveWish, StudyRead
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._rows import give_back
 from optuna_hermes.broker._core._study import Failures, Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import (
     ChangePolicy,
     Counted,
@@ -97,35 +97,33 @@ def other_driver(state: BrokerState, study: Study, event: StudyRead) -> int | No
     return _pid(state, study.driver)
 
 
-def admit_study(state: BrokerState, event: StudyRead, now: float, out: list[Command]) -> Study:
+def admit_study(turn: Turn, event: StudyRead) -> Study:
     """Study of a message, read from its ledger unless a living process holds part of it."""
-    state.epoch = max(state.epoch, event.last_epoch)
+    turn.state.epoch = max(turn.state.epoch, event.last_epoch)
     spec = event.message.study
-    study = state.studies.get(spec.key)
+    study = turn.state.studies.get(spec.key)
     if study is None or not study.attended:
         study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
-        study.broker = state.instance if event.shared else None
-        _take_wishes(study, event, out)
-        state.studies[spec.key] = study
+        study.broker = turn.state.instance if event.shared else None
+        _take_wishes(turn, study, event)
+        turn.state.studies[spec.key] = study
         for known in event.trials:
-            study.trials[known.number] = known_trial(state, known, event, now)
-        _take_orphans(state, study, event, now, out)
-        _settle_owners(state, study, event, now, out)
+            study.trials[known.number] = known_trial(turn.state, known, event, turn.now)
+        _take_orphans(turn, study, event)
+        _settle_owners(turn, study, event)
     return study
 
 
-def _take_wishes(study: Study, event: StudyRead, out: list[Command]) -> None:
+def _take_wishes(turn: Turn, study: Study, event: StudyRead) -> None:
     """Take the overrides from the ledger; ``finishing`` is a hold until it is requested again."""
     study.wishes = dict(event.wishes)
     for number, wish in event.wishes.items():
         if wish == "finishing":
             study.wishes[number] = "held"
-            out.append(SaveWish(study=study.spec.key, number=number, wish="held"))
+            turn.add(SaveWish(study=study.spec.key, number=number, wish="held"))
 
 
-def _settle_owners(
-    state: BrokerState, study: Study, event: StudyRead, now: float, out: list[Command]
-) -> None:
+def _settle_owners(turn: Turn, study: Study, event: StudyRead) -> None:
     """Settle the owner of each trial; stored ones of this host's earlier broker are free."""
     hosts = {host.instance for host in event.hosts}
     records = {record.number: record for record in event.trials}
@@ -137,7 +135,7 @@ def _settle_owners(
         elif study.is_elsewhere(trial):
             trial.owner = None
         elif number != spoken_of:
-            give_back(state, trial, now, out)
+            turn.give_back(trial)
     study.coming = coming(study, event.leases, hosts)
 
 
@@ -147,25 +145,22 @@ def coming(study: Study, leases: Iterable[LeaseRecord], hosts: Collection[str]) 
     return sum(1 for owner in new if owner in hosts and owner != study.broker)
 
 
-def end_orphan(state: BrokerState, lease: LeaseRecord, now: float) -> EndLease:
-    """Command that ends a lease of an earlier broker."""
-    return EndLease(study=lease.study, epoch=lease.epoch, ended=now + state.wall_offset)
-
-
-def _take_orphans(
-    state: BrokerState, study: Study, event: StudyRead, now: float, out: list[Command]
-) -> None:
+def _take_orphans(turn: Turn, study: Study, event: StudyRead) -> None:
     """Keep the leases of this host whose processes may come back, and end the others."""
-    holders = [each.holder for each in state.awaited.values()]
+    holders = [each.holder for each in turn.state.awaited.values()]
     awaited = {holder.epoch for holder in holders}
     if isinstance(event.message, Resume):
         awaited.add(event.message.epoch)
     for lease in event.leases:
-        ours = lease.host == state.host if lease.owner is None else lease.owner == state.instance
+        ours = (
+            lease.host == turn.state.host
+            if lease.owner is None
+            else lease.owner == turn.state.instance
+        )
         if ours and lease.epoch in awaited:
             study.orphans[lease.epoch] = lease
         elif ours:
-            out.append(end_orphan(state, lease, now))
+            turn.end_lease(lease)
     for holder in holders:
         if holder.study == study.spec.key and holder.number in study.trials:
             study.trials[holder.number].awaited = True

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._holder import Awaited
 from optuna_hermes.broker._protocol import Params
-from optuna_hermes.ledger._base import EventRecord, TrialRecord
+from optuna_hermes.ledger._base import TrialRecord
 from optuna_hermes.model import Device, TierName
 
 PowerState = Literal["on", "going", "off", "coming"]
@@ -253,29 +253,3 @@ class BrokerState:
         if reservation.number is None:
             study = self.studies[reservation.study]
             study.unstarted = None if study.unstarted is None else study.unstarted + 1
-
-    def record(self, trial: LiveTrial, now: float) -> TrialRecord:
-        """Row of a trial for the ledger, as of ``now``."""
-        return TrialRecord(
-            study=trial.study,
-            number=trial.number,
-            trial_id=trial.trial_id,
-            state=trial.state,
-            tier=trial.tier,
-            host=self.host,
-            units=trial.units,
-            slices=trial.slices,
-            suspensions=trial.suspensions,
-            device_seconds=trial.device_seconds,
-            energy_joules=trial.energy_joules,
-            losses=trial.losses,
-            submitted=trial.submitted + self.wall_offset,
-            updated=now + self.wall_offset,
-        )
-
-    def event(
-        self, study: str, number: int | None, kind: str, detail: dict[str, Any], now: float
-    ) -> EventRecord:
-        """Event of a study, or of one of its trials, for the event log."""
-        at = now + self.wall_offset
-        return EventRecord(study=study, number=number, kind=kind, at=at, detail=detail)

@@ -8,11 +8,11 @@ from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _losses as losses
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
-from optuna_hermes.broker._core._events import Command, EndLease, Withdraw, WritesFailed
+from optuna_hermes.broker._core._events import Withdraw, WritesFailed
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager, size
-from optuna_hermes.broker._core._rows import save
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 
 
 class Ends:
@@ -22,26 +22,25 @@ class Ends:
         self._state = state
         self._memory = memory
 
-    def lease(self, lease: Lease, now: float, out: list[Command]) -> None:
+    def lease(self, turn: Turn, lease: Lease) -> None:
         """End a lease on all of its devices, whatever becomes of its trial."""
-        held = lease.device_seconds(now)
+        held = lease.device_seconds(turn.now)
         self._state.studies[lease.study].spent_seconds += held
         trial = self._state.trial_of(lease)
         slots = self._state.slots_of(lease)
         if trial is not None:
             trial.device_seconds += held
-            energy.add(trial, energy.taken_joules(slots, lease, now))
+            energy.add(trial, energy.taken_joules(slots, lease, turn.now))
         for slot in slots:
             slot.lease = None
-            slot.empty_since = now if slot.reservation else None
-        ended = now + self._state.wall_offset
-        out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
+            slot.empty_since = turn.now if slot.reservation else None
+        turn.end_lease(lease)
 
-    def holder(self, lease: Lease, now: float, out: list[Command]) -> None:
+    def holder(self, turn: Turn, lease: Lease) -> None:
         """Handle the end of the process that held a lease."""
         trial = self._state.trial_of(lease)
-        self.lease(lease, now, out)
-        self._memory.left(lease.devices, now)
+        self.lease(turn, lease)
+        self._memory.left(lease.devices, turn.now)
         study = self._state.studies[lease.study]
         if trial is None:
             if study.unstarted is not None:
@@ -50,23 +49,23 @@ class Ends:
                 study.lost.append((lease.epoch, *lease.lost))
             return
         trial.suspensions += 1
-        self.lost(trial, lease.connection, now, out)
+        self.lost(turn, trial, lease.connection)
 
-    def lost(self, trial: LiveTrial, connection: int, now: float, out: list[Command]) -> None:
+    def lost(self, turn: Turn, trial: LiveTrial, connection: int) -> None:
         """Handle the end of a trial's process that gave no notice."""
         client = self._state.clients.get(connection)
         if client is not None:
-            losses.count(self._state, trial, client, now)
-        out.append(_event_log.lost(self._state, trial, now))
-        self.process(trial, now, out)
+            losses.count(self._state, trial, client, turn.now)
+        _event_log.lost(turn, trial)
+        self.process(turn, trial)
 
-    def process(self, trial: LiveTrial, now: float, out: list[Command]) -> None:
+    def process(self, turn: Turn, trial: LiveTrial) -> None:
         """Take a trial back to its last checkpoint, if there is one: its process is gone."""
-        self._memory.leaves(trial, now)
+        self._memory.leaves(trial, turn.now)
         if trial.live:
             trial.leave_process()
-            trial.waiting_since = now
-            save(self._state, trial, now, out)
+            trial.waiting_since = turn.now
+            turn.save(trial)
 
     def reservations(self, study: Study, *, only_impossible: bool = False) -> None:
         """Cancel the reservations of a study, or only those that cannot be granted."""
@@ -76,24 +75,24 @@ class Ends:
             if not (only_impossible and possible):
                 self._state.unreserve(reservation)
 
-    def unwritten(self, event: WritesFailed, now: float, out: list[Command]) -> None:
+    def unwritten(self, turn: Turn, event: WritesFailed) -> None:
         """Undo leases that the ledger refused, and note the problem of their studies."""
         failed = {event.study} if event.study else set()
         for lease in self._state.leases():
             if lease.epoch in event.epochs:
                 failed.add(lease.study)
-                self.undo(lease, now, out, refused=True)
+                self.undo(turn, lease, refused=True)
         for key in failed & self._state.studies.keys():
             self._state.studies[key].problem = event.reason
 
-    def withdrawn(self, study: Study, now: float, out: list[Command]) -> None:
+    def withdrawn(self, turn: Turn, study: Study) -> None:
         """Withdraw leases of a study whose grants wait for its database."""
         for lease in self._state.leases():
             if lease.held and lease.study == study.spec.key:
-                out.append(Withdraw(epoch=lease.epoch))
-                self.undo(lease, now, out)
+                turn.add(Withdraw(epoch=lease.epoch))
+                self.undo(turn, lease)
 
-    def undo(self, lease: Lease, now: float, out: list[Command], *, refused: bool = False) -> None:
+    def undo(self, turn: Turn, lease: Lease, *, refused: bool = False) -> None:
         """Undo a lease: its trial, or the worker that waited for one, is where it came from.
 
         One that was ``refused`` is not in the ledger, where another broker's may have its epoch.
@@ -103,8 +102,7 @@ class Ends:
         for slot in self._state.slots_of(lease):
             slot.lease = None
         if not refused:
-            ended = now + self._state.wall_offset
-            out.append(EndLease(study=lease.study, epoch=lease.epoch, ended=ended))
+            turn.end_lease(lease)
         if trial is None and study.unstarted is not None:
             study.unstarted += 1
         if lease.lost:
@@ -116,15 +114,13 @@ class Ends:
         if trial is None:
             return
         left = lease.from_tier == "disk" or lease.connection in study.idle
-        trial.undo_start(lease, now, left=left)
+        trial.undo_start(lease, turn.now, left=left)
         if refused and lease.claimed:
             trial.owner, trial.row = None, lease.claimed  # as before
         else:
-            save(self._state, trial, now, out)
+            turn.save(trial)
 
-    def room(
-        self, slots: Sequence[Slot], trial: LiveTrial, what: str, now: float, out: list[Command]
-    ) -> None:
+    def room(self, turn: Turn, slots: Sequence[Slot], trial: LiveTrial, what: str) -> None:
         """Handle that the memory of a device, or of one of several, did not suffice for its trial.
 
         It is tried again with the device to itself. If that did not help either it waits until
@@ -143,4 +139,4 @@ class Ends:
             study.problem = f"{reason} It had the device to itself: end what else takes its memory."
         trial.alone = True
         detail = {"device": tightest.device.id, "reason": reason}
-        out.append(self._state.event(trial.study, trial.number, "outgrew its memory", detail, now))
+        turn.log(trial.study, trial.number, "outgrew its memory", detail)

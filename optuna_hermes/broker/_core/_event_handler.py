@@ -32,7 +32,6 @@ from optuna_hermes.broker._core._events import (
     Disconnected,
     Event,
     Expected,
-    Kill,
     LedgerAway,
     LedgerBack,
     Observed,
@@ -40,7 +39,6 @@ from optuna_hermes.broker._core._events import (
     PowerSwitched,
     Received,
     Refreshed,
-    Send,
     StudyRead,
     Tick,
     WritesFailed,
@@ -54,12 +52,12 @@ from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._power import Power
 from optuna_hermes.broker._core._prefetch import Prefetch
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS, Recovery
-from optuna_hermes.broker._core._rows import save
 from optuna_hermes.broker._core._scheduler import Scheduler
 from optuna_hermes.broker._core._shape import Shape, shape_of
 from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, Watchdog, record_heartbeat
 from optuna_hermes.broker._core._wishes import Heard, Overrides
 from optuna_hermes.ledger._base import HostRecord
@@ -133,61 +131,61 @@ class EventHandler:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Handle an event and return the commands, in order."""
-        out: list[Command] = []
+        turn = Turn(state=self.state, now=now)
         # Most messages do not change the next wake-up: it is not searched again for each.
         self._wakeup_known = self._wakeup_known and (
             isinstance(event, Received) and isinstance(event.message, _CHANGES_NO_PLAN)
         )
-        if isinstance(event, (Received, StudyRead)) and self._is_misplaced(event, out):
+        if isinstance(event, (Received, StudyRead)) and self._is_misplaced(turn, event):
             pass
         elif isinstance(event, Received):
-            self._receive(event.connection, event.message, now, out)
+            self._receive(turn, event.connection, event.message)
         elif isinstance(event, StudyRead):
-            self._study_read(event, now, out)
+            self._study_read(turn, event)
         elif isinstance(event, Connected):
             self._connected(event)
         elif isinstance(event, Expected):
             self._recovery.expect(event, now)
         elif isinstance(event, Disconnected):
-            self._disconnected(event, now, out)
+            self._disconnected(turn, event)
         elif isinstance(event, DevicesPolled):
-            self._faults.reported(event.heard, now, out)
-            self._faults.polled(event.devices, now, out)
-            self._scheduler.schedule(now, out)
+            self._faults.reported(turn, event.heard)
+            self._faults.polled(turn, event.devices)
+            self._scheduler.schedule(turn)
         elif isinstance(event, WritesFailed):
-            self._ends.unwritten(event, now, out)
+            self._ends.unwritten(turn, event)
             for study in self.state.studies.values():
                 if study.draining:  # what waited for a lease is to leave, or go to disk
-                    self._drain(study.spec.key, now, out)
+                    self._drain(turn, study.spec.key)
         elif isinstance(event, Refreshed):
-            self._sharing.refreshed(event, now, out)
-            self._wishes.refreshed(event, now, out)
-            self._scheduler.schedule(now, out)
+            self._sharing.refreshed(turn, event)
+            self._wishes.refreshed(turn, event)
+            self._scheduler.schedule(turn)
         elif isinstance(event, Outrun):
-            self._sharing.outrun(event, now, out)
-            self._scheduler.schedule(now, out)
+            self._sharing.outrun(turn, event)
+            self._scheduler.schedule(turn)
         elif isinstance(event, LedgerAway):
             self._outage.begin(event, now)
         elif isinstance(event, LedgerBack):
             self._outage.end(event, now)
-            self._scheduler.schedule(now, out)
+            self._scheduler.schedule(turn)
         elif isinstance(event, PowerSwitched):
-            self._power.switched(event, now, out)
+            self._power.switched(turn, event)
         elif isinstance(event, Observed):
             self._watchdog.observed(event, now)
         elif isinstance(event, Tick):
             self._forgive(now)
             self._outage.look(now)
-            self._watchdog.end(now, out)
-            self._recovery.end(now, out)
-            self._prefetch.look(now, out)
-            self._scheduler.schedule(now, out)
+            self._watchdog.end(turn)
+            self._recovery.end(turn)
+            self._prefetch.look(turn)
+            self._scheduler.schedule(turn)
         for study in self.state.studies.values():
             if study.problem and not study.draining:
-                self._drain(study.spec.key, now, out)
-        self._wishes.heed(now, out)
-        self._power.look(now, out)
-        return out
+                self._drain(turn, study.spec.key)
+        self._wishes.heed(turn)
+        self._power.look(turn)
+        return turn.commands
 
     def next_wakeup(self, now: float) -> float | None:
         """Time at which a ``Tick`` is due; None if only a message can change anything."""
@@ -242,219 +240,208 @@ class EventHandler:
 
     # -- messages ------------------------------------------------------------------------------
 
-    def _is_misplaced(self, event: Received | StudyRead, out: list[Command]) -> bool:
+    def _is_misplaced(self, turn: Turn, event: Received | StudyRead) -> bool:
         """True if a message is ignored: its client is gone, or may not send it now."""
         client = self.state.clients.get(event.connection)
         if client is None:
             return True
         reason = misplaced(client, event.message)
         if reason is not None:
-            out.append(Send(connection=event.connection, message=wire.Refused(reason=reason)))
+            turn.send(event.connection, wire.Refused(reason=reason))
         return reason is not None
 
-    def _receive(
-        self, connection: int, message: wire.FromClient, now: float, out: list[Command]
-    ) -> None:
+    def _receive(self, turn: Turn, connection: int, message: wire.FromClient) -> None:
         if isinstance(message, _OfTraining):
-            self._about_lease(connection, message, now, out)
+            self._about_lease(turn, connection, message)
         elif isinstance(message, wire.Ready):
-            self._ready(connection, message, now, out)
+            self._ready(turn, connection, message)
         elif isinstance(message, wire.Drain):
-            self._drain(message.study, now, out)
+            self._drain(turn, message.study)
         elif isinstance(message, wire.GiveUp):
-            self._give_up(message, now, out)
+            self._give_up(turn, message)
         elif isinstance(message, wire.Describe):
             described = self.state.clients[connection].described
             described.setdefault(message.study, {}).update(message.params)
         elif isinstance(message, Heard):
-            self._wishes.hear(connection, message, now, out)
+            self._wishes.hear(turn, connection, message)
         elif isinstance(message, wire.GetStatus):
-            told = self.status(now, trials=message.trials, curves=message.curves)
+            told = self.status(turn.now, trials=message.trials, curves=message.curves)
             status = wire.Status(document=told)
-            out.append(Send(connection=connection, message=status))
+            turn.send(connection, status)
         elif isinstance(message, wire.Parked):
-            self._parking.stands(connection, message, now, out)
-            self._scheduler.schedule(now, out)
+            self._parking.stands(turn, connection, message)
+            self._scheduler.schedule(turn)
         elif isinstance(message, wire.Saved):
-            self._saved(connection, message, now, out)
+            self._saved(turn, connection, message)
         elif isinstance(message, (wire.Ended, wire.Released)):  # late or not
             # Answered also if the lease is over: its process waits for this before it leaves.
-            out.append(Send(connection=connection, message=wire.Noted(epoch=message.epoch)))
-            self._about_lease(connection, message, now, out)
+            turn.send(connection, wire.Noted(epoch=message.epoch))
+            self._about_lease(turn, connection, message)
 
     def _about_lease(
-        self,
-        connection: int,
-        message: _OfTraining | wire.Ended | wire.Released,
-        now: float,
-        out: list[Command],
+        self, turn: Turn, connection: int, message: _OfTraining | wire.Ended | wire.Released
     ) -> None:
         slot = self.state.slot_of(message.epoch)
         if slot is None or slot.lease is None or slot.lease.connection != connection:
             return  # a lease that is over: the message is late
         lease = slot.lease
         trial = self.state.trial_of(lease)
-        record_heartbeat(lease, trial, now)
+        record_heartbeat(lease, trial, turn.now)
         if isinstance(message, wire.Begin):
-            progress.begin(self.state, lease, message, now, out)
+            progress.begin(turn, lease, message)
         elif trial is None:
             return
         elif isinstance(message, wire.FirstBatch):
-            progress.training(self.state, lease, trial, message, now)
+            progress.training(self.state, lease, trial, message, turn.now)
         elif isinstance(message, wire.Report):
-            progress.report(self.state, lease, trial, message, now, out)
+            progress.report(turn, lease, trial, message)
         elif isinstance(message, wire.Beat):
             trial.needs(message.memory_bytes)
         elif isinstance(message, wire.Stretches):
-            progress.stretches(self.state, trial, message, now, out)
+            progress.stretches(turn, trial, message)
         elif isinstance(message, wire.Ended):
-            self._ended(lease, trial, message, now, out)
+            self._ended(turn, lease, trial, message)
         elif isinstance(message, wire.Released):
-            self._released(lease, trial, message, now, out)
+            self._released(turn, lease, trial, message)
 
-    def _ready(self, connection: int, message: wire.Ready, now: float, out: list[Command]) -> None:
-        self._recovery.empty_handed(self.state.clients[connection].pid, now, out)
+    def _ready(self, turn: Turn, connection: int, message: wire.Ready) -> None:
+        self._recovery.empty_handed(turn, self.state.clients[connection].pid)
         study = self.state.studies.get(message.study)
         self.state.clients[connection].study = message.study
         if study is None:  # its driver comes back too, perhaps later than its workers
             self.state.early.setdefault(message.study, []).append(connection)
             return
         if study.draining:
-            out.append(Send(connection=connection, message=wire.Dismiss()))
+            turn.send(connection, wire.Dismiss())
             return
         study.workers.add(connection)
         study.idle.append(connection)
-        self._scheduler.schedule(now, out)
+        self._scheduler.schedule(turn)
 
-    def _saved(self, connection: int, message: wire.Saved, now: float, out: list[Command]) -> None:
+    def _saved(self, turn: Turn, connection: int, message: wire.Saved) -> None:
         """Handle a safe checkpoint; its trial may have been parked while it was written."""
         slot = self.state.slot_of(message.epoch)
         trial = self._parking.trial_of(connection, message.epoch, slot)
         if trial is None:
             return
         if slot is not None and slot.lease is not None:
-            record_heartbeat(slot.lease, trial, now)
-        progress.saved(self.state, connection, trial, message, now, out)
+            record_heartbeat(slot.lease, trial, turn.now)
+        progress.saved(turn, connection, trial, message)
 
-    def _ended(
-        self, lease: Lease, trial: LiveTrial, message: wire.Ended, now: float, out: list[Command]
-    ) -> None:
-        self._ends.lease(lease, now, out)
-        self._memory.leaves(trial, now)
+    def _ended(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Ended) -> None:
+        self._ends.lease(turn, lease)
+        self._memory.leaves(trial, turn.now)
         trial.end(message.state)
-        save(self.state, trial, now, out)
-        out.append(_event_log.ended(self.state, trial, message, now))
+        turn.save(trial)
+        _event_log.ended(turn, trial, message)
         if message.state == "failed":
-            failures.failed(self.state, trial, message.error or "", now)
+            failures.failed(self.state, trial, message.error or "", turn.now)
         self._ends.reservations(self.state.studies[trial.study], only_impossible=True)
-        self._scheduler.schedule(now, out)
+        self._scheduler.schedule(turn)
 
-    def _give_up(self, message: wire.GiveUp, now: float, out: list[Command]) -> None:
-        trial = losses.give_up(self.state, message, now, out)
+    def _give_up(self, turn: Turn, message: wire.GiveUp) -> None:
+        trial = losses.give_up(turn, message)
         if trial is not None:
             if trial.state == "failed":
-                failures.failed(self.state, trial, message.reason, now)
+                failures.failed(self.state, trial, message.reason, turn.now)
             self._ends.reservations(self.state.studies[trial.study], only_impossible=True)
-            self._scheduler.schedule(now, out)
+            self._scheduler.schedule(turn)
 
-    def _released(
-        self, lease: Lease, trial: LiveTrial, message: wire.Released, now: float, out: list[Command]
-    ) -> None:
+    def _released(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Released) -> None:
         slots = self.state.slots_of(lease)
-        self._ends.lease(lease, now, out)
-        self._ends.process(trial, now, out)
+        self._ends.lease(turn, lease)
+        self._ends.process(turn, trial)
         if message.outgrown:
-            self._ends.room(slots, trial, "outgrew its memory on", now, out)
+            self._ends.room(turn, slots, trial, "outgrew its memory on")
         else:
             self.state.studies[trial.study].problem = message.reason
             detail = {"reason": message.reason}
-            out.append(self.state.event(trial.study, trial.number, "released", detail, now))
-        self._scheduler.schedule(now, out)
+            turn.log(trial.study, trial.number, "released", detail)
+        self._scheduler.schedule(turn)
 
-    def _drain(self, key: str, now: float, out: list[Command]) -> None:
+    def _drain(self, turn: Turn, key: str) -> None:
         study = self.state.studies.get(key)
         if study is None:
             return
         study.draining = True
         self._ends.reservations(study)
-        self._ends.withdrawn(study, now, out)
+        self._ends.withdrawn(turn, study)
         for lease in self.state.leases():
             if lease.study == key:
-                lease.deadline = now
-                self._scheduler.ask_to_yield(lease, now, out)
+                lease.deadline = turn.now
+                self._scheduler.ask_to_yield(turn, lease)
         for trial in study.trials.values():
             trial.stores = trial.stores or trial.unwritten  # its folder may be there again
         for trial in study.parked:
-            self._memory.evict(trial, "disk", now, out)
+            self._memory.evict(turn, trial, "disk")
         for connection in study.idle:
-            out.append(Send(connection=connection, message=wire.Dismiss()))
+            turn.send(connection, wire.Dismiss())
         study.idle.clear()
 
     # -- studies -------------------------------------------------------------------------------
 
-    def _study_read(self, event: StudyRead, now: float, out: list[Command]) -> None:
-        study = admit_study(self.state, event, now, out)
+    def _study_read(self, turn: Turn, event: StudyRead) -> None:
+        study = admit_study(turn, event)
         connection, message = event.connection, event.message
         if isinstance(message, wire.Resume):
-            self._resume(study, connection, message, now, out)
+            self._resume(turn, study, connection, message)
             return
         reason = refusal(self.state, study, event)
         if reason is not None:
             pid = other_driver(self.state, study, event)
             refused = wire.Refused(reason=reason, driver_pid=pid)
-            out.append(Send(connection=connection, message=refused))
+            turn.send(connection, refused)
             self._forget_unattended(study)
             return
         if isinstance(message, wire.Register):
             is_new = message.number not in study.trials
             pid, key = self.state.clients[connection].pid, study.spec.key
-            self._recovery.empty_handed(pid, now, out, study=key, number=message.number)
-            trial = admit_trial(study, message.number, message.trial_id, now)
-            trial.register(connection, now)
+            self._recovery.empty_handed(turn, pid, study=key, number=message.number)
+            trial = admit_trial(study, message.number, message.trial_id, turn.now)
+            trial.register(connection, turn.now)
             if is_new:
-                out.append(_event_log.admitted(self.state, trial, now))
-            save(self.state, trial, now, out)
+                _event_log.admitted(turn, trial)
+            turn.save(trial)
         else:
             known = set(study.trials)
-            changed = take_charge(self.state, study, connection, message, now)
-            new = [trial for trial in changed if trial.number not in known]
-            out.extend(_event_log.admitted(self.state, trial, now) for trial in new)
+            changed = take_charge(self.state, study, connection, message, turn.now)
+            for trial in changed:
+                if trial.number not in known:
+                    _event_log.admitted(turn, trial)
             described = self.state.clients[connection].described.pop(study.spec.key, {})
             for number, params in described.items():
                 if number in study.trials:
                     study.trials[number].params = params
             for trial in changed:
-                save(self.state, trial, now, out)
+                turn.save(trial)
             recount(self.state, study)
         self.state.clients[connection].study = study.spec.key
         for ready in self.state.early.pop(study.spec.key, []):
-            self._ready(ready, wire.Ready(study=study.spec.key), now, out)
-        self._scheduler.schedule(now, out)
+            self._ready(turn, ready, wire.Ready(study=study.spec.key))
+        self._scheduler.schedule(turn)
 
-    def _resume(
-        self, study: Study, connection: int, message: wire.Resume, now: float, out: list[Command]
-    ) -> None:
+    def _resume(self, turn: Turn, study: Study, connection: int, message: wire.Resume) -> None:
         """Let a process go on with what an earlier broker gave it, or refuse it."""
         client, key = self.state.clients[connection], study.spec.key
-        problem = self._recovery.resume(study, connection, message, now, out)
+        problem = self._recovery.resume(turn, study, connection, message)
         if problem is None:
             client.study = key
             if client.role == "worker":
                 study.workers.add(connection)
             if message.parked is not None:
-                self._parking.stands(connection, message.parked, now, out)
+                self._parking.stands(turn, connection, message.parked)
                 trial = study.trials[message.number or 0]
                 if message.asked and trial.asked is None and trial.connection is not None:
-                    trial.ask(message.asked, now)
+                    trial.ask(message.asked, turn.now)
             if study.draining:
-                self._drain(key, now, out)
+                self._drain(turn, key)
         else:
             reason = f"{problem} Ask for another lease, or end."
-            out.append(Send(connection=connection, message=wire.Refused(reason=reason)))
+            turn.send(connection, wire.Refused(reason=reason))
             if client.role == "worker":
-                out.append(Kill(connection=connection, pid=client.pid, reason=problem))
+                turn.kill(connection, client.pid, problem)
             self._forget_unattended(study)
-        self._scheduler.schedule(now, out)
+        self._scheduler.schedule(turn)
 
     def _forget_unattended(self, study: Study) -> None:
         if not study.attended:
@@ -468,24 +455,24 @@ class EventHandler:
         if client.role in ("worker", "plain"):
             self._recovery.met(client.pid)
 
-    def _disconnected(self, event: Disconnected, now: float, out: list[Command]) -> None:
+    def _disconnected(self, turn: Turn, event: Disconnected) -> None:
         # Of clients that leave together only the last one leads to a decision.
-        self._owes_decision |= self._gone(event.connection, now, out)
+        self._owes_decision |= self._gone(turn, event.connection)
         if self._owes_decision and not event.more:
             self._owes_decision = False
-            self._scheduler.schedule(now, out)
+            self._scheduler.schedule(turn)
 
-    def _gone(self, connection: int, now: float, out: list[Command]) -> bool:
+    def _gone(self, turn: Turn, connection: int) -> bool:
         """Remove a client; True if devices may have to be decided about."""
         if connection in self.state.awaited:
-            self._recovery.gone(connection, now, out)
+            self._recovery.gone(turn, connection)
             return True
         client = self.state.clients.get(connection)
         if client is not None:
-            self._lose_trials(connection, now, out)
+            self._lose_trials(turn, connection)
             del self.state.clients[connection]
-            self._recovery.lost(client.pid, now, out)
-            self._wishes.gone(client, now, out)
+            self._recovery.lost(turn, client.pid)
+            self._wishes.gone(turn, client)
         for key, waiting in list(self.state.early.items()):
             if connection in waiting:
                 waiting.remove(connection)
@@ -499,16 +486,16 @@ class EventHandler:
             study.idle.remove(connection)
         if study.driver == connection:
             study.driver, study.unstarted = None, 0
-            losses.forget(self.state, study, now, out)
+            losses.forget(turn, study)
         self._ends.reservations(study, only_impossible=True)
         self._forget_unattended(study)
         return True
 
-    def _lose_trials(self, connection: int, now: float, out: list[Command]) -> None:
+    def _lose_trials(self, turn: Turn, connection: int) -> None:
         """Handle the end of the process that trained a trial, or waited with one."""
         for lease in self.state.leases():
             if lease.connection == connection:
-                self._ends.holder(lease, now, out)
+                self._ends.holder(turn, lease)
         for trial in self.state.trials():
             if trial.connection == connection:
-                self._ends.lost(trial, connection, now, out)
+                self._ends.lost(turn, trial, connection)

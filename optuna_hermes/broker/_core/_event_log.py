@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from optuna_hermes.broker._core._broker_state import BrokerState, Lease
+from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Ended, Report
-from optuna_hermes.ledger._base import EventRecord
 from optuna_hermes.model import TierName, Wish
 
 ROUTINE = frozenset({"granted", "suspended", "evicted", "moved", "batch size"})
@@ -19,20 +19,17 @@ POWER = frozenset({"powered down", "powered up", "power-down failed", "power-up 
 _ORDER: tuple[TierName, ...] = ("resident", "host", "disk")
 
 
-def admitted(state: BrokerState, trial: LiveTrial, now: float) -> EventRecord:
-    """Event: a trial has come into the ``BrokerState`` for the first time."""
+def admitted(turn: Turn, trial: LiveTrial) -> None:
+    """Log that the broker sees a trial for the first time."""
     detail = {} if trial.device is None else {"device": trial.device, "epoch": trial.epoch}
-    return state.event(trial.study, trial.number, "admitted", detail, now)
+    turn.log(trial.study, trial.number, "admitted", detail)
 
 
-def granted(
-    state: BrokerState, trial: LiveTrial, lease: Lease, came_from: str | None, now: float
-) -> list[EventRecord]:
-    """Events: a trial has a device again, maybe on another host than before."""
-    events = []
-    if came_from not in (None, state.host):
-        detail = {"host": state.host, "from": came_from}
-        events.append(state.event(trial.study, trial.number, "carried on", detail, now))
+def granted(turn: Turn, trial: LiveTrial, lease: Lease, came_from: str | None) -> None:
+    """Log that a trial has a device again, maybe on another host than before."""
+    host = turn.state.host
+    if came_from not in (None, host):
+        turn.log(trial.study, trial.number, "carried on", {"host": host, "from": came_from})
     grant: dict[str, Any] = {
         "device": lease.device,
         "from": lease.from_tier,
@@ -40,80 +37,69 @@ def granted(
     }
     if len(lease.devices) > 1:
         grant["devices"] = list(lease.devices)
-    events.append(state.event(trial.study, trial.number, "granted", grant, now))
-    return events
+    turn.log(trial.study, trial.number, "granted", grant)
 
 
-def resumed(state: BrokerState, trial: LiveTrial, now: float) -> EventRecord:
-    """Event: a trial goes on, or waits on, with another broker than before."""
+def resumed(turn: Turn, trial: LiveTrial) -> None:
+    """Log that a trial goes on, or waits on, with another broker than before."""
     detail = {"device": trial.device, "epoch": trial.epoch, "state": trial.state}
-    return state.event(trial.study, trial.number, "resumed", detail, now)
+    turn.log(trial.study, trial.number, "resumed", detail)
 
 
-def suspended(state: BrokerState, trial: LiveTrial, tier: TierName, now: float) -> EventRecord:
-    """Event: a trial has given its device back."""
+def suspended(turn: Turn, trial: LiveTrial, tier: TierName) -> None:
+    """Log that a trial has given its device back."""
     detail = {"tier": tier, "device": trial.device, "units": trial.curve.units}
-    return state.event(trial.study, trial.number, "suspended", detail, now)
+    turn.log(trial.study, trial.number, "suspended", detail)
 
 
-def resized(
-    state: BrokerState, trial: LiveTrial, before: int, size: int, now: float
-) -> EventRecord:
-    """Event: the batches of a trial have another size from here on."""
+def resized(turn: Turn, trial: LiveTrial, before: int, size: int) -> None:
+    """Log that the batches of a trial have another size from here on."""
     detail = {"from": before, "to": size, "device": trial.device, "units": trial.curve.units}
-    return state.event(trial.study, trial.number, "batch size", detail, now)
+    turn.log(trial.study, trial.number, "batch size", detail)
 
 
-def moved(state: BrokerState, trial: LiveTrial, tier: TierName, now: float) -> list[EventRecord]:
-    """Event: a parked trial is in another tier than before, ``evicted`` if that is a lower one."""
+def moved(turn: Turn, trial: LiveTrial, tier: TierName) -> None:
+    """Log that a parked trial changes its tier, as ``evicted`` if the new one is lower."""
     before = trial.tier
     if before is None or before == tier:
-        return []
+        return
     kind = "evicted" if _ORDER.index(tier) > _ORDER.index(before) else "moved"
     detail = {"tier": tier, "from": before, "device": trial.device}
-    return [state.event(trial.study, trial.number, kind, detail, now)]
+    turn.log(trial.study, trial.number, kind, detail)
 
 
-def went_back(
-    state: BrokerState, lease: Lease, trial: LiveTrial, message: Report, now: float
-) -> list[EventRecord]:
-    """Event: a trial from disk reports a known unit again, so it took an older checkpoint."""
+def went_back(turn: Turn, lease: Lease, trial: LiveTrial, message: Report) -> None:
+    """Log that a trial from disk reports a known unit again: it took an older checkpoint."""
     newest = trial.checkpoints[-1] if trial.checkpoints else None
     if lease.reported or lease.from_tier != "disk" or newest is None:
-        return []
-    if message.unit > newest.units:
-        return []
-    detail = {"path": newest.path, "units": newest.units, "went_back_to": message.unit - 1}
-    return [state.event(trial.study, trial.number, "checkpoint unreadable", detail, now)]
+        return
+    if message.unit <= newest.units:
+        detail = {"path": newest.path, "units": newest.units, "went_back_to": message.unit - 1}
+        turn.log(trial.study, trial.number, "checkpoint unreadable", detail)
 
 
-def killed(
-    state: BrokerState, trial: LiveTrial | None, pid: int, reason: str, now: float
-) -> list[EventRecord]:
-    """Event: the process of a trial is sent SIGKILL."""
-    if trial is None:
-        return []
-    detail = {"pid": pid, "device": trial.device, "reason": reason}
-    return [state.event(trial.study, trial.number, "killed", detail, now)]
+def killed(turn: Turn, trial: LiveTrial | None, pid: int, reason: str) -> None:
+    """Log that the process of a trial is sent SIGKILL."""
+    if trial is not None:
+        detail = {"pid": pid, "device": trial.device, "reason": reason}
+        turn.log(trial.study, trial.number, "killed", detail)
 
 
-def lost(state: BrokerState, trial: LiveTrial, now: float) -> EventRecord:
-    """Event: the process of a trial is gone without notice; made while the trial still has it."""
+def lost(turn: Turn, trial: LiveTrial) -> None:
+    """Log that the process of a trial is gone without notice, while the trial still has it."""
     detail = {"device": trial.device, "units": trial.curve.units}
-    return state.event(trial.study, trial.number, "process lost", detail, now)
+    turn.log(trial.study, trial.number, "process lost", detail)
 
 
-def ended(state: BrokerState, trial: LiveTrial, message: Ended, now: float) -> EventRecord:
-    """Event: a trial is over, ``failed`` if its own code raised."""
+def ended(turn: Turn, trial: LiveTrial, message: Ended) -> None:
+    """Log that a trial is over, ``failed`` if its own code raised."""
     if message.state == "failed":
         detail = {} if message.error is None else {"error": message.error}
-        return state.event(trial.study, trial.number, "failed", detail, now)
-    return state.event(trial.study, trial.number, "finished", {"units": trial.curve.units}, now)
+        turn.log(trial.study, trial.number, "failed", detail)
+    else:
+        turn.log(trial.study, trial.number, "finished", {"units": trial.curve.units})
 
 
-def wished(
-    state: BrokerState, trial: LiveTrial, before: Wish | None, wish: Wish | None, now: float
-) -> EventRecord:
-    """Event: the override of a trial has changed."""
-    kind = f"no longer {before}" if wish is None else wish
-    return state.event(trial.study, trial.number, kind, {}, now)
+def wished(turn: Turn, trial: LiveTrial, before: Wish | None, wish: Wish | None) -> None:
+    """Log that the override of a trial has changed."""
+    turn.log(trial.study, trial.number, f"no longer {before}" if wish is None else wish, {})

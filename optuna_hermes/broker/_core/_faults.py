@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
-from optuna_hermes.broker._core._events import Command, Kill
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._scheduler import Scheduler
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.model import Device
 
@@ -21,7 +21,7 @@ class Faults:
         self._memory = memory
         self._scheduler = scheduler
 
-    def polled(self, devices: Sequence[Device], now: float, out: list[Command]) -> None:
+    def polled(self, turn: Turn, devices: Sequence[Device]) -> None:
         """Take in a reading of the devices. Runs that can go on elsewhere leave a broken one."""
         for device in devices:
             slot = self._state.slots.get(device.id)
@@ -29,42 +29,42 @@ class Faults:
                 continue
             was, slot.device = slot.device, device
             if device.healthy and not was.healthy:
-                self._tell(slot, "device back", "", now, out)
+                self._tell(turn, slot, "device back", "")
             elif not device.healthy and (was.healthy or device.lost > was.lost):
-                self._tell(slot, "device lost", device.problem, now, out)
+                self._tell(turn, slot, "device lost", device.problem)
             if not device.healthy:  # each time: a trial that was moving may have stayed
-                self._leave(slot, now, out)
+                self._leave(turn, slot)
 
-    def reported(self, heard: Iterable[Xid], now: float, out: list[Command]) -> None:
+    def reported(self, turn: Turn, heard: Iterable[Xid]) -> None:
         """Add an event for each XID that a trial has caused on its device."""
         for xid in heard:
             slot = self._state.slots.get(xid.device)
             trial = self._state.trial_of(slot.lease) if slot and slot.lease else None
             if trial is not None and xid.is_of_program:
                 detail = {"device": xid.device, "xid": xid.code, "reason": f"{xid} was reported."}
-                out.append(self._state.event(trial.study, trial.number, "xid", detail, now))
+                turn.log(trial.study, trial.number, "xid", detail)
 
-    def _tell(self, slot: Slot, kind: str, reason: str, now: float, out: list[Command]) -> None:
+    def _tell(self, turn: Turn, slot: Slot, kind: str, reason: str) -> None:
         """Add an event to each study that is served: it had this device, or could have got it."""
         holder = None if slot.lease is None else self._state.trial_of(slot.lease)
         detail = {"device": slot.device.id} | ({"reason": reason} if reason else {})
         for key in self._state.studies:
             number = holder.number if holder and holder.study == key else None
-            out.append(self._state.event(key, number, kind, detail, now))
+            turn.log(key, number, kind, detail)
 
-    def _leave(self, slot: Slot, now: float, out: list[Command]) -> None:
+    def _leave(self, turn: Turn, slot: Slot) -> None:
         if slot.reservation is not None:
             self._state.unreserve(slot.reservation)
         if slot.lease is not None:
             trial = self._state.trial_of(slot.lease)
-            if trial is None or (not self._end(slot, trial, out) and trial.stores):
-                self._scheduler.ask_to_yield(slot.lease, now, out, to_disk=True)
+            if trial is None or (not self._end(turn, slot, trial) and trial.stores):
+                self._scheduler.ask_to_yield(turn, slot.lease, to_disk=True)
         for trial in self._state.parked_on(slot):
-            if self._end(slot, trial, out) or trial.asked or not trial.stores:
+            if self._end(turn, slot, trial) or trial.asked or not trial.stores:
                 continue
-            self._memory.evict(trial, "disk", now, out)
+            self._memory.evict(turn, trial, "disk")
 
-    def _end(self, slot: Slot, trial: LiveTrial, out: list[Command]) -> bool:
+    def _end(self, turn: Turn, slot: Slot, trial: LiveTrial) -> bool:
         """Kill a worker from whose process nothing can be saved; True if it was killed.
 
         Its trial goes on elsewhere from its last checkpoint. Processes of users are left alone.
@@ -74,5 +74,5 @@ class Faults:
         if saved or client is None or client.role != "worker":
             return False
         reason = f"{slot.device.id} is broken and nothing of its trial could be saved"
-        out.append(Kill(connection=trial.connection or 0, pid=client.pid, reason=reason))
+        turn.kill(trial.connection or 0, client.pid, reason)
         return True

@@ -7,10 +7,9 @@ from typing import Any
 
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._broker_state import BrokerState, Client
-from optuna_hermes.broker._core._events import Command
 from optuna_hermes.broker._core._live_trial import MOST_LOSSES, LiveTrial
-from optuna_hermes.broker._core._rows import save
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Ended, GiveUp
 
 TOGETHER_SECONDS = 5.0
@@ -32,12 +31,16 @@ def count(state: BrokerState, trial: LiveTrial, client: Client, now: float) -> N
         trial.lost_at, trial.lost_pid, trial.hung = now, client.pid, client.hung
 
 
-def forget(state: BrokerState, study: Study, now: float, out: list[Command]) -> None:
+def forget(turn: Turn, study: Study) -> None:
     """Take back recent losses: a driver that ends may have ended its workers too."""
     for trial in study.trials.values():
-        if trial.live and trial.lost_at is not None and now - trial.lost_at <= TOGETHER_SECONDS:
+        if (
+            trial.live
+            and trial.lost_at is not None
+            and turn.now - trial.lost_at <= TOGETHER_SECONDS
+        ):
             trial.losses, trial.lost_at = trial.losses - 1, None
-            save(state, trial, now, out)
+            turn.save(trial)
 
 
 def shown(study: Study) -> Iterator[dict[str, Any]]:
@@ -55,22 +58,20 @@ def shown(study: Study) -> Iterator[dict[str, Any]]:
             }
 
 
-def give_up(
-    state: BrokerState, message: GiveUp, now: float, out: list[Command]
-) -> LiveTrial | None:
+def give_up(turn: Turn, message: GiveUp) -> LiveTrial | None:
     """Close a trial that is given up, as its driver has told Optuna.
 
     Returns:
         The trial, None if it was not given up, or is over.
     """
-    study = state.studies.get(message.study)
+    study = turn.state.studies.get(message.study)
     trial = None if study is None else study.trials.get(message.number)
     if study is None or trial is None or not trial.live or trial.connection is not None:
         return None
     if not trial.given_up or study.is_elsewhere(trial):
         return None
     trial.end(message.state)
-    save(state, trial, now, out)
+    turn.save(trial)
     ended = Ended(epoch=trial.epoch, state=message.state, error=message.reason)
-    out.append(_event_log.ended(state, trial, ended, now))
+    _event_log.ended(turn, trial, ended)
     return trial

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from optuna_hermes.broker._core import _residency as residency
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
-from optuna_hermes.broker._core._events import Command, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Evict, Recall
 from optuna_hermes.model import TierName
 
@@ -39,19 +39,17 @@ class MemoryManager:
         self._state = state
         self._wanted_last = wanted_last
 
-    def tier_to_leave(
-        self, slots: Iterable[Slot], trial: LiveTrial, now: float, out: list[Command]
-    ) -> TierName:
+    def tier_to_leave(self, turn: Turn, slots: Iterable[Slot], trial: LiveTrial) -> TierName:
         """Tier by which ``trial`` leaves its devices; others that have to go are asked now."""
         if self._state.studies[trial.study].draining:
             # Its process ends with the study: only a checkpoint remains.
             return "disk" if trial.stores else "resident"
         tier: TierName = "resident"
         for slot in slots:
-            moves = self._moves(slot, [trial], now)
+            moves = self._moves(slot, [trial], turn.now)
             wish = moves.pop(_id(trial), tier)
             tier = tier if tier == "disk" else wish
-            self._evict_all(moves, now, out)
+            self._evict_all(turn, moves)
         return tier
 
     def usable(self, slot: Slot) -> bool:
@@ -71,7 +69,7 @@ class MemoryManager:
             "find them where they can, and wait for them or end them"
         )
 
-    def ready(self, slot: Slot, now: float, out: list[Command]) -> bool:
+    def ready(self, turn: Turn, slot: Slot) -> bool:
         """True if an empty device can be granted to its reservation.
 
         If not, trials that can make room are asked to. A device whose memory does not suffice is
@@ -89,11 +87,11 @@ class MemoryManager:
         enough = self._is_alone(slot, study, trial) if alone else room and sure
         if enough and room is not False:
             return True
-        if self._is_moving(slot) or self._is_settling(slot, study, trial, now):
+        if self._is_moving(slot) or self._is_settling(slot, study, trial, turn.now):
             return False
-        moves = self._moves(slot, [], now)
+        moves = self._moves(slot, [], turn.now)
         if moves:
-            self._evict_all(moves, now, out)
+            self._evict_all(turn, moves)
             return False
         return True
 
@@ -111,17 +109,17 @@ class MemoryManager:
             return False
         return bool(self._has_room(slot, self._state.studies[trial.study], trial))
 
-    def evict(self, trial: LiveTrial, tier: TierName, now: float, out: list[Command]) -> None:
+    def evict(self, turn: Turn, trial: LiveTrial, tier: TierName) -> None:
         """Ask a parked trial, which has no open request, to go to a lower tier."""
         assert trial.connection is not None
-        trial.ask(tier, now)
-        out.append(Send(connection=trial.connection, message=Evict(epoch=trial.epoch, tier=tier)))
+        trial.ask(tier, turn.now)
+        turn.send(trial.connection, Evict(epoch=trial.epoch, tier=tier))
 
-    def recall(self, trial: LiveTrial, now: float, out: list[Command]) -> None:
+    def recall(self, turn: Turn, trial: LiveTrial) -> None:
         """Ask a trial in host memory, which has no open request, to come back."""
         assert trial.connection is not None
-        trial.ask("resident", now)
-        out.append(Send(connection=trial.connection, message=Recall(epoch=trial.epoch)))
+        trial.ask("resident", turn.now)
+        turn.send(trial.connection, Recall(epoch=trial.epoch))
 
     def left(self, devices: Iterable[str], now: float) -> None:
         """Note that a process has left the memory of devices, or is gone."""
@@ -186,11 +184,9 @@ class MemoryManager:
         free = (trial for trial in trials if trial.asked is None and _id(trial) not in wanted)
         return [_sitter(trial) for trial in free]
 
-    def _evict_all(
-        self, moves: dict[residency.TrialId, TierName], now: float, out: list[Command]
-    ) -> None:
+    def _evict_all(self, turn: Turn, moves: dict[residency.TrialId, TierName]) -> None:
         for (study, number), tier in moves.items():
-            self.evict(self._state.studies[study].trials[number], tier, now, out)
+            self.evict(turn, self._state.studies[study].trials[number], tier)
 
     # -- who is there --------------------------------------------------------------------------
 
@@ -258,7 +254,7 @@ class MemoryManager:
         going = [c for c in self._state.clients.values() if slot.device.id in c.leaving]
         return unclaimed - free - CONTEXT_BYTES * (len(here) + len(going))
 
-    def warn(self, slot: Slot, now: float, out: list[Command]) -> None:
+    def warn(self, turn: Turn, slot: Slot) -> None:
         """Add an event if a device is granted whose memory does not suffice for its reservation."""
         study, trial = self._next(slot)
         free, missing = self.free_bytes(slot), _missing(slot, study, trial)
@@ -271,7 +267,7 @@ class MemoryManager:
         )
         number = None if trial is None else trial.number
         detail = {"device": slot.device.id, "reason": reason}
-        out.append(self._state.event(study.spec.key, number, "no room", detail, now))
+        turn.log(study.spec.key, number, "no room", detail)
 
 
 def size(count: int | None) -> str:

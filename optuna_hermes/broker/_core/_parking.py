@@ -7,10 +7,9 @@ from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
 from optuna_hermes.broker._core._ends import Ends
-from optuna_hermes.broker._core._events import Command, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
-from optuna_hermes.broker._core._rows import save
+from optuna_hermes.broker._core._turn import Turn
 
 
 class Suspensions:
@@ -41,34 +40,32 @@ class Suspensions:
                     return trial
         return None
 
-    def stands(self, connection: int, message: wire.Parked, now: float, out: list[Command]) -> None:
+    def stands(self, turn: Turn, connection: int, message: wire.Parked) -> None:
         """Handle the message of a trial that waits in a tier."""
         slot = self._state.slot_of(message.epoch)
         trial = self.trial_of(connection, message.epoch, slot)
         if trial is None:
             return
         if message.checkpoint is not None:
-            progress.keep(self._state, trial, message.checkpoint, now, out)
+            progress.keep(turn, trial, message.checkpoint)
         if slot is None or slot.lease is None:
-            out.extend(_event_log.moved(self._state, trial, message.tier, now))
-            self._put(trial, message, now)
+            _event_log.moved(turn, trial, message.tier)
+            self._put(trial, message, turn.now)
         else:
             lease, slots = slot.lease, self._state.slots_of(slot.lease)
-            out.append(_event_log.suspended(self._state, trial, message.tier, now))
-            self._stopped(lease, trial, message, now, out)
-            self._put(trial, message, now)
+            _event_log.suspended(turn, trial, message.tier)
+            self._stopped(turn, lease, trial, message)
+            self._put(trial, message, turn.now)
             if _came_not_back(lease):
-                self._ends.room(slots, trial, "could not come back to", now, out)
-        save(self._state, trial, now, out)
+                self._ends.room(turn, slots, trial, "could not come back to")
+        turn.save(trial)
         if message.checkpoint is not None:
             kept = wire.Kept(path=message.checkpoint.path)
-            out.append(Send(connection=connection, message=kept))
+            turn.send(connection, kept)
         if self._state.studies[trial.study].draining and trial.state == "parked" and trial.stores:
-            self._memory.evict(trial, "disk", now, out)
+            self._memory.evict(turn, trial, "disk")
 
-    def _stopped(
-        self, lease: Lease, trial: LiveTrial, message: wire.Parked, now: float, out: list[Command]
-    ) -> None:
+    def _stopped(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Parked) -> None:
         """End a lease whose trial is suspended."""
         spent = message.suspend_seconds * len(lease.devices)
         study = self._state.studies[trial.study]
@@ -76,10 +73,10 @@ class Suspensions:
         if message.tier == "disk":
             study.measure_leaving(message.suspend_seconds)
         trial.suspensions += 1
-        trial.waiting_since = now
+        trial.waiting_since = turn.now
         trial.needs(message.held_bytes)
         trial.stores = trial.moves = True  # as far as it says so
-        self._ends.lease(lease, now, out)
+        self._ends.lease(turn, lease)
 
     def _put(self, trial: LiveTrial, message: wire.Parked, now: float) -> None:
         if message.tier == "disk":

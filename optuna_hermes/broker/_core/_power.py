@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
-from optuna_hermes.broker._core._events import Command, PowerSwitched, SwitchPower
+from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
+from optuna_hermes.broker._core._turn import Turn
 
 RETRY_SECONDS = 60.0
 """Time for which a device is left alone after a command for it has failed."""
@@ -33,7 +34,7 @@ class Power:
                 self._state.slots[id_].power = "off"
                 self._state.slots[id_].spare = True
 
-    def look(self, now: float, out: list[Command]) -> None:
+    def look(self, turn: Turn) -> None:
         """Power down what no policy wants, and wake what one does.
 
         A device goes only with nothing on it, none on the way to it, and no policy that wants
@@ -47,23 +48,23 @@ class Power:
         for id_, slot in self._state.slots.items():
             if studies:
                 slot.spare = all(id_ in study.powered_down for study in studies)
-            if now < slot.power_retry_at:
+            if turn.now < slot.power_retry_at:
                 continue
             if slot.power == "on" and slot.spare and self._is_empty(slot):
                 slot.power = "going"
-                out.append(SwitchPower(device=id_, up=False))
+                turn.add(SwitchPower(device=id_, up=False))
             elif slot.power == "off" and not slot.spare:
                 slot.power = "coming"
-                out.append(SwitchPower(device=id_, up=True))
+                turn.add(SwitchPower(device=id_, up=True))
 
-    def switched(self, event: PowerSwitched, now: float, out: list[Command]) -> None:
+    def switched(self, turn: Turn, event: PowerSwitched) -> None:
         """Handle the end of a command; a device that did not go down is used as before."""
         slot = self._state.slots[event.device]
         # A failed command leaves the device as it was: up if it was to go down.
         is_up = event.up != bool(event.problem)
         slot.power = "on" if is_up else "off"
         slot.power_problem = event.problem if event.up else ""
-        slot.power_retry_at = now + RETRY_SECONDS if event.problem else 0.0
+        slot.power_retry_at = turn.now + RETRY_SECONDS if event.problem else 0.0
         if is_up:  # what was read of it is old
             slot.device = replace(slot.device, free=False)
         done, failed = ("powered up", "power-up") if event.up else ("powered down", "power-down")
@@ -72,7 +73,7 @@ class Power:
         if event.problem:
             detail["reason"] = event.problem
         for key in self._state.studies:
-            out.append(self._state.event(key, None, kind, detail, now))
+            turn.log(key, None, kind, detail)
 
     def _holds(self, key: str) -> bool:
         return any(slot.lease and slot.lease.study == key for slot in self._state.slots.values())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
-from optuna_hermes.broker._core._events import Command, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Prepare
 
 
@@ -40,36 +40,36 @@ class Prefetch:
             return None
         return lease.deadline - lead
 
-    def look(self, now: float, out: list[Command]) -> None:
+    def look(self, turn: Turn) -> None:
         """Look ahead where it is time to."""
         if self._state.recovering:
             return
         for lease in self._state.leases():
             due = self.due(lease)
-            if due is not None and due <= now < lease.deadline:
+            if due is not None and due <= turn.now < lease.deadline:
                 lease.looked = True
                 slots = self._state.slots_of(lease)
-                self._look(self._state.studies[lease.study], slots, now, out)
+                self._look(turn, self._state.studies[lease.study], slots)
 
-    def _look(self, study: Study, slots: Sequence[Slot], now: float, out: list[Command]) -> None:
-        decision = self._policy_runner.decide(study, slots, now)
+    def _look(self, turn: Turn, study: Study, slots: Sequence[Slot]) -> None:
+        decision = self._policy_runner.decide(study, slots, turn.now)
         number = next((a.trial for a in decision.assignments), None)
         trial = None if number is None else study.trials[number]
         if trial is None or trial.asked is not None:
             return
         if trial.tier == "disk" and trial.connection is None:
-            self._prepare(study, trial, out)
+            self._prepare(turn, study, trial)
         elif trial.tier == "host" and self._memory.fits_beside(slots[0], trial):
-            self._memory.recall(trial, now, out)
+            self._memory.recall(turn, trial)
 
-    def _prepare(self, study: Study, trial: LiveTrial, out: list[Command]) -> None:
+    def _prepare(self, turn: Turn, study: Study, trial: LiveTrial) -> None:
         """Let a worker that waits read a checkpoint; it gets that trial if it is free then."""
         connection = worker_for(self._state, study, trial)
         if connection is None or self._state.clients[connection].prepared == trial.number:
             return
         self._state.clients[connection].prepared = trial.number
         message = Prepare(number=trial.number, checkpoints=tuple(reversed(trial.checkpoints)))
-        out.append(Send(connection=connection, message=message))
+        turn.send(connection, message)
 
 
 def worker_for(state: BrokerState, study: Study, trial: LiveTrial | None) -> int | None:

@@ -8,44 +8,42 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._admission import KEPT_CHECKPOINTS, admit_trial
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease
-from optuna_hermes.broker._core._events import Command, DropCheckpoint, Kill, NameLease, Send
+from optuna_hermes.broker._core._events import DropCheckpoint, NameLease
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._rows import claim, save
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
 from optuna_hermes.model import Curve, Speed
 
 
-def begin(
-    state: BrokerState, lease: Lease, message: wire.Begin, now: float, out: list[Command]
-) -> None:
+def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
     """Bind a lease to the trial, new or stored, that its holder has found."""
     if lease.number not in (None, message.number):
         return
-    study = state.studies[lease.study]
+    study = turn.state.studies[lease.study]
     is_new = message.number not in study.trials
-    trial = admit_trial(study, message.number, message.trial_id, now)
+    trial = admit_trial(study, message.number, message.trial_id, turn.now)
     if not trial.live or _is_taken(study, trial, lease):
         lease.refused = True
         # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
-        pid = state.clients[lease.connection].pid
+        pid = turn.state.clients[lease.connection].pid
         what = "another process trains" if trial.live else "nobody has to train"
         reason = f"{what} trial {trial.number} any more"
-        out.append(Kill(connection=lease.connection, pid=pid, reason=reason))
-        out.extend(_event_log.killed(state, trial, pid, reason, now))
+        turn.kill(lease.connection, pid, reason)
+        _event_log.killed(turn, trial, pid, reason)
         return
-    claim(state, trial, out)
-    trial.start(lease, state.host)
+    turn.claim(trial)
+    trial.start(lease, turn.state.host)
     if is_new:
-        out.append(_event_log.admitted(state, trial, now))
+        _event_log.admitted(turn, trial)
     if lease.number is None:
         lease.number = message.number
         trial.slices += 1
         counted = study.was_counted(trial.number) if lease.adopted else not is_new
         if counted and study.unstarted is not None:
             study.unstarted += 1  # its driver knew of it, so it is not one of those left
-        out.append(NameLease(study=lease.study, epoch=lease.epoch, number=trial.number))
-    save(state, trial, now, out)
+        turn.add(NameLease(study=lease.study, epoch=lease.epoch, number=trial.number))
+    turn.save(trial)
 
 
 def _is_taken(study: Study, trial: LiveTrial, lease: Lease) -> bool:
@@ -73,22 +71,15 @@ def training(
         study.switches += 1
 
 
-def report(
-    state: BrokerState,
-    lease: Lease,
-    trial: LiveTrial,
-    message: wire.Report,
-    now: float,
-    out: list[Command],
-) -> None:
+def report(turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Report) -> None:
     """Add a unit; one that is reported late may be known."""
     if message.age_seconds and has_reported(trial, message):
         return
-    out.extend(_event_log.went_back(state, lease, trial, message, now))
+    _event_log.went_back(turn, lease, trial, message)
     lease.reported = True
     trial.units_left, trial.params = message.units_left, message.params or trial.params
-    then = now - message.age_seconds
-    add_report(state, trial, max(0.0, lease.device_seconds(then)), message, now, out)
+    then = turn.now - message.age_seconds
+    add_report(turn, trial, max(0.0, lease.device_seconds(then)), message)
 
 
 def has_reported(trial: LiveTrial, message: wire.Report) -> bool:
@@ -100,23 +91,15 @@ def has_reported(trial: LiveTrial, message: wire.Report) -> bool:
     return known == message.value or (math.isnan(known) and math.isnan(message.value))
 
 
-def add_report(
-    state: BrokerState,
-    trial: LiveTrial,
-    held: float,
-    message: wire.Report,
-    now: float,
-    out: list[Command],
-) -> None:
+def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) -> None:
     """Add a report to curve and ledger; ``held`` is the device time of its lease until then."""
-    then = now - message.age_seconds
     seconds = trial.device_seconds + held
     trial.units += 1
     # A further unit: earlier losses of processes did not keep the trial from going on.
     if message.unit > trial.furthest:
         trial.furthest, trial.losses = message.unit, 0
     trial.curve = _with_report(trial.curve, message.unit, message.step, message.value, seconds)
-    out.append(
+    turn.add(
         ReportRecord(
             study=trial.study,
             number=trial.number,
@@ -124,20 +107,18 @@ def add_report(
             step=message.step,
             value=message.value,
             device_seconds=seconds,
-            at=then + state.wall_offset,
+            at=turn.wall - message.age_seconds,
         )
     )
 
 
-def stretches(
-    state: BrokerState, trial: LiveTrial, message: wire.Stretches, now: float, out: list[Command]
-) -> None:
+def stretches(turn: Turn, trial: LiveTrial, message: wire.Stretches) -> None:
     """Take the sizes of a trial's batches, with an event if the current one has changed."""
     sizes = message.sizes
     if not sizes.valid:
         return
     if trial.sizes is not None and trial.sizes.now != sizes.now:
-        out.append(_event_log.resized(state, trial, trial.sizes.now, sizes.now, now))
+        _event_log.resized(turn, trial, trial.sizes.now, sizes.now)
     take_sizes(trial, sizes)
 
 
@@ -154,35 +135,22 @@ def take_sizes(trial: LiveTrial, sizes: wire.BatchSizes) -> None:
     trial.speeds = tuple(sorted(speeds, key=lambda each: (each.devices, each.batch_size)))
 
 
-def saved(
-    state: BrokerState,
-    connection: int,
-    trial: LiveTrial,
-    message: wire.Saved,
-    now: float,
-    out: list[Command],
-) -> None:
+def saved(turn: Turn, connection: int, trial: LiveTrial, message: wire.Saved) -> None:
     """Add a checkpoint; it is acknowledged once the ledger has it."""
-    keep(state, trial, message.checkpoint, now, out)
-    save(state, trial, now, out)
+    keep(turn, trial, message.checkpoint)
+    turn.save(trial)
     kept = wire.Kept(path=message.checkpoint.path)
-    out.append(Send(connection=connection, message=kept))
+    turn.send(connection, kept)
 
 
-def keep(
-    state: BrokerState,
-    trial: LiveTrial,
-    checkpoint: wire.SavedCheckpoint,
-    now: float,
-    out: list[Command],
-) -> None:
+def keep(turn: Turn, trial: LiveTrial, checkpoint: wire.SavedCheckpoint) -> None:
     """Add a checkpoint to the ledger, unless it is there, and drop those that it replaces."""
     if any(each.path == checkpoint.path for each in trial.checkpoints):
         return
     for old in trial.checkpoints[: 1 - KEPT_CHECKPOINTS]:
-        out.append(DropCheckpoint(study=trial.study, path=old.path))
+        turn.add(DropCheckpoint(study=trial.study, path=old.path))
     trial.checkpoints = [*trial.checkpoints[1 - KEPT_CHECKPOINTS :], checkpoint]
-    out.append(
+    turn.add(
         CheckpointRecord(
             study=trial.study,
             number=trial.number,
@@ -190,7 +158,7 @@ def keep(
             units=checkpoint.units,
             size_bytes=checkpoint.size_bytes,
             sha256=checkpoint.sha256,
-            at=now + state.wall_offset,
+            at=turn.wall,
         )
     )
 

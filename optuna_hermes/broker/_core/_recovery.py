@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _progress as progress
-from optuna_hermes.broker._core._admission import end_orphan
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
-from optuna_hermes.broker._core._events import Command, Expected, Kill, Send
+from optuna_hermes.broker._core._events import Expected
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._rows import give_back, save
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._holder import Awaited, Holder
 from optuna_hermes.broker._protocol import Begin, Resume
 from optuna_hermes.ledger._base import LeaseRecord
@@ -52,16 +51,16 @@ class Recovery:
         for each in self._state.awaited.values():
             each.until = now + self._seconds
 
-    def end(self, now: float, out: list[Command]) -> None:
+    def end(self, turn: Turn) -> None:
         """Wait no longer for processes that had their time.
 
         A worker is killed, and what it has is free once it is gone. The process of a plain trial
         is its user's: what it has stays its own.
         """
         for connection, each in self._state.awaited.items():
-            if not each.late and now >= each.until:
+            if not each.late and turn.now >= each.until:
                 each.late = True
-                self._kill(connection, each, out)
+                self._kill(turn, connection, each)
 
     # -- processes that come, and go -----------------------------------------------------------
 
@@ -70,48 +69,42 @@ class Recovery:
         for each in self._of(pid).values():
             each.met = True
 
-    def lost(self, pid: int, now: float, out: list[Command]) -> None:
+    def lost(self, turn: Turn, pid: int) -> None:
         """Note that a process has hung up; it may have had no time to report what it has."""
         if any(client.pid == pid for client in self._state.clients.values()):
             return
         for connection, each in self._of(pid).items():
             each.met = False
             if each.ended:
-                self._let_go(connection, each, now, out)
+                self._let_go(turn, connection, each)
             elif each.late:
-                self._kill(connection, each, out)
+                self._kill(turn, connection, each)
 
-    def gone(self, connection: int, now: float, out: list[Command]) -> None:
+    def gone(self, turn: Turn, connection: int) -> None:
         """Handle the end of a process that is awaited."""
         each = self._state.awaited.get(connection)
         if each is not None and each.met:
             # Its last messages may be unread: ``lost`` follows when its connection ends.
             each.ended = True
         elif each is not None:
-            self._let_go(connection, each, now, out)
+            self._let_go(turn, connection, each)
 
-    def empty_handed(
-        self, pid: int, now: float, out: list[Command], *, study: str = "", number: int = -1
-    ) -> None:
+    def empty_handed(self, turn: Turn, pid: int, *, study: str = "", number: int = -1) -> None:
         """Release what a process had that waits for a lease: its grant never reached it.
 
         Args:
             pid: its process; a worker serves one trial.
-            now: seconds of the broker's clock.
-            out: commands are added here.
             study: with ``number`` says of which trial a process that serves several speaks.
             number: see ``study``.
         """
         for connection, each in self._of(pid).items():
             holder = each.holder
             if holder.role == "worker" or (holder.study, holder.number) == (study, number):
-                self._let_go(connection, each, now, out)
+                self._let_go(turn, connection, each)
 
     # -- going on ------------------------------------------------------------------------------
 
-    def resume(
-        self, study: Study, connection: int, message: Resume, now: float, out: list[Command]
-    ) -> str | None:
+    def resume(self, turn: Turn, study: Study, connection: int, message: Resume) -> str | None:
         """Let a process go on with what it has from an earlier broker.
 
         Returns:
@@ -124,29 +117,29 @@ class Recovery:
             if _is_about(message, each.holder):
                 known = True
                 counted = each.holder.energy_joules if _is_now(message, each.holder) else None
-                self._settle(awaited, each, now, out)
+                self._settle(turn, awaited, each)
         trial = None if message.number is None else study.trials.get(message.number)
         if trial is not None and lease is None and _is_on_disk(trial, message):
-            out.extend(_kept(connection, message))  # it only wanted to hear this, and leaves
+            _acknowledge(turn, connection, message)  # it only wanted to hear this, and leaves
             return None
         slots = self._slots(message)
         leased = any(slot.lease for slot in slots)
         if trial is not None and lease is not None and message.parked and leased:
-            out.append(end_orphan(self._state, lease, now))  # it has stopped, another one trains
+            turn.end_lease(lease)  # it has stopped, another one trains
             lease, known = None, True
         problem = self._problem(study, trial, lease, message, known)
         if problem is not None:
             if lease is not None:
-                out.append(end_orphan(self._state, lease, now))
+                turn.end_lease(lease)
             if trial is not None and known:
-                self._hear(trial, message, now, out)
-                save(self._state, trial, now, out)  # with the units it had not told of
+                self._hear(turn, trial, message)
+                turn.save(trial)  # with the units it had not told of
             return problem
         if lease is not None:
-            self._adopt(study, lease, connection, message, counted, now, out)
+            self._adopt(turn, study, lease, connection, message, counted)
         else:
             assert trial is not None
-            trial.come_back(connection, message.epoch, message.devices, now)
+            trial.come_back(connection, message.epoch, message.devices, turn.now)
         if message.number is not None:
             trial = study.trials[message.number]
             trial.units_left, trial.params = message.units_left, message.params or trial.params
@@ -158,9 +151,9 @@ class Recovery:
                 progress.take_sizes(trial, message.sizes)
             else:
                 trial.sizes = None
-            self._hear(trial, message, now, out)
-            out.append(_event_log.resumed(self._state, trial, now))
-            out.extend(_kept(connection, message))
+            self._hear(turn, trial, message)
+            _event_log.resumed(turn, trial)
+            _acknowledge(turn, connection, message)
         return None
 
     def _problem(
@@ -207,13 +200,12 @@ class Recovery:
 
     def _adopt(
         self,
+        turn: Turn,
         study: Study,
         record: LeaseRecord,
         connection: int,
         message: Resume,
         counted: float | None,
-        now: float,
-        out: list[Command],
     ) -> None:
         """Continue a lease of an earlier broker under its old epoch, for a slice from now."""
         lease = Lease(
@@ -222,11 +214,11 @@ class Recovery:
             number=record.number,
             devices=message.devices,
             connection=connection,
-            started=now - message.held_seconds,
-            slice_started=now,
-            deadline=now + study.spec.slice_seconds,
+            started=turn.now - message.held_seconds,
+            slice_started=turn.now,
+            deadline=turn.now + study.spec.slice_seconds,
             from_tier=None,
-            last_progress=now,
+            last_progress=turn.now,
             training=message.training,
             adopted=True,
             reported=bool(message.reports),
@@ -240,21 +232,21 @@ class Recovery:
             return
         trial_id = message.trial_id or 0
         begin = Begin(epoch=lease.epoch, number=message.number, trial_id=trial_id)
-        progress.begin(self._state, lease, begin, now, out)
+        progress.begin(turn, lease, begin)
         trial = study.trials[message.number]
         trial.stores = message.stores
         if message.asked is not None and message.parked is None:
             lease.yielding = message.asked
-            trial.ask(message.asked, now)
+            trial.ask(message.asked, turn.now)
 
-    def _hear(self, trial: LiveTrial, message: Resume, now: float, out: list[Command]) -> None:
+    def _hear(self, turn: Turn, trial: LiveTrial, message: Resume) -> None:
         """Take in the last reports and checkpoints of a process, as far as they are new."""
         for report in message.reports:
             if not progress.has_reported(trial, report):
                 held = max(0.0, _held(message) - report.age_seconds * len(message.devices))
-                progress.add_report(self._state, trial, held, report, now, out)
+                progress.add_report(turn, trial, held, report)
         for checkpoint in message.checkpoints:
-            progress.keep(self._state, trial, checkpoint, now, out)
+            progress.keep(turn, trial, checkpoint)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -263,20 +255,20 @@ class Recovery:
         awaited = self._state.awaited.items()
         return {connection: each for connection, each in awaited if each.holder.pid == pid}
 
-    def _kill(self, connection: int, each: Awaited, out: list[Command]) -> None:
+    def _kill(self, turn: Turn, connection: int, each: Awaited) -> None:
         if each.holder.role == "worker" and not each.met:
             reason = "it did not come back to the new broker"
-            out.append(Kill(connection=connection, pid=each.holder.pid, reason=reason))
+            turn.kill(connection, each.holder.pid, reason)
 
-    def _let_go(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
+    def _let_go(self, turn: Turn, connection: int, each: Awaited) -> None:
         """Release what a process had that is gone."""
-        self._settle(connection, each, now, out)
+        self._settle(turn, connection, each)
         study = self._state.studies.get(each.holder.study)
         trial = study.trials.get(each.holder.number or 0) if study else None
         if trial is not None and each.holder.number is not None:
-            give_back(self._state, trial, now, out)
+            turn.give_back(trial)
 
-    def _settle(self, connection: int, each: Awaited, now: float, out: list[Command]) -> None:
+    def _settle(self, turn: Turn, connection: int, each: Awaited) -> None:
         """End the wait for a process that is gone, or has reported: an orphaned lease is over."""
         del self._state.awaited[connection]
         holder = each.holder
@@ -288,7 +280,7 @@ class Recovery:
             return
         lease = study.orphans.pop(holder.epoch, None)
         if lease is not None:
-            out.append(end_orphan(self._state, lease, now))
+            turn.end_lease(lease)
         trial = None if holder.number is None else study.trials.get(holder.number)
         if trial is not None:
             trial.awaited = False
@@ -348,6 +340,6 @@ def _is_on_disk(trial: LiveTrial, message: Resume) -> bool:
     return stored is not None and any(each.path == stored.path for each in trial.checkpoints)
 
 
-def _kept(connection: int, message: Resume) -> list[Send]:
-    kept = (wire.Kept(path=checkpoint.path) for checkpoint in message.checkpoints)
-    return [Send(connection=connection, message=each) for each in kept]
+def _acknowledge(turn: Turn, connection: int, message: Resume) -> None:
+    for checkpoint in message.checkpoints:
+        turn.send(connection, wire.Kept(path=checkpoint.path))

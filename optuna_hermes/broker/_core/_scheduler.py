@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Reservation, Slot
-from optuna_hermes.broker._core._events import Command, SaveMemory, Send
+from optuna_hermes.broker._core._events import SaveMemory
 from optuna_hermes.broker._core._gate import pays
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner, elastic_of
 from optuna_hermes.broker._core._prefetch import worker_for
-from optuna_hermes.broker._core._rows import claim, save
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Grant, Resize, Yield
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import Assignment, Decision, TierName
@@ -37,7 +37,7 @@ class Scheduler:
         self._policy_runner = policy_runner
         self._memory = memory
 
-    def schedule(self, now: float, out: list[Command]) -> None:
+    def schedule(self, turn: Turn) -> None:
         """Let the policies decide about every device that is free or whose slice is over.
 
         With several studies each decides within its fair share first, then about what is left.
@@ -55,30 +55,30 @@ class Scheduler:
         studies = [s for s in here if s.needs_device or self._holds(s)]
         for shared in (True, False) if len(studies) > 1 else (False,):
             # The study with the fewest devices decides first.
-            for study in sorted(studies, key=lambda s: (self._held(s, now), s.spent_seconds)):
-                open_ = [slot for slot in self._state.slots.values() if self._undecided(slot, now)]
+            for study in sorted(studies, key=lambda s: (self._held(s, turn.now), s.spent_seconds)):
+                open_ = [
+                    slot for slot in self._state.slots.values() if self._undecided(slot, turn.now)
+                ]
                 if shared:
                     share = max(1, len(self._state.slots) // len(studies))
-                    quota = max(0, share - self._held(study, now))
+                    quota = max(0, share - self._held(study, turn.now))
                     open_ = _whole(sorted(open_, key=lambda slot: _rank(slot, study))[:quota])
                 if open_ or (self._state.asleep and not shared):
-                    self._decide(study, open_, now, out)
-        self.fill(now, out)
+                    self._decide(turn, study, open_)
+        self.fill(turn)
 
-    def fill(self, now: float, out: list[Command]) -> None:
+    def fill(self, turn: Turn) -> None:
         """Grant all reserved devices that are empty, as far as there are processes."""
         for reservation in self._state.reservations():
             slots = self._state.slots_of(reservation)
-            self._send_over_disk(reservation, slots, now, out)
+            self._send_over_disk(turn, reservation, slots)
             if all(not slot.lease and self._memory.usable(slot) for slot in slots):
-                self._grant_next(reservation, slots, now, out)
+                self._grant_next(turn, reservation, slots)
         for study in self._state.studies.values():
             if study.away_since is None:
-                self._free_processes(study, now, out)
+                self._free_processes(turn, study)
 
-    def ask_to_yield(
-        self, lease: Lease, now: float, out: list[Command], *, to_disk: bool = False
-    ) -> None:
+    def ask_to_yield(self, turn: Turn, lease: Lease, *, to_disk: bool = False) -> None:
         """Revoke a lease, once; ``to_disk`` if its trial cannot stay on its devices."""
         if lease.yielding:
             return
@@ -87,16 +87,11 @@ class Scheduler:
         if trial is not None:
             if not to_disk and not self._goes_over_disk(trial):
                 slots = self._state.slots_of(lease)
-                lease.yielding = self._memory.tier_to_leave(slots, trial, now, out)
-            trial.ask(lease.yielding, now)
+                lease.yielding = self._memory.tier_to_leave(turn, slots, trial)
+            trial.ask(lease.yielding, turn.now)
         # The watchdog waits for the answer from here on.
-        lease.last_progress = now
-        out.append(
-            Send(
-                connection=lease.connection,
-                message=Yield(epoch=lease.epoch, tier=lease.yielding),
-            )
-        )
+        lease.last_progress = turn.now
+        turn.send(lease.connection, Yield(epoch=lease.epoch, tier=lease.yielding))
 
     # -- deciding ------------------------------------------------------------------------------
 
@@ -125,11 +120,11 @@ class Scheduler:
             return False
         return lease.deadline <= now and not lease.yielding
 
-    def _decide(self, study: Study, slots: list[Slot], now: float, out: list[Command]) -> None:
-        decision = self._worthwhile(study, slots, now)
+    def _decide(self, turn: Turn, study: Study, slots: list[Slot]) -> None:
+        decision = self._worthwhile(study, slots, turn.now)
         if decision.memory != study.memory:
             study.memory = decision.memory
-            out.append(SaveMemory(study=study.spec.key, memory=decision.memory))
+            turn.add(SaveMemory(study=study.spec.key, memory=decision.memory))
         if not (study.draining or study.problem):  # else its policy was not asked
             study.powered_down = frozenset(decision.powered_down)
         open_ = {slot.device.id: slot for slot in slots}
@@ -137,8 +132,8 @@ class Scheduler:
             given = [open_[id_] for id_ in assignment.devices]
             lease = given[0].lease
             if lease and _keeps(study, lease, assignment):
-                self._renew(study, lease, assignment.slice_seconds, now)
-                _resize(study, lease, assignment.batch_size, out)
+                self._renew(study, lease, assignment.slice_seconds, turn.now)
+                _resize(turn, study, lease, assignment.batch_size)
                 for id_ in lease.devices:
                     del open_[id_]
             else:
@@ -146,7 +141,7 @@ class Scheduler:
         for slot in open_.values():
             # Another study's trial yields only to a reservation, an own one if not chosen.
             if slot.lease and (slot.reservation or slot.lease.study == study.spec.key):
-                self.ask_to_yield(slot.lease, now, out)
+                self.ask_to_yield(turn, slot.lease)
 
     def _worthwhile(self, study: Study, slots: Sequence[Slot], now: float) -> Decision:
         """Decision of the policy; a trial whose change is not worth its cost keeps its devices."""
@@ -248,15 +243,13 @@ class Scheduler:
         own = next((each for each in reserved if each.number == trial.number), None)
         return trial.stores and own is not None and not trial.suits(self._state.slots_of(own))
 
-    def _send_over_disk(
-        self, reservation: Reservation, slots: Sequence[Slot], now: float, out: list[Command]
-    ) -> None:
+    def _send_over_disk(self, turn: Turn, reservation: Reservation, slots: Sequence[Slot]) -> None:
         """Evict a parked trial to disk if its process cannot use the devices reserved for it."""
         trial = self._state.trial_of(reservation)
         if trial is None or trial.state != "parked" or trial.asked or trial.suits(slots):
             return
         if trial.stores:
-            self._memory.evict(trial, "disk", now, out)
+            self._memory.evict(turn, trial, "disk")
 
     def _coming(self, study: Study) -> int:
         """Number of processes that will wait for a trial without an eviction for that."""
@@ -264,7 +257,7 @@ class Scheduler:
         leaving += sum(1 for each in study.workers if self._state.clients[each].leaving)
         return len(study.idle) + leaving + max(0, study.max_alive - len(study.workers))
 
-    def _free_processes(self, study: Study, now: float, out: list[Command]) -> None:
+    def _free_processes(self, turn: Turn, study: Study) -> None:
         """Evict parked trials to disk, so that a process is ready when a device is."""
         reserved = self._state.reserved(study.spec.key)
         needed = sum(map(self._state.needs_process, reserved))
@@ -275,12 +268,10 @@ class Scheduler:
             return
         wanted = {reservation.number for reservation in reserved}
         parked = [trial for trial in study.parked if trial.number not in wanted]
-        for trial in self._policy_runner.wanted_last(parked, now)[:missing]:
-            self._memory.evict(trial, "disk", now, out)
+        for trial in self._policy_runner.wanted_last(parked, turn.now)[:missing]:
+            self._memory.evict(turn, trial, "disk")
 
-    def _grant_next(
-        self, reservation: Reservation, slots: Sequence[Slot], now: float, out: list[Command]
-    ) -> None:
+    def _grant_next(self, turn: Turn, reservation: Reservation, slots: Sequence[Slot]) -> None:
         study = self._state.studies[reservation.study]
         trial = self._state.trial_of(reservation)
         if trial is not None and (
@@ -290,49 +281,48 @@ class Scheduler:
         connection = trial.connection if trial else None
         if connection is None:
             connection = worker_for(self._state, study, trial)
-        if connection is None or not self._are_ready(slots, now, out):
+        if connection is None or not self._are_ready(turn, slots):
             return
         if connection in study.idle:
             study.idle.remove(connection)
         # Both look at the reservation, which ends here.
         alone = all(self._memory.grants_alone(slot) for slot in slots)
         for slot in slots:
-            self._memory.warn(slot, now, out)
+            self._memory.warn(turn, slot)
         for slot in slots:
             slot.reservation = None
-        lease = self._lease(study, slots, trial, connection, reservation.slice_seconds, now, out)
+        lease = self._lease(turn, study, slots, trial, connection, reservation.slice_seconds)
         grant = _grant_message(lease, trial, alone, reservation.batch_size)
-        out.append(Send(connection=connection, message=grant))
+        turn.send(connection, grant)
 
-    def _are_ready(self, slots: Sequence[Slot], now: float, out: list[Command]) -> bool:
+    def _are_ready(self, turn: Turn, slots: Sequence[Slot]) -> bool:
         """True if all can be granted; trials in the way on any of them are asked now."""
         # A list, not a generator: each slot is asked, also behind one that is not ready.
-        return all([self._memory.ready(slot, now, out) for slot in slots])
+        return all([self._memory.ready(turn, slot) for slot in slots])
 
     def _lease(
         self,
+        turn: Turn,
         study: Study,
         slots: Sequence[Slot],
         trial: LiveTrial | None,
         connection: int,
         slice_seconds: float | None,
-        now: float,
-        out: list[Command],
     ) -> Lease:
         self._state.epoch += 1
         tier = trial.tier if trial else None
-        claimed = claim(self._state, trial, out) if trial else None
+        claimed = turn.claim(trial) if trial else None
         lease = Lease(
             epoch=self._state.epoch,
             study=study.spec.key,
             number=trial.number if trial else None,
             devices=tuple(slot.device.id for slot in slots),
             connection=connection,
-            started=now,
-            slice_started=now,
-            deadline=self._end(study, tier, slice_seconds, now),
+            started=turn.now,
+            slice_started=turn.now,
+            deadline=self._end(study, tier, slice_seconds, turn.now),
             from_tier=tier,
-            last_progress=now,
+            last_progress=turn.now,
             before=trial.epoch if trial else 0,
             lost=study.lost.pop() if trial is None and study.lost else (),
             claimed=claimed,
@@ -340,17 +330,16 @@ class Scheduler:
         )
         for slot in slots:
             if slot.empty_since is not None:
-                study.overhead_seconds += now - slot.empty_since
+                study.overhead_seconds += turn.now - slot.empty_since
             slot.lease, slot.empty_since = lease, None
-        wall = now + self._state.wall_offset
-        out.append(
+        turn.add(
             LeaseRecord(
                 study=lease.study,
                 epoch=lease.epoch,
                 number=lease.number,
                 devices=tuple(f"{self._state.host}/{id_}" for id_ in lease.devices),
                 host=self._state.host,
-                started=wall,
+                started=turn.wall,
                 owner=study.broker,
             )
         )
@@ -358,8 +347,8 @@ class Scheduler:
             came_from = trial.host
             trial.start(lease, self._state.host)
             trial.slices += 1
-            save(self._state, trial, now, out)
-            out.extend(_event_log.granted(self._state, trial, lease, came_from, now))
+            turn.save(trial)
+            _event_log.granted(turn, trial, lease, came_from)
         return lease
 
 
@@ -375,12 +364,12 @@ def _whole(slots: Sequence[Slot]) -> list[Slot]:
     return [s for s in slots if s.lease is None or found[s.lease.epoch] == len(s.lease.devices)]
 
 
-def _resize(study: Study, lease: Lease, batch_size: int | None, out: list[Command]) -> None:
+def _resize(turn: Turn, study: Study, lease: Lease, batch_size: int | None) -> None:
     """Send a trial that keeps its device another batch size, if it is another one."""
     sizes = study.trials[lease.number].sizes if lease.number is not None else None
     if batch_size is not None and sizes is not None and sizes.now != batch_size:
         message = Resize(epoch=lease.epoch, batch_size=batch_size)
-        out.append(Send(connection=lease.connection, message=message))
+        turn.send(lease.connection, message)
 
 
 def _grant_message(

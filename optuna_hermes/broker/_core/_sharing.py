@@ -11,11 +11,12 @@ from collections.abc import Collection
 from optuna_hermes.broker._core._admission import coming, known_trial
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._ends import Ends
-from optuna_hermes.broker._core._events import Command, ForgetBroker, Kill, Outrun, Refreshed, Send
+from optuna_hermes.broker._core._events import ForgetBroker, Outrun, Refreshed
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Refused
 from optuna_hermes.ledger._base import HostRecord, TrialRecord
 from optuna_hermes.ledger._claims import DEAD_SECONDS as DEAD_SECONDS
@@ -31,11 +32,7 @@ class Sharing:
     """Keeps the shared studies of a ``BrokerState`` in step with other hosts."""
 
     def __init__(
-        self,
-        state: BrokerState,
-        policy_runner: PolicyRunner,
-        memory: MemoryManager,
-        ends: Ends,
+        self, state: BrokerState, policy_runner: PolicyRunner, memory: MemoryManager, ends: Ends
     ) -> None:
         self._state = state
         self._policy_runner = policy_runner
@@ -73,33 +70,28 @@ class Sharing:
 
     # -- the others ----------------------------------------------------------------------------
 
-    def refreshed(self, event: Refreshed, now: float, out: list[Command]) -> None:
+    def refreshed(self, turn: Turn, event: Refreshed) -> None:
         """Take in what other hosts have done."""
         study = self._state.studies.get(event.study)
         if study is None or study.broker is None:
             return
         self._state.epoch = max(self._state.epoch, event.last_epoch)
         others = [host for host in event.hosts if host.instance != study.broker]
-        alive = self._alive(study, others, event, now, out)
+        alive = self._alive(turn, study, others, event)
         for record in event.trials:
-            self._take_in(study, record, event, now, out)
+            self._take_in(turn, study, record, event)
         for trial in study.trials.values():
             if study.is_elsewhere(trial) and trial.owner not in alive and trial.connection is None:
                 # Its broker is gone, so any host may carry it on.
-                _is_nobodys(trial, now)
+                _is_nobodys(trial, turn.now)
         study.coming = coming(study, event.leases, alive)
         self._look_at_the_idle(study, [host for host in others if host.instance in alive])
         self._ends.reservations(study, only_impossible=True)
         recount(self._state, study)
-        self._make_room(study, now, out)
+        self._make_room(turn, study)
 
     def _alive(
-        self,
-        study: Study,
-        others: Collection[HostRecord],
-        event: Refreshed,
-        now: float,
-        out: list[Command],
+        self, turn: Turn, study: Study, others: Collection[HostRecord], event: Refreshed
     ) -> set[str]:
         """Brokers of other hosts that live.
 
@@ -107,34 +99,33 @@ class Sharing:
         there for as long as a dead broker is silent.
         """
         if study.watched_since is None:
-            study.watched_since = now
-        sure = now - study.watched_since >= DEAD_SECONDS
+            study.watched_since = turn.now
+        sure = turn.now - study.watched_since >= DEAD_SECONDS
         dead = {host.instance for host in others if sure and host.age_seconds >= DEAD_SECONDS}
-        out.extend(ForgetBroker(study=study.spec.key, instance=each) for each in sorted(dead))
+        for each in sorted(dead):
+            turn.add(ForgetBroker(study=study.spec.key, instance=each))
         for lease in event.leases:
             lost = (lease.epoch,)
             if lease.owner in dead and lease.number is None and lost not in study.lost:
                 study.lost.append(lost)  # its holder may have created a trial
         return {host.instance for host in others} - dead
 
-    def _take_in(
-        self, study: Study, record: TrialRecord, event: Refreshed, now: float, out: list[Command]
-    ) -> None:
+    def _take_in(self, turn: Turn, study: Study, record: TrialRecord, event: Refreshed) -> None:
         """Take in a row of another host, unless it was read before this broker wrote it."""
         trial = study.trials.get(record.number)
         if record.owner == study.broker and (trial is None or trial.owner != _ANOTHER):
             return
         if trial is not None and _was_taken(study, trial, record):
-            self._is_anothers(trial, out)
+            self._is_anothers(turn, trial)
         if trial is not None and (study.owns(trial) or trial.connection or trial.awaited):
             return
         if trial is not None and trial.row is not None and record.slices < trial.row.slices:
             return
-        new = known_trial(self._state, record, event, now)
+        new = known_trial(self._state, record, event, turn.now)
         if trial is not None:
             new.params = trial.params
             new.curve = new.curve if new.curve.units else trial.curve
-            new.waiting_since = now if study.is_elsewhere(trial) else trial.waiting_since
+            new.waiting_since = turn.now if study.is_elsewhere(trial) else trial.waiting_since
         if study.is_elsewhere(new):
             new.show_as(record.state)
         study.trials[record.number] = new
@@ -146,7 +137,7 @@ class Sharing:
         study.spare = sum(max(1, round(len(x.devices) * (1 - x.load))) for x in idle)
         study.defers = any(host.load < load for host in idle)
 
-    def _make_room(self, study: Study, now: float, out: list[Command]) -> None:
+    def _make_room(self, turn: Turn, study: Study) -> None:
         """Store what would wait here longest, so that a host with nothing to do can take it."""
         free = sum(1 for trial in study.trials.values() if _is_free(trial) or trial.asked == "disk")
         missing = study.spare - free
@@ -154,37 +145,37 @@ class Sharing:
             return
         reserved = {reservation.number for reservation in self._state.reserved(study.spec.key)}
         parked = [trial for trial in study.parked if trial.number not in reserved]
-        for trial in self._policy_runner.wanted_last(parked, now)[:missing]:
-            self._memory.evict(trial, "disk", now, out)
+        for trial in self._policy_runner.wanted_last(parked, turn.now)[:missing]:
+            self._memory.evict(turn, trial, "disk")
 
     # -- races ---------------------------------------------------------------------------------
 
-    def outrun(self, event: Outrun, now: float, out: list[Command]) -> None:
+    def outrun(self, turn: Turn, event: Outrun) -> None:
         """Undo what a claim conflict has voided; it is decided anew."""
         self._state.epoch = max(self._state.epoch, event.last_epoch)
         for lease in self._state.leases():
             if lease.epoch in event.epochs:
-                self._ends.undo(lease, now, out, refused=True)
+                self._ends.undo(turn, lease, refused=True)
         study = self._state.studies.get(event.study)
         if study is None:
             return
         for number in event.numbers:
             if number in study.trials:
-                self._is_anothers(study.trials[number], out)
+                self._is_anothers(turn, study.trials[number])
         if event.full and study.unstarted is not None:
             study.unstarted = 0  # until it is counted anew
             study.coming = max(1, study.coming)
 
-    def _is_anothers(self, trial: LiveTrial, out: list[Command]) -> None:
+    def _is_anothers(self, turn: Turn, trial: LiveTrial) -> None:
         """Give up a trial that went to another host; a process for it here may not go on."""
         trial.owner = _ANOTHER  # who it is will be read
         if trial.connection is None:
             return
         reason = f"Another host has taken trial {trial.number} over: this one was silent for long."
         client = self._state.clients[trial.connection]
-        out.append(Send(connection=trial.connection, message=Refused(reason=reason)))
+        turn.send(trial.connection, Refused(reason=reason))
         if client.role == "worker":
-            out.append(Kill(connection=trial.connection, pid=client.pid, reason=reason))
+            turn.kill(trial.connection, client.pid, reason)
 
 
 _ANOTHER = "another broker"

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease
-from optuna_hermes.broker._core._events import Command, Kill, Observed
+from optuna_hermes.broker._core._events import Kill, Observed
 from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._core._turn import Turn
 
 GRACE_SECONDS = 300.0
 """Time after which a worker that is silent and idle hangs, unless its study says otherwise."""
@@ -101,7 +102,7 @@ class Watchdog:
             if client.leaving:
                 client.left_at = now
 
-    def end(self, now: float, out: list[Command]) -> None:
+    def end(self, turn: Turn) -> None:
         """Kill workers that hang; each kill opens another period.
 
         The process of a plain trial is its user's: it is waited for where it has a device, and
@@ -109,20 +110,20 @@ class Watchdog:
         """
         for lease in self._state.leases():
             due = self._due(lease)
-            if due is not None and now >= due:
-                lease.last_progress = now
-                self._kill(lease.connection, self._state.trial_of(lease), now, out)
+            if due is not None and turn.now >= due:
+                lease.last_progress = turn.now
+                self._kill(turn, lease.connection, self._state.trial_of(lease))
         for trial in self._asked():
             since = self._idle_from(trial.connection, trial.asked_at)
-            if now >= since + self._hang_seconds(trial.study):
-                trial.asked_at = now
-                if not self._kill(trial.connection or 0, trial, now, out):
+            if turn.now >= since + self._hang_seconds(trial.study):
+                trial.asked_at = turn.now
+                if not self._kill(turn, trial.connection or 0, trial):
                     trial.asked, trial.stores, trial.moves = None, False, False
         for connection, client in self._leaving().items():
             since = self._idle_from(connection, client.left_at)
-            if now >= since + self._hang_seconds(client.study):
-                client.left_at = now
-                self._kill(connection, None, now, out)
+            if turn.now >= since + self._hang_seconds(client.study):
+                client.left_at = turn.now
+                self._kill(turn, connection, None)
 
     def _uses_device(self, connection: int) -> bool:
         """True if a device of a worker computes."""
@@ -169,14 +170,12 @@ class Watchdog:
             due.append(lease.last_progress + BUSY_SHARE * patience)
         return min(due)
 
-    def _kill(
-        self, connection: int, trial: LiveTrial | None, now: float, out: list[Command]
-    ) -> bool:
+    def _kill(self, turn: Turn, connection: int, trial: LiveTrial | None) -> bool:
         client = self._state.clients.get(connection)
         if client is None or client.role != "worker":
             return False
         client.hung = True
         kill = Kill(connection=connection, pid=client.pid)
-        out.append(kill)
-        out.extend(_event_log.killed(self._state, trial, kill.pid, kill.reason, now))
+        turn.add(kill)
+        _event_log.killed(turn, trial, kill.pid, kill.reason)
         return True

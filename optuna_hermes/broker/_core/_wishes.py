@@ -11,12 +11,12 @@ from msgspec import structs
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease
-from optuna_hermes.broker._core._events import Command, Kill, Refreshed, SaveMemory, SaveWish, Send
+from optuna_hermes.broker._core._events import Refreshed, SaveMemory, SaveWish
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
-from optuna_hermes.broker._core._rows import save
 from optuna_hermes.broker._core._scheduler import Scheduler
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.model import Wish
 from optuna_hermes.policies import make_policy
 
@@ -31,7 +31,7 @@ class Overrides:
         self._memory = memory
         self._scheduler = scheduler
 
-    def hear(self, connection: int, message: Heard, now: float, out: list[Command]) -> None:
+    def hear(self, turn: Turn, connection: int, message: Heard) -> None:
         """Carry out a request, or refuse it with the reason."""
         study = self._state.studies.get(message.study)
         reason = _NOBODY if study is None else self._refusal(study, message)
@@ -39,20 +39,20 @@ class Overrides:
         if reason is not None or study is None:
             answer = wire.Refused(reason=reason or _NOBODY)
         elif isinstance(message, wire.ChangePolicy):
-            self._change_policy(study, message, now, out)
+            self._change_policy(turn, study, message)
         else:
             trials = [study.trials[number] for number in message.numbers]
             for trial in trials:
-                self._do(connection, study, trial, message, now, out)
+                self._do(turn, connection, study, trial, message)
             waits = isinstance(message, wire.Finish) and any(
                 _waits(study, trial) for trial in trials
             )
             answer = wire.Agreed(waits=waits)
-        self.heed(now, out)
-        self._scheduler.schedule(now, out)
-        out.append(Send(connection=connection, message=answer))
+        self.heed(turn)
+        self._scheduler.schedule(turn)
+        turn.send(connection, answer)
 
-    def heed(self, now: float, out: list[Command]) -> None:
+    def heed(self, turn: Turn) -> None:
         """Cancel reservations and revoke leases of trials on hold."""
         if not any(study.wishes for study in self._state.studies.values()):
             return
@@ -64,10 +64,10 @@ class Overrides:
                 continue
             study = self._state.studies[lease.study]
             if study.away_since is None:  # else its devices could not be granted
-                lease.deadline = min(lease.deadline, now)
-                self._leave(study, lease, now, out)
+                lease.deadline = min(lease.deadline, turn.now)
+                self._leave(turn, study, lease)
 
-    def refreshed(self, event: Refreshed, now: float, out: list[Command]) -> None:
+    def refreshed(self, turn: Turn, event: Refreshed) -> None:
         """Take in overrides that were set on other hosts."""
         study = self._state.studies.get(event.study)
         if study is None or event.wishes is None:
@@ -75,10 +75,10 @@ class Overrides:
         study.wishes = dict(event.wishes)
         for trial in study.trials.values():
             if study.wish_of(trial) == "finishing":
-                self._stop(study, trial, now, out)
-        self.heed(now, out)
+                self._stop(turn, study, trial)
+        self.heed(turn)
 
-    def gone(self, client: Client, now: float, out: list[Command]) -> None:
+    def gone(self, turn: Turn, client: Client) -> None:
         """Hold trials that a client was finishing when it left: Optuna does not know of it."""
         for key, number in client.finishes:
             study = self._state.studies.get(key)
@@ -87,27 +87,21 @@ class Overrides:
             if study is None or trial is None or any((key, number) in each for each in others):
                 continue
             if study.wish_of(trial) == "finishing":
-                self._wish(study, trial, "held", now, out)
+                self._wish(turn, study, trial, "held")
 
     # -- inside --------------------------------------------------------------------------------
 
     def _do(
-        self,
-        connection: int,
-        study: Study,
-        trial: LiveTrial,
-        message: Heard,
-        now: float,
-        out: list[Command],
+        self, turn: Turn, connection: int, study: Study, trial: LiveTrial, message: Heard
     ) -> None:
         if isinstance(message, wire.Wishes):
-            self._wish(study, trial, message.wish, now, out)
+            self._wish(turn, study, trial, message.wish)
         elif isinstance(message, wire.Finish):
             self._state.clients[connection].finishes.add((trial.study, trial.number))
-            self._wish(study, trial, "finishing", now, out)
-            self._stop(study, trial, now, out)
+            self._wish(turn, study, trial, "finishing")
+            self._stop(turn, study, trial)
         else:
-            self._finished(study, trial, now, out)
+            self._finished(turn, study, trial)
 
     def _refusal(self, study: Study, message: Heard) -> str | None:
         if study.away_since is not None:
@@ -141,26 +135,24 @@ class Overrides:
             )
         return None
 
-    def _wish(
-        self, study: Study, trial: LiveTrial, wish: Wish | None, now: float, out: list[Command]
-    ) -> None:
+    def _wish(self, turn: Turn, study: Study, trial: LiveTrial, wish: Wish | None) -> None:
         before = study.wish_of(trial)
         if wish == before:
             return
         study.wishes = {**study.wishes, trial.number: wish} if wish else _without(study, trial)
-        out.append(SaveWish(study=trial.study, number=trial.number, wish=wish))
-        out.append(_event_log.wished(self._state, trial, before, wish, now))
+        turn.add(SaveWish(study=trial.study, number=trial.number, wish=wish))
+        _event_log.wished(turn, trial, before, wish)
 
     def _is_held(self, key: str, number: int | None) -> bool:
         study = self._state.studies[key]
         return number is not None and study.is_held(study.trials[number])
 
-    def _leave(self, study: Study, lease: Lease, now: float, out: list[Command]) -> None:
+    def _leave(self, turn: Turn, study: Study, lease: Lease) -> None:
         trial = self._state.trial_of(lease)
         ends = trial is not None and study.wish_of(trial) == "finishing" and trial.stores
-        self._scheduler.ask_to_yield(lease, now, out, to_disk=ends)
+        self._scheduler.ask_to_yield(turn, lease, to_disk=ends)
 
-    def _stop(self, study: Study, trial: LiveTrial, now: float, out: list[Command]) -> None:
+    def _stop(self, turn: Turn, study: Study, trial: LiveTrial) -> None:
         """Let a parked trial that is to be finished leave its process, over disk if it can.
 
         Its last values reach Optuna on the way. The process of one that cannot be
@@ -170,29 +162,27 @@ class Overrides:
             return
         client = self._state.clients[trial.connection]
         if trial.stores and trial.state == "parked":
-            self._memory.evict(trial, "disk", now, out)
+            self._memory.evict(turn, trial, "disk")
         elif client.role == "worker":
             reason = f"trial {trial.number} is finished as it is"
-            out.append(Kill(connection=trial.connection, pid=client.pid, reason=reason))
+            turn.kill(trial.connection, client.pid, reason)
 
-    def _finished(self, study: Study, trial: LiveTrial, now: float, out: list[Command]) -> None:
+    def _finished(self, turn: Turn, study: Study, trial: LiveTrial) -> None:
         trial.end("done")
-        save(self._state, trial, now, out)
+        turn.save(trial)
         detail = {"units": trial.curve.units}
-        out.append(self._state.event(trial.study, trial.number, "finished", detail, now))
+        turn.log(trial.study, trial.number, "finished", detail)
 
-    def _change_policy(
-        self, study: Study, message: wire.ChangePolicy, now: float, out: list[Command]
-    ) -> None:
+    def _change_policy(self, turn: Turn, study: Study, message: wire.ChangePolicy) -> None:
         before = study.spec.policy
         study.spec = structs.replace(study.spec, policy=message.policy, folders=message.folders)
         study.policy, study.powered_down = make_policy(message.policy), frozenset()
         if message.policy == before:
             return
         study.memory = None  # another one could not use it
-        out.append(SaveMemory(study=study.spec.key, memory=None))
+        turn.add(SaveMemory(study=study.spec.key, memory=None))
         detail = {"from": before, "to": message.policy}
-        out.append(self._state.event(study.spec.key, None, "policy", detail, now))
+        turn.log(study.spec.key, None, "policy", detail)
 
 
 _NOBODY = "No study of this key is served by this broker: run it with `optuna-hermes optimize`."

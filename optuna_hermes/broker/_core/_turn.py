@@ -1,0 +1,102 @@
+"""Turn: one event being handled, its time, and the commands that answer it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease
+from optuna_hermes.broker._core._events import Claim, Command, EndLease, Kill, Send
+from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._protocol import FromBroker
+from optuna_hermes.ledger._base import EventRecord, LeaseRecord, TrialRecord
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """Handling of one event.
+
+    Args:
+        state: what the broker knows.
+        now: seconds of its clock.
+        commands: its answer until now, in order.
+    """
+
+    state: BrokerState
+    now: float
+    commands: list[Command] = field(default_factory=list)
+
+    @property
+    def wall(self) -> float:
+        """Wall clock seconds, as they go into the ledger."""
+        return self.now + self.state.wall_offset
+
+    def add(self, command: Command) -> None:
+        """Add a command to the answer."""
+        self.commands.append(command)
+
+    def send(self, connection: int, message: FromBroker) -> None:
+        """Send a client a message."""
+        self.add(Send(connection=connection, message=message))
+
+    def kill(self, connection: int, pid: int, reason: str) -> None:
+        """SIGKILL a worker."""
+        self.add(Kill(connection=connection, pid=pid, reason=reason))
+
+    def log(self, study: str, number: int | None, kind: str, detail: dict[str, Any]) -> None:
+        """Add an event of a study, or of one of its trials, to the event log."""
+        self.add(EventRecord(study=study, number=number, kind=kind, at=self.wall, detail=detail))
+
+    def end_lease(self, lease: Lease | LeaseRecord) -> None:
+        """Close a lease in the ledger."""
+        self.add(EndLease(study=lease.study, epoch=lease.epoch, ended=self.wall))
+
+    # -- rows of trials ------------------------------------------------------------------------
+
+    def save(self, trial: LiveTrial) -> None:
+        """Write a trial as it is now, unless it is another host's.
+
+        A trial that is in no process's memory has no owner: any host may carry it on.
+        """
+        study = self.state.studies[trial.study]
+        if study.is_elsewhere(trial):
+            return
+        self.claim(trial)
+        if study.broker is not None:
+            trial.owner = study.broker if trial.held else None
+        trial.row = TrialRecord(
+            study=trial.study,
+            number=trial.number,
+            trial_id=trial.trial_id,
+            state=trial.state,
+            tier=trial.tier,
+            host=self.state.host,
+            units=trial.units,
+            slices=trial.slices,
+            suspensions=trial.suspensions,
+            device_seconds=trial.device_seconds,
+            energy_joules=trial.energy_joules,
+            losses=trial.losses,
+            submitted=trial.submitted + self.state.wall_offset,
+            updated=self.wall,
+            owner=trial.owner,
+        )
+        self.add(trial.row)
+
+    def claim(self, trial: LiveTrial) -> TrialRecord | None:
+        """Claim a trial for this broker before it is written, if it has no owner.
+
+        Returns:
+            Its row if it had to be claimed.
+        """
+        study = self.state.studies[trial.study]
+        if study.broker is None or study.owns(trial) or trial.row is None:
+            return None
+        self.add(Claim(study=trial.study, number=trial.number, slices=trial.row.slices))
+        trial.owner = study.broker
+        return trial.row
+
+    def give_back(self, trial: LiveTrial) -> None:
+        """Free an earlier broker's trial of this host if no process has it any more."""
+        if self.state.studies[trial.study].owns(trial) and trial.live and not trial.held:
+            self.save(trial)
