@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.broker._core._shape import shape_of
+from optuna_hermes.broker._core._curve_shape import shape_of
 from optuna_hermes.model import Curve
 from optuna_hermes.view import formats
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _losses as losses
+from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _outage as away
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import (
@@ -412,7 +412,7 @@ class World:
     def give_up(self) -> None:
         """Let every driver end trials in Optuna that lost too many processes."""
         for key, study in list(self.handler.state.studies.items()):
-            for loss in list(losses.shown(study)):
+            for loss in list(failures.losses_shown(study)):
                 if loss["given_up"] and study.driver in self.processes:
                     trial = self.studies[key].trials[loss["trial"]]
                     trial.end = trial.end or "failed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._gate import pays
+from optuna_hermes.broker._core._elastic import pays
 from optuna_hermes.model import Assignment, Decision, Elastic, Snapshot, Speed
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import free_devices, opened, unopened

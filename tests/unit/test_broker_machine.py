@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_handler
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
-from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import Command, Event, Send, StudyRead
+from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
@@ -387,7 +387,7 @@ def _is_noted(command: Command) -> bool:
 
 
 def leases_outlive_their_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ends, "holder", lambda *_: None)
+    monkeypatch.setattr(LeaseEnds, "holder_gone", lambda *_: None)
 
 
 def host_memory_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,15 +395,15 @@ def host_memory_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_lease_ends_on_its_first_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = Ends.lease
+    end = LeaseEnds.end
 
-    def half(self: Ends, turn: Turn, lease: Lease) -> None:
+    def half(self: LeaseEnds, turn: Turn, lease: Lease) -> None:
         further = turn.state.slots_of(lease)[1:]
         end(self, turn, lease)
         for slot in further:
             slot.lease = lease
 
-    monkeypatch.setattr(Ends, "lease", half)
+    monkeypatch.setattr(LeaseEnds, "end", half)
 
 
 def ranks_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._device_changes import RETRY_SECONDS, unpowered
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
-from optuna_hermes.broker._core._power import RETRY_SECONDS, unpowered
 from optuna_hermes.model import Device
 from support.broker import FakeBroker
 

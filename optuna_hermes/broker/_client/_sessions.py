@@ -61,13 +61,7 @@ class Sessions:
         self._held: dict[tuple[str, int], OwnSession] = {}
         self._lock = threading.Lock()
 
-    def add(
-        self,
-        study: str,
-        number: int,
-        session: TrialSession,
-        **known: Any,
-    ) -> OwnSession:
+    def add(self, study: str, number: int, session: TrialSession, **known: Any) -> OwnSession:
         """Add the session of a trial, with further ``known`` fields of ``OwnSession``."""
         held = OwnSession(session=session, study=study, number=number, **known)
         with self._lock:

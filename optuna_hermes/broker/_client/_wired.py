@@ -11,20 +11,14 @@ from optuna_hermes.suspend._base import BatchChoice, StoredState
 def wired(state: StoredState) -> wire.SavedCheckpoint:
     """Checkpoint as a message holds it."""
     return wire.SavedCheckpoint(
-        path=str(state.path),
-        units=state.units,
-        size_bytes=state.size_bytes,
-        sha256=state.sha256,
+        path=str(state.path), units=state.units, size_bytes=state.size_bytes, sha256=state.sha256
     )
 
 
 def unwired(saved: wire.SavedCheckpoint) -> StoredState:
     """Checkpoint of a message, as the rest of the package holds it."""
     return StoredState(
-        path=Path(saved.path),
-        units=saved.units,
-        size_bytes=saved.size_bytes,
-        sha256=saved.sha256,
+        path=Path(saved.path), units=saved.units, size_bytes=saved.size_bytes, sha256=saved.sha256
     )
 
 

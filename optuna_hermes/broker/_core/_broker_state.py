@@ -6,7 +6,7 @@ Plain mutable records without a clock; the event handler and the modules that it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -239,6 +239,11 @@ class BrokerState:
         """The reservations of a study."""
         return [reservation for reservation in self.reservations() if reservation.study == study]
 
+    def studies_at_work(self) -> list[Study]:
+        """The studies that need a device, or have one."""
+        leased = {lease.study for lease in self.leases()}
+        return [s for s in self.studies.values() if s.needs_device or s.spec.key in leased]
+
     def needs_process(self, reservation: Reservation) -> bool:
         """True if a worker that waits is needed for a reservation."""
         trial = self.trial_of(reservation)
@@ -253,3 +258,34 @@ class BrokerState:
         if reservation.number is None:
             study = self.studies[reservation.study]
             study.unstarted = None if study.unstarted is None else study.unstarted + 1
+
+    def cancel_reservations(self, study: Study, *, only_impossible: bool = False) -> None:
+        """Cancel the reservations of a study, or only those that cannot be granted."""
+        for reservation in self.reserved(study.spec.key):
+            trial = self.trial_of(reservation)
+            possible = study.driver is not None if trial is None else study.can_begin(trial)
+            if not (only_impossible and possible):
+                self.unreserve(reservation)
+
+
+def counted_joules(slots: Iterable[Slot]) -> float | None:
+    """Sum of the devices' energy counters, None if one has none."""
+    return _sum(slot.device.energy_joules for slot in slots)
+
+
+def taken_joules(slots: Sequence[Slot], lease: Lease, now: float) -> float | None:
+    """Energy that devices have taken since their lease began, None if it is not known.
+
+    It is the difference of their counters. If one is missing, or began anew, it is the rated power
+    of the devices for as long as the lease has lasted, which is more than they took.
+    """
+    counted, before = counted_joules(slots), lease.energy_joules
+    if counted is not None and before is not None and counted >= before:
+        return counted - before
+    watts = _sum(slot.device.power_watts for slot in slots)
+    return None if watts is None else watts * (now - lease.started)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return sum(each or 0.0 for each in known) if known and None not in known else None

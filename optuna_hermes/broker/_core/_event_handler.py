@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _failures as failures
-from optuna_hermes.broker._core import _losses as losses
+from optuna_hermes.broker._core import _outage as outage
 from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._admission import (
     admit_study,
@@ -24,7 +24,8 @@ from optuna_hermes.broker._core._admission import (
     take_charge,
 )
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease, Slot
-from optuna_hermes.broker._core._ends import Ends
+from optuna_hermes.broker._core._curve_shape import Shape, shape_of
+from optuna_hermes.broker._core._device_changes import DeviceChanges
 from optuna_hermes.broker._core._events import (
     Command,
     Connected,
@@ -43,17 +44,12 @@ from optuna_hermes.broker._core._events import (
     Tick,
     WritesFailed,
 )
-from optuna_hermes.broker._core._faults import Faults
+from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
-from optuna_hermes.broker._core._outage import Outage
-from optuna_hermes.broker._core._parking import Suspensions
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
-from optuna_hermes.broker._core._power import Power
-from optuna_hermes.broker._core._prefetch import Prefetch
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS, Recovery
 from optuna_hermes.broker._core._scheduler import Scheduler
-from optuna_hermes.broker._core._shape import Shape, shape_of
 from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
@@ -114,20 +110,16 @@ class EventHandler:
         policy_runner = PolicyRunner(self.state)
         self._memory = MemoryManager(self.state, policy_runner.wanted_last)
         self._scheduler = Scheduler(self.state, policy_runner, self._memory)
-        self._prefetch = Prefetch(self.state, policy_runner, self._memory)
-        self._ends = Ends(self.state, self._memory)
-        self._parking = Suspensions(self.state, self._memory, self._ends)
-        self._outage = Outage(self.state, self._ends)
+        self._ends = LeaseEnds(self.state, self._memory)
         self._sharing = Sharing(self.state, policy_runner, self._memory, self._ends)
-        self._faults = Faults(self.state, self._memory, self._scheduler)
+        self._devices = DeviceChanges(self.state, self._memory, self._scheduler)
         self._watchdog = Watchdog(self.state, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
         self._owes_decision = False
         self._recovery = Recovery(self.state, recovery_seconds)
         self._wishes = Overrides(self.state, self._memory, self._scheduler)
-        self._power = Power(self.state)
-        self._power.expect_off(unpowered)
+        self._devices.expect_off(unpowered)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Handle an event and return the commands, in order."""
@@ -149,11 +141,11 @@ class EventHandler:
         elif isinstance(event, Disconnected):
             self._disconnected(turn, event)
         elif isinstance(event, DevicesPolled):
-            self._faults.reported(turn, event.heard)
-            self._faults.polled(turn, event.devices)
+            self._devices.reported(turn, event.heard)
+            self._devices.polled(turn, event.devices)
             self._scheduler.schedule(turn)
         elif isinstance(event, WritesFailed):
-            self._ends.unwritten(turn, event)
+            self._ends.writes_refused(turn, event)
             for study in self.state.studies.values():
                 if study.draining:  # what waited for a lease is to leave, or go to disk
                     self._drain(turn, study.spec.key)
@@ -165,26 +157,26 @@ class EventHandler:
             self._sharing.outrun(turn, event)
             self._scheduler.schedule(turn)
         elif isinstance(event, LedgerAway):
-            self._outage.begin(event, now)
+            outage.begin(turn, event)
         elif isinstance(event, LedgerBack):
-            self._outage.end(event, now)
+            outage.end(turn, event)
             self._scheduler.schedule(turn)
         elif isinstance(event, PowerSwitched):
-            self._power.switched(turn, event)
+            self._devices.switched(turn, event)
         elif isinstance(event, Observed):
             self._watchdog.observed(event, now)
         elif isinstance(event, Tick):
             self._forgive(now)
-            self._outage.look(now)
+            outage.give_up(turn)
             self._watchdog.end(turn)
             self._recovery.end(turn)
-            self._prefetch.look(turn)
+            self._scheduler.look_ahead(turn)
             self._scheduler.schedule(turn)
         for study in self.state.studies.values():
             if study.problem and not study.draining:
                 self._drain(turn, study.spec.key)
         self._wishes.heed(turn)
-        self._power.look(turn)
+        self._devices.switch_power(turn)
         return turn.commands
 
     def next_wakeup(self, now: float) -> float | None:
@@ -194,13 +186,13 @@ class EventHandler:
         return self._wakeup
 
     def _next_wakeup(self, now: float) -> float | None:
-        times = [*self._watchdog.wakeups(), *self._outage.wakeups(), *self._recovery.wakeups()]
+        times = [*self._watchdog.wakeups(), *outage.wakeups(self.state), *self._recovery.wakeups()]
         for slot in self.state.slots.values():
             if slot.lease is None and slot.reservation and slot.settles_at > now:
                 times.append(slot.settles_at)
         for lease in self.state.leases():
             if not lease.yielding and lease.deadline > now and not lease.held:
-                due = self._prefetch.due(lease)
+                due = self._scheduler.look_ahead_at(lease)
                 times.append(lease.deadline if due is None else due)
         return min(times, default=None)
 
@@ -269,7 +261,7 @@ class EventHandler:
             status = wire.Status(document=told)
             turn.send(connection, status)
         elif isinstance(message, wire.Parked):
-            self._parking.stands(turn, connection, message)
+            self._ends.parked(turn, connection, message)
             self._scheduler.schedule(turn)
         elif isinstance(message, wire.Saved):
             self._saved(turn, connection, message)
@@ -321,7 +313,7 @@ class EventHandler:
     def _saved(self, turn: Turn, connection: int, message: wire.Saved) -> None:
         """Handle a safe checkpoint; its trial may have been parked while it was written."""
         slot = self.state.slot_of(message.epoch)
-        trial = self._parking.trial_of(connection, message.epoch, slot)
+        trial = self._ends.trial_of(connection, message.epoch, slot)
         if trial is None:
             return
         if slot is not None and slot.lease is not None:
@@ -329,30 +321,30 @@ class EventHandler:
         progress.saved(turn, connection, trial, message)
 
     def _ended(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Ended) -> None:
-        self._ends.lease(turn, lease)
+        self._ends.end(turn, lease)
         self._memory.leaves(trial, turn.now)
         trial.end(message.state)
         turn.save(trial)
         _event_log.ended(turn, trial, message)
         if message.state == "failed":
             failures.failed(self.state, trial, message.error or "", turn.now)
-        self._ends.reservations(self.state.studies[trial.study], only_impossible=True)
+        self.state.cancel_reservations(self.state.studies[trial.study], only_impossible=True)
         self._scheduler.schedule(turn)
 
     def _give_up(self, turn: Turn, message: wire.GiveUp) -> None:
-        trial = losses.give_up(turn, message)
+        trial = failures.give_up(turn, message)
         if trial is not None:
             if trial.state == "failed":
                 failures.failed(self.state, trial, message.reason, turn.now)
-            self._ends.reservations(self.state.studies[trial.study], only_impossible=True)
+            self.state.cancel_reservations(self.state.studies[trial.study], only_impossible=True)
             self._scheduler.schedule(turn)
 
     def _released(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Released) -> None:
         slots = self.state.slots_of(lease)
-        self._ends.lease(turn, lease)
-        self._ends.process(turn, trial)
+        self._ends.end(turn, lease)
+        self._ends.take_back(turn, trial)
         if message.outgrown:
-            self._ends.room(turn, slots, trial, "outgrew its memory on")
+            self._ends.out_of_memory(turn, slots, trial, "outgrew its memory on")
         else:
             self.state.studies[trial.study].problem = message.reason
             detail = {"reason": message.reason}
@@ -364,8 +356,8 @@ class EventHandler:
         if study is None:
             return
         study.draining = True
-        self._ends.reservations(study)
-        self._ends.withdrawn(turn, study)
+        self.state.cancel_reservations(study)
+        self._ends.withdraw_unsent(turn, study)
         for lease in self.state.leases():
             if lease.study == key:
                 lease.deadline = turn.now
@@ -429,7 +421,7 @@ class EventHandler:
             if client.role == "worker":
                 study.workers.add(connection)
             if message.parked is not None:
-                self._parking.stands(turn, connection, message.parked)
+                self._ends.parked(turn, connection, message.parked)
                 trial = study.trials[message.number or 0]
                 if message.asked and trial.asked is None and trial.connection is not None:
                     trial.ask(message.asked, turn.now)
@@ -486,8 +478,8 @@ class EventHandler:
             study.idle.remove(connection)
         if study.driver == connection:
             study.driver, study.unstarted = None, 0
-            losses.forget(turn, study)
-        self._ends.reservations(study, only_impossible=True)
+            failures.forget_losses(turn, study)
+        self.state.cancel_reservations(study, only_impossible=True)
         self._forget_unattended(study)
         return True
 
@@ -495,7 +487,7 @@ class EventHandler:
         """Handle the end of the process that trained a trial, or waited with one."""
         for lease in self.state.leases():
             if lease.connection == connection:
-                self._ends.holder(turn, lease)
+                self._ends.holder_gone(turn, lease)
         for trial in self.state.trials():
             if trial.connection == connection:
-                self._ends.lost(turn, trial, connection)
+                self._ends.process_gone(turn, trial, connection)

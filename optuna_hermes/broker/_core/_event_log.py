@@ -30,11 +30,7 @@ def granted(turn: Turn, trial: LiveTrial, lease: Lease, came_from: str | None) -
     host = turn.state.host
     if came_from not in (None, host):
         turn.log(trial.study, trial.number, "carried on", {"host": host, "from": came_from})
-    grant: dict[str, Any] = {
-        "device": lease.device,
-        "from": lease.from_tier,
-        "epoch": lease.epoch,
-    }
+    grant: dict[str, Any] = {"device": lease.device, "from": lease.from_tier, "epoch": lease.epoch}
     if len(lease.devices) > 1:
         grant["devices"] = list(lease.devices)
     turn.log(trial.study, trial.number, "granted", grant)

@@ -178,6 +178,11 @@ class LiveTrial:
         """Note that it is asked to go to a tier."""
         self.asked, self.asked_at = tier, now
 
+    def add_energy(self, joules: float | None) -> None:
+        """Add the energy of a lease, if it is known."""
+        if joules is not None:
+            self.energy_joules = (self.energy_joules or 0.0) + joules
+
     # -- transitions ---------------------------------------------------------------------------
 
     def register(self, connection: int, now: float) -> None:

@@ -5,70 +5,65 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from optuna_hermes.broker._core._broker_state import BrokerState
-from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import Command, LedgerAway, LedgerBack, Send
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Yield
 
 AWAY_SECONDS = 300.0
 """Time for which training goes on in an outage, before everything is suspended to disk."""
 
 
-class Outage:
-    """Keeps the studies of a ``BrokerState`` where they are during an outage of their database."""
+def begin(turn: Turn, event: LedgerAway) -> None:
+    """Cancel reservations and unsent yields where nothing can be granted."""
+    for study in _known(turn, event.studies):
+        if study.away_since is None:
+            study.away_since, study.away_reason = turn.now, event.reason
+        study.watched_since = None
+        turn.state.cancel_reservations(study)
+    for lease in turn.state.leases():
+        if lease.study in event.studies and lease.epoch in event.held:
+            lease.held = True
+        if lease.epoch in event.unasked:
+            lease.yielding = None
+            trial = turn.state.trial_of(lease)
+            if trial is not None:
+                trial.asked = None
 
-    def __init__(self, state: BrokerState, ends: Ends) -> None:
-        self._state = state
-        self._ends = ends
 
-    def begin(self, event: LedgerAway, now: float) -> None:
-        """Cancel reservations and unsent yields while nothing can be granted."""
-        for study in self._studies(event.studies):
-            if study.away_since is None:
-                study.away_since, study.away_reason = now, event.reason
-            study.watched_since = None
-            self._ends.reservations(study)
-        for lease in self._state.leases():
-            if lease.study in event.studies and lease.epoch in event.held:
-                lease.held = True
-            if lease.epoch in event.unasked:
-                lease.yielding = None
-                trial = self._state.trial_of(lease)
-                if trial is not None:
-                    trial.asked = None
+def end(turn: Turn, event: LedgerBack) -> None:
+    """End an outage: leases that were held begin now."""
+    for study in _known(turn, event.studies):
+        study.away_since = None
+    for lease in turn.state.leases():
+        if lease.held and lease.study in event.studies:
+            lease.held = False
+            # The trial learns of its lease only now: its slice is as long as it was to be.
+            lease.deadline += turn.now - lease.slice_started
+            lease.started = lease.slice_started = lease.last_progress = turn.now
 
-    def end(self, event: LedgerBack, now: float) -> None:
-        """End an outage: leases that were held begin now."""
-        for study in self._studies(event.studies):
-            study.away_since = None
-        for lease in self._state.leases():
-            if lease.held and lease.study in event.studies:
-                lease.held = False
-                # The trial learns of its lease only now: its slice is as long as it was to be.
-                lease.deadline += now - lease.slice_started
-                lease.started = lease.slice_started = lease.last_progress = now
 
-    def wakeups(self) -> Iterator[float]:
-        """Times at which an outage has lasted too long."""
-        for study in self._state.studies.values():
-            if study.away_since is not None and not study.draining:
-                yield study.away_since + AWAY_SECONDS
+def wakeups(state: BrokerState) -> Iterator[float]:
+    """Times at which an outage has lasted too long."""
+    for study in state.studies.values():
+        if study.away_since is not None and not study.draining:
+            yield study.away_since + AWAY_SECONDS
 
-    def look(self, now: float) -> None:
-        """Give up studies whose database has been away for too long."""
-        for study in self._state.studies.values():
-            since = study.away_since
-            if since is not None and not study.problem and now >= since + AWAY_SECONDS:
-                study.problem = (
-                    f"The database did not answer for {AWAY_SECONDS:.0f} s, so every trial was "
-                    f"suspended to disk: bring it back, then run the same command again. "
-                    f"{study.away_reason}"
-                )
 
-    def _studies(self, keys: tuple[str, ...]) -> Iterator[Study]:
-        for key in keys:
-            if key in self._state.studies:
-                yield self._state.studies[key]
+def give_up(turn: Turn) -> None:
+    """Give up studies whose database has been away for too long."""
+    for study in turn.state.studies.values():
+        since = study.away_since
+        if since is not None and not study.problem and turn.now >= since + AWAY_SECONDS:
+            study.problem = (
+                f"The database did not answer for {AWAY_SECONDS:.0f} s, so every trial was "
+                f"suspended to disk: bring it back, then run the same command again. "
+                f"{study.away_reason}"
+            )
+
+
+def _known(turn: Turn, keys: tuple[str, ...]) -> list[Study]:
+    return [turn.state.studies[key] for key in keys if key in turn.state.studies]
 
 
 def to_answer(state: BrokerState, commands: Iterable[Command]) -> dict[int, str]:

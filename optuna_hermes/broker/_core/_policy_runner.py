@@ -7,20 +7,12 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from optuna_hermes.broker._core._boost import boosted_first
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
+from optuna_hermes.broker._core._elastic import elastic_of
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._order import wanted_first
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.model import (
-    Decision,
-    Elastic,
-    Resources,
-    Snapshot,
-    TrialView,
-    Unstarted,
-    Wish,
-)
+from optuna_hermes.broker._core._trial_order import boosted_first, wanted_first
+from optuna_hermes.model import Decision, Resources, Snapshot, TrialView, Unstarted, Wish
 
 _PREFERENCE: dict[Wish | None, int] = {"boosted": 0, None: 1, "held": 2, "finishing": 2}
 
@@ -236,20 +228,6 @@ def _view(
     )
     trial.seen = None if up else (known, seen)
     return seen
-
-
-def elastic_of(trial: LiveTrial) -> Elastic | None:
-    """Limits within which a trial may be stretched, None if it has reported none."""
-    sizes = trial.sizes
-    if sizes is None:
-        return None
-    return Elastic(
-        batch_size=sizes.now,
-        batch_sizes=(sizes.least, sizes.most),
-        devices=trial.device_range,
-        unit_samples=sizes.unit_samples,
-        speeds=trial.speeds,
-    )
 
 
 def _ask(study: Study, snapshot: Snapshot) -> Decision:

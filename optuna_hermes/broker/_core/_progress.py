@@ -8,12 +8,13 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._admission import KEPT_CHECKPOINTS, admit_trial
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease
+from optuna_hermes.broker._core._elastic import take_sizes
 from optuna_hermes.broker._core._events import DropCheckpoint, NameLease
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
-from optuna_hermes.model import Curve, Speed
+from optuna_hermes.model import Curve
 
 
 def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
@@ -120,19 +121,6 @@ def stretches(turn: Turn, trial: LiveTrial, message: wire.Stretches) -> None:
     if trial.sizes is not None and trial.sizes.now != sizes.now:
         _event_log.resized(turn, trial, trial.sizes.now, sizes.now)
     take_sizes(trial, sizes)
-
-
-def take_sizes(trial: LiveTrial, sizes: wire.BatchSizes) -> None:
-    """Take sizes of batches; speeds measured on other numbers of devices still hold."""
-    trial.sizes = sizes
-    here = len(trial.devices)
-    speeds = [each for each in trial.speeds if each.devices != here]
-    speeds += (
-        Speed(devices=here, batch_size=size, step_seconds=seconds)
-        for size, seconds in sizes.seconds.items()
-        if seconds > 0
-    )
-    trial.speeds = tuple(sorted(speeds, key=lambda each: (each.devices, each.batch_size)))
 
 
 def saved(turn: Turn, connection: int, trial: LiveTrial, message: wire.Saved) -> None:

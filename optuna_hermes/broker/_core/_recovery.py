@@ -8,6 +8,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
+from optuna_hermes.broker._core._elastic import take_sizes
 from optuna_hermes.broker._core._events import Expected
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
@@ -148,7 +149,7 @@ class Recovery:
             trial.device_seconds = max(trial.device_seconds, had)
             trial.needs(message.need_bytes)
             if message.sizes and message.sizes.valid:
-                progress.take_sizes(trial, message.sizes)
+                take_sizes(trial, message.sizes)
             else:
                 trial.sizes = None
             self._hear(turn, trial, message)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _event_log
-from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Reservation, Slot
+from optuna_hermes.broker._core._broker_state import (
+    BrokerState,
+    Lease,
+    Reservation,
+    Slot,
+    counted_joules,
+)
+from optuna_hermes.broker._core._elastic import elastic_of, pays
 from optuna_hermes.broker._core._events import SaveMemory
-from optuna_hermes.broker._core._gate import pays
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
-from optuna_hermes.broker._core._policy_runner import PolicyRunner, elastic_of
-from optuna_hermes.broker._core._prefetch import worker_for
+from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._protocol import Grant, Resize, Yield
+from optuna_hermes.broker._protocol import Grant, Prepare, Resize, Yield
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.model import Assignment, Decision, TierName
 
@@ -51,8 +55,7 @@ class Scheduler:
             usable = all(self._memory.usable(slot) for slot in empty)
             if empty and (not usable or self._is_hopeless(reservation)):
                 self._state.unreserve(reservation)
-        here = [s for s in self._state.studies.values() if s.away_since is None]
-        studies = [s for s in here if s.needs_device or self._holds(s)]
+        studies = [s for s in self._state.studies_at_work() if s.away_since is None]
         for shared in (True, False) if len(studies) > 1 else (False,):
             # The study with the fewest devices decides first.
             for study in sorted(studies, key=lambda s: (self._held(s, turn.now), s.spent_seconds)):
@@ -94,9 +97,6 @@ class Scheduler:
         turn.send(lease.connection, Yield(epoch=lease.epoch, tier=lease.yielding))
 
     # -- deciding ------------------------------------------------------------------------------
-
-    def _holds(self, study: Study) -> bool:
-        return any(lease.study == study.spec.key for lease in self._state.leases())
 
     def _held(self, study: Study, now: float) -> int:
         """Number of a study's devices that are not up for decision."""
@@ -280,7 +280,7 @@ class Scheduler:
             return  # it has still to leave where it is, or is on its way back
         connection = trial.connection if trial else None
         if connection is None:
-            connection = worker_for(self._state, study, trial)
+            connection = _worker_for(self._state, study, trial)
         if connection is None or not self._are_ready(turn, slots):
             return
         if connection in study.idle:
@@ -326,7 +326,7 @@ class Scheduler:
             before=trial.epoch if trial else 0,
             lost=study.lost.pop() if trial is None and study.lost else (),
             claimed=claimed,
-            energy_joules=energy.counted_joules(slots),
+            energy_joules=counted_joules(slots),
         )
         for slot in slots:
             if slot.empty_since is not None:
@@ -350,6 +350,53 @@ class Scheduler:
             turn.save(trial)
             _event_log.granted(turn, trial, lease, came_from)
         return lease
+
+    # -- looking ahead -------------------------------------------------------------------------
+
+    def look_ahead_at(self, lease: Lease) -> float | None:
+        """Time to look ahead: as long before the slice's end as bringing a trial back takes."""
+        if lease.looked or lease.yielding or lease.number is None:
+            return None
+        study = self._state.studies[lease.study]
+        if study.away_since is not None:
+            return None
+        # The tier of the next trial is not known yet: the slower way back counts.
+        cost = max(study.cost("host"), study.cost("disk"))
+        lead = min(cost, (lease.deadline - lease.slice_started) / 2)
+        if lead <= 0 or not any(trial.tier in ("host", "disk") for trial in study.trials.values()):
+            return None
+        return lease.deadline - lead
+
+    def look_ahead(self, turn: Turn) -> None:
+        """Bring the next trial nearer where it is time to: a guess, for nothing is reserved."""
+        if self._state.recovering:
+            return
+        for lease in self._state.leases():
+            due = self.look_ahead_at(lease)
+            if due is not None and due <= turn.now < lease.deadline:
+                lease.looked = True
+                slots = self._state.slots_of(lease)
+                self._prefetch(turn, self._state.studies[lease.study], slots)
+
+    def _prefetch(self, turn: Turn, study: Study, slots: Sequence[Slot]) -> None:
+        decision = self._policy_runner.decide(study, slots, turn.now)
+        number = next((a.trial for a in decision.assignments), None)
+        trial = None if number is None else study.trials[number]
+        if trial is None or trial.asked is not None:
+            return
+        if trial.tier == "disk" and trial.connection is None:
+            self._prepare(turn, study, trial)
+        elif trial.tier == "host" and self._memory.fits_beside(slots[0], trial):
+            self._memory.recall(turn, trial)
+
+    def _prepare(self, turn: Turn, study: Study, trial: LiveTrial) -> None:
+        """Let a worker that waits read a checkpoint; it gets that trial if it is free then."""
+        connection = _worker_for(self._state, study, trial)
+        if connection is None or self._state.clients[connection].prepared == trial.number:
+            return
+        self._state.clients[connection].prepared = trial.number
+        message = Prepare(number=trial.number, checkpoints=tuple(reversed(trial.checkpoints)))
+        turn.send(connection, message)
 
 
 def _keeps(study: Study, lease: Lease, assignment: Assignment) -> bool:
@@ -394,3 +441,15 @@ def _rank(slot: Slot, study: Study) -> tuple[int, int, str]:
         return (1, len(slot.device.id), slot.device.id)
     own = slot.lease.study == study.spec.key
     return (0 if own else 2, len(slot.device.id), slot.device.id)
+
+
+def _worker_for(state: BrokerState, study: Study, trial: LiveTrial | None) -> int | None:
+    """Best worker that waits: one that has prepared for this trial, else one for none."""
+
+    def distance(connection: int) -> int:
+        prepared = state.clients[connection].prepared
+        if prepared is None:
+            return 1
+        return 0 if trial is not None and prepared == trial.number else 2
+
+    return min(study.idle, key=distance, default=None)

@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 from optuna_hermes.broker._core._admission import coming, known_trial
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
-from optuna_hermes.broker._core._ends import Ends
 from optuna_hermes.broker._core._events import ForgetBroker, Outrun, Refreshed
+from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
@@ -32,7 +32,11 @@ class Sharing:
     """Keeps the shared studies of a ``BrokerState`` in step with other hosts."""
 
     def __init__(
-        self, state: BrokerState, policy_runner: PolicyRunner, memory: MemoryManager, ends: Ends
+        self,
+        state: BrokerState,
+        policy_runner: PolicyRunner,
+        memory: MemoryManager,
+        ends: LeaseEnds,
     ) -> None:
         self._state = state
         self._policy_runner = policy_runner
@@ -86,7 +90,7 @@ class Sharing:
                 _is_nobodys(trial, turn.now)
         study.coming = coming(study, event.leases, alive)
         self._look_at_the_idle(study, [host for host in others if host.instance in alive])
-        self._ends.reservations(study, only_impossible=True)
+        self._state.cancel_reservations(study, only_impossible=True)
         recount(self._state, study)
         self._make_room(turn, study)
 

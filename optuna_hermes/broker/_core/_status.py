@@ -6,17 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.broker._core import _energy as energy
 from optuna_hermes.broker._core import _failures as failures
-from optuna_hermes.broker._core import _losses as losses
-from optuna_hermes.broker._core._broker_state import BrokerState, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Slot, taken_joules
+from optuna_hermes.broker._core._curve_shape import Shape
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._shape import Shape
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Wish
 
 if TYPE_CHECKING:
     from optuna_hermes.curves import Remembered
+
+JOULES_PER_WATT_HOUR = 3600.0
 
 MAX_LISTED = 5_000
 """Runs of a study up to which all are listed; beyond, those that have a process."""
@@ -123,10 +123,10 @@ def _study(study: Study, state: BrokerState, now: float, *, trials: bool) -> dic
         "unstarted": study.unstarted,
         "workers": {"alive": len(study.workers), "idle": len(study.idle)},
         "counts": _counts(study),
-        "lost": list(losses.shown(study)),
+        "lost": list(failures.losses_shown(study)),
         "failures": failures.shown(study.failures),
         "device_seconds": held + sum(trial.device_seconds for trial in study.trials.values()),
-        "watt_hours": energy.watt_hours(_joules(study, state, now)),
+        "watt_hours": _watt_hours(_joules(study, state, now)),
         "held_seconds": held,
         "spent_seconds": held + study.spent_seconds,
         "overhead_seconds": study.overhead_seconds,
@@ -149,9 +149,13 @@ def _joules(study: Study, state: BrokerState, now: float) -> float | None:
     known = [trial.energy_joules for trial in study.trials.values()]
     for lease in state.leases():
         if lease.study == study.spec.key:
-            known.append(energy.taken_joules(state.slots_of(lease), lease, now))
+            known.append(taken_joules(state.slots_of(lease), lease, now))
     found = [joules for joules in known if joules is not None]
     return sum(found) if found else None
+
+
+def _watt_hours(joules: float | None) -> float | None:
+    return None if joules is None else joules / JOULES_PER_WATT_HOUR
 
 
 def _listed(study: Study) -> list[LiveTrial]:
@@ -227,5 +231,5 @@ def _run(trial: LiveTrial, study: Study) -> dict[str, Any]:
         "slices": trial.slices,
         "suspensions": trial.suspensions,
         "device_seconds": trial.device_seconds,
-        "watt_hours": energy.watt_hours(trial.energy_joules),
+        "watt_hours": _watt_hours(trial.energy_joules),
     }

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from optuna_hermes.broker import _power_commands
 from optuna_hermes.broker._core._broker_state import BrokerState
+from optuna_hermes.broker._core._device_changes import unpowered
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
-from optuna_hermes.broker._core._power import unpowered
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.broker._server._loop import soon
 

@@ -103,9 +103,7 @@ class Readings:
                 loop.call_soon_threadsafe(self._answer, request.answer, polled)
 
     def _answer(
-        self,
-        answer: asyncio.Future[tuple[Device, ...]],
-        polled: tuple[Device, ...] | BaseException,
+        self, answer: asyncio.Future[tuple[Device, ...]], polled: tuple[Device, ...] | BaseException
     ) -> None:
         if isinstance(polled, BaseException):
             answer.set_exception(polled)

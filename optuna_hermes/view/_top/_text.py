@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.style import Style
 from rich.text import Text
 
-from optuna_hermes.broker._core._shape import POINTS
+from optuna_hermes.broker._core._curve_shape import POINTS
 from optuna_hermes.view import formats
 from optuna_hermes.view.picture import Picture, TrialLine
 

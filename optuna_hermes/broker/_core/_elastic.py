@@ -1,11 +1,40 @@
-"""Gate for changes of a trial's number of devices: they must be worth their cost. Pure."""
+"""Elastic trials: their limits and speeds, and whether another number of devices pays. Pure."""
 
 from __future__ import annotations
 
-from optuna_hermes.model import Elastic
+from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._protocol import BatchSizes
+from optuna_hermes.model import Elastic, Speed
 
 WORTH = 1.1
 """Factor by which the gain of a change must exceed its cost."""
+
+
+def take_sizes(trial: LiveTrial, sizes: BatchSizes) -> None:
+    """Take sizes of batches; speeds measured on other numbers of devices still hold."""
+    trial.sizes = sizes
+    here = len(trial.devices)
+    speeds = [each for each in trial.speeds if each.devices != here]
+    speeds += (
+        Speed(devices=here, batch_size=size, step_seconds=seconds)
+        for size, seconds in sizes.seconds.items()
+        if seconds > 0
+    )
+    trial.speeds = tuple(sorted(speeds, key=lambda each: (each.devices, each.batch_size)))
+
+
+def elastic_of(trial: LiveTrial) -> Elastic | None:
+    """Limits within which a trial may be stretched, None if it has reported none."""
+    sizes = trial.sizes
+    if sizes is None:
+        return None
+    return Elastic(
+        batch_size=sizes.now,
+        batch_sizes=(sizes.least, sizes.most),
+        devices=trial.device_range,
+        unit_samples=sizes.unit_samples,
+        speeds=trial.speeds,
+    )
 
 
 def pays(

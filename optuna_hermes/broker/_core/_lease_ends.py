@@ -1,0 +1,198 @@
+"""Ends of leases: suspensions, processes that are gone, and leases that never began. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _event_log
+from optuna_hermes.broker._core import _failures as failures
+from optuna_hermes.broker._core import _progress as progress
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot, taken_joules
+from optuna_hermes.broker._core._events import Withdraw, WritesFailed
+from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._core._memory_manager import MemoryManager, size
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
+
+
+class LeaseEnds:
+    """Ends leases: by a suspension, by the end of a process, or because one never began."""
+
+    def __init__(self, state: BrokerState, memory: MemoryManager) -> None:
+        self._state = state
+        self._memory = memory
+
+    def end(self, turn: Turn, lease: Lease) -> None:
+        """End a lease on all of its devices, whatever becomes of its trial."""
+        held = lease.device_seconds(turn.now)
+        self._state.studies[lease.study].spent_seconds += held
+        trial = self._state.trial_of(lease)
+        slots = self._state.slots_of(lease)
+        if trial is not None:
+            trial.device_seconds += held
+            trial.add_energy(taken_joules(slots, lease, turn.now))
+        for slot in slots:
+            slot.lease = None
+            slot.empty_since = turn.now if slot.reservation else None
+        turn.end_lease(lease)
+
+    # -- suspensions ---------------------------------------------------------------------------
+
+    def trial_of(self, connection: int, epoch: int, slot: Slot | None) -> LiveTrial | None:
+        """The trial that has this lease, or had it and is parked."""
+        if slot is not None and slot.lease is not None:
+            return self._state.trial_of(slot.lease) if slot.lease.connection == connection else None
+        parked = (trial for trial in self._state.trials() if trial.state == "parked")
+        its = (each for each in parked if (each.connection, each.epoch) == (connection, epoch))
+        return next(its, None)
+
+    def parked(self, turn: Turn, connection: int, message: wire.Parked) -> None:
+        """Handle the message of a trial that waits in a tier."""
+        slot = self._state.slot_of(message.epoch)
+        trial = self.trial_of(connection, message.epoch, slot)
+        if trial is None:
+            return
+        if message.checkpoint is not None:
+            progress.keep(turn, trial, message.checkpoint)
+        if slot is None or slot.lease is None:
+            _event_log.moved(turn, trial, message.tier)
+            self._put(trial, message, turn.now)
+        else:
+            lease, slots = slot.lease, self._state.slots_of(slot.lease)
+            _event_log.suspended(turn, trial, message.tier)
+            self._stopped(turn, lease, trial, message)
+            self._put(trial, message, turn.now)
+            if _came_not_back(lease):
+                self.out_of_memory(turn, slots, trial, "could not come back to")
+        turn.save(trial)
+        if message.checkpoint is not None:
+            turn.send(connection, wire.Kept(path=message.checkpoint.path))
+        if self._state.studies[trial.study].draining and trial.state == "parked" and trial.stores:
+            self._memory.evict(turn, trial, "disk")
+
+    def _stopped(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Parked) -> None:
+        """End a lease whose trial is suspended."""
+        spent = message.suspend_seconds * len(lease.devices)
+        study = self._state.studies[trial.study]
+        study.overhead_seconds += spent
+        if message.tier == "disk":
+            study.measure_leaving(message.suspend_seconds)
+        trial.suspensions += 1
+        trial.waiting_since = turn.now
+        trial.needs(message.held_bytes)
+        trial.stores = trial.moves = True  # as far as it says so
+        self.end(turn, lease)
+
+    def _put(self, trial: LiveTrial, message: wire.Parked, now: float) -> None:
+        if message.tier == "disk":
+            self._memory.leaves(trial, now)
+        elif message.tier == "host":
+            self._memory.left(trial.devices, now)
+        trial.park(message)
+
+    def out_of_memory(self, turn: Turn, slots: Sequence[Slot], trial: LiveTrial, what: str) -> None:
+        """Handle that the memory of a device, or of one of several, did not suffice for its trial.
+
+        It is tried again with the device to itself. If that did not help either it waits until
+        a trial has gone that could not be moved; where none is left, its study ends.
+        """
+        tightest = min(slots, key=self._memory.known_free_bytes)
+        need, free = size(trial.need_bytes), size(self._memory.free_bytes(tightest))
+        reason = (
+            f"Trial {trial.number} {what} {tightest.device.id}: it needs {need} there or more, "
+            f"and {free} were free."
+        )
+        if trial.alone and any(self._memory.shares(slot, trial) for slot in slots):
+            trial.stranded = True
+        elif trial.alone:
+            study = self._state.studies[trial.study]
+            study.problem = f"{reason} It had the device to itself: end what else takes its memory."
+        trial.alone = True
+        detail = {"device": tightest.device.id, "reason": reason}
+        turn.log(trial.study, trial.number, "outgrew its memory", detail)
+
+    # -- processes -----------------------------------------------------------------------------
+
+    def holder_gone(self, turn: Turn, lease: Lease) -> None:
+        """Handle the end of the process that held a lease."""
+        trial = self._state.trial_of(lease)
+        self.end(turn, lease)
+        self._memory.left(lease.devices, turn.now)
+        study = self._state.studies[lease.study]
+        if trial is None:
+            if study.unstarted is not None:
+                study.unstarted += 1
+            if not lease.refused:  # a trial may have been created, or found
+                study.lost.append((lease.epoch, *lease.lost))
+            return
+        trial.suspensions += 1
+        self.process_gone(turn, trial, lease.connection)
+
+    def process_gone(self, turn: Turn, trial: LiveTrial, connection: int) -> None:
+        """Handle the end of a trial's process that gave no notice."""
+        client = self._state.clients.get(connection)
+        if client is not None:
+            failures.count_loss(self._state, trial, client, turn.now)
+        _event_log.lost(turn, trial)
+        self.take_back(turn, trial)
+
+    def take_back(self, turn: Turn, trial: LiveTrial) -> None:
+        """Take a trial back to its last checkpoint, if there is one: its process is gone."""
+        self._memory.leaves(trial, turn.now)
+        if trial.live:
+            trial.leave_process()
+            trial.waiting_since = turn.now
+            turn.save(trial)
+
+    # -- leases that never began ---------------------------------------------------------------
+
+    def writes_refused(self, turn: Turn, event: WritesFailed) -> None:
+        """Undo leases that the ledger refused, and note the problem of their studies."""
+        failed = {event.study} if event.study else set()
+        for lease in self._state.leases():
+            if lease.epoch in event.epochs:
+                failed.add(lease.study)
+                self.undo(turn, lease, refused=True)
+        for key in failed & self._state.studies.keys():
+            self._state.studies[key].problem = event.reason
+
+    def withdraw_unsent(self, turn: Turn, study: Study) -> None:
+        """Withdraw leases of a study whose grants wait for its database."""
+        for lease in self._state.leases():
+            if lease.held and lease.study == study.spec.key:
+                turn.add(Withdraw(epoch=lease.epoch))
+                self.undo(turn, lease)
+
+    def undo(self, turn: Turn, lease: Lease, *, refused: bool = False) -> None:
+        """Undo a lease: its trial, or the worker that waited for one, is where it came from.
+
+        One that was ``refused`` is not in the ledger, where another broker's may have its epoch.
+        """
+        study, trial = self._state.studies[lease.study], self._state.trial_of(lease)
+        client = self._state.clients.get(lease.connection)
+        for slot in self._state.slots_of(lease):
+            slot.lease = None
+        if not refused:
+            turn.end_lease(lease)
+        if trial is None and study.unstarted is not None:
+            study.unstarted += 1
+        if lease.lost:
+            study.lost.append(lease.lost)  # still to be found
+        waited = trial is None or lease.from_tier in (None, "disk")
+        if waited and client is not None and client.role == "worker":
+            # This worker still waits for a grant, for it never got this one.
+            study.idle.append(lease.connection)
+        if trial is None:
+            return
+        left = lease.from_tier == "disk" or lease.connection in study.idle
+        trial.undo_start(lease, turn.now, left=left)
+        if refused and lease.claimed:
+            trial.owner, trial.row = None, lease.claimed  # as before
+        else:
+            turn.save(trial)
+
+
+def _came_not_back(lease: Lease) -> bool:
+    """True if a trial stops that has not started: its device had no room for what it left there."""
+    return lease.from_tier == "host" and not lease.training and not lease.yielding
