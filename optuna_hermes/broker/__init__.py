@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         connect_or_start,
         connect_patiently,
     )
-    from optuna_hermes.broker._client._pending_endings import pending_endings
+    from optuna_hermes.broker._client._reconnecting import pending_endings
     from optuna_hermes.broker._client._session import TrialSession
     from optuna_hermes.broker._client._sessions import OwnSession, sessions
     from optuna_hermes.broker._protocol import OpenStudy, StudySpec
@@ -43,7 +43,7 @@ _MODULES = {
     "connect": "_client._connection",
     "connect_or_start": "_client._connection",
     "connect_patiently": "_client._connection",
-    "pending_endings": "_client._pending_endings",
+    "pending_endings": "_client._reconnecting",
     "sessions": "_client._sessions",
 }
 

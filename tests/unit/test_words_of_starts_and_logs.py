@@ -11,7 +11,7 @@ import pytest
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._core._broker_state import BrokerState
-from optuna_hermes.broker._core._events import Kill, LedgerAway, WritesFailed
+from optuna_hermes.broker._core._events import Kill, LedgerAway, LedgerBack, WritesFailed
 from optuna_hermes.broker._devices import _nvml
 from optuna_hermes.broker._devices import _source as _devices
 from optuna_hermes.broker._devices._xid import Xid
@@ -107,7 +107,7 @@ def test_what_a_broker_logs_of_its_ledgers(
     caplog.set_level(logging.INFO)
     server._heard(LedgerAway(studies=("s",), reason="No route to host."))
     server._heard(WritesFailed(epochs=(), reason="no such table", study="s"))
-    server._heard(_ledgers.LedgerBack(studies=("s",)))
+    server._heard(LedgerBack(studies=("s",)))
     assert caplog.messages == [
         "a database is away, what is to be written waits: No route to host.",
         "the ledger refused: no such table",

@@ -7,18 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from optuna_hermes.broker._protocol import (
-    BatchSizes,
-    Ended,
-    Grant,
-    Params,
-    Parked,
-    Released,
-    Report,
-    Resume,
-    SavedCheckpoint,
-    StudySpec,
-)
+from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import TierName
 
 MOST_REPORTS = 4096
@@ -47,15 +36,17 @@ class LeaseState:
     stores: bool = False
     need_bytes: int | None = None
     units_left: int | None = None
-    params: Params = field(default_factory=dict)
-    reports: deque[tuple[float, Report]] = field(default_factory=lambda: deque(maxlen=MOST_REPORTS))
-    checkpoints: dict[str, SavedCheckpoint] = field(default_factory=dict)
-    parked: Parked | None = None
-    end: Ended | Released | None = None
-    sizes: BatchSizes | None = None
+    params: wire.Params = field(default_factory=dict)
+    reports: deque[tuple[float, wire.Report]] = field(
+        default_factory=lambda: deque(maxlen=MOST_REPORTS)
+    )
+    checkpoints: dict[str, wire.SavedCheckpoint] = field(default_factory=dict)
+    parked: wire.Parked | None = None
+    end: wire.Ended | wire.Released | None = None
+    sizes: wire.BatchSizes | None = None
     others: tuple[str, ...] = ()
 
-    def granted(self, grant: Grant, now: float) -> LeaseState:
+    def granted(self, grant: wire.Grant, now: float) -> LeaseState:
         """State under the next lease: the ledger has earlier reports then, not all checkpoints."""
         return replace(
             self,
@@ -71,9 +62,9 @@ class LeaseState:
             parked=None,
         )
 
-    def resume(self, study: StudySpec, now: float, device_seconds: float) -> Resume:
+    def resume(self, study: wire.StudySpec, now: float, device_seconds: float) -> wire.Resume:
         """Message from which the next broker learns of this lease."""
-        return Resume(
+        return wire.Resume(
             study=study,
             epoch=self.epoch,
             device=self.device,

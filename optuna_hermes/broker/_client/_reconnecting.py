@@ -1,10 +1,11 @@
-"""Client's connection that outlives its broker."""
+"""Client's connection that outlives its broker, and endings of leases that no broker has heard."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from optuna_hermes.broker import _protocol as wire
@@ -141,3 +142,44 @@ class ReconnectingConnection:
                     connection.send(message)
             self._up = True
             return True
+
+
+class PendingEndings:
+    """Endings of leases that happened while there was no broker.
+
+    Without them the next broker would wait for this process, which lives on, to come back.
+    """
+
+    def __init__(self) -> None:
+        self._ends: deque[Callable[[], Iterable[wire.FromClient]]] = deque()
+
+    def keep(self, said: Callable[[], Iterable[wire.FromClient]]) -> None:
+        """Keep messages for the next broker, the last of them the ending of a lease."""
+        self._ends.append(said)
+
+    def tell(self, join: Callable[[], Connection]) -> None:
+        """Send the kept endings to the broker of now, each over a connection of its own.
+
+        Raises:
+            HermesError: there is no broker, and none can be started.
+        """
+        for _ in range(len(self._ends)):
+            with contextlib.suppress(IndexError):  # another thread has sent it
+                said = self._ends.popleft()
+                with contextlib.closing(join()) as connection:
+                    if not _told(connection, said()):
+                        self.keep(said)
+
+
+def _told(connection: Connection, said: Iterable[wire.FromClient]) -> bool:
+    """Send messages; True if a broker has acknowledged them, False if it died before."""
+    with contextlib.suppress(BrokerError):
+        for message in said:
+            connection.send(message)
+        while not isinstance(connection.receive(), wire.Noted | wire.Refused):
+            pass
+        return True
+    return False
+
+
+pending_endings = PendingEndings()

@@ -15,10 +15,12 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client._connection import Connection
 from optuna_hermes.broker._client._journal import find, forget, keep
 from optuna_hermes.broker._client._lease_state import LeaseState
-from optuna_hermes.broker._client._pending_endings import pending_endings
-from optuna_hermes.broker._client._reconnecting import AWAY_SECONDS, ReconnectingConnection
+from optuna_hermes.broker._client._reconnecting import (
+    AWAY_SECONDS,
+    ReconnectingConnection,
+    pending_endings,
+)
 from optuna_hermes.broker._client._sessions import sessions
-from optuna_hermes.broker._client._wired import unwired, wired, wired_sizes
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
 from optuna_hermes.model import TierName, TrialStatus
 from optuna_hermes.suspend._base import BatchChoice, Footprint, StoredState, TrialState
@@ -141,7 +143,7 @@ class TrialSession:
                 self._take(message)
                 return message
             if isinstance(message, wire.Prepare):
-                states = tuple(unwired(saved) for saved in message.checkpoints)
+                states = tuple(_from_wire(saved) for saved in message.checkpoints)
                 read_ahead(states, f"trial {message.number}")
 
     def begin(self, number: int, trial_id: int) -> None:
@@ -166,8 +168,8 @@ class TrialSession:
             if report.unit > known:
                 self._say_again(report, report.age_seconds + age)
         # Should the newest be damaged, the one before it is as good as its process left it.
-        self.checkpoints = (*map(unwired, newest[:2]), *self.checkpoints[:1])
-        self.saved(unwired(newest[0]))
+        self.checkpoints = (*map(_from_wire, newest[:2]), *self.checkpoints[:1])
+        self.saved(_from_wire(newest[0]))
 
     def _say_again(self, report: wire.Report, age: float) -> None:
         with self._connection.lock:
@@ -198,7 +200,7 @@ class TrialSession:
 
     def stretches(self, sizes: BatchChoice) -> None:
         """See ``suspend.Session``."""
-        told = wired_sizes(sizes)
+        told = _sizes_to_wire(sizes)
         with self._connection.lock:
             self._lease.sizes = told
             self._connection.send(wire.Stretches(epoch=self._lease.epoch, sizes=told))
@@ -237,7 +239,7 @@ class TrialSession:
 
     def saved(self, state: StoredState) -> None:
         """See ``suspend.Session``."""
-        checkpoint = wired(state)
+        checkpoint = _to_wire(state)
         with self._connection.lock:
             self._lease.checkpoints[checkpoint.path] = checkpoint
             self._keep_unconfirmed()  # this process and the broker may die before it is written
@@ -320,7 +322,7 @@ class TrialSession:
     def _say_parked(
         self, state: TrialState | None, tier: TierName, held: Footprint | None, spent: float
     ) -> None:
-        stored = None if held is None or held.stored is None else wired(held.stored)
+        stored = None if held is None or held.stored is None else _to_wire(held.stored)
         stores = state is not None and self._parking().stores(state)
         with self._connection.lock:
             said = self._lease
@@ -467,9 +469,9 @@ class TrialSession:
             return
         if not self._lease.checkpoints and self.checkpoint_dir is not None:
             forget(self.checkpoint_dir)
-        if unwired(saved) not in self.checkpoints:
+        if _from_wire(saved) not in self.checkpoints:
             # Two are kept, as the broker does: the older one is for a damaged newer one.
-            self.checkpoints = (unwired(saved), *self.checkpoints[:1])
+            self.checkpoints = (_from_wire(saved), *self.checkpoints[:1])
 
     def _let_go(self, reason: str) -> None:
         """Give up a lease that is another's by now: a plain trial asks again, a worker ends."""
@@ -493,7 +495,7 @@ class TrialSession:
     def _take(self, grant: wire.Grant) -> None:
         self.devices, self.alone = grant.devices, grant.alone
         if not self.managed:  # the loop read them when it started
-            self.checkpoints = tuple(unwired(c) for c in grant.checkpoints)
+            self.checkpoints = tuple(_from_wire(c) for c in grant.checkpoints)
 
     def _unconfirmed(self) -> bool:
         """True if the trial is over or on disk, and the ledger may not know it."""
@@ -501,3 +503,29 @@ class TrialSession:
         if said.end is not None:
             return not self._noted_end
         return said.parked is not None and said.parked.tier == "disk" and bool(said.checkpoints)
+
+
+def _to_wire(state: StoredState) -> wire.SavedCheckpoint:
+    """Checkpoint as a message holds it."""
+    return wire.SavedCheckpoint(
+        path=str(state.path), units=state.units, size_bytes=state.size_bytes, sha256=state.sha256
+    )
+
+
+def _from_wire(saved: wire.SavedCheckpoint) -> StoredState:
+    """Checkpoint of a message, as the rest of the package holds it."""
+    return StoredState(
+        path=Path(saved.path), units=saved.units, size_bytes=saved.size_bytes, sha256=saved.sha256
+    )
+
+
+def _sizes_to_wire(sizes: BatchChoice) -> wire.BatchSizes:
+    """Batch sizes as a message holds them, with the ``MOST_SIZES`` speeds measured last."""
+    return wire.BatchSizes(
+        now=sizes.now,
+        least=sizes.least,
+        most=sizes.most,
+        seconds=dict([*sizes.seconds.items()][-wire.MOST_SIZES :]),
+        unit_samples=sizes.unit_samples,
+        most_devices=sizes.most_devices,
+    )

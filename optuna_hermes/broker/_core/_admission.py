@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import BrokerState, Client
 from optuna_hermes.broker._core._events import Refreshed, SaveWish, StudyRead
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._protocol import (
-    ChangePolicy,
-    Counted,
-    Describe,
-    Drain,
-    Finish,
-    Finished,
-    FromClient,
-    GiveUp,
-    OpenStudy,
-    Ready,
-    Register,
-    Resume,
-    SavedCheckpoint,
-    Wishes,
-)
 from optuna_hermes.ledger._base import LeaseRecord, TrialRecord
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
@@ -33,31 +18,31 @@ KEPT_CHECKPOINTS = 2
 """Newest checkpoints of a trial that are kept; the older is for when the newest cannot be read."""
 
 
-_WANTED: tuple[type, ...] = (Wishes, Finish, Finished, ChangePolicy)
+_WANTED: tuple[type, ...] = (wire.Wishes, wire.Finish, wire.Finished, wire.ChangePolicy)
 _SAID_BY: dict[type, tuple[str, ...]] = {
-    Ready: ("worker",),
-    Register: ("plain",),
-    Resume: ("worker", "plain"),
-    OpenStudy: ("driver",),
-    Describe: ("driver",),
-    Drain: ("driver",),
-    GiveUp: ("driver",),
+    wire.Ready: ("worker",),
+    wire.Register: ("plain",),
+    wire.Resume: ("worker", "plain"),
+    wire.OpenStudy: ("driver",),
+    wire.Describe: ("driver",),
+    wire.Drain: ("driver",),
+    wire.GiveUp: ("driver",),
     **dict.fromkeys(_WANTED, ("viewer",)),
 }
 
 
-def misplaced(client: Client, message: FromClient) -> str | None:
+def misplaced(client: Client, message: wire.FromClient) -> str | None:
     """Reason why a client may not send this message, or not now; None if it may."""
     name, roles = type(message).__name__, _SAID_BY.get(type(message))
     if roles is None:
         return None
     if client.role not in roles:
         return f"{name} is said by a {roles[0]}, not by a {client.role}: connect as one."
-    if isinstance(message, (Drain, GiveUp)):
+    if isinstance(message, (wire.Drain, wire.GiveUp)):
         own = client.study == message.study
         return None if own else f"A driver says {name} of its own study only: open it first."
-    again = isinstance(message, OpenStudy) and client.study == message.study.key
-    if client.study is not None and not isinstance(message, Describe) and not again:
+    again = isinstance(message, wire.OpenStudy) and client.study == message.study.key
+    if client.study is not None and not isinstance(message, wire.Describe) and not again:
         return f"A connection says {name} once, but this one serves a study already: open another."
     return None
 
@@ -65,7 +50,7 @@ def misplaced(client: Client, message: FromClient) -> str | None:
 def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
     """Reason to refuse a client's request for a study that is read; None if there is none."""
     message = event.message
-    if isinstance(message, OpenStudy):
+    if isinstance(message, wire.OpenStudy):
         pid = other_driver(state, study, event)
         if pid is None:
             return None
@@ -73,7 +58,7 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
             f"Study {study.spec.name!r} is already being optimized by process {pid} on this host: "
             "wait for it, or end it with Ctrl-C."
         )
-    trial = study.trials.get(message.number) if isinstance(message, Register) else None
+    trial = study.trials.get(message.number) if isinstance(message, wire.Register) else None
     if trial is not None and trial.live and study.is_elsewhere(trial):
         return (
             f"Trial {trial.number} is trained on another host ({trial.host}): end it there first."
@@ -92,7 +77,7 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
 
 def other_driver(state: BrokerState, study: Study, event: StudyRead) -> int | None:
     """Process for which a study is served already, None if another driver may have it."""
-    if not isinstance(event.message, OpenStudy) or study.driver in (None, event.connection):
+    if not isinstance(event.message, wire.OpenStudy) or study.driver in (None, event.connection):
         return None
     return _pid(state, study.driver)
 
@@ -149,7 +134,7 @@ def _take_orphans(turn: Turn, study: Study, event: StudyRead) -> None:
     """Keep the leases of this host whose processes may come back, and end the others."""
     holders = [each.holder for each in turn.state.awaited.values()]
     awaited = {holder.epoch for holder in holders}
-    if isinstance(event.message, Resume):
+    if isinstance(event.message, wire.Resume):
         awaited.add(event.message.epoch)
     for lease in event.leases:
         ours = (
@@ -181,7 +166,7 @@ def admit_trial(study: Study, number: int, trial_id: int, now: float) -> LiveTri
 
 
 def take_charge(
-    state: BrokerState, study: Study, connection: int, message: OpenStudy, now: float
+    state: BrokerState, study: Study, connection: int, message: wire.OpenStudy, now: float
 ) -> list[LiveTrial]:
     """Give the study to a driver, and take from it what Optuna knows better than the ledger.
 
@@ -226,7 +211,7 @@ def _with_new_chances(study: Study) -> list[LiveTrial]:
     return found
 
 
-def _count_on(study: Study, counted: Counted) -> None:
+def _count_on(study: Study, counted: wire.Counted) -> None:
     study.switches += counted.switches
     study.overhead_seconds += counted.overhead_seconds
     study.spent_seconds += counted.spent_seconds
@@ -250,7 +235,7 @@ def known_trial(
     """LiveTrial as its ledger left it: its process is gone, so it is stored or begins again."""
     curve = event.curves.get(known.number, Curve())
     saved = [
-        SavedCheckpoint(path=c.path, units=c.units, size_bytes=c.size_bytes, sha256=c.sha256)
+        wire.SavedCheckpoint(path=c.path, units=c.units, size_bytes=c.size_bytes, sha256=c.sha256)
         for c in event.checkpoints
         if c.number == known.number
     ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
+from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _outage as outage
 from optuna_hermes.broker._core import _progress as progress
@@ -26,24 +27,6 @@ from optuna_hermes.broker._core._admission import (
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease, Slot
 from optuna_hermes.broker._core._curve_shape import Shape, shape_of
 from optuna_hermes.broker._core._device_changes import DeviceChanges
-from optuna_hermes.broker._core._events import (
-    Command,
-    Connected,
-    DevicesPolled,
-    Disconnected,
-    Event,
-    Expected,
-    LedgerAway,
-    LedgerBack,
-    Observed,
-    Outrun,
-    PowerSwitched,
-    Received,
-    Refreshed,
-    StudyRead,
-    Tick,
-    WritesFailed,
-)
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
@@ -121,51 +104,53 @@ class EventHandler:
         self._wishes = Overrides(self.state, self._memory, self._scheduler)
         self._devices.expect_off(unpowered)
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Handle an event and return the commands, in order."""
         turn = Turn(state=self.state, now=now)
         # Most messages do not change the next wake-up: it is not searched again for each.
         self._wakeup_known = self._wakeup_known and (
-            isinstance(event, Received) and isinstance(event.message, _CHANGES_NO_PLAN)
+            isinstance(event, events.Received) and isinstance(event.message, _CHANGES_NO_PLAN)
         )
-        if isinstance(event, (Received, StudyRead)) and self._is_misplaced(turn, event):
+        if isinstance(event, (events.Received, events.StudyRead)) and self._is_misplaced(
+            turn, event
+        ):
             pass
-        elif isinstance(event, Received):
+        elif isinstance(event, events.Received):
             self._receive(turn, event.connection, event.message)
-        elif isinstance(event, StudyRead):
+        elif isinstance(event, events.StudyRead):
             self._study_read(turn, event)
-        elif isinstance(event, Connected):
+        elif isinstance(event, events.Connected):
             self._connected(event)
-        elif isinstance(event, Expected):
+        elif isinstance(event, events.Expected):
             self._recovery.expect(event, now)
-        elif isinstance(event, Disconnected):
+        elif isinstance(event, events.Disconnected):
             self._disconnected(turn, event)
-        elif isinstance(event, DevicesPolled):
+        elif isinstance(event, events.DevicesPolled):
             self._devices.reported(turn, event.heard)
             self._devices.polled(turn, event.devices)
             self._scheduler.schedule(turn)
-        elif isinstance(event, WritesFailed):
+        elif isinstance(event, events.WritesFailed):
             self._ends.writes_refused(turn, event)
             for study in self.state.studies.values():
                 if study.draining:  # what waited for a lease is to leave, or go to disk
                     self._drain(turn, study.spec.key)
-        elif isinstance(event, Refreshed):
+        elif isinstance(event, events.Refreshed):
             self._sharing.refreshed(turn, event)
             self._wishes.refreshed(turn, event)
             self._scheduler.schedule(turn)
-        elif isinstance(event, Outrun):
+        elif isinstance(event, events.Outrun):
             self._sharing.outrun(turn, event)
             self._scheduler.schedule(turn)
-        elif isinstance(event, LedgerAway):
+        elif isinstance(event, events.LedgerAway):
             outage.begin(turn, event)
-        elif isinstance(event, LedgerBack):
+        elif isinstance(event, events.LedgerBack):
             outage.end(turn, event)
             self._scheduler.schedule(turn)
-        elif isinstance(event, PowerSwitched):
+        elif isinstance(event, events.PowerSwitched):
             self._devices.switched(turn, event)
-        elif isinstance(event, Observed):
+        elif isinstance(event, events.Observed):
             self._watchdog.observed(event, now)
-        elif isinstance(event, Tick):
+        elif isinstance(event, events.Tick):
             self._forgive(now)
             outage.give_up(turn)
             self._watchdog.end(turn)
@@ -232,7 +217,7 @@ class EventHandler:
 
     # -- messages ------------------------------------------------------------------------------
 
-    def _is_misplaced(self, turn: Turn, event: Received | StudyRead) -> bool:
+    def _is_misplaced(self, turn: Turn, event: events.Received | events.StudyRead) -> bool:
         """True if a message is ignored: its client is gone, or may not send it now."""
         client = self.state.clients.get(event.connection)
         if client is None:
@@ -372,7 +357,7 @@ class EventHandler:
 
     # -- studies -------------------------------------------------------------------------------
 
-    def _study_read(self, turn: Turn, event: StudyRead) -> None:
+    def _study_read(self, turn: Turn, event: events.StudyRead) -> None:
         study = admit_study(turn, event)
         connection, message = event.connection, event.message
         if isinstance(message, wire.Resume):
@@ -441,13 +426,13 @@ class EventHandler:
 
     # -- ends ----------------------------------------------------------------------------------
 
-    def _connected(self, event: Connected) -> None:
+    def _connected(self, event: events.Connected) -> None:
         client = Client(pid=event.pid, role=event.role, started=event.started)
         self.state.clients[event.connection] = client
         if client.role in ("worker", "plain"):
             self._recovery.met(client.pid)
 
-    def _disconnected(self, turn: Turn, event: Disconnected) -> None:
+    def _disconnected(self, turn: Turn, event: events.Disconnected) -> None:
         # Of clients that leave together only the last one leads to a decision.
         self._owes_decision |= self._gone(turn, event.connection)
         if self._owes_decision and not event.more:

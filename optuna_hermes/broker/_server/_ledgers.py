@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from optuna_hermes.broker._core._events import (
-    EndLease,
-    LedgerAway,
-    LedgerBack,
-    Outrun,
-    Refreshed,
-    SaveMemory,
-    Write,
-    WritesFailed,
-)
+from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._server._meter import Times
 from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._records import WriterTerms
@@ -38,7 +29,6 @@ from optuna_hermes.ledger._base import (
     HostRecord,
     LeaseRecord,
     ReportRecord,
-    TrialRecord,
 )
 
 SLOW_SECONDS = 1.0
@@ -52,10 +42,7 @@ MOST_LEDGERS = 100
 
 _SILENT = "It is there but does not answer: look whether it hangs, or who has locked it."
 
-_FEW = 500
-"""Runs up to which the database is asked for their curves alone."""
-
-_CAN_WAIT = (ReportRecord, EventRecord, SaveMemory)
+_CAN_WAIT = (ReportRecord, EventRecord, events.SaveMemory)
 
 T = TypeVar("T")
 
@@ -68,7 +55,7 @@ class Committed:
     paths: tuple[str, ...]
 
 
-Heard = Committed | WritesFailed | LedgerAway | LedgerBack | Outrun
+Heard = Committed | events.WritesFailed | events.LedgerAway | events.LedgerBack | events.Outrun
 
 
 class Ledgers:
@@ -102,7 +89,7 @@ class Ledgers:
         self._used: dict[str, float] = {}
         self._url_of: dict[str, str] = {}
         self._away: set[str] = set()
-        self._waiting: dict[str, list[Write]] = {}
+        self._waiting: dict[str, list[events.Write]] = {}
         self._written: Counter[str] = Counter()
         self._retried_at = 0.0
 
@@ -143,7 +130,7 @@ class Ledgers:
         """Number of records of a study that were written until now."""
         return self._written[study]
 
-    def write(self, writes: Sequence[Write]) -> None:
+    def write(self, writes: Sequence[events.Write]) -> None:
         """Write records that may not wait, after those that waited; keep the others for later.
 
         Studies of one database take turns as their records do: it takes leases by epoch.
@@ -236,28 +223,30 @@ class Ledgers:
         if isinstance(news, Unreachable):
             if url not in self._away:
                 self._away.add(url)
-                self._hear(LedgerAway(studies=self._studies(url), reason=news.reason))
+                self._hear(events.LedgerAway(studies=self._studies(url), reason=news.reason))
             return
-        if isinstance(news, Outrun):
+        if isinstance(news, events.Outrun):
             self._hear(news)
             self._is_back(url)
             return
         epochs = tuple(item.epoch for item in news.items if isinstance(item, LeaseRecord))
         paths = tuple(item.path for item in news.items if isinstance(item, CheckpointRecord))
-        paths += tuple(proof_of_end(i.epoch) for i in news.items if isinstance(i, EndLease))
+        paths += tuple(proof_of_end(i.epoch) for i in news.items if isinstance(i, events.EndLease))
         if isinstance(news, Written):
             if news.items:
                 self._times.add(news.seconds)
             self._hear(Committed(epochs=epochs, paths=paths))
         else:
-            failed = WritesFailed(epochs=epochs, paths=paths, study=news.study, reason=news.reason)
+            failed = events.WritesFailed(
+                epochs=epochs, paths=paths, study=news.study, reason=news.reason
+            )
             self._hear(failed)
         self._is_back(url)
 
     def _is_back(self, url: str) -> None:
         if url in self._away:
             self._away.remove(url)
-            self._hear(LedgerBack(studies=self._studies(url)))
+            self._hear(events.LedgerBack(studies=self._studies(url)))
 
     def _studies(self, url: str) -> tuple[str, ...]:
         return tuple(study for study, its in self._url_of.items() if its == url)
@@ -285,39 +274,6 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
         "wishes": ledger.load_wishes(study),
         "memory": ledger.load_memory(study),
     }
-
-
-def news_of(
-    study: str, presence: HostRecord, known: Mapping[int, TrialRecord | None], ledger: Ledger
-) -> Refreshed:
-    """Read what other hosts have done in a study, and note that this broker lives.
-
-    Args:
-        study: its key.
-        presence: of the broker that asks.
-        known: the rows of trials that are not this broker's, as it knows them.
-        ledger: where it is kept.
-    """
-    ledger.beat(presence)
-    rows = ledger.load_trials(study)
-    changed = tuple(
-        row
-        for row in rows
-        if (row.number in known or row.owner != presence.instance) and row != known.get(row.number)
-    )
-    numbers = {row.number for row in changed}
-    few = numbers if len(numbers) < _FEW else None
-    checkpoints = ledger.load_checkpoints(study) if changed else []
-    return Refreshed(
-        study=study,
-        last_epoch=ledger.last_epoch(),
-        leases=tuple(ledger.load_leases(study, live=True)),
-        hosts=tuple(ledger.load_hosts()),
-        trials=changed,
-        curves=ledger.load_curves(study, few) if changed else {},
-        checkpoints=tuple(each for each in checkpoints if each.number in numbers),
-        wishes=ledger.load_wishes(study),
-    )
 
 
 def _leave(instance: str, ledger: Ledger) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +11,12 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import Event, Refreshed
 from optuna_hermes.broker._core._sharing import REFRESH_SECONDS, watched
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.broker._server._ledgers import Ledgers, news_of
+from optuna_hermes.broker._server._ledgers import Ledgers
+from optuna_hermes.ledger import Ledger
+from optuna_hermes.ledger._base import HostRecord, TrialRecord
+
+_FEW = 500
+"""Trials up to which the database is asked for their curves alone."""
 
 
 class PeerSync:
@@ -54,3 +59,36 @@ class PeerSync:
                 self._apply(news)
 
         answer.add_done_callback(heard)
+
+
+def news_of(
+    study: str, presence: HostRecord, known: Mapping[int, TrialRecord | None], ledger: Ledger
+) -> Refreshed:
+    """Read what other hosts have done in a study, and note that this broker lives.
+
+    Args:
+        study: its key.
+        presence: of the broker that asks.
+        known: the rows of trials that are not this broker's, as it knows them.
+        ledger: where it is kept.
+    """
+    ledger.beat(presence)
+    rows = ledger.load_trials(study)
+    changed = tuple(
+        row
+        for row in rows
+        if (row.number in known or row.owner != presence.instance) and row != known.get(row.number)
+    )
+    numbers = {row.number for row in changed}
+    few = numbers if len(numbers) < _FEW else None
+    checkpoints = ledger.load_checkpoints(study) if changed else []
+    return Refreshed(
+        study=study,
+        last_epoch=ledger.last_epoch(),
+        leases=tuple(ledger.load_leases(study, live=True)),
+        hosts=tuple(ledger.load_hosts()),
+        trials=changed,
+        curves=ledger.load_curves(study, few) if changed else {},
+        checkpoints=tuple(each for each in checkpoints if each.number in numbers),
+        wishes=ledger.load_wishes(study),
+    )

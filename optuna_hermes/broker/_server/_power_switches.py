@@ -13,7 +13,7 @@ from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._device_changes import unpowered
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
 from optuna_hermes.broker._power_commands import PowerCommands
-from optuna_hermes.broker._server._loop import soon
+from optuna_hermes.broker._server._processes import soon
 
 _NO_POWER = "wake them, or start the broker with --power-down-command and --power-up-command"
 

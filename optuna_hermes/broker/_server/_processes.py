@@ -1,4 +1,4 @@
-"""Ends of other processes, as the broker's loop learns of them."""
+"""Other processes and threads, and how the broker's loop learns of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import signal
 from collections.abc import Callable, Iterator
 
 _LAST_WORDS_SECONDS = 0.05
+
+
+def soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Call it in the loop, from any thread, unless the loop has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
 
 
 def kill(pid: int) -> None:

@@ -9,10 +9,12 @@ import queue
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from optuna_hermes.broker._core._events import DevicesPolled
 from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._devices._xid import Xid
+from optuna_hermes.broker._server._processes import soon
 from optuna_hermes.model import Device
 
 PATIENCE_SECONDS = 1.0
@@ -98,9 +100,7 @@ class Readings:
                     self._heard.put(xid)
             except BaseException as error:  # it is raised where the reading is asked for
                 polled = error
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop = request.answer.get_loop()
-                loop.call_soon_threadsafe(self._answer, request.answer, polled)
+            soon(request.answer.get_loop(), partial(self._answer, request.answer, polled))
 
     def _answer(
         self, answer: asyncio.Future[tuple[Device, ...]], polled: tuple[Device, ...] | BaseException

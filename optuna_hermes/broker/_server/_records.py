@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from optuna_hermes.broker._core._events import (
-    Claim,
-    DropCheckpoint,
-    EndLease,
-    ForgetBroker,
-    NameLease,
-    Outrun,
-    SaveMemory,
-    SaveWish,
-    Write,
-)
+from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._core._sharing import DEAD_SECONDS
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
 from optuna_hermes.ledger import Ledger
@@ -40,29 +30,29 @@ class WriterTerms:
     limits: dict[str, int] = field(default_factory=dict)
 
 
-def write(ledger: Ledger, item: Write, terms: WriterTerms) -> None:
+def write(ledger: Ledger, item: events.Write, terms: WriterTerms) -> None:
     """Carry a record out in the ledger."""
     if isinstance(item, LeaseRecord):
         ledger.commit_lease(item, limit=_limit(ledger, item, terms))
-    elif isinstance(item, EndLease):
+    elif isinstance(item, events.EndLease):
         ledger.end_lease(item.epoch, item.ended)
-    elif isinstance(item, NameLease):
+    elif isinstance(item, events.NameLease):
         ledger.name_lease(item.epoch, item.number)
     elif isinstance(item, TrialRecord):
         ledger.save_trial(item, by=terms.instance if ledger.shared else None)
-    elif isinstance(item, Claim):
+    elif isinstance(item, events.Claim):
         _claim(ledger, item, terms)
-    elif isinstance(item, ForgetBroker):
+    elif isinstance(item, events.ForgetBroker):
         ledger.forget_host(item.instance, dead_after_seconds=DEAD_SECONDS)
     elif isinstance(item, ReportRecord):
         ledger.add_report(item)
     elif isinstance(item, CheckpointRecord):
         ledger.save_checkpoint(item)
-    elif isinstance(item, DropCheckpoint):
+    elif isinstance(item, events.DropCheckpoint):
         ledger.drop_checkpoint(item.study, item.path)
-    elif isinstance(item, SaveMemory):
+    elif isinstance(item, events.SaveMemory):
         ledger.save_memory(item.study, item.memory)
-    elif isinstance(item, SaveWish):
+    elif isinstance(item, events.SaveWish):
         ledger.save_wish(item.study, item.number, item.wish)
     else:
         ledger.add_event(item)
@@ -74,8 +64,8 @@ def is_race(ledger: Ledger, error: Exception) -> bool:
 
 
 def outrun(
-    study: str, items: Sequence[Write], error: Exception, last_epoch: int
-) -> tuple[Outrun, tuple[Write, ...]]:
+    study: str, items: Sequence[events.Write], error: Exception, last_epoch: int
+) -> tuple[events.Outrun, tuple[events.Write, ...]]:
     """Split records after a claim conflict: the event for what never was, and the rest to write.
 
     Args:
@@ -89,16 +79,18 @@ def outrun(
     undone = {lost, *(lease.number for lease in leases)}
     # The trial's new owner has other checkpoints: these must not be taken for newer ones.
     saved = [x for x in items if isinstance(x, CheckpointRecord) and x.number == lost]
-    void = (LeaseRecord, Claim, DropCheckpoint) if saved else (LeaseRecord, Claim)
+    void = (
+        (LeaseRecord, events.Claim, events.DropCheckpoint) if saved else (LeaseRecord, events.Claim)
+    )
     rest = tuple(
         item
         for item in items
         if not isinstance(item, void)
         and item not in saved
         and not (isinstance(item, TrialRecord) and item.number in undone)
-        and not (isinstance(item, NameLease) and item.number == lost)
+        and not (isinstance(item, events.NameLease) and item.number == lost)
     )
-    event = Outrun(
+    event = events.Outrun(
         study=study,
         epochs=tuple(lease.epoch for lease in leases),
         numbers=() if lost is None else (lost,),
@@ -114,7 +106,7 @@ def _limit(ledger: Ledger, lease: LeaseRecord, terms: WriterTerms) -> int | None
     return terms.limits.get(lease.study) if is_new else None
 
 
-def _claim(ledger: Ledger, item: Claim, terms: WriterTerms) -> None:
+def _claim(ledger: Ledger, item: events.Claim, terms: WriterTerms) -> None:
     trial = ledger.claim_trial(
         item.study,
         item.number,

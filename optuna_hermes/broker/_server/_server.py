@@ -18,49 +18,27 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._core import _outage as away
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE
-from optuna_hermes.broker._core._events import (
-    Command,
-    Connected,
-    Deed,
-    Disconnected,
-    EndLease,
-    Event,
-    Kill,
-    LedgerAway,
-    Observed,
-    Outrun,
-    PowerSwitched,
-    Received,
-    Send,
-    StudyRead,
-    SwitchPower,
-    Tick,
-    Withdraw,
-    Write,
-    WritesFailed,
-)
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.broker._server._activity import Activities
-from optuna_hermes.broker._server._instance import instance_in
 from optuna_hermes.broker._server._ledgers import Committed, Heard, Ledgers, all_of
 from optuna_hermes.broker._server._logs import log_event
-from optuna_hermes.broker._server._loop import soon
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._meter import Meter
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
 from optuna_hermes.broker._server._peer_sync import PeerSync
 from optuna_hermes.broker._server._power_switches import PowerSwitches, left_unpowered
-from optuna_hermes.broker._server._processes import kill
+from optuna_hermes.broker._server._processes import kill, soon
 from optuna_hermes.broker._server._readings import Readings
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
-from optuna_hermes.broker._server._succession import Succession
+from optuna_hermes.broker._server._succession import Succession, instance_in
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import load as load_ledger
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
@@ -231,7 +209,9 @@ class Server:
             self._sockets.send(connection, wire.Refused(reason=_other_version()))
             return
         started = _holders.started(pid)
-        self._apply(Connected(connection=connection, pid=pid, role=hello.role, started=started))
+        self._apply(
+            events.Connected(connection=connection, pid=pid, role=hello.role, started=started)
+        )
         self._sockets.send(connection, self._welcome())
         for count in itertools.count(1):
             if count % AT_ONCE == 0:
@@ -246,7 +226,7 @@ class Server:
             else:
                 if isinstance(message, _CHANGES_MEMORY):
                     await self._look()
-                self._apply(Received(connection=connection, message=message))
+                self._apply(events.Received(connection=connection, message=message))
 
     async def _left(self, connection: int, pid: int) -> None:
         self._outbox.forget(connection)
@@ -267,7 +247,7 @@ class Server:
             leaving, self._leaving = self._leaving, []
             # Devices are decided about once, after the last of them.
             for left, each in zip(range(len(leaving) - 1, -1, -1), leaving, strict=True):
-                self._apply(Disconnected(connection=each, more=left > 0))
+                self._apply(events.Disconnected(connection=each, more=left > 0))
 
     def _welcome(self) -> wire.Welcome:
         return wire.Welcome(
@@ -305,7 +285,7 @@ class Server:
             self._ledgers.keep(spec.key, spec.ledger_url)
         if isinstance(message, wire.OpenStudy) and self._may_drive(spec.key, connection):
             self._ledgers.bound(spec.key, message.limit)
-        self._apply(StudyRead(connection=connection, message=message, **known))
+        self._apply(events.StudyRead(connection=connection, message=message, **known))
 
     def _may_drive(self, key: str, connection: int) -> bool:
         """True if a driver gets a study, which has no other driver then."""
@@ -330,7 +310,7 @@ class Server:
 
     # -- carrying out --------------------------------------------------------------------------
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: events.Event) -> None:
         now = time.monotonic()
         commands = self._handler.handle(event, now)
         self._meter.handled(event, time.monotonic() - now)
@@ -341,33 +321,33 @@ class Server:
             self._last_busy = now
         self._wind_up(now)
 
-    def _log_events(self, commands: Sequence[Command]) -> None:
+    def _log_events(self, commands: Sequence[events.Command]) -> None:
         for each in commands:
             if isinstance(each, EventRecord) and each.kind not in ROUTINE | POWER:
                 study = self._handler.state.studies.get(each.study)
                 log_event(each, each.study if study is None else study.spec.name)
 
-    def _carry_out(self, commands: Sequence[Command]) -> None:
+    def _carry_out(self, commands: Sequence[events.Command]) -> None:
         # Before a grant is sent: the next broker must know of its holder.
-        if any(isinstance(c, Send) and isinstance(c.message, wire.Grant) for c in commands):
+        if any(isinstance(c, events.Send) and isinstance(c.message, wire.Grant) for c in commands):
             self._succession.remember()
-        writes = [c for c in commands if not isinstance(c, Deed)]
+        writes = [c for c in commands if not isinstance(c, events.Deed)]
         self._ledgers.write(writes)
         self._outbox.expect({proof for each in writes if (proof := _proof(each)) is not None})
         self._outbox.expect(self._questions(commands))
         for command in commands:
-            if isinstance(command, Send):
+            if isinstance(command, events.Send):
                 self._outbox.put(command.connection, command.message)
-            elif isinstance(command, Withdraw):
+            elif isinstance(command, events.Withdraw):
                 self._outbox.drop({command.epoch})
-            elif isinstance(command, SwitchPower):
+            elif isinstance(command, events.SwitchPower):
                 assert self._switches is not None
                 self._switches.switch(command)
-            elif isinstance(command, Kill):
+            elif isinstance(command, events.Kill):
                 log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
                 kill(command.pid)
 
-    def _questions(self, commands: Sequence[Command]) -> set[DatabaseProof]:
+    def _questions(self, commands: Sequence[events.Command]) -> set[DatabaseProof]:
         """Ask the database for an answer for each yield; return the proofs that come with them."""
         asked = set()
         for epoch, key in away.to_answer(self._handler.state, commands).items():
@@ -380,14 +360,14 @@ class Server:
         """Handle the outcome of a ledger's work."""
         if isinstance(news, Committed):
             self._outbox.release({*news.epochs, *news.paths})
-        elif isinstance(news, Outrun):
+        elif isinstance(news, events.Outrun):
             self._outbox.drop({*news.epochs, *news.paths})
             self._apply(news)
-        elif isinstance(news, WritesFailed):
+        elif isinstance(news, events.WritesFailed):
             log.error("the ledger refused: %s", news.reason)
             self._outbox.drop({*news.epochs, *news.paths})
             self._apply(news)
-        elif isinstance(news, LedgerAway):
+        elif isinstance(news, events.LedgerAway):
             log.warning("a database is away, what is to be written waits: %s", news.reason)
             held, unasked = self._outbox.held, self._unasked(news.studies, draining=False)
             self._outbox.drop({DatabaseProof(epoch) for epoch in unasked})
@@ -417,11 +397,11 @@ class Server:
         self._timer = None
         # With GPUs their memory is read first, on a thread; one tick is under way at a time.
         if not self._readings.has_gpus:
-            self._apply(Tick())
+            self._apply(events.Tick())
         elif self._ticking is None or self._ticking.done():
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
-    def _switched(self, event: PowerSwitched) -> None:
+    def _switched(self, event: events.PowerSwitched) -> None:
         self._apply(event)
         if event.up:  # it can be granted once it was seen
             seeing = asyncio.get_running_loop().create_task(self._see())
@@ -433,7 +413,7 @@ class Server:
 
     async def _tick(self) -> None:
         await self._look()
-        self._apply(Tick())
+        self._apply(events.Tick())
 
     # -- chores --------------------------------------------------------------------------------
 
@@ -493,7 +473,7 @@ class Server:
             # On a thread: a host may have thousands of processes.
             activities = await asyncio.to_thread(self._activities.look, silent) if silent else {}
             if activities:
-                self._apply(Observed(activities=activities))
+                self._apply(events.Observed(activities=activities))
 
     async def _trim(self) -> None:
         while True:
@@ -524,11 +504,11 @@ def _unusable(message: wire.FromClient) -> str | None:
     return None
 
 
-def _proof(record: Write) -> int | str | None:
+def _proof(record: events.Write) -> int | str | None:
     """Proof by which a message waits for this record."""
     if isinstance(record, LeaseRecord):
         return record.epoch
-    if isinstance(record, EndLease):
+    if isinstance(record, events.EndLease):
         return proof_of_end(record.epoch)
     return record.path if isinstance(record, CheckpointRecord) else None
 

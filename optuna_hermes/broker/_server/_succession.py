@@ -1,8 +1,10 @@
-"""Succession of brokers: the processes that the one before served, and those for the next one."""
+"""Succession of brokers: their common name, and the processes that each leaves to the next."""
 
 from __future__ import annotations
 
 import logging
+import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,3 +68,29 @@ class Succession:
                 self._directory,
                 error,
             )
+
+
+def instance_in(directory: Path, host: str) -> str:
+    """Return the name of a directory's broker: made by the first one, kept by the next ones.
+
+    A directory has one broker at a time, which holds its lock: so what the one before had is the
+    next one's, and no broker of another directory or host ever has the name.
+
+    Args:
+        directory: the runtime directory.
+        host: this host's name, for people who read it.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    path = directory / "instance"
+    if not path.exists():
+        partial = path.with_suffix(".new")
+        with open(partial, "w", opener=_for_its_user) as file:
+            file.write(f"{host[:64]}-{uuid.uuid4().hex[:16]}")
+        partial.replace(path)  # as a whole or not at all
+    return path.read_text()
+
+
+def _for_its_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
