@@ -63,7 +63,6 @@ class LeaseState:
         )
 
     def resume(self, study: wire.StudySpec, now: float, device_seconds: float) -> wire.Resume:
-        """Message from which the next broker learns of this lease."""
         return wire.Resume(
             study=study,
             epoch=self.epoch,

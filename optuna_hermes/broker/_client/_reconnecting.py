@@ -58,7 +58,6 @@ class ReconnectingConnection:
         self._thread = threading.Thread(target=self._read, name="hermes-session", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
         self._thread.start()
 
     def send(self, message: wire.FromClient) -> None:
@@ -86,7 +85,6 @@ class ReconnectingConnection:
             self._closed.wait(_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """Close the connection for good."""
         self._closed.set()
         with self.lock:
             self._connection.close()

@@ -110,7 +110,6 @@ class TrialSession:
 
     @property
     def holds(self) -> bool:
-        """True if the trial has a lease now."""
         return self._granted_at is not None
 
     @property
@@ -272,7 +271,6 @@ class TrialSession:
     # -- after training ------------------------------------------------------------------------
 
     def end(self, state: wire.Ending, error: str | None = None) -> None:
-        """End the lease: Optuna has the trial's result."""
         with self._connection.lock:
             self._lease.end = wire.Ended(epoch=self._lease.epoch, state=state, error=error)
             self._connection.send(self._lease.end)
@@ -346,7 +344,6 @@ class TrialSession:
             self._connection.send(said.parked)
 
     def _keep_unconfirmed(self) -> None:
-        """Write what the ledger is not known to have into the journal."""
         if self.checkpoint_dir is not None:
             keep(self.checkpoint_dir, self._resume())
 
@@ -506,14 +503,12 @@ class TrialSession:
 
 
 def _to_wire(state: StoredState) -> wire.SavedCheckpoint:
-    """Checkpoint as a message holds it."""
     return wire.SavedCheckpoint(
         path=str(state.path), units=state.units, size_bytes=state.size_bytes, sha256=state.sha256
     )
 
 
 def _from_wire(saved: wire.SavedCheckpoint) -> StoredState:
-    """Checkpoint of a message, as the rest of the package holds it."""
     return StoredState(
         path=Path(saved.path), units=saved.units, size_bytes=saved.size_bytes, sha256=saved.sha256
     )

@@ -69,18 +69,15 @@ class Sessions:
         return held
 
     def get(self, study: str, number: int) -> TrialSession | None:
-        """The session of a trial, None if it has none in this process."""
         held = self._held.get((study, number))
         return None if held is None else held.session
 
     def pop(self, study: str, number: int) -> TrialSession | None:
-        """Remove a trial's session and return it, None if there is none."""
         with self._lock:
             held = self._held.pop((study, number), None)
         return None if held is None else held.session
 
     def all(self) -> list[OwnSession]:
-        """Every session of a trial in this process."""
         with self._lock:
             return list(self._held.values())
 

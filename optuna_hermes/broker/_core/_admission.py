@@ -69,7 +69,7 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
         return None
     if trial.live:
         return (
-            f"Trial {trial.number} is trained by process {_pid(state, trial.connection)} already: "
+            f"Trial {trial.number} is trained by process {state.pid_of(trial.connection)} already: "
             "end that one first."
         )
     return f"Trial {trial.number} has ended ({trial.state}): create another one."
@@ -79,7 +79,7 @@ def other_driver(state: BrokerState, study: Study, event: StudyRead) -> int | No
     """Process for which a study is served already, None if another driver may have it."""
     if not isinstance(event.message, wire.OpenStudy) or study.driver in (None, event.connection):
         return None
-    return _pid(state, study.driver)
+    return state.pid_of(study.driver)
 
 
 def admit_study(turn: Turn, event: StudyRead) -> Study:
@@ -184,7 +184,9 @@ def take_charge(
         study.switches, study.overhead_seconds, study.spent_seconds = 0, 0.0, 0.0
         study.failures = Failures()
     else:
-        _count_on(study, message.counted)
+        study.switches += message.counted.switches
+        study.overhead_seconds += message.counted.overhead_seconds
+        study.spent_seconds += message.counted.spent_seconds
     changed = _with_new_chances(study) if message.counted is None else []
     for number, ending in message.ended.items():
         trial = study.trials.get(number)
@@ -211,22 +213,10 @@ def _with_new_chances(study: Study) -> list[LiveTrial]:
     return found
 
 
-def _count_on(study: Study, counted: wire.Counted) -> None:
-    study.switches += counted.switches
-    study.overhead_seconds += counted.overhead_seconds
-    study.spent_seconds += counted.spent_seconds
-
-
 def _begun_since(state: BrokerState, study: Study) -> int:
     """Number of trials that workers have begun, or are about to, since their driver has counted."""
-    key = study.spec.key
-    coming = sum(1 for lease in state.leases() if lease.study == key and lease.number is None)
-    return coming + sum(1 for number in study.trials if not study.was_counted(number))
-
-
-def _pid(state: BrokerState, connection: int | None) -> int | None:
-    client = None if connection is None else state.clients.get(connection)
-    return None if client is None else client.pid
+    begun = sum(not study.was_counted(number) for number in study.trials)
+    return begun + state.count_begun(study)
 
 
 def known_trial(

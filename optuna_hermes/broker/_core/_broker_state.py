@@ -68,7 +68,6 @@ class Lease:
 
     @property
     def device(self) -> str:
-        """The first of its devices."""
         return self.devices[0]
 
     def device_seconds(self, end: float) -> float:
@@ -201,6 +200,18 @@ class BrokerState:
         # By identity: leases are not hashable, and two reservations may be equal.
         return list({id(s.lease): s.lease for s in self.slots.values() if s.lease}.values())
 
+    def leases_of(self, study: Study) -> list[Lease]:
+        return [lease for lease in self.leases() if lease.study == study.spec.key]
+
+    def count_begun(self, study: Study) -> int:
+        """Number of leases under which new trials are about to begin."""
+        return sum(lease.number is None for lease in self.leases_of(study))
+
+    def pid_of(self, connection: int | None) -> int | None:
+        """The process of a connection; None if there is none, or it is gone."""
+        client = None if connection is None else self.clients.get(connection)
+        return None if client is None else client.pid
+
     def reservations(self) -> list[Reservation]:
         """The reservations, each once."""
         found = (slot.reservation for slot in self.slots.values())
@@ -236,7 +247,6 @@ class BrokerState:
         return [r for r in self.trials() if r.state == "parked" and slot.device.id in r.devices]
 
     def reserved(self, study: str) -> list[Reservation]:
-        """The reservations of a study."""
         return [reservation for reservation in self.reservations() if reservation.study == study]
 
     def studies_at_work(self) -> list[Study]:

@@ -78,13 +78,10 @@ class DeviceChanges:
 
         Its trial goes on elsewhere from its last checkpoint. Processes of users are left alone.
         """
-        client = self._state.clients.get(trial.connection or 0)
-        saved = trial.stores and (trial.tier == "host" or not slot.device.lost)
-        if saved or client is None or client.role != "worker":
+        if trial.stores and (trial.tier == "host" or not slot.device.lost):
             return False
         reason = f"{slot.device.id} is broken and nothing of its trial could be saved"
-        turn.kill(trial.connection or 0, client.pid, reason)
-        return True
+        return turn.kill_worker(trial.connection, reason)
 
     # -- power ---------------------------------------------------------------------------------
 

@@ -200,7 +200,6 @@ class EventHandler:
         return not any(s.power in ("going", "coming") for s in self.state.slots.values())
 
     def presence(self) -> HostRecord:
-        """Presence of this broker, for those of other hosts."""
         return self._sharing.presence()
 
     @cached_property
@@ -210,7 +209,6 @@ class EventHandler:
         return Remembered(shape_of)
 
     def status(self, now: float, *, trials: bool = True, curves: bool = False) -> dict[str, Any]:
-        """Status as plain JSON."""
         problems = {id_: self._memory.problem(slot) for id_, slot in self.state.slots.items()}
         shapes = self._shapes if curves else None
         return document(self.state, now, problems=problems, trials=trials, shapes=shapes)
@@ -243,8 +241,7 @@ class EventHandler:
             self._wishes.hear(turn, connection, message)
         elif isinstance(message, wire.GetStatus):
             told = self.status(turn.now, trials=message.trials, curves=message.curves)
-            status = wire.Status(document=told)
-            turn.send(connection, status)
+            turn.send(connection, wire.Status(document=told))
         elif isinstance(message, wire.Parked):
             self._ends.parked(turn, connection, message)
             self._scheduler.schedule(turn)
@@ -343,10 +340,9 @@ class EventHandler:
         study.draining = True
         self.state.cancel_reservations(study)
         self._ends.withdraw_unsent(turn, study)
-        for lease in self.state.leases():
-            if lease.study == key:
-                lease.deadline = turn.now
-                self._scheduler.ask_to_yield(turn, lease)
+        for lease in self.state.leases_of(study):
+            lease.deadline = turn.now
+            self._scheduler.ask_to_yield(turn, lease)
         for trial in study.trials.values():
             trial.stores = trial.stores or trial.unwritten  # its folder may be there again
         for trial in study.parked:
@@ -366,8 +362,7 @@ class EventHandler:
         reason = refusal(self.state, study, event)
         if reason is not None:
             pid = other_driver(self.state, study, event)
-            refused = wire.Refused(reason=reason, driver_pid=pid)
-            turn.send(connection, refused)
+            turn.send(connection, wire.Refused(reason=reason, driver_pid=pid))
             self._forget_unattended(study)
             return
         if isinstance(message, wire.Register):
@@ -398,7 +393,6 @@ class EventHandler:
         self._scheduler.schedule(turn)
 
     def _resume(self, turn: Turn, study: Study, connection: int, message: wire.Resume) -> None:
-        """Let a process go on with what an earlier broker gave it, or refuse it."""
         client, key = self.state.clients[connection], study.spec.key
         problem = self._recovery.resume(turn, study, connection, message)
         if problem is None:
@@ -415,8 +409,7 @@ class EventHandler:
         else:
             reason = f"{problem} Ask for another lease, or end."
             turn.send(connection, wire.Refused(reason=reason))
-            if client.role == "worker":
-                turn.kill(connection, client.pid, problem)
+            turn.kill_worker(connection, problem)
             self._forget_unattended(study)
         self._scheduler.schedule(turn)
 
@@ -469,7 +462,6 @@ class EventHandler:
         return True
 
     def _lose_trials(self, turn: Turn, connection: int) -> None:
-        """Handle the end of the process that trained a trial, or waited with one."""
         for lease in self.state.leases():
             if lease.connection == connection:
                 self._ends.holder_gone(turn, lease)

@@ -37,19 +37,16 @@ def granted(turn: Turn, trial: LiveTrial, lease: Lease, came_from: str | None) -
 
 
 def resumed(turn: Turn, trial: LiveTrial) -> None:
-    """Log that a trial goes on, or waits on, with another broker than before."""
     detail = {"device": trial.device, "epoch": trial.epoch, "state": trial.state}
     turn.log(trial.study, trial.number, "resumed", detail)
 
 
 def suspended(turn: Turn, trial: LiveTrial, tier: TierName) -> None:
-    """Log that a trial has given its device back."""
     detail = {"tier": tier, "device": trial.device, "units": trial.curve.units}
     turn.log(trial.study, trial.number, "suspended", detail)
 
 
 def resized(turn: Turn, trial: LiveTrial, before: int, size: int) -> None:
-    """Log that the batches of a trial have another size from here on."""
     detail = {"from": before, "to": size, "device": trial.device, "units": trial.curve.units}
     turn.log(trial.study, trial.number, "batch size", detail)
 
@@ -75,7 +72,6 @@ def went_back(turn: Turn, lease: Lease, trial: LiveTrial, message: Report) -> No
 
 
 def killed(turn: Turn, trial: LiveTrial | None, pid: int, reason: str) -> None:
-    """Log that the process of a trial is sent SIGKILL."""
     if trial is not None:
         detail = {"pid": pid, "device": trial.device, "reason": reason}
         turn.log(trial.study, trial.number, "killed", detail)

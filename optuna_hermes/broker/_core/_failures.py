@@ -37,7 +37,6 @@ def failed(state: BrokerState, trial: LiveTrial, error: str, now: float) -> None
 
 
 def shown(failures: Failures) -> dict[str, Any]:
-    """Failures as the status shows them to the driver."""
     return {
         "first": failures.first,
         "error": failures.first_error,
@@ -48,11 +47,7 @@ def shown(failures: Failures) -> dict[str, Any]:
 
 def _promises(state: BrokerState, study: Study, now: float) -> bool:
     """True if any trial has succeeded, or has come further than those that failed alike."""
-    held = {
-        lease.number: lease.device_seconds(now)
-        for lease in state.leases()
-        if lease.study == study.spec.key
-    }
+    held = {lease.number: lease.device_seconds(now) for lease in state.leases_of(study)}
     known = study.failures
     return any(
         trial.state == "done"
@@ -80,11 +75,8 @@ def count_loss(state: BrokerState, trial: LiveTrial, client: Client, now: float)
 def forget_losses(turn: Turn, study: Study) -> None:
     """Take back recent losses: a driver that ends may have ended its workers too."""
     for trial in study.trials.values():
-        if (
-            trial.live
-            and trial.lost_at is not None
-            and turn.now - trial.lost_at <= TOGETHER_SECONDS
-        ):
+        lost_at = trial.lost_at
+        if trial.live and lost_at is not None and turn.now - lost_at <= TOGETHER_SECONDS:
             trial.losses, trial.lost_at = trial.losses - 1, None
             turn.save(trial)
 

@@ -72,7 +72,6 @@ class LeaseEnds:
             self._memory.evict(turn, trial, "disk")
 
     def _stopped(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Parked) -> None:
-        """End a lease whose trial is suspended."""
         spent = message.suspend_seconds * len(lease.devices)
         study = self._state.studies[trial.study]
         study.overhead_seconds += spent
@@ -159,8 +158,8 @@ class LeaseEnds:
 
     def withdraw_unsent(self, turn: Turn, study: Study) -> None:
         """Withdraw leases of a study whose grants wait for its database."""
-        for lease in self._state.leases():
-            if lease.held and lease.study == study.spec.key:
+        for lease in self._state.leases_of(study):
+            if lease.held:
                 turn.add(Withdraw(epoch=lease.epoch))
                 self.undo(turn, lease)
 

@@ -126,7 +126,6 @@ class LiveTrial:
         return () if self.device is None else (self.device, *self.others)
 
     def sits_on(self, devices: Sequence[str]) -> None:
-        """Note the devices where it runs, or its process is parked."""
         self.device, self.others = (devices[0], tuple(devices[1:])) if devices else (None, ())
 
     @property
@@ -175,11 +174,9 @@ class LiveTrial:
             self.need_bytes = max(self.need_bytes or 0, memory_bytes)
 
     def ask(self, tier: TierName, now: float) -> None:
-        """Note that it is asked to go to a tier."""
         self.asked, self.asked_at = tier, now
 
     def add_energy(self, joules: float | None) -> None:
-        """Add the energy of a lease, if it is known."""
         if joules is not None:
             self.energy_joules = (self.energy_joules or 0.0) + joules
 

@@ -138,7 +138,6 @@ class MemoryManager:
         self.left(trial.devices, now)
 
     def shares(self, slot: Slot, trial: LiveTrial) -> bool:
-        """True if other trials have memory of this trial's device."""
         return bool(self._others(slot, self._state.studies[trial.study], trial))
 
     def free_bytes(self, slot: Slot) -> int | None:
@@ -154,7 +153,6 @@ class MemoryManager:
     # -- who goes ------------------------------------------------------------------------------
 
     def _next(self, slot: Slot) -> tuple[Study, LiveTrial | None]:
-        """Study and trial for which a device is reserved."""
         assert slot.reservation is not None
         study = self._state.studies[slot.reservation.study]
         return study, self._state.trial_of(slot.reservation)
@@ -179,7 +177,6 @@ class MemoryManager:
         return residency.make_room(short, sitters, host_room)
 
     def _sitters(self, trials: Iterable[LiveTrial]) -> list[residency.Sitter]:
-        """Those of ``trials`` that may be asked to go, without reservation or open request."""
         wanted = {(each.study, each.number) for each in self._state.reservations()}
         free = (trial for trial in trials if trial.asked is None and _id(trial) not in wanted)
         return [_sitter(trial) for trial in free]

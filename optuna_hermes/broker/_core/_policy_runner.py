@@ -67,7 +67,6 @@ class PolicyRunner:
         return [trial for _, trial in sorted(placed, key=lambda each: -each[0])]
 
     def _snapshot(self, study: Study, slots: Sequence[Slot], now: float) -> Snapshot:
-        """Snapshot for the policy of ``study`` when it decides about ``slots``."""
         open_ids = {slot.device.id for slot in slots}
         up = {
             slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
@@ -135,8 +134,8 @@ class PolicyRunner:
     def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
         """Device time of the leases that are out, up to the last decision about each."""
         held: dict[int, float] = {}
-        for lease in self._state.leases():
-            if lease.study == study.spec.key and lease.number is not None:
+        for lease in self._state.leases_of(study):
+            if lease.number is not None:
                 end = now if lease.number in up else lease.slice_started
                 held[lease.number] = lease.device_seconds(end)
         return held
@@ -269,27 +268,22 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
             "a policy assigns waiting trials and free devices, each once at most, but got "
             + ", ".join(wrong)
         )
-    _check_counts(decision, snapshot)
     _check_sizes(decision, snapshot)
 
 
-def _check_counts(decision: Decision, snapshot: Snapshot) -> None:
-    limits = {trial.number: trial.device_range for trial in snapshot.trials}
+def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
+    views = {trial.number: trial for trial in snapshot.trials}
     for each in decision.assignments:
-        least, most = (1, 1) if each.trial is None else limits[each.trial]
+        view = None if each.trial is None else views[each.trial]
+        least, most = (1, 1) if view is None else view.device_range
         if not least <= len(each.devices) <= most:
             who = "a new trial" if each.trial is None else f"trial {each.trial}"
             raise ValueError(
                 "a policy assigns as many devices as a trial may have, one to a new trial, but got "
                 f"{len(each.devices)} for {who}"
             )
-
-
-def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
-    elastic = {trial.number: trial.elastic for trial in snapshot.trials}
-    for each in decision.assignments:
-        known = None if each.trial is None else elastic[each.trial]
-        limits = (0, -1) if known is None else known.batch_sizes
+        elastic = None if view is None else view.elastic
+        limits = (0, -1) if elastic is None else elastic.batch_sizes
         if each.batch_size is not None and not limits[0] <= each.batch_size <= limits[1]:
             raise ValueError(
                 "a policy assigns batch sizes to elastic trials, within their limits, but got "

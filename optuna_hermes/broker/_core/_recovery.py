@@ -117,7 +117,8 @@ class Recovery:
         for awaited, each in self._of(pid).items():
             if _is_about(message, each.holder):
                 known = True
-                counted = each.holder.energy_joules if _is_now(message, each.holder) else None
+                same_lease = each.holder.epoch == message.epoch
+                counted = each.holder.energy_joules if same_lease else None
                 self._settle(turn, awaited, each)
         trial = None if message.number is None else study.trials.get(message.number)
         if trial is not None and lease is None and _is_on_disk(trial, message):
@@ -187,7 +188,6 @@ class Recovery:
         return None
 
     def _slots(self, message: Resume) -> list[Slot]:
-        """Slots of the devices that a process reports to have."""
         slots = self._state.slots
         return [slots[id_] for id_ in message.devices if id_ in slots]
 
@@ -252,7 +252,6 @@ class Recovery:
     # -- inside --------------------------------------------------------------------------------
 
     def _of(self, pid: int) -> dict[int, Awaited]:
-        """Awaited entries of this process."""
         awaited = self._state.awaited.items()
         return {connection: each for connection, each in awaited if each.holder.pid == pid}
 
@@ -262,7 +261,6 @@ class Recovery:
             turn.kill(connection, each.holder.pid, reason)
 
     def _let_go(self, turn: Turn, connection: int, each: Awaited) -> None:
-        """Release what a process had that is gone."""
         self._settle(turn, connection, each)
         study = self._state.studies.get(each.holder.study)
         trial = study.trials.get(each.holder.number or 0) if study else None
@@ -325,13 +323,7 @@ def _is_about(message: Resume, holder: Holder) -> bool:
     return holder.epoch == message.epoch or (same and message.number is not None)
 
 
-def _is_now(message: Resume, holder: Holder) -> bool:
-    """True if a process reports on the very lease for which it is awaited."""
-    return holder.epoch == message.epoch
-
-
 def _held(message: Resume) -> float:
-    """Device time under the lease that a process reports."""
     return message.held_seconds * len(message.devices)
 
 

@@ -209,8 +209,8 @@ class Scheduler:
         length = self._slice(study, "disk", wish)
         ends = (
             lease.deadline
-            for lease in self._state.leases()
-            if lease.study == study.spec.key and lease.deadline > now and not lease.yielding
+            for lease in self._state.leases_of(study)
+            if lease.deadline > now and not lease.yielding
         )
         left = min(ends, default=now + length) - now
         if left > 1.5 * length:
@@ -292,8 +292,7 @@ class Scheduler:
         for slot in slots:
             slot.reservation = None
         lease = self._lease(turn, study, slots, trial, connection, reservation.slice_seconds)
-        grant = _grant_message(lease, trial, alone, reservation.batch_size)
-        turn.send(connection, grant)
+        turn.send(connection, _grant_message(lease, trial, alone, reservation.batch_size))
 
     def _are_ready(self, turn: Turn, slots: Sequence[Slot]) -> bool:
         """True if all can be granted; trials in the way on any of them are asked now."""
@@ -400,7 +399,6 @@ class Scheduler:
 
 
 def _keeps(study: Study, lease: Lease, assignment: Assignment) -> bool:
-    """True if the trial that has a lease is assigned the same devices again."""
     same = lease.study == study.spec.key and lease.number == assignment.trial
     return same and set(lease.devices) == set(assignment.devices)
 

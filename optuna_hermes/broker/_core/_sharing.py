@@ -176,10 +176,8 @@ class Sharing:
         if trial.connection is None:
             return
         reason = f"Another host has taken trial {trial.number} over: this one was silent for long."
-        client = self._state.clients[trial.connection]
         turn.send(trial.connection, Refused(reason=reason))
-        if client.role == "worker":
-            turn.kill(trial.connection, client.pid, reason)
+        turn.kill_worker(trial.connection, reason)
 
 
 _ANOTHER = "another broker"
@@ -195,9 +193,8 @@ def recount(state: BrokerState, study: Study) -> None:
     """Count the trials that may still be created, by all that is known of all hosts."""
     if study.limit is None or study.broker is None:
         return
-    key = study.spec.key
-    begun = sum(1 for lease in state.leases() if lease.study == key and lease.number is None)
-    begun += sum(1 for reservation in state.reserved(key) if reservation.number is None)
+    begun = state.count_begun(study)
+    begun += sum(1 for each in state.reserved(study.spec.key) if each.number is None)
     study.unstarted = max(0, study.limit - len(study.trials) - begun - study.coming)
 
 

@@ -76,12 +76,11 @@ def _device(slot: Slot, state: BrokerState, now: float) -> dict[str, Any]:
     holder = None
     if slot.lease is not None:
         lease = slot.lease
-        client = state.clients.get(lease.connection)
         holder = {
             "study": state.studies[lease.study].spec.name,
             "trial": lease.number,
             "state": "yielding" if lease.yielding else "running",
-            "pid": client.pid if client else None,
+            "pid": state.pid_of(lease.connection),
             "epoch": lease.epoch,
             "since_seconds": now - lease.started,
             "left_seconds": max(0.0, lease.deadline - now),
@@ -101,7 +100,7 @@ def _device(slot: Slot, state: BrokerState, now: float) -> dict[str, Any]:
 
 
 def _study(study: Study, state: BrokerState, now: float, *, trials: bool) -> dict[str, Any]:
-    leases = [lease for lease in state.leases() if lease.study == study.spec.key]
+    leases = state.leases_of(study)
     held = sum(lease.device_seconds(now) for lease in leases)
     shown: dict[str, Any] = {
         "key": study.spec.key,
@@ -109,7 +108,7 @@ def _study(study: Study, state: BrokerState, now: float, *, trials: bool) -> dic
         "policy": study.spec.policy,
         "maximize": study.spec.maximize,
         "policy_folders": list(study.spec.folders),
-        "driver_pid": _pid(state, study.driver),
+        "driver_pid": state.pid_of(study.driver),
         "draining": study.draining,
         "problem": study.problem,
         "away_seconds": None if study.away_since is None else now - study.away_since,
@@ -139,7 +138,6 @@ def _study(study: Study, state: BrokerState, now: float, *, trials: bool) -> dic
 
 
 def _wanted(study: Study, wish: Wish) -> list[int]:
-    """Live trials with this override."""
     trials = (study.trials.get(number) for number, each in study.wishes.items() if each == wish)
     return sorted(trial.number for trial in trials if trial is not None and trial.live)
 
@@ -147,9 +145,8 @@ def _wanted(study: Study, wish: Wish) -> list[int]:
 def _joules(study: Study, state: BrokerState, now: float) -> float | None:
     """Energy that all trials took, those that train now included; None if none of it is known."""
     known = [trial.energy_joules for trial in study.trials.values()]
-    for lease in state.leases():
-        if lease.study == study.spec.key:
-            known.append(taken_joules(state.slots_of(lease), lease, now))
+    for lease in state.leases_of(study):
+        known.append(taken_joules(state.slots_of(lease), lease, now))
     found = [joules for joules in known if joules is not None]
     return sum(found) if found else None
 
@@ -183,16 +180,10 @@ def finished(study: Study, state: BrokerState) -> bool:
 
 
 def _counts(study: Study) -> dict[str, int]:
-    """Number of trials in each state."""
     tally = dict.fromkeys(("pending", "running", "parked", "stored", "done", "failed"), 0)
     for trial in study.trials.values():
         tally[trial.state] += 1
     return tally
-
-
-def _pid(state: BrokerState, connection: int | None) -> int | None:
-    client = state.clients.get(connection) if connection is not None else None
-    return client.pid if client else None
 
 
 def _best(study: Study) -> dict[str, Any] | None:

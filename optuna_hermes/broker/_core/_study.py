@@ -119,18 +119,15 @@ class Study:
         return trial.owner is not None and trial.owner != self.broker
 
     def measure(self, tier: TierName, seconds: float) -> None:
-        """Take one more measurement of bringing a trial back from ``tier``."""
         past = self.costs.get(tier, seconds)
         self.costs[tier] = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
 
     def measure_leaving(self, seconds: float) -> None:
-        """Take one more measurement of suspending a trial to disk."""
         past = self.leave_seconds or seconds
         self.leave_seconds = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
 
     @property
     def stretches(self) -> bool:
-        """True if any of its trials may have several devices."""
         sizes = (trial.sizes for trial in self.trials.values() if trial.live)
         return any(each is not None and each.most_devices > 1 for each in sizes)
 

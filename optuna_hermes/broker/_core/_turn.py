@@ -32,16 +32,21 @@ class Turn:
         return self.now + self.state.wall_offset
 
     def add(self, command: Command) -> None:
-        """Add a command to the answer."""
         self.commands.append(command)
 
     def send(self, connection: int, message: FromBroker) -> None:
-        """Send a client a message."""
         self.add(Send(connection=connection, message=message))
 
     def kill(self, connection: int, pid: int, reason: str) -> None:
-        """SIGKILL a worker."""
         self.add(Kill(connection=connection, pid=pid, reason=reason))
+
+    def kill_worker(self, connection: int | None, reason: str) -> bool:
+        """SIGKILL a process if it is a worker, and return that: users' own are left alone."""
+        client = self.state.clients.get(connection or 0)
+        if client is None or client.role != "worker":
+            return False
+        self.kill(connection or 0, client.pid, reason)
+        return True
 
     def log(self, study: str, number: int | None, kind: str, detail: dict[str, Any]) -> None:
         """Add an event of a study, or of one of its trials, to the event log."""

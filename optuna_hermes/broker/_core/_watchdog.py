@@ -62,7 +62,6 @@ class Watchdog:
         yield from self._leaving()
 
     def observed(self, event: Observed, now: float) -> None:
-        """Take in the activities of silent workers."""
         for connection, activity in event.activities.items():
             client = self._state.clients.get(connection)
             if client is None:
@@ -78,7 +77,6 @@ class Watchdog:
                 client.stopped_since = since if stopped else None
 
     def wakeups(self) -> Iterator[float]:
-        """Times at which a client has been silent for too long."""
         for lease in self._state.leases():
             due = self._due(lease)
             if due is not None:
@@ -126,7 +124,6 @@ class Watchdog:
                 self._kill(turn, connection, None)
 
     def _uses_device(self, connection: int) -> bool:
-        """True if a device of a worker computes."""
         leases = (lease for lease in self._state.leases() if lease.connection == connection)
         return any(slot.device.used for lease in leases for slot in self._state.slots_of(lease))
 

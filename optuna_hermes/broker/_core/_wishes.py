@@ -160,12 +160,10 @@ class Overrides:
         """
         if trial.state not in ("parked", "pending") or trial.connection is None or trial.asked:
             return
-        client = self._state.clients[trial.connection]
         if trial.stores and trial.state == "parked":
             self._memory.evict(turn, trial, "disk")
-        elif client.role == "worker":
-            reason = f"trial {trial.number} is finished as it is"
-            turn.kill(trial.connection, client.pid, reason)
+        else:
+            turn.kill_worker(trial.connection, f"trial {trial.number} is finished as it is")
 
     def _finished(self, turn: Turn, study: Study, trial: LiveTrial) -> None:
         trial.end("done")

@@ -127,7 +127,6 @@ class Ledgers:
             self._terms.limits[study] = limit
 
     def count(self, study: str) -> int:
-        """Number of records of a study that were written until now."""
         return self._written[study]
 
     def write(self, writes: Sequence[events.Write]) -> None:
@@ -182,13 +181,11 @@ class Ledgers:
                 del self._used[url]
 
     def leave(self) -> None:
-        """Tell other hosts that this broker ends and has no trial."""
         for writer in self._by_url.values():
             writer.read(partial(_leave, self._terms.instance))
 
     @property
     def pending(self) -> int:
-        """Records that are not in their ledger yet."""
         waiting = sum(len(items) for items in self._waiting.values())
         return waiting + sum(writer.pending for writer in self._by_url.values())
 

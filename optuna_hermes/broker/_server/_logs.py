@@ -64,7 +64,6 @@ def start_logging(*, file: Path | None = None, as_json: bool = False) -> None:
 
 
 def log_handler(file: Path | None, *, as_json: bool) -> logging.Handler:
-    """Handler with which ``start_logging`` logs."""
     handler: logging.Handler
     if file is None:
         handler = logging.StreamHandler()

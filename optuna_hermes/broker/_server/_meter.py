@@ -20,7 +20,6 @@ class Times:
     total_seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add a duration."""
         self.counts[bisect_left(BOUNDS_SECONDS, seconds)] += 1
         self.total_seconds += seconds
 
@@ -40,7 +39,6 @@ class Meter:
     ledger_writes: Times = field(default_factory=Times)
 
     def handled(self, event: Event, seconds: float) -> None:
-        """Measure the handling of an event."""
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, wire.Report):
             self.reports += 1

@@ -26,7 +26,6 @@ _IN_TURN = Grant | Yield
 
 
 def proof_of_end(epoch: int) -> str:
-    """Proof of the end of a lease."""
     return f"end of {epoch}"
 
 
@@ -95,17 +94,14 @@ class Outbox:
                 self._advance(connection)
 
     def forget(self, connection: int) -> None:
-        """Drop all messages of a client that is gone."""
         self._waiting.pop(connection, None)
 
     @property
     def held(self) -> tuple[int, ...]:
-        """The epochs of grants that wait."""
         return tuple(proof for proof in self._proofs() if isinstance(proof, int))
 
     @property
     def unasked(self) -> tuple[int, ...]:
-        """The epochs of leases whose yields wait."""
         return tuple(proof.epoch for proof in self._proofs() if isinstance(proof, DatabaseProof))
 
     def _proofs(self) -> Iterator[Proof | None]:

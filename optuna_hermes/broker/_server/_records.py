@@ -31,7 +31,6 @@ class WriterTerms:
 
 
 def write(ledger: Ledger, item: events.Write, terms: WriterTerms) -> None:
-    """Carry a record out in the ledger."""
     if isinstance(item, LeaseRecord):
         ledger.commit_lease(item, limit=_limit(ledger, item, terms))
     elif isinstance(item, events.EndLease):

@@ -288,7 +288,6 @@ class Server:
         self._apply(events.StudyRead(connection=connection, message=message, **known))
 
     def _may_drive(self, key: str, connection: int) -> bool:
-        """True if a driver gets a study, which has no other driver then."""
         study = self._handler.state.studies.get(key)
         return study is None or study.driver in (None, connection)
 
@@ -357,7 +356,6 @@ class Server:
         return asked
 
     def _heard(self, news: Heard) -> None:
-        """Handle the outcome of a ledger's work."""
         if isinstance(news, Committed):
             self._outbox.release({*news.epochs, *news.paths})
         elif isinstance(news, events.Outrun):
@@ -466,7 +464,6 @@ class Server:
             self._sockets.hang_up_on_the_slow()
 
     async def _observe(self) -> None:
-        """Observe silent workers again and again."""
         while True:
             await asyncio.sleep(OBSERVE_SECONDS)
             silent = self._handler.silent(time.monotonic())

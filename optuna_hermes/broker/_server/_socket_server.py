@@ -56,7 +56,6 @@ class SocketServer:
 
     @property
     def used(self) -> bool:
-        """True if any process has ever connected."""
         return self._last > 0
 
     async def open(self, directory: Path) -> asyncio.Server:
@@ -70,7 +69,6 @@ class SocketServer:
         return await asyncio.start_unix_server(self._enter, sock=sock)
 
     async def close(self) -> None:
-        """End all connections, and handle their ends."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:

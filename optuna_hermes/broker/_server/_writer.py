@@ -140,13 +140,11 @@ class Writer:
 
     @property
     def rests(self) -> bool:
-        """True if there is no work, now or later."""
         with self._changed:
             return not self._queue and not self._kept
 
     @property
     def pending(self) -> int:
-        """Records that are not in the ledger yet."""
         with self._changed:
             return sum(len(b.items) for b in (*self._queue, *self._kept) if isinstance(b, Batch))
 
