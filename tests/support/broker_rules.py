@@ -62,7 +62,9 @@ def _check_slot(world: World, slot: Slot) -> None:
     if lease is not None:
         assert lease.connection in state.clients, "a lease whose holder is gone"
         assert slot.device.id in lease.devices
-        assert not lease.held or state.studies[lease.study].away_since is not None, "held for ever"
+        assert not lease.uncommitted or state.studies[lease.study].away_since is not None, (
+            "held for ever"
+        )
         trial = state.trial_of(lease)
         if trial is not None:
             assert trial.state == "running", f"a lease of a run that is {trial.state}"

@@ -158,13 +158,13 @@ class World:
         """Begin an outage of a study's database, which other studies may share."""
         ledger = self.ledgers[key]
         self.away.add(ledger)
-        beside, held = self._beside(ledger), self._outbox.held
+        beside, held = self._beside(ledger), self._outbox.uncommitted
         unasked = self._unasked(beside, draining=False)
         self._outbox.drop({DatabaseProof(epoch) for epoch in unasked})
         self._outbox.release(
             {DatabaseProof(epoch) for epoch in self._unasked(beside, draining=True)}
         )
-        self.feed(LedgerAway(studies=beside, reason="cut", held=held, unasked=unasked))
+        self.feed(LedgerAway(studies=beside, reason="cut", uncommitted=held, unasked=unasked))
 
     def find_ledgers(self) -> None:
         """End all outages."""

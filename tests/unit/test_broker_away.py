@@ -20,7 +20,7 @@ SLICE = 1.0
 
 
 def away(*held: int, studies: tuple[str, ...] = ("s",)) -> LedgerAway:
-    return LedgerAway(studies=studies, reason="No route to host.", held=held)
+    return LedgerAway(studies=studies, reason="No route to host.", uncommitted=held)
 
 
 BACK = LedgerBack(studies=("s",))

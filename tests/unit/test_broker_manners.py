@@ -185,10 +185,10 @@ def test_a_lease_is_held_by_its_own_database_only() -> None:
     broker.driver(key="a")
     epoch = broker.last(broker.worker(key="a"), "Grant").epoch
     broker.driver(key="b")
-    broker.apply(LedgerAway(studies=("b",), reason="cut", held=(epoch,)))
+    broker.apply(LedgerAway(studies=("b",), reason="cut", uncommitted=(epoch,)))
     lease = broker.handler.state.slots["cpu:0"].lease
     assert lease is not None
-    assert not lease.held
+    assert not lease.uncommitted
 
 
 def test_no_device_is_kept_for_a_trial_that_is_over() -> None:

@@ -41,12 +41,12 @@ def test_a_grant_waits_for_its_lease_and_others_do_not(sent: Sent) -> None:
     sent.put(1, grant(5), {5})
     sent.put(2, wire.Dismiss(), {5})
     assert sent == [(2, wire.Dismiss())]
-    assert sent.outbox.held == (5,)
+    assert sent.outbox.uncommitted == (5,)
     sent.outbox.release({4})
     assert len(sent) == 1
     sent.outbox.release({5})
     assert sent[1:] == [(1, grant(5))]
-    assert sent.outbox.held == ()
+    assert sent.outbox.uncommitted == ()
 
 
 def test_messages_to_one_client_keep_their_order(sent: Sent) -> None:
@@ -129,7 +129,7 @@ def test_a_client_that_is_gone_is_forgotten(sent: Sent) -> None:
     sent.outbox.forget(1)
     sent.outbox.release({5})
     assert sent == []
-    assert sent.outbox.held == ()
+    assert sent.outbox.uncommitted == ()
 
 
 def test_nobody_is_asked_to_leave_before_the_database_answers(sent: Sent) -> None:

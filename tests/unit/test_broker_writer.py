@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker._core._events import EndLease, SaveMemory
-from optuna_hermes.broker._server._writer import News, RecordsRefused, Unreachable, Writer, Written
+from optuna_hermes.broker._server._writer import (
+    RecordsRefused,
+    Unreachable,
+    WriteOutcome,
+    Writer,
+    Written,
+)
 from optuna_hermes.errors import LedgerAwayError, LedgerError
 from optuna_hermes.ledger import CheckpointRecord, LeaseRecord, MemoryLedger, ReportRecord
 
@@ -76,7 +82,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.ledger = Faulty()
-        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.news: queue.SimpleQueue[WriteOutcome] = queue.SimpleQueue()
         self.writer = Writer("any", self.news.put, opener=lambda url: self.ledger)  # type: ignore[arg-type,return-value]
 
     def hear(self, kind: type[Any]) -> Any:
@@ -243,7 +249,7 @@ def test_close_counts_what_is_lost() -> None:
     def opener(url: str) -> MemoryLedger:
         raise LedgerAwayError("gone")
 
-    told: queue.SimpleQueue[News] = queue.SimpleQueue()
+    told: queue.SimpleQueue[WriteOutcome] = queue.SimpleQueue()
     writer = Writer("any", told.put, opener=opener)
     writer.write("s", [report(1), report(2)])
     assert isinstance(told.get(timeout=DEADLINE), Unreachable)

@@ -35,12 +35,12 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
         return [each for *_, each in sorted(order, key=lambda row: row[:2], reverse=True)]
 
 
-def keep(folder: Path, said: Resume) -> None:
+def keep(folder: Path, resume: Resume) -> None:
     """Write down what the next broker would be sent."""
-    card = Journal(at=time.time(), reports=said.reports, checkpoints=said.checkpoints)
+    journal = Journal(at=time.time(), reports=resume.reports, checkpoints=resume.checkpoints)
     partial = folder / f"{NAME}.new"
     try:
-        partial.write_bytes(msgspec.msgpack.encode(card))
+        partial.write_bytes(msgspec.msgpack.encode(journal))
         os.replace(partial, folder / NAME)
     except OSError as error:
         log.warning("%s cannot be written, so make room there: %s", folder / NAME, error)

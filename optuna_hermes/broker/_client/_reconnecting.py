@@ -151,9 +151,9 @@ class PendingEndings:
     def __init__(self) -> None:
         self._ends: deque[Callable[[], Iterable[wire.FromClient]]] = deque()
 
-    def keep(self, said: Callable[[], Iterable[wire.FromClient]]) -> None:
+    def keep(self, messages: Callable[[], Iterable[wire.FromClient]]) -> None:
         """Keep messages for the next broker, the last of them the ending of a lease."""
-        self._ends.append(said)
+        self._ends.append(messages)
 
     def tell(self, join: Callable[[], Connection]) -> None:
         """Send the kept endings to the broker of now, each over a connection of its own.
@@ -163,16 +163,16 @@ class PendingEndings:
         """
         for _ in range(len(self._ends)):
             with contextlib.suppress(IndexError):  # another thread has sent it
-                said = self._ends.popleft()
+                messages = self._ends.popleft()
                 with contextlib.closing(join()) as connection:
-                    if not _told(connection, said()):
-                        self.keep(said)
+                    if not _acknowledged(connection, messages()):
+                        self.keep(messages)
 
 
-def _told(connection: Connection, said: Iterable[wire.FromClient]) -> bool:
+def _acknowledged(connection: Connection, messages: Iterable[wire.FromClient]) -> bool:
     """Send messages; True if a broker has acknowledged them, False if it died before."""
     with contextlib.suppress(BrokerError):
-        for message in said:
+        for message in messages:
             connection.send(message)
         while not isinstance(connection.receive(), wire.Noted | wire.Refused):
             pass

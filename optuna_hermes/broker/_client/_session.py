@@ -191,10 +191,10 @@ class TrialSession:
             params = self.describe()
             self._described = bool(params)
             with self._connection.lock:
-                said = self._lease
-                said.training, said.stores, said.params = True, stores, params or said.params
+                lease = self._lease
+                lease.training, lease.stores, lease.params = True, stores, params or lease.params
                 self._connection.send(
-                    wire.FirstBatch(epoch=said.epoch, stores=stores, params=params)
+                    wire.FirstBatch(epoch=lease.epoch, stores=stores, params=params)
                 )
 
     def stretches(self, sizes: BatchChoice) -> None:
@@ -210,17 +210,17 @@ class TrialSession:
         params = {} if self._described else self.describe()
         self._described = True
         with self._connection.lock:
-            said = self._lease
+            lease = self._lease
             message = wire.Report(
-                epoch=said.epoch,
+                epoch=lease.epoch,
                 unit=unit,
                 step=step,
                 value=value,
                 units_left=units_left,
                 params=params,
             )
-            said.units_left, said.params = units_left, params or said.params
-            said.reports.append((time.monotonic(), message))
+            lease.units_left, lease.params = units_left, params or lease.params
+            lease.reports.append((time.monotonic(), message))
             self._connection.send(message)
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
@@ -323,25 +323,25 @@ class TrialSession:
         stored = None if held is None or held.stored is None else _to_wire(held.stored)
         stores = state is not None and self._parking().stores(state)
         with self._connection.lock:
-            said = self._lease
-            if not said.epoch:
+            lease = self._lease
+            if not lease.epoch:
                 return  # it has no lease to give back
-            said.asked = None
-            said.parked = wire.Parked(
-                epoch=said.epoch,
+            lease.asked = None
+            lease.parked = wire.Parked(
+                epoch=lease.epoch,
                 tier=tier,
                 suspend_seconds=spent,
                 checkpoint=stored,
                 # What its ranks hold this process does not know.
-                held_bytes=None if held is None or said.others else held.device_bytes,
+                held_bytes=None if held is None or lease.others else held.device_bytes,
                 host_bytes=0 if held is None else held.host_bytes,
                 stores=stores,
                 moves=state is not None and state.moves and sessions.worker is self,
             )
             if stored is not None:
-                said.checkpoints[stored.path] = stored
+                lease.checkpoints[stored.path] = stored
                 self._keep_unconfirmed()
-            self._connection.send(said.parked)
+            self._connection.send(lease.parked)
 
     def _keep_unconfirmed(self) -> None:
         if self.checkpoint_dir is not None:
@@ -403,11 +403,11 @@ class TrialSession:
     # -- on the connection's thread ------------------------------------------------------------
 
     def _introduce(self) -> Iterable[wire.FromClient]:
-        said = self._lease
-        if not said.epoch:
+        lease = self._lease
+        if not lease.epoch:
             return [self._ask]
         resume = self._resume()
-        return [resume] if said.end is None else [resume, said.end]
+        return [resume] if lease.end is None else [resume, lease.end]
 
     def _resume(self) -> wire.Resume:
         return self._lease.resume(self._study, time.monotonic(), self.device_seconds)
@@ -496,10 +496,10 @@ class TrialSession:
 
     def _unconfirmed(self) -> bool:
         """True if the trial is over or on disk, and the ledger may not know it."""
-        said = self._lease
-        if said.end is not None:
+        lease = self._lease
+        if lease.end is not None:
             return not self._noted_end
-        return said.parked is not None and said.parked.tier == "disk" and bool(said.checkpoints)
+        return lease.parked is not None and lease.parked.tier == "disk" and bool(lease.checkpoints)
 
 
 def _to_wire(state: StoredState) -> wire.SavedCheckpoint:

@@ -33,7 +33,7 @@ class Lease:
         looked: the prefetch for the end of this slice is done.
         training: its first batch has begun.
         reported: it has reported since.
-        held: it is not in the ledger yet, whose database is away: its grant is not sent.
+        uncommitted: it is not in the ledger yet, whose database is away: its grant is not sent.
         before: the epoch of its trial's lease before this one.
         adopted: it was granted by an earlier broker.
         lost: the epochs of leases of which one holder may have created a trial, and died before it
@@ -58,7 +58,7 @@ class Lease:
     looked: bool = False
     training: bool = False
     reported: bool = False
-    held: bool = False
+    uncommitted: bool = False
     before: int = 0
     adopted: bool = False
     lost: tuple[int, ...] = ()
@@ -217,9 +217,9 @@ class BrokerState:
         found = (slot.reservation for slot in self.slots.values())
         return list({id(each): each for each in found if each}.values())
 
-    def slots_of(self, held: Lease | Reservation) -> list[Slot]:
+    def slots_of(self, right: Lease | Reservation) -> list[Slot]:
         """The slots of a lease or of a reservation."""
-        return [s for s in self.slots.values() if held is s.lease or held is s.reservation]
+        return [s for s in self.slots.values() if right is s.lease or right is s.reservation]
 
     def slot_of(self, epoch: int) -> Slot | None:
         """The first slot whose live lease has this epoch; None if that lease is over."""

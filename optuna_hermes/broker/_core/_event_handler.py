@@ -176,7 +176,7 @@ class EventHandler:
             if slot.lease is None and slot.reservation and slot.settles_at > now:
                 times.append(slot.settles_at)
         for lease in self.state.leases():
-            if not lease.yielding and lease.deadline > now and not lease.held:
+            if not lease.yielding and lease.deadline > now and not lease.uncommitted:
                 due = self._scheduler.look_ahead_at(lease)
                 times.append(lease.deadline if due is None else due)
         return min(times, default=None)

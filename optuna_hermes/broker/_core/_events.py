@@ -175,19 +175,19 @@ class LedgerAway:
     Args:
         studies: their keys.
         reason: for people.
-        held: epochs of leases that are not in the ledger yet, so that their grants are not sent.
+        uncommitted: epochs of leases that are not in the ledger yet: their grants are not sent.
         unasked: epochs of leases whose yields will not be sent.
     """
 
     studies: tuple[str, ...]
     reason: str
-    held: tuple[int, ...] = ()
+    uncommitted: tuple[int, ...] = ()
     unasked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerBack:
-    """End of an outage: the database answers; leases that were held have been granted."""
+    """End of an outage: the database answers; leases that were uncommitted have been granted."""
 
     studies: tuple[str, ...]
 

@@ -159,7 +159,7 @@ class LeaseEnds:
     def withdraw_unsent(self, turn: Turn, study: Study) -> None:
         """Withdraw leases of a study whose grants wait for its database."""
         for lease in self._state.leases_of(study):
-            if lease.held:
+            if lease.uncommitted:
                 turn.add(Withdraw(epoch=lease.epoch))
                 self.undo(turn, lease)
 

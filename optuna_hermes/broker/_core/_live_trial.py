@@ -129,7 +129,7 @@ class LiveTrial:
         self.device, self.others = (devices[0], tuple(devices[1:])) if devices else (None, ())
 
     @property
-    def held(self) -> bool:
+    def in_process(self) -> bool:
         """True if it is in the memory of a process, or may be."""
         has_process = self.connection is not None or self.state in ("running", "parked")
         return self.live and (has_process or self.awaited)

@@ -22,8 +22,8 @@ def begin(turn: Turn, event: LedgerAway) -> None:
         study.watched_since = None
         turn.state.cancel_reservations(study)
     for lease in turn.state.leases():
-        if lease.study in event.studies and lease.epoch in event.held:
-            lease.held = True
+        if lease.study in event.studies and lease.epoch in event.uncommitted:
+            lease.uncommitted = True
         if lease.epoch in event.unasked:
             lease.yielding = None
             trial = turn.state.trial_of(lease)
@@ -32,12 +32,12 @@ def begin(turn: Turn, event: LedgerAway) -> None:
 
 
 def end(turn: Turn, event: LedgerBack) -> None:
-    """End an outage: leases that were held begin now."""
+    """End an outage: uncommitted leases begin now."""
     for study in _known(turn, event.studies):
         study.away_since = None
     for lease in turn.state.leases():
-        if lease.held and lease.study in event.studies:
-            lease.held = False
+        if lease.uncommitted and lease.study in event.studies:
+            lease.uncommitted = False
             # The trial learns of its lease only now: its slice is as long as it was to be.
             lease.deadline += turn.now - lease.slice_started
             lease.started = lease.slice_started = lease.last_progress = turn.now

@@ -213,4 +213,4 @@ def _was_taken(study: Study, trial: LiveTrial, record: TrialRecord) -> bool:
 
 def _is_free(trial: LiveTrial) -> bool:
     """True if any host may carry it on."""
-    return trial.owner is None and trial.state in ("pending", "stored") and not trial.held
+    return trial.owner is None and trial.state in ("pending", "stored") and not trial.in_process

@@ -68,7 +68,7 @@ class Turn:
             return
         self.claim(trial)
         if study.broker is not None:
-            trial.owner = study.broker if trial.held else None
+            trial.owner = study.broker if trial.in_process else None
         trial.row = TrialRecord(
             study=trial.study,
             number=trial.number,
@@ -103,5 +103,5 @@ class Turn:
 
     def give_back(self, trial: LiveTrial) -> None:
         """Free an earlier broker's trial of this host if no process has it any more."""
-        if self.state.studies[trial.study].owns(trial) and trial.live and not trial.held:
+        if self.state.studies[trial.study].owns(trial) and trial.live and not trial.in_process:
             self.save(trial)

@@ -54,7 +54,7 @@ class Watchdog:
         """Connections of silent workers, whose processes are to be observed."""
         for lease in self._state.leases():
             after = min(LOOK_SECONDS, self._hang_seconds(lease.study) / 4)
-            if not lease.held and now - lease.last_progress >= after:
+            if not lease.uncommitted and now - lease.last_progress >= after:
                 yield lease.connection
         for trial in self._asked():
             if trial.connection is not None:
@@ -149,7 +149,7 @@ class Watchdog:
     def _due(self, lease: Lease) -> float | None:
         """Time at which a lease's holder has been silent for too long; None if it may go on."""
         client = self._state.clients.get(lease.connection)
-        if lease.held or client is None:
+        if lease.uncommitted or client is None:
             return None
         trial = self._state.trial_of(lease)
         usual = (trial.silence if trial else None) or 0.0

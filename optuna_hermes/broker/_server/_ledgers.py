@@ -16,8 +16,8 @@ from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._writer import (
     LONGEST_PAUSE_SECONDS,
-    News,
     Unreachable,
+    WriteOutcome,
     Writer,
     Written,
 )
@@ -55,7 +55,9 @@ class Committed:
     paths: tuple[str, ...]
 
 
-Heard = Committed | events.WritesFailed | events.LedgerAway | events.LedgerBack | events.Outrun
+LedgerOutcome = (
+    Committed | events.WritesFailed | events.LedgerAway | events.LedgerBack | events.Outrun
+)
 
 
 class Ledgers:
@@ -74,7 +76,7 @@ class Ledgers:
 
     def __init__(
         self,
-        hear: Callable[[Heard], None],
+        hear: Callable[[LedgerOutcome], None],
         post: Callable[[Callable[[], None]], None],
         opener: Callable[[str], Ledger] = open_ledger,
         times: Times | None = None,
@@ -213,10 +215,10 @@ class Ledgers:
 
     # -- outcomes of writes --------------------------------------------------------------------
 
-    def _tell(self, url: str, news: News) -> None:
+    def _tell(self, url: str, news: WriteOutcome) -> None:
         self._post(partial(self._heard, url, news))
 
-    def _heard(self, url: str, news: News) -> None:
+    def _heard(self, url: str, news: WriteOutcome) -> None:
         if isinstance(news, Unreachable):
             if url not in self._away:
                 self._away.add(url)

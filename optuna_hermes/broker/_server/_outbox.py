@@ -97,7 +97,7 @@ class Outbox:
         self._waiting.pop(connection, None)
 
     @property
-    def held(self) -> tuple[int, ...]:
+    def uncommitted(self) -> tuple[int, ...]:
         return tuple(proof for proof in self._proofs() if isinstance(proof, int))
 
     @property

@@ -27,7 +27,7 @@ from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._imports import look_in
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.broker._server._activity import Activities
-from optuna_hermes.broker._server._ledgers import Committed, Heard, Ledgers, all_of
+from optuna_hermes.broker._server._ledgers import Committed, LedgerOutcome, Ledgers, all_of
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._meter import Meter
@@ -355,7 +355,7 @@ class Server:
             asked.add(proof)
         return asked
 
-    def _heard(self, news: Heard) -> None:
+    def _heard(self, news: LedgerOutcome) -> None:
         if isinstance(news, Committed):
             self._outbox.release({*news.epochs, *news.paths})
         elif isinstance(news, events.Outrun):
@@ -367,12 +367,15 @@ class Server:
             self._apply(news)
         elif isinstance(news, events.LedgerAway):
             log.warning("a database is away, what is to be written waits: %s", news.reason)
-            held, unasked = self._outbox.held, self._unasked(news.studies, draining=False)
+            uncommitted, unasked = (
+                self._outbox.uncommitted,
+                self._unasked(news.studies, draining=False),
+            )
             self._outbox.drop({DatabaseProof(epoch) for epoch in unasked})
             # A trial that goes to disk needs no database.
             leaving = self._unasked(news.studies, draining=True)
             self._outbox.release({DatabaseProof(epoch) for epoch in leaving})
-            self._apply(replace(news, held=held, unasked=unasked))
+            self._apply(replace(news, uncommitted=uncommitted, unasked=unasked))
         else:
             log.info("the database is back")
             self._apply(news)

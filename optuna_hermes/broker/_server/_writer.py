@@ -71,7 +71,7 @@ class Unreachable:
     reason: str
 
 
-News = Written | RecordsRefused | Unreachable | Outrun
+WriteOutcome = Written | RecordsRefused | Unreachable | Outrun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class Writer:
     def __init__(
         self,
         url: str,
-        tell: Callable[[News], None],
+        tell: Callable[[WriteOutcome], None],
         *,
         opener: Callable[[str], Ledger] = open_ledger,
         terms: WriterTerms | None = None,
