@@ -1,4 +1,4 @@
-"""Admission of studies and trials into the ``BrokerState``. Pure."""
+"""Admission of studies and trials, and refusals of messages that are out of place. Pure."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def take_charge(
     """Give the study to a driver, and take from it what Optuna knows better than the ledger.
 
     Returns:
-        Runs that changed: their trials have ended, or had never been registered.
+        Trials that changed: their trials have ended, or had never been registered.
     """
     study.spec, study.policy = message.study, make_policy(message.study.policy)
     study.driver, study.max_alive = connection, message.max_alive

@@ -96,7 +96,7 @@ class Slot:
     ``awaited`` has it from an earlier broker, and no other gets it.
 
     Args:
-        power: see ``_power``; who is there and what is free of a device is known while it is on.
+        power: see ``_device_changes``; memory and processes of a device are known while it is on.
         spare: no policy has a use for it, as of when one was asked last.
         power_retry_at: its power is left as it is until then.
         power_problem: why it could not be woken, empty if it could.
@@ -243,7 +243,7 @@ class BrokerState:
             yield from study.trials.values()
 
     def parked_on(self, slot: Slot) -> list[LiveTrial]:
-        """Runs whose processes are parked on a device, in its memory or in the host's."""
+        """Trials whose processes are parked on a device, in its memory or in the host's."""
         return [r for r in self.trials() if r.state == "parked" and slot.device.id in r.devices]
 
     def reserved(self, study: str) -> list[Reservation]:

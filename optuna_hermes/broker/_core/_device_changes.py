@@ -31,7 +31,7 @@ class DeviceChanges:
         self._scheduler = scheduler
 
     def polled(self, turn: Turn, devices: Sequence[Device]) -> None:
-        """Take in a reading of the devices. Runs that can go on elsewhere leave a broken one."""
+        """Take in a reading. Trials that can go on elsewhere leave a broken device."""
         for device in devices:
             slot = self._state.slots.get(device.id)
             if slot is None or slot.power != "on":  # it has no power, and is not lost

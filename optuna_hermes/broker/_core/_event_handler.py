@@ -55,7 +55,7 @@ STALL_SECONDS = 1.0
 
 
 class EventHandler:
-    """Everything a broker knows, and the rules by which it changes.
+    """Changes a broker's state by events, and answers them with commands.
 
     Args:
         host: this host's name.

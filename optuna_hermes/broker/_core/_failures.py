@@ -82,7 +82,7 @@ def forget_losses(turn: Turn, study: Study) -> None:
 
 
 def losses_shown(study: Study) -> Iterator[dict[str, Any]]:
-    """Runs that have lost processes in the driver's time, as the status shows them to it."""
+    """Trials that have lost processes in the driver's time, as the status shows them to it."""
     for trial in study.trials.values():
         if trial.live and trial.losses:
             yield {

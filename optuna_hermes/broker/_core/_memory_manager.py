@@ -24,10 +24,10 @@ SETTLE_SECONDS = 5.0
 
 
 class MemoryManager:
-    """Moves the suspended trials of a ``BrokerState`` between tiers; commands are added to ``out``.
+    """Moves suspended trials between tiers.
 
     Args:
-        state: the broker's state.
+        state: what the broker knows.
         wanted_last: orders trials, from the one that will be wanted last to the first.
     """
 

@@ -1,4 +1,4 @@
-"""Messages of a trial that holds a lease, written into the ``BrokerState``. Pure."""
+"""Messages of a trial that holds a lease: units, checkpoints, its beginning. Pure."""
 
 from __future__ import annotations
 

@@ -22,12 +22,7 @@ RECOVERY_SECONDS = 10.0
 
 
 class Recovery:
-    """Waits in a ``BrokerState`` for the processes of an earlier broker; adds commands to ``out``.
-
-    Args:
-        state: the broker's state.
-        seconds: see ``RECOVERY_SECONDS``.
-    """
+    """Waits for the processes of an earlier broker, ``RECOVERY_SECONDS`` long."""
 
     def __init__(self, state: BrokerState, seconds: float = RECOVERY_SECONDS) -> None:
         self._state = state

@@ -103,7 +103,7 @@ def _has_room(sitter: Sitter, host_room_bytes: int) -> bool:
 def _make_way(
     sitter: Sitter, later: Sequence[Sitter], host_room_bytes: int
 ) -> dict[TrialId, TierName]:
-    """Runs that leave host memory for ``sitter``; none if that would not suffice."""
+    """Trials that leave host memory for ``sitter``; none if that would not suffice."""
     if not sitter.moves or sitter.takes_bytes is None:
         return {}
     missing = sitter.takes_bytes - host_room_bytes

@@ -32,7 +32,7 @@ That is 1.7 %: with what leaving costs, and switches that take longer than usual
 
 
 class Scheduler:
-    """Moves devices between trials of a ``BrokerState``; every method adds commands to ``out``."""
+    """Moves devices between trials, as their policies decide."""
 
     def __init__(
         self, state: BrokerState, policy_runner: PolicyRunner, memory: MemoryManager

@@ -29,7 +29,7 @@ _FRESH_SECONDS = 3 * REFRESH_SECONDS
 
 
 class Sharing:
-    """Keeps the shared studies of a ``BrokerState`` in step with other hosts."""
+    """Keeps shared studies in step with other hosts."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ _ANOTHER = "another broker"
 
 
 def watched(study: Study) -> dict[int, TrialRecord | None]:
-    """Runs that others may change, with their rows as they are known; None asks for the row."""
+    """Trials that others may change, with their rows as they are known; None asks for the row."""
     trials = ((number, trial) for number, trial in study.trials.items() if not study.owns(trial))
     return {number: None if trial.owner == _ANOTHER else trial.row for number, trial in trials}
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 JOULES_PER_WATT_HOUR = 3600.0
 
 MAX_LISTED = 5_000
-"""Runs of a study up to which all are listed; beyond, those that have a process."""
+"""Trials of a study up to which all are listed; beyond, those that have a process."""
 
 
 def document(

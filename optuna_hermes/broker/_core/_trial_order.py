@@ -9,7 +9,7 @@ from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialVie
 from optuna_hermes.policies import place
 
 MOST_ASKED = 16
-"""Most runs that a policy is asked about: those that trained last."""
+"""Most trials that a policy is asked about: those that trained last."""
 
 
 def wanted_first(

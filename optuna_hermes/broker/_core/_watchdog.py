@@ -36,14 +36,10 @@ def record_heartbeat(lease: Lease, trial: LiveTrial | None, now: float) -> None:
 
 
 class Watchdog:
-    """Watches the silent workers in a ``BrokerState``.
+    """Watches silent workers.
 
     One that works is waited for: by its CPU time, that of its children, and its device's use. It
     hangs only if it has been silent for much longer than ever before.
-
-    Args:
-        state: the broker's state.
-        grace_seconds: see ``GRACE_SECONDS``.
     """
 
     def __init__(self, state: BrokerState, grace_seconds: float = GRACE_SECONDS) -> None:

@@ -24,7 +24,7 @@ Heard = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
 
 
 class Overrides:
-    """Keeps the overrides of the trials of a ``BrokerState``; adds commands to ``out``."""
+    """Keeps and enforces the overrides of trials."""
 
     def __init__(self, state: BrokerState, memory: MemoryManager, scheduler: Scheduler) -> None:
         self._state = state

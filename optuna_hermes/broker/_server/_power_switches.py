@@ -47,7 +47,7 @@ class PowerSwitches:
         switched: Callable[[PowerSwitched], None],
     ) -> None:
         self._directory = directory
-        self._book = state
+        self._state = state
         self._power = power
         self._tell = switched
 
@@ -77,7 +77,7 @@ class PowerSwitches:
     def _remember(self) -> None:
         """Save which devices the next broker has to wake before it grants them."""
         try:
-            _power_commands.remember(self._directory, unpowered(self._book))
+            _power_commands.remember(self._directory, unpowered(self._state))
         except OSError as error:
             log.error(
                 "the next broker will not know what is powered down, so make room in %s: %s",

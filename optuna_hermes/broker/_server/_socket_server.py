@@ -44,7 +44,7 @@ class SocketServer:
     """
 
     def __init__(self, state: BrokerState, talk: Talk, left: Talk) -> None:
-        self._book = state
+        self._state = state
         self._talk = talk
         self._left = left
         self._last = 0
@@ -120,7 +120,7 @@ class SocketServer:
             return
         self._last += 1
         connection = self._last
-        if len(self._writers) - len(self._book.clients) >= MAX_STRANGERS:
+        if len(self._writers) - len(self._state.clients) >= MAX_STRANGERS:
             log.warning("process %d was turned away: %s", pid, _STRANGERS)
             writer.close()
             return
@@ -140,7 +140,7 @@ class SocketServer:
             pass  # gone, with or without a word: the same thing to us
         except HermesError as error:
             log.warning("connection %d of process %d closed: %s", connection, pid, error)
-            client = self._book.clients.get(connection)
+            client = self._state.clients.get(connection)
             if client is not None and client.role == "worker":
                 kill(pid)  # it may have a device, which is another's in a moment
         finally:
@@ -151,7 +151,7 @@ class SocketServer:
 
     def _hang_up(self, connection: int, reason: str) -> None:
         """Close a connection, unless its process has a device, which it may be using."""
-        if self._book.holds(connection):
+        if self._state.holds(connection):
             return
         writer = self._writers[connection]
         pid = peer(writer.get_extra_info("socket"))[0]

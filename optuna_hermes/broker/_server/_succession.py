@@ -29,7 +29,7 @@ class Succession:
 
     def __init__(self, directory: Path, state: BrokerState, apply: Callable[[Event], None]) -> None:
         self._directory = directory
-        self._book = state
+        self._state = state
         self._apply = apply
         self._remembered: tuple[Holder, ...] = ()
 
@@ -56,7 +56,7 @@ class Succession:
 
     def remember(self) -> None:
         """Save the processes that this broker serves, for the next one."""
-        served = holders(self._book)
+        served = holders(self._state)
         if served == self._remembered:
             return
         try:
