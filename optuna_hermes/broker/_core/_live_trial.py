@@ -196,27 +196,26 @@ class LiveTrial:
 
     def park(self, message: Parked) -> None:
         """Let it wait in a tier; what it was asked for and did not do is not asked again there."""
-        asked, self.asked = self.asked, None
-        stays = asked == "host" and message.tier == "resident"
-        # Its checkpoint could not be written now: it is tried again when the study drains.
-        self.unwritten = message.stores and asked == "disk" and message.tier != "disk"
-        self.stores = self.stores and message.stores and asked != "disk"
-        self.moves = self.moves and message.moves and not stays
+        asked = self.asked
         if message.tier == "disk":
             self.leave_process()
         else:
             self._become("parked", "park", message.tier)
             self.held_bytes, self.host_bytes = message.held_bytes, message.host_bytes
+        self.asked = None
+        stays = asked == "host" and message.tier == "resident"
+        # Its checkpoint could not be written now: it is tried again when the study drains.
+        self.unwritten = message.stores and asked == "disk" and message.tier != "disk"
+        self.stores = self.stores and message.stores and asked != "disk"
+        self.moves = self.moves and message.moves and not stays
 
     def leave_process(self) -> None:
         """Take it back to its last checkpoint, if there is one: its process is gone."""
-        self.connection, self.asked = None, None
-        self.sits_on(())
-        self.held_bytes, self.host_bytes = None, 0
         if self.checkpoints:
             self._become("stored", "leave_process", "disk")
         else:
             self._become("pending", "leave_process")
+        self._forget_process()
 
     def undo_start(self, lease: Lease, now: float, *, left: bool) -> None:
         """Take it back to where it was before a lease, which never began.
@@ -226,8 +225,6 @@ class LiveTrial:
             now: since when it waits.
             left: it is in the memory of no process.
         """
-        self.asked, self.waiting_since = None, now
-        self.epoch, self.slices = lease.before, self.slices - 1
         if left:
             self.leave_process()
         elif lease.from_tier is None:
@@ -235,6 +232,8 @@ class LiveTrial:
             self.sits_on(())
         else:
             self._become("parked", "undo_start", lease.from_tier)
+        self.asked, self.waiting_since = None, now
+        self.epoch, self.slices = lease.before, self.slices - 1
 
     def come_back(self, connection: int, epoch: int, devices: Sequence[str], now: float) -> None:
         """Let it wait in its process, which has come back to a new broker."""
@@ -246,13 +245,16 @@ class LiveTrial:
     def end(self, state: Ending) -> None:
         """End it: its process, if any, has nothing more to do with it."""
         self._become(state, "end")
-        self.connection, self.asked = None, None
-        self.sits_on(())
-        self.held_bytes, self.host_bytes = None, 0
+        self._forget_process()
 
     def show_as(self, state: TrialStatus) -> None:
         """Take the state that another host's broker has written, whose transitions these are."""
         self.state = state
+
+    def _forget_process(self) -> None:
+        self.connection, self.asked = None, None
+        self.sits_on(())
+        self.held_bytes, self.host_bytes = None, 0
 
     def _become(self, state: TrialStatus, transition: str, tier: TierName | None = None) -> None:
         before, after = TRANSITIONS[transition]
