@@ -31,7 +31,7 @@ from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
-from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS, Recovery
+from optuna_hermes.broker._core._recovery import Recovery
 from optuna_hermes.broker._core._scheduler import Scheduler
 from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._status import document
@@ -64,7 +64,6 @@ class EventHandler:
         wall_offset: wall clock minus monotonic clock, in seconds.
         host_budget_bytes: host memory that trials may take for what they move off their devices.
         grace_seconds: see ``GRACE_SECONDS``.
-        recovery_seconds: see ``RECOVERY_SECONDS``.
         powers: whether there are commands that power devices up and down.
         unpowered: devices that the broker before this one may have powered down.
     """
@@ -78,7 +77,6 @@ class EventHandler:
         wall_offset: float = 0.0,
         host_budget_bytes: int = 0,
         grace_seconds: float = GRACE_SECONDS,
-        recovery_seconds: float = RECOVERY_SECONDS,
         powers: bool = False,
         unpowered: Collection[str] = (),
     ) -> None:
@@ -100,7 +98,7 @@ class EventHandler:
         self._wakeup: float | None = None
         self._wakeup_known = True
         self._owes_decision = False
-        self._recovery = Recovery(self.state, recovery_seconds)
+        self._recovery = Recovery(self.state)
         self._wishes = Overrides(self.state, self._memory, self._scheduler)
         self._devices.expect_off(unpowered)
 

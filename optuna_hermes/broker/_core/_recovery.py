@@ -24,14 +24,13 @@ RECOVERY_SECONDS = 10.0
 class Recovery:
     """Waits for the processes of an earlier broker, ``RECOVERY_SECONDS`` long."""
 
-    def __init__(self, state: BrokerState, seconds: float = RECOVERY_SECONDS) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self._state = state
-        self._seconds = seconds
 
     def expect(self, event: Expected, now: float) -> None:
         """Await a process that lives and may have a device, or a trial in its memory."""
         holder = event.holder
-        self._state.awaited[event.connection] = Awaited(holder=holder, until=now + self._seconds)
+        self._state.awaited[event.connection] = Awaited(holder=holder, until=now + RECOVERY_SECONDS)
         # Another study's ledger may know of earlier epochs only.
         self._state.epoch = max(self._state.epoch, holder.epoch)
         for id_ in holder.devices:
@@ -45,7 +44,7 @@ class Recovery:
     def begin_anew(self, now: float) -> None:
         """Begin the waiting times anew: the broker was stopped, and messages are unread."""
         for each in self._state.awaited.values():
-            each.until = now + self._seconds
+            each.until = now + RECOVERY_SECONDS
 
     def end(self, turn: Turn) -> None:
         """Wait no longer for processes that had their time.
