@@ -18,7 +18,7 @@ the simulator trials for comparison prune."""
 TierName = Literal["resident", "host", "disk"]
 """Tier in which a suspended trial's state is."""
 
-Wish = Literal["held", "boosted", "finishing"]
+Override = Literal["held", "boosted", "finishing"]
 """Override of a live trial, above the policy. ``held``: it gets no device. ``boosted``: it gets
 the next one. ``finishing``: it gets no device, for it is about to be closed at its last value."""
 

@@ -135,7 +135,7 @@ class ElasticDevices:
             most_devices=max(1, min(self._most, size)),
         )
 
-    def follow(self, wish: int | None) -> None:
+    def follow(self, wanted: int | None) -> None:
         """Do nothing: the batch size never changes."""
 
     # -- speed ---------------------------------------------------------------------------------

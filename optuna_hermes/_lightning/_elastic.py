@@ -76,7 +76,7 @@ class ElasticBatch:
         self._pace: Pace | None = None
         self._windows = 1
         self._fixed = False
-        self._wish: int | None = None
+        self._wanted: int | None = None
         self._watch = Stopwatch()
 
     def refused(self, reason: str) -> InvalidInputError:
@@ -156,22 +156,22 @@ class ElasticBatch:
 
     # -- between two batches -------------------------------------------------------------------
 
-    def follow(self, wish: int | None) -> int | None:
+    def follow(self, wanted: int | None) -> int | None:
         """Change to the requested size as soon as possible; to be called right before a fetch.
 
         Returns:
             The new size, None if it has not changed.
         """
-        if wish is None or wish == self._wish:
+        if wanted is None or wanted == self._wanted:
             return None
         replay, trainer = self._running
-        size = self._nearest(wish)
+        size = self._nearest(wanted)
         if self._fixed or size == replay.size:
-            self._wish = wish
+            self._wanted = wanted
             return None
         if not clean(trainer) or not self._can_begin(size):
             return None
-        self._wish = wish
+        self._wanted = wanted
         self._change(size)
         return size
 
@@ -230,10 +230,10 @@ class ElasticBatch:
             most = min(most, self._replay.first_size * self._windows)
         return most
 
-    def _nearest(self, wish: int) -> int:
+    def _nearest(self, wanted: int) -> int:
         """The possible size nearest below the requested one, or else above it."""
         least, most = self._limits[0], self._most()
-        size = max(least, min(most, wish))
+        size = max(least, min(most, wanted))
         below, above = range(size, least - 1, -1), range(size + 1, most + 1)
         return next(each for each in chain(below, above) if self._fits(each))
 

@@ -111,9 +111,11 @@ def set_override(storage: str, name: str, trials: list[int], override: Override 
         StorageError: as ``study_and_ledger``.
     """
     from optuna_hermes import _optuna
-    from optuna_hermes.broker._protocol import Wishes
+    from optuna_hermes.broker._protocol import SetOverrides
     from optuna_hermes.upkeep import want
 
     with study_and_ledger(storage, name) as (study, ledger):
-        message = Wishes(study=_optuna.study_key(study), numbers=tuple(trials), wish=override)
+        message = SetOverrides(
+            study=_optuna.study_key(study), numbers=tuple(trials), override=override
+        )
         return want(study, ledger, message)

@@ -21,7 +21,7 @@ from optuna_hermes.errors import BrokerError, InvalidInputError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from optuna_hermes.broker._protocol import ChangePolicy, Wishes
+    from optuna_hermes.broker._protocol import ChangePolicy, SetOverrides
     from optuna_hermes.view.history import Bar, StudyHistory
     from optuna_hermes.view.picture import Picture
 
@@ -112,9 +112,9 @@ class StudySource:
 
     def override(self, key: str, number: int, override: Literal["held", "boosted"] | None) -> None:
         """Hold, boost or release a trial."""
-        from optuna_hermes.broker._protocol import Wishes
+        from optuna_hermes.broker._protocol import SetOverrides
 
-        self._send(Wishes(study=key, numbers=(number,), wish=override))
+        self._send(SetOverrides(study=key, numbers=(number,), override=override))
 
     def finish(self, key: str, number: int) -> None:
         """Finish a trial at its last value."""
@@ -140,7 +140,7 @@ class StudySource:
         """Close the connection to the broker; a thread that waits for its answer wakes up."""
         self._reader.disconnect()
 
-    def _send(self, message: Wishes | ChangePolicy) -> None:
+    def _send(self, message: SetOverrides | ChangePolicy) -> None:
         from optuna_hermes.broker import connect
 
         # Not by the reader's connection, which another thread uses.

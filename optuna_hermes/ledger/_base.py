@@ -53,7 +53,7 @@ from optuna_hermes.ledger._records import (
     ReportRecord,
     TrialRecord,
 )
-from optuna_hermes.model import Curve, Wish
+from optuna_hermes.model import Curve, Override
 
 __all__ = [
     "CheckpointRecord",
@@ -107,14 +107,14 @@ class Ledger(ABC):
         """All trials of a study, by number."""
 
     @abstractmethod
-    def save_wish(self, study: str, number: int, wish: Wish | None) -> None:
+    def save_override(self, study: str, number: int, override: Override | None) -> None:
         """Save a user's override of a trial, None to remove it; an unknown trial is no error.
 
         It does not depend on the trial's owner, and ``save_trial`` leaves it as it is.
         """
 
     @abstractmethod
-    def load_wishes(self, study: str) -> dict[int, Wish]:
+    def load_overrides(self, study: str) -> dict[int, Override]:
         """The users' overrides of a study's trials, by number; also of trials that are over."""
 
     @abstractmethod

@@ -73,7 +73,7 @@ RUNS = Table(
     Column("suspensions", _Integer, nullable=False),
     Column("device_seconds", Double, nullable=False),
     Column("energy_joules", Double),
-    Column("wish", _Word),
+    Column("override", _Word),
     Column("losses", Integer, nullable=False, server_default="0"),
     Column("submitted", Double, nullable=False),
     Column("updated", Double, nullable=False),

@@ -46,7 +46,7 @@ from optuna_hermes.ledger._sharing import (
     save_trial,
     take,
 )
-from optuna_hermes.model import Curve, Wish
+from optuna_hermes.model import Curve, Override
 
 
 class SqlLedger(Ledger):
@@ -149,19 +149,19 @@ class SqlLedger(Ledger):
             TrialRecord(**found) for found in self._database.rows(sql.load(RUNS, TrialRecord), of)
         ]
 
-    def save_wish(self, study: str, number: int, wish: Wish | None) -> None:
+    def save_override(self, study: str, number: int, override: Override | None) -> None:
         """Save a user's override of a trial, None to remove it; an unknown trial is no error.
 
         ``save_trial`` leaves it as it is.
         """
         of = {"of_study": study, "of_number": number}
         with self._database.writing() as connection:
-            connection.execute(sql.CHANGE_RUN, {"wish": wish, **of})
+            connection.execute(sql.CHANGE_RUN, {"override": override, **of})
 
-    def load_wishes(self, study: str) -> dict[int, Wish]:
+    def load_overrides(self, study: str) -> dict[int, Override]:
         """The users' overrides of a study's trials, by number; also of trials that are over."""
-        found = self._database.rows(sql.WISHES, {"of_study": study})
-        return {each["number"]: each["wish"] for each in found}
+        found = self._database.rows(sql.OVERRIDES, {"of_study": study})
+        return {each["number"]: each["override"] for each in found}
 
     def add_report(self, report: ReportRecord) -> None:
         """Add a report; earlier ones of the same unit stay."""

@@ -83,9 +83,9 @@ OWNER = select(RUNS.c.owner).where(_of_trial(RUNS)).with_for_update()
 """Reads a trial's owner and locks its row until the end of the transaction."""
 
 CHANGE_RUN = update(RUNS).where(_of_trial(RUNS))
-WISHES = (
-    select(RUNS.c.number, RUNS.c.wish)
-    .where(_of_study(RUNS), RUNS.c.wish.is_not(None))
+OVERRIDES = (
+    select(RUNS.c.number, RUNS.c.override)
+    .where(_of_study(RUNS), RUNS.c.override.is_not(None))
     .order_by(RUNS.c.number)
 )
 

@@ -99,20 +99,20 @@ class LedgerContract(SharingContract):
         assert ledger.load_trials(STUDY) == [trial_record(0, state="parked", tier="host")]
         assert ledger.load_trials(OTHER) == [trial_record(0, study=OTHER)]
 
-    def test_a_wish_outlives_the_rows_that_replace_its_trial(self, ledger: Ledger) -> None:
+    def test_a_override_outlives_the_rows_that_replace_its_trial(self, ledger: Ledger) -> None:
         """A user's override of a trial stays until it is changed, whichever broker saves it."""
         ledger.save_trial(trial_record(0))
         ledger.save_trial(trial_record(1))
-        ledger.save_wish(STUDY, 0, "boosted")
-        ledger.save_wish(STUDY, 0, "held")
-        ledger.save_wish(STUDY, 1, "boosted")
-        ledger.save_wish(STUDY, 7, "held")  # of an unknown trial
+        ledger.save_override(STUDY, 0, "boosted")
+        ledger.save_override(STUDY, 0, "held")
+        ledger.save_override(STUDY, 1, "boosted")
+        ledger.save_override(STUDY, 7, "held")  # of an unknown trial
         ledger.save_trial(trial_record(0, state="running", owner="a"))
-        assert ledger.load_wishes(STUDY) == {0: "held", 1: "boosted"}
-        assert ledger.load_wishes(OTHER) == {}
-        ledger.save_wish(STUDY, 0, None)
+        assert ledger.load_overrides(STUDY) == {0: "held", 1: "boosted"}
+        assert ledger.load_overrides(OTHER) == {}
+        ledger.save_override(STUDY, 0, None)
         ledger.save_trial(trial_record(7))
-        assert ledger.load_wishes(STUDY) == {1: "boosted"}
+        assert ledger.load_overrides(STUDY) == {1: "boosted"}
 
     def test_studies_that_differ_in_case_or_accent_are_apart(self, ledger: Ledger) -> None:
         """A key names one study, to the letter."""

@@ -71,7 +71,7 @@ def content(ledger: Ledger, study: str) -> str:
     return repr(
         (
             ledger.load_trials(study),
-            ledger.load_wishes(study),
+            ledger.load_overrides(study),
             ledger.load_curves(study),
             ledger.load_checkpoints(study),
             [ledger.load_checkpoints(study, number) for number in range(3)],
@@ -118,7 +118,7 @@ def _carry_out(ledger: Ledger, study: str, base: int, verb: str, *arguments: Any
         return act(study, first)
     if verb == "forget_study":
         return act(study)
-    if verb == "save_wish":
+    if verb == "save_override":
         return act(study, first, *others)
     if verb == "forget_host":
         return act(_named(study, first), dead_after_seconds=others[0])
@@ -161,7 +161,7 @@ _epochs = st.integers(-1, 6)
 _hosts = st.sampled_from(["a", "b"])
 _instances = st.sampled_from(["a1", "a2", "b1"])
 _owners = st.sampled_from([None, None, "a1", "b1"])
-_wishes = st.sampled_from([None, "held", "boosted", "finishing"])
+_overrides = st.sampled_from([None, "held", "boosted", "finishing"])
 _silences = st.sampled_from([_EVERY_BROKER, _NO_BROKER])
 
 _runs = st.builds(
@@ -229,7 +229,7 @@ _brokers = st.builds(
 operations = st.one_of(
     st.tuples(st.just("save_trial"), st.tuples(_runs, _owners)),
     st.tuples(st.just("claim_trial"), st.tuples(_numbers, _hosts, _instances, _silences)),
-    st.tuples(st.just("save_wish"), st.tuples(_numbers, _wishes)),
+    st.tuples(st.just("save_override"), st.tuples(_numbers, _overrides)),
     st.tuples(st.just("add_report"), st.tuples(_reports)),
     st.tuples(st.just("commit_lease"), st.tuples(_new_leases, st.none() | st.integers(0, 3))),
     st.tuples(st.just("name_lease"), st.tuples(_epochs, _numbers)),

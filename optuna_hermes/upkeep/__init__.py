@@ -11,8 +11,8 @@ from optuna_hermes.upkeep._files import (
     with_files_of,
 )
 from optuna_hermes.upkeep._finish import FinishPlan, finish, held_trials, plan_finish
+from optuna_hermes.upkeep._overrides import change_policy, finish_live, want
 from optuna_hermes.upkeep._rows import Rows, find_rows, remove_rows
-from optuna_hermes.upkeep._wishes import change_policy, finish_live, want
 
 __all__ = [
     "LOG_NAME",

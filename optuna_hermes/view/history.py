@@ -60,7 +60,7 @@ class TrialHistory:
         state: as in ``model.TrialStatus``, as far as it can be known now.
         run: its row of the ledger, whose own ``state`` may be older.
         points: each unit once, as it was last reported, in ascending order.
-        override: see ``model.Wish``; None once it is over.
+        override: see ``model.Override``; None once it is over.
     """
 
     number: int
@@ -196,7 +196,7 @@ def trial_states(
 
 def live_overrides(ledger: Ledger, key: str, states: Mapping[int, str]) -> dict[int, str]:
     """The overrides of trials that have not ended: the ledger keeps those of others, too."""
-    overrides = ledger.load_wishes(key).items()
+    overrides = ledger.load_overrides(key).items()
     return {number: each for number, each in overrides if states.get(number) in LIVE_STATES}
 
 

@@ -29,7 +29,7 @@ class TrialLine:
 
     Args:
         state: as in ``model.TrialStatus``.
-        override: see ``model.Wish``.
+        override: see ``model.Override``.
         value: its last one, as the user knows it; None if there is none, or it is not finite.
         slope: recent change of the value per unit.
         curve: some of its values, in order; None for what is not finite.

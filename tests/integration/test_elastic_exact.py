@@ -289,7 +289,7 @@ Step = tuple[int, TierName | None, int]
 def through(steps: list[Step], folder: Path, **options: Any) -> dict[Any, Any]:
     """A run that changes so, suspended or not, in as many processes as it takes."""
     seen: dict[Any, Any] = {}
-    wish, checkpoints = None, ()
+    override, checkpoints = None, ()
     while True:
         later = {at - len(seen): (tier, size) for at, tier, size in steps if at > len(seen)}
         sizes = {at: size for at, (_, size) in later.items()}
@@ -298,13 +298,13 @@ def through(steps: list[Step], folder: Path, **options: Any) -> dict[Any, Any]:
             checkpoint_dir=folder,
             checkpoints=checkpoints,
             while_parked=scramble,
-            batch_sizes=sizes if wish is None else {0: wish, **sizes},
+            batch_sizes=sizes if override is None else {0: override, **sizes},
         )
         try:
             return train(session, seen, **options)
         except Suspended:
             checkpoints = session.checkpoints
-            wish = max((at, size) for at, _, size in steps if at <= len(seen))[1]
+            override = max((at, size) for at, _, size in steps if at <= len(seen))[1]
 
 
 @pytest.mark.slow
@@ -397,7 +397,7 @@ def test_accumulation_keeps_the_step() -> None:
 
 
 def test_limits() -> None:
-    """A wish beyond the limits gives the nearest size; what is told says which there are."""
+    """A override beyond the limits gives the nearest size; what is told says which there are."""
     session = FakeSession(batch_sizes={2: 1, 5: 1000})
     seen = train(session, elastic=(4, 24))
     assert [len(batch) for batch in samples(seen, 0)][:6] == [8, 8, 4, 4, 4, 24]

@@ -80,7 +80,7 @@ def fill(url: str) -> None:
     """Make a ledger with a row of each kind."""
     with closing(open_ledger(url)) as ledger:
         ledger.save_trial(RUN)
-        ledger.save_wish("key", 0, "held")
+        ledger.save_override("key", 0, "held")
         ledger.add_report(REPORT)
         ledger.commit_lease(LEASE)
         ledger.save_checkpoint(CHECKPOINT)
@@ -91,7 +91,7 @@ def fill(url: str) -> None:
 def assert_all_is_there(ledger: Ledger) -> None:
     """Assert that a ledger has what ``fill`` wrote."""
     assert ledger.load_trials("key") == [RUN]
-    assert ledger.load_wishes("key") == {0: "held"}
+    assert ledger.load_overrides("key") == {0: "held"}
     assert [report for _, report in ledger.load_reports("key")] == [REPORT]
     assert ledger.load_leases() == [LEASE]
     assert ledger.last_epoch() == 7

@@ -50,7 +50,7 @@ def about_study(world: World, key: str, random: Random) -> wire.FromClient:
         opening,
         wire.Describe(study=key, params={number: {"lr": 0.1}}),
         wire.Drain(study=key),
-        wire.Wishes(study=key, numbers=(number,), wish="held"),
+        wire.SetOverrides(study=key, numbers=(number,), override="held"),
         wire.Finish(study=key, numbers=(number,)),
         wire.Finished(study=key, numbers=(number,)),
         wire.ChangePolicy(study=key, policy="fifo"),

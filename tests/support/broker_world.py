@@ -44,7 +44,7 @@ from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import free_devices, opened, unopened
 from support.broker_clients import Behaviour, Optuna, Process
 
-Wanted = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
+Wanted = wire.SetOverrides | wire.Finish | wire.Finished | wire.ChangePolicy
 
 SIZE = 10
 """Memory of a device."""
@@ -468,8 +468,8 @@ class World:
     def want_nothing(self) -> None:
         """Remove all overrides of trials."""
         for key, study in list(self.handler.state.studies.items()):
-            for number in study.wishes:
-                self.want(wire.Wishes(study=key, numbers=(number,)))
+            for number in study.overrides:
+                self.want(wire.SetOverrides(study=key, numbers=(number,)))
 
     def act(self, process: Process) -> None:
         """Let a process take one action, if it is still there."""

@@ -119,7 +119,7 @@ def test_a_trial_that_keeps_its_device_is_told(broker: FakeBroker, sizing: Sizin
 
 
 def test_a_trial_that_comes_back_is_told_with_its_grant(broker: FakeBroker, sizing: Sizing) -> None:
-    """Every run its own size; one that has no wish is left as it is."""
+    """Every run its own size; one that has no override is left as it is."""
     first, second = broker.worker(), broker.worker()
     epoch = begin(broker, first, 0)
     sizing.sizes = {0: 16}

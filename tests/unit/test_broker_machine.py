@@ -27,9 +27,9 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import Command, Event, Send, StudyRead
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._core._overrides import Overrides
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._core._wishes import Overrides
 from optuna_hermes.ledger._base import LeaseRecord
 from optuna_hermes.policies import POLICIES
 from support.broker_clients import Mixed, Process
@@ -42,7 +42,7 @@ EXAMPLES = int(os.environ.get("HERMES_EXAMPLES", "40"))
 """How many lives of a broker are played; some thousands by hand, see CONTRIBUTING.md."""
 
 WANTED = 4
-WISHES: tuple[Literal["held", "boosted"] | None, ...] = ("held", "held", "boosted", None)
+OVERRIDES: tuple[Literal["held", "boosted"] | None, ...] = ("held", "held", "boosted", None)
 PATIENCE = 600
 """Rounds in which processes that behave finish what was begun."""
 
@@ -125,8 +125,10 @@ class BrokerMachine(RuleBasedStateMachine):
         random = Random(seed)
         for trial in list(self.world.handler.state.trials()):
             if random.random() < (0.6 if trial.state == "running" else 0.2):
-                wish = random.choice(WISHES)
-                self.world.want(wire.Wishes(study=trial.study, numbers=(trial.number,), wish=wish))
+                override = random.choice(OVERRIDES)
+                self.world.want(
+                    wire.SetOverrides(study=trial.study, numbers=(trial.number,), override=override)
+                )
                 check(self.world)
 
     @rule(seed=numbers, times=st.integers(1, 3))

@@ -38,8 +38,8 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     optuna.logging.set_verbosity(verbosity)
 
 
-def wishes(ledger: Ledger) -> dict[int, str]:
-    return dict(ledger.load_wishes(ledger.load_studies()[0]))
+def overrides(ledger: Ledger) -> dict[int, str]:
+    return dict(ledger.load_overrides(ledger.load_studies()[0]))
 
 
 def test_what_is_wanted_counts_from_the_next_start(
@@ -50,12 +50,12 @@ def test_what_is_wanted_counts_from_the_next_start(
     out = capsys.readouterr().out
     assert out.startswith("Held 1 trial: 0.\n")
     assert "counts from its next start" in out
-    assert wishes(ledger) == {0: "held"}
+    assert overrides(ledger) == {0: "held"}
     assert run(["boost", *STUDY, "0", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown == {"trials": [0], "override": "boosted", "served": False}
     assert run(["release", *STUDY, "0"]) == 0
-    assert wishes(ledger) == {}
+    assert overrides(ledger) == {}
     capsys.readouterr()
     assert run(["status", *STUDY, "0"]) == 0
     log = capsys.readouterr().out
@@ -64,8 +64,8 @@ def test_what_is_wanted_counts_from_the_next_start(
 
 def test_status_tells_what_is_wanted(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     """The document of a study without a broker has it too, not for what is over."""
-    ledger.save_wish(ledger.load_studies()[0], 0, "held")
-    ledger.save_wish(ledger.load_studies()[0], 1, "boosted")
+    ledger.save_override(ledger.load_studies()[0], 0, "held")
+    ledger.save_override(ledger.load_studies()[0], 1, "boosted")
     assert run(["status", *STUDY, "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["study"]["trials"]
     assert {each["trial"]: each["override"] for each in runs} == {0: "held", 1: None}
@@ -95,4 +95,4 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert why in err
-    assert wishes(ledger) == {}
+    assert overrides(ledger) == {}

@@ -93,7 +93,9 @@ class Connection:
             raise ProtocolError(f"A status was asked for but {answer!r} came: {_END_IT}.")
         return answer.document
 
-    def want(self, message: wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy) -> bool:
+    def want(
+        self, message: wire.SetOverrides | wire.Finish | wire.Finished | wire.ChangePolicy
+    ) -> bool:
         """Send an override or another policy; only for connections on which nothing else is sent.
 
         Returns:
@@ -108,7 +110,7 @@ class Connection:
         if isinstance(answer, wire.Refused):
             raise InvalidInputError(answer.reason)
         if not isinstance(answer, wire.Agreed):
-            raise ProtocolError(f"A wish was told but {answer!r} came: {_END_IT}.")
+            raise ProtocolError(f"A override was told but {answer!r} came: {_END_IT}.")
         return answer.waits
 
     def close(self) -> None:

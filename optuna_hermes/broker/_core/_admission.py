@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import BrokerState, Client
-from optuna_hermes.broker._core._events import Refreshed, SaveWish, StudyRead
+from optuna_hermes.broker._core._events import Refreshed, SaveOverride, StudyRead
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._core._turn import Turn
@@ -18,7 +18,7 @@ KEPT_CHECKPOINTS = 2
 """Newest checkpoints of a trial that are kept; the older is for when the newest cannot be read."""
 
 
-_WANTED: tuple[type, ...] = (wire.Wishes, wire.Finish, wire.Finished, wire.ChangePolicy)
+_WANTED: tuple[type, ...] = (wire.SetOverrides, wire.Finish, wire.Finished, wire.ChangePolicy)
 _SAID_BY: dict[type, tuple[str, ...]] = {
     wire.Ready: ("worker",),
     wire.Register: ("plain",),
@@ -63,7 +63,7 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
         return (
             f"Trial {trial.number} is trained on another host ({trial.host}): end it there first."
         )
-    if trial is not None and study.wish_of(trial) == "finishing":
+    if trial is not None and study.override_of(trial) == "finishing":
         return f"Trial {trial.number} is about to be finished: create another one."
     if trial is None or (trial.live and trial.connection is None):
         return None
@@ -90,7 +90,7 @@ def admit_study(turn: Turn, event: StudyRead) -> Study:
     if study is None or not study.attended:
         study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
         study.broker = turn.state.instance if event.shared else None
-        _take_wishes(turn, study, event)
+        _take_overrides(turn, study, event)
         turn.state.studies[spec.key] = study
         for known in event.trials:
             study.trials[known.number] = known_trial(turn.state, known, event, turn.now)
@@ -99,13 +99,13 @@ def admit_study(turn: Turn, event: StudyRead) -> Study:
     return study
 
 
-def _take_wishes(turn: Turn, study: Study, event: StudyRead) -> None:
+def _take_overrides(turn: Turn, study: Study, event: StudyRead) -> None:
     """Take the overrides from the ledger; ``finishing`` is a hold until it is requested again."""
-    study.wishes = dict(event.wishes)
-    for number, wish in event.wishes.items():
-        if wish == "finishing":
-            study.wishes[number] = "held"
-            turn.add(SaveWish(study=study.spec.key, number=number, wish="held"))
+    study.overrides = dict(event.overrides)
+    for number, override in event.overrides.items():
+        if override == "finishing":
+            study.overrides[number] = "held"
+            turn.add(SaveOverride(study=study.spec.key, number=number, override="held"))
 
 
 def _settle_owners(turn: Turn, study: Study, event: StudyRead) -> None:

@@ -30,6 +30,7 @@ from optuna_hermes.broker._core._device_changes import DeviceChanges
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
+from optuna_hermes.broker._core._overrides import Heard, Overrides
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._recovery import Recovery
 from optuna_hermes.broker._core._scheduler import Scheduler
@@ -38,7 +39,6 @@ from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, Watchdog, record_heartbeat
-from optuna_hermes.broker._core._wishes import Heard, Overrides
 from optuna_hermes.ledger._base import HostRecord
 from optuna_hermes.model import Device
 
@@ -99,7 +99,7 @@ class EventHandler:
         self._wakeup_known = True
         self._owes_decision = False
         self._recovery = Recovery(self.state)
-        self._wishes = Overrides(self.state, self._memory, self._scheduler)
+        self._overrides = Overrides(self.state, self._memory, self._scheduler)
         self._devices.expect_off(unpowered)
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
@@ -134,7 +134,7 @@ class EventHandler:
                     self._drain(turn, study.spec.key)
         elif isinstance(event, events.Refreshed):
             self._sharing.refreshed(turn, event)
-            self._wishes.refreshed(turn, event)
+            self._overrides.refreshed(turn, event)
             self._scheduler.schedule(turn)
         elif isinstance(event, events.Outrun):
             self._sharing.outrun(turn, event)
@@ -158,7 +158,7 @@ class EventHandler:
         for study in self.state.studies.values():
             if study.problem and not study.draining:
                 self._drain(turn, study.spec.key)
-        self._wishes.heed(turn)
+        self._overrides.heed(turn)
         self._devices.switch_power(turn)
         return turn.commands
 
@@ -236,7 +236,7 @@ class EventHandler:
             described = self.state.clients[connection].described
             described.setdefault(message.study, {}).update(message.params)
         elif isinstance(message, Heard):
-            self._wishes.hear(turn, connection, message)
+            self._overrides.hear(turn, connection, message)
         elif isinstance(message, wire.GetStatus):
             told = self.status(turn.now, trials=message.trials, curves=message.curves)
             turn.send(connection, wire.Status(document=told))
@@ -440,7 +440,7 @@ class EventHandler:
             self._lose_trials(turn, connection)
             del self.state.clients[connection]
             self._recovery.lost(turn, client.pid)
-            self._wishes.gone(turn, client)
+            self._overrides.gone(turn, client)
         for key, waiting in list(self.state.early.items()):
             if connection in waiting:
                 waiting.remove(connection)

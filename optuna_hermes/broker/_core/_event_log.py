@@ -8,7 +8,7 @@ from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Ended, Report
-from optuna_hermes.model import TierName, Wish
+from optuna_hermes.model import Override, TierName
 
 ROUTINE = frozenset({"granted", "suspended", "evicted", "moved", "batch size"})
 """Events of every slice: they are in a trial's event log, but not in the broker's log."""
@@ -92,6 +92,8 @@ def ended(turn: Turn, trial: LiveTrial, message: Ended) -> None:
         turn.log(trial.study, trial.number, "finished", {"units": trial.curve.units})
 
 
-def wished(turn: Turn, trial: LiveTrial, before: Wish | None, wish: Wish | None) -> None:
+def overridden(
+    turn: Turn, trial: LiveTrial, before: Override | None, override: Override | None
+) -> None:
     """Log that the override of a trial has changed."""
-    turn.log(trial.study, trial.number, f"no longer {before}" if wish is None else wish, {})
+    turn.log(trial.study, trial.number, f"no longer {before}" if override is None else override, {})

@@ -22,7 +22,7 @@ from optuna_hermes.ledger._base import (
     ReportRecord,
     TrialRecord,
 )
-from optuna_hermes.model import Curve, Device, Wish
+from optuna_hermes.model import Curve, Device, Override
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class StudyRead:
     trials: tuple[TrialRecord, ...] = ()
     curves: Mapping[int, Curve] = field(default_factory=dict)
     checkpoints: tuple[CheckpointRecord, ...] = ()
-    wishes: Mapping[int, Wish] = field(default_factory=dict)
+    overrides: Mapping[int, Override] = field(default_factory=dict)
     memory: Any = None
     shared: bool = False
     hosts: tuple[HostRecord, ...] = ()
@@ -104,7 +104,7 @@ class Refreshed:
         trials: those of others, or without an owner, that have changed.
         curves: of these trials.
         checkpoints: of these trials.
-        wishes: of all trials; None if they have changed here since they were asked for.
+        overrides: of all trials; None if they have changed here since they were asked for.
     """
 
     study: str
@@ -112,7 +112,7 @@ class Refreshed:
     leases: tuple[LeaseRecord, ...] = ()
     hosts: tuple[HostRecord, ...] = ()
     trials: tuple[TrialRecord, ...] = ()
-    wishes: Mapping[int, Wish] | None = None
+    overrides: Mapping[int, Override] | None = None
     curves: Mapping[int, Curve] = field(default_factory=dict)
     checkpoints: tuple[CheckpointRecord, ...] = ()
 
@@ -319,12 +319,12 @@ class SaveMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SaveWish:
+class SaveOverride:
     """Save the override of a trial; None removes it."""
 
     study: str
     number: int
-    wish: Wish | None
+    override: Override | None
 
 
 Write = (
@@ -339,7 +339,7 @@ Write = (
     | ForgetBroker
     | DropCheckpoint
     | SaveMemory
-    | SaveWish
+    | SaveOverride
 )
 Deed = Send | Kill | Withdraw | SwitchPower
 """Commands that are carried out, and not written."""

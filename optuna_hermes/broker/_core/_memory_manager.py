@@ -47,8 +47,8 @@ class MemoryManager:
         tier: TierName = "resident"
         for slot in slots:
             moves = self._moves(slot, [trial], turn.now)
-            wish = moves.pop(_id(trial), tier)
-            tier = tier if tier == "disk" else wish
+            goal = moves.pop(_id(trial), tier)
+            tier = tier if tier == "disk" else goal
             self._evict_all(turn, moves)
         return tier
 

@@ -12,9 +12,9 @@ from optuna_hermes.broker._core._elastic import elastic_of
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._trial_order import boosted_first, wanted_first
-from optuna_hermes.model import Decision, Resources, Snapshot, TrialView, Unstarted, Wish
+from optuna_hermes.model import Decision, Override, Resources, Snapshot, TrialView, Unstarted
 
-_PREFERENCE: dict[Wish | None, int] = {"boosted": 0, None: 1, "held": 2, "finishing": 2}
+_PREFERENCE: dict[Override | None, int] = {"boosted": 0, None: 1, "held": 2, "finishing": 2}
 
 
 class PolicyRunner:
@@ -43,9 +43,9 @@ class PolicyRunner:
                 _fixed(trial) if trial.number in fixed else trial for trial in snapshot.trials
             )
             snapshot = replace(snapshot, trials=tuple(trials))
-        if study.draining or study.problem or not study.wishes:
+        if study.draining or study.problem or not study.overrides:
             return _ask(study, snapshot)
-        boosted = frozenset(n for n, wish in study.wishes.items() if wish == "boosted")
+        boosted = frozenset(n for n, override in study.overrides.items() if override == "boosted")
         return boosted_first(partial(_ask, study), snapshot, boosted)
 
     def wanted_last(self, trials: Iterable[LiveTrial], now: float) -> list[LiveTrial]:
@@ -62,7 +62,7 @@ class PolicyRunner:
             numbers = list(own)
             if len(own) > 1:
                 numbers = wanted_first(partial(_ask, study), self._snapshot(study, [], now), own)
-                numbers.sort(key=lambda n: _PREFERENCE[study.wish_of(own[n])])
+                numbers.sort(key=lambda n: _PREFERENCE[study.override_of(own[n])])
             placed += [(place, own[number]) for place, number in enumerate(numbers)]
         return [trial for _, trial in sorted(placed, key=lambda each: -each[0])]
 

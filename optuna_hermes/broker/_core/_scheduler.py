@@ -179,10 +179,10 @@ class Scheduler:
             back_seconds=study.cost("disk"),
         )
 
-    def _renew(self, study: Study, lease: Lease, wish: float | None, now: float) -> None:
+    def _renew(self, study: Study, lease: Lease, seconds: float | None, now: float) -> None:
         """Begin another slice of a lease; no cost of bringing its trial back counts any more."""
         lease.slice_started, lease.looked = now, False
-        lease.deadline = self._end(study, None, wish, now)
+        lease.deadline = self._end(study, None, seconds, now)
 
     def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:
         if assignment.trial is None and study.unstarted is not None:
@@ -196,7 +196,7 @@ class Scheduler:
         for slot in slots:
             slot.reservation = reservation
 
-    def _end(self, study: Study, tier: TierName | None, wish: float | None, now: float) -> float:
+    def _end(self, study: Study, tier: TierName | None, seconds: float | None, now: float) -> float:
         """End of a slice that begins now.
 
         Slices of a study whose trials may have several devices end together, for else its policy
@@ -205,8 +205,8 @@ class Scheduler:
         that comes from disk, since a trial that changes its number does.
         """
         if not study.stretches:
-            return now + self._slice(study, tier, wish)
-        length = self._slice(study, "disk", wish)
+            return now + self._slice(study, tier, seconds)
+        length = self._slice(study, "disk", seconds)
         ends = (
             lease.deadline
             for lease in self._state.leases_of(study)
@@ -217,8 +217,8 @@ class Scheduler:
             left = length
         return now + left + (length if left < length / 2 else 0.0)
 
-    def _slice(self, study: Study, tier: TierName | None, wish: float | None) -> float:
-        least = study.spec.slice_seconds if wish is None else wish
+    def _slice(self, study: Study, tier: TierName | None, seconds: float | None) -> float:
+        least = study.spec.slice_seconds if seconds is None else seconds
         return max(least, SWITCH_SHARE * study.cost(tier))
 
     # -- moving --------------------------------------------------------------------------------

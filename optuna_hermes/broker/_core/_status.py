@@ -11,7 +11,7 @@ from optuna_hermes.broker._core._broker_state import BrokerState, Slot, taken_jo
 from optuna_hermes.broker._core._curve_shape import Shape
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.model import Wish
+from optuna_hermes.model import Override
 
 if TYPE_CHECKING:
     from optuna_hermes.curves import Remembered
@@ -137,8 +137,10 @@ def _study(study: Study, state: BrokerState, now: float, *, trials: bool) -> dic
     return shown
 
 
-def _wanted(study: Study, wish: Wish) -> list[int]:
-    trials = (study.trials.get(number) for number, each in study.wishes.items() if each == wish)
+def _wanted(study: Study, override: Override) -> list[int]:
+    trials = (
+        study.trials.get(number) for number, each in study.overrides.items() if each == override
+    )
     return sorted(trial.number for trial in trials if trial is not None and trial.live)
 
 
@@ -211,7 +213,7 @@ def _run(trial: LiveTrial, study: Study) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "state": trial.state,
-        "override": study.wish_of(trial),
+        "override": study.override_of(trial),
         "tier": trial.tier,
         "held_bytes": trial.held_bytes,
         "host_bytes": trial.host_bytes,

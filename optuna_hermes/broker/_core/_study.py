@@ -8,7 +8,7 @@ from typing import Any
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._protocol import StudySpec
 from optuna_hermes.ledger._base import LeaseRecord
-from optuna_hermes.model import TierName, Unstarted, Wish
+from optuna_hermes.model import Override, TierName, Unstarted
 from optuna_hermes.policies import Policy
 
 _COST_MEMORY = 0.7
@@ -57,7 +57,7 @@ class Study:
         spare: devices of other hosts that have nothing to train of it.
         leave_seconds: expected cost of suspending a trial to disk, 0.0 before the first time.
         powered_down: devices that its policy has no use for.
-        wishes: the overrides of its trials, by their numbers.
+        overrides: the overrides of its trials, by their numbers.
         failures: what is known of trials that failed since its driver came.
         defers: whether idle hosts are less busy than this one: trials without owner are theirs.
     """
@@ -93,21 +93,21 @@ class Study:
     powered_down: frozenset[str] = frozenset()
     defers: bool = False
     failures: Failures = field(default_factory=Failures)
-    wishes: dict[int, Wish] = field(default_factory=dict)
+    overrides: dict[int, Override] = field(default_factory=dict)
 
-    def wish_of(self, trial: LiveTrial) -> Wish | None:
+    def override_of(self, trial: LiveTrial) -> Override | None:
         """Override of a trial; None once it is over."""
-        return self.wishes.get(trial.number) if trial.live else None
+        return self.overrides.get(trial.number) if trial.live else None
 
     def is_held(self, trial: LiveTrial) -> bool:
         """True if an override keeps a trial from any device."""
-        return self.wish_of(trial) in ("held", "finishing")
+        return self.override_of(trial) in ("held", "finishing")
 
     @property
     def all_held(self) -> bool:
         """True if nothing can be trained before a hold is released."""
         live = [trial for trial in self.trials.values() if trial.live]
-        held = all(self.wish_of(trial) == "held" for trial in live)
+        held = all(self.override_of(trial) == "held" for trial in live)
         return bool(live) and not self.may_open.any and held
 
     def owns(self, trial: LiveTrial) -> bool:

@@ -47,8 +47,8 @@ from optuna_hermes.broker._protocol._from_client import Released as Released
 from optuna_hermes.broker._protocol._from_client import Report as Report
 from optuna_hermes.broker._protocol._from_client import Resume as Resume
 from optuna_hermes.broker._protocol._from_client import Saved as Saved
+from optuna_hermes.broker._protocol._from_client import SetOverrides as SetOverrides
 from optuna_hermes.broker._protocol._from_client import Stretches as Stretches
-from optuna_hermes.broker._protocol._from_client import Wishes as Wishes
 from optuna_hermes.broker._protocol._values import MOST_SIZES as MOST_SIZES
 from optuna_hermes.broker._protocol._values import BatchSizes as BatchSizes
 from optuna_hermes.broker._protocol._values import Count as Count

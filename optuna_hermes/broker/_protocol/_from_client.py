@@ -257,7 +257,7 @@ class GiveUp(Message, frozen=True, kw_only=True):
     state: Ending = "failed"
 
 
-class Wishes(Message, frozen=True, kw_only=True):
+class SetOverrides(Message, frozen=True, kw_only=True):
     """Override of some live trials from now on.
 
     The answer is ``Agreed``, or ``Refused``.
@@ -265,12 +265,12 @@ class Wishes(Message, frozen=True, kw_only=True):
     Args:
         study: the study's key.
         numbers: of the trials.
-        wish: see ``model.Wish``; None lets the policy decide again.
+        override: see ``model.Override``; None lets the policy decide again.
     """
 
     study: Key
     numbers: Numbers
-    wish: Literal["held", "boosted"] | None = None
+    override: Literal["held", "boosted"] | None = None
 
 
 class Finish(Message, frozen=True, kw_only=True):
@@ -336,7 +336,7 @@ FromClient = (
     | Released
     | Drain
     | GiveUp
-    | Wishes
+    | SetOverrides
     | Finish
     | Finished
     | ChangePolicy

@@ -270,7 +270,7 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
         "trials": tuple(ledger.load_trials(study)),
         "curves": ledger.load_curves(study),
         "checkpoints": tuple(ledger.load_checkpoints(study)),
-        "wishes": ledger.load_wishes(study),
+        "overrides": ledger.load_overrides(study),
         "memory": ledger.load_memory(study),
     }
 

@@ -48,14 +48,14 @@ class PeerSync:
     def _ask(self, key: str, study: Study) -> None:
         ask = partial(news_of, key, self._handler.presence(), watched(study))
         answer = asyncio.wrap_future(self._ledgers.read(key, study.spec.ledger_url, ask))
-        wishes = study.wishes
+        overrides = study.overrides
 
         def heard(answer: asyncio.Future[Refreshed]) -> None:
             self._asked.discard(key)
             if not answer.cancelled() and answer.exception() is None:
                 news = answer.result()
-                if study.wishes != wishes:  # the overrides changed here meanwhile
-                    news = replace(news, wishes=None)
+                if study.overrides != overrides:  # the overrides changed here meanwhile
+                    news = replace(news, overrides=None)
                 self._apply(news)
 
         answer.add_done_callback(heard)
@@ -90,5 +90,5 @@ def news_of(
         trials=changed,
         curves=ledger.load_curves(study, few) if changed else {},
         checkpoints=tuple(each for each in checkpoints if each.number in numbers),
-        wishes=ledger.load_wishes(study),
+        overrides=ledger.load_overrides(study),
     )

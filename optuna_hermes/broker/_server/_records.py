@@ -51,8 +51,8 @@ def write(ledger: Ledger, item: events.Write, terms: WriterTerms) -> None:
         ledger.drop_checkpoint(item.study, item.path)
     elif isinstance(item, events.SaveMemory):
         ledger.save_memory(item.study, item.memory)
-    elif isinstance(item, events.SaveWish):
-        ledger.save_wish(item.study, item.number, item.wish)
+    elif isinstance(item, events.SaveOverride):
+        ledger.save_override(item.study, item.number, item.override)
     else:
         ledger.add_event(item)
 

@@ -11,16 +11,16 @@ from msgspec import structs
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease
-from optuna_hermes.broker._core._events import Refreshed, SaveMemory, SaveWish
+from optuna_hermes.broker._core._events import Refreshed, SaveMemory, SaveOverride
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._scheduler import Scheduler
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.model import Wish
+from optuna_hermes.model import Override
 from optuna_hermes.policies import make_policy
 
-Heard = wire.Wishes | wire.Finish | wire.Finished | wire.ChangePolicy
+Heard = wire.SetOverrides | wire.Finish | wire.Finished | wire.ChangePolicy
 
 
 class Overrides:
@@ -54,7 +54,7 @@ class Overrides:
 
     def heed(self, turn: Turn) -> None:
         """Cancel reservations and revoke leases of trials on hold."""
-        if not any(study.wishes for study in self._state.studies.values()):
+        if not any(study.overrides for study in self._state.studies.values()):
             return
         for reservation in self._state.reservations():
             if self._is_held(reservation.study, reservation.number):
@@ -70,11 +70,11 @@ class Overrides:
     def refreshed(self, turn: Turn, event: Refreshed) -> None:
         """Take in overrides that were set on other hosts."""
         study = self._state.studies.get(event.study)
-        if study is None or event.wishes is None:
+        if study is None or event.overrides is None:
             return
-        study.wishes = dict(event.wishes)
+        study.overrides = dict(event.overrides)
         for trial in study.trials.values():
-            if study.wish_of(trial) == "finishing":
+            if study.override_of(trial) == "finishing":
                 self._stop(turn, study, trial)
         self.heed(turn)
 
@@ -86,19 +86,19 @@ class Overrides:
             others = (each.finishes for each in self._state.clients.values())
             if study is None or trial is None or any((key, number) in each for each in others):
                 continue
-            if study.wish_of(trial) == "finishing":
-                self._wish(turn, study, trial, "held")
+            if study.override_of(trial) == "finishing":
+                self._override(turn, study, trial, "held")
 
     # -- inside --------------------------------------------------------------------------------
 
     def _do(
         self, turn: Turn, connection: int, study: Study, trial: LiveTrial, message: Heard
     ) -> None:
-        if isinstance(message, wire.Wishes):
-            self._wish(turn, study, trial, message.wish)
+        if isinstance(message, wire.SetOverrides):
+            self._override(turn, study, trial, message.override)
         elif isinstance(message, wire.Finish):
             self._state.clients[connection].finishes.add((trial.study, trial.number))
-            self._wish(turn, study, trial, "finishing")
+            self._override(turn, study, trial, "finishing")
             self._stop(turn, study, trial)
         else:
             self._finished(turn, study, trial)
@@ -120,8 +120,8 @@ class Overrides:
             )
         if not trial.live:
             return f"Trial {number} has ended ({trial.state}): leave it out."
-        finishing = study.wish_of(trial) == "finishing"
-        if isinstance(message, wire.Wishes) and finishing:
+        finishing = study.override_of(trial) == "finishing"
+        if isinstance(message, wire.SetOverrides) and finishing:
             return f"Trial {number} is about to be finished: say `finish` again, if it is not."
         if isinstance(message, wire.Finished) and not finishing:
             return f"Nobody has said that trial {number} is to be finished: say `finish`."
@@ -135,13 +135,17 @@ class Overrides:
             )
         return None
 
-    def _wish(self, turn: Turn, study: Study, trial: LiveTrial, wish: Wish | None) -> None:
-        before = study.wish_of(trial)
-        if wish == before:
+    def _override(
+        self, turn: Turn, study: Study, trial: LiveTrial, override: Override | None
+    ) -> None:
+        before = study.override_of(trial)
+        if override == before:
             return
-        study.wishes = {**study.wishes, trial.number: wish} if wish else _without(study, trial)
-        turn.add(SaveWish(study=trial.study, number=trial.number, wish=wish))
-        _event_log.wished(turn, trial, before, wish)
+        study.overrides = (
+            {**study.overrides, trial.number: override} if override else _without(study, trial)
+        )
+        turn.add(SaveOverride(study=trial.study, number=trial.number, override=override))
+        _event_log.overridden(turn, trial, before, override)
 
     def _is_held(self, key: str, number: int | None) -> bool:
         study = self._state.studies[key]
@@ -149,7 +153,7 @@ class Overrides:
 
     def _leave(self, turn: Turn, study: Study, lease: Lease) -> None:
         trial = self._state.trial_of(lease)
-        ends = trial is not None and study.wish_of(trial) == "finishing" and trial.stores
+        ends = trial is not None and study.override_of(trial) == "finishing" and trial.stores
         self._scheduler.ask_to_yield(turn, lease, to_disk=ends)
 
     def _stop(self, turn: Turn, study: Study, trial: LiveTrial) -> None:
@@ -191,5 +195,7 @@ def _waits(study: Study, trial: LiveTrial) -> bool:
     return trial.connection is not None or trial.awaited or study.is_elsewhere(trial)
 
 
-def _without(study: Study, trial: LiveTrial) -> dict[int, Wish]:
-    return {number: wish for number, wish in study.wishes.items() if number != trial.number}
+def _without(study: Study, trial: LiveTrial) -> dict[int, Override]:
+    return {
+        number: override for number, override in study.overrides.items() if number != trial.number
+    }

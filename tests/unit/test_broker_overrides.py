@@ -52,8 +52,8 @@ def asking(broker: FakeBroker) -> Callable[[Any], wire.FromBroker]:
     return ask
 
 
-def wish(broker: FakeBroker, number: int, wanted: Any) -> wire.FromBroker:
-    return want(broker, wire.Wishes(study="s", numbers=(number,), wish=wanted))
+def override(broker: FakeBroker, number: int, wanted: Any) -> wire.FromBroker:
+    return want(broker, wire.SetOverrides(study="s", numbers=(number,), override=wanted))
 
 
 def refused(answer: wire.FromBroker) -> str:
@@ -77,14 +77,14 @@ def test_who_is_held_leaves_at_once_and_gets_no_device() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=2, slice_seconds=100.0)
     first, epoch = training(broker, 0)
-    assert wish(broker, 0, "held") == wire.Agreed()
+    assert override(broker, 0, "held") == wire.Agreed()
     assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="resident")
     park(broker, first, epoch)
     second, epoch = training(broker, 1)
     broker.say(second, wire.Ended(epoch=epoch, state="done"))
     broker.advance(500.0)
     assert state_of(broker, 0) == "parked"
-    assert wish(broker, 0, None) == wire.Agreed()
+    assert override(broker, 0, None) == wire.Agreed()
     assert broker.last(first, "Grant").number == 0
     assert {"held", "no longer held"} <= set(kinds(broker, 0))
 
@@ -99,23 +99,23 @@ def test_what_was_on_its_way_to_a_held_trial_is_not() -> None:
     second, epoch = training(broker, 1)
     broker.advance(2.0)
     assert broker.handler.state.slots["cpu:0"].reservation is not None
-    wish(broker, 0, "held")
+    override(broker, 0, "held")
     assert broker.handler.state.slots["cpu:0"].reservation is None
     park(broker, second, epoch)
     assert broker.last(second, "Grant").number == 1
 
 
-def test_wishes_outlive_the_broker() -> None:
+def test_overrides_outlive_the_broker() -> None:
     """The next broker gives a held trial no device, and a boosted one the first."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=3, policy="round-robin")
     for number in range(3):
         worker, epoch = training(broker, number)
-        wish(broker, number, {0: "held", 2: "boosted"}.get(number))
+        override(broker, number, {0: "held", 2: "boosted"}.get(number))
         broker.advance(1.5)
         saved = wire.SavedCheckpoint(path=f"/c/{number}", units=1, size_bytes=1, sha256="0")
         park(broker, worker, epoch, tier="disk", checkpoint=saved)
-    assert broker.ledger.load_wishes("s") == {0: "held", 2: "boosted"}
+    assert broker.ledger.load_overrides("s") == {0: "held", 2: "boosted"}
     after = broker.successor(known=())
     after.driver(unstarted=0, policy="round-robin")
     worker = after.worker()
@@ -123,12 +123,12 @@ def test_wishes_outlive_the_broker() -> None:
 
 
 def test_a_process_that_comes_back_with_a_held_trial_is_asked_to_leave() -> None:
-    """What was wished while the broker died counts as soon as the next one hears of the trial."""
+    """What was asked for while the broker died counts once the next one hears of the trial."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, slice_seconds=100.0)
     worker, epoch = training(broker, 0)
     after = broker.successor()
-    broker.ledger.save_wish("s", 0, "held")
+    broker.ledger.save_override("s", 0, "held")
     spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", slice_seconds=100.0)
     resume = wire.Resume(
         study=spec, epoch=epoch, device="cpu:0", number=0, trial_id=0, training=True, stores=True
@@ -137,7 +137,7 @@ def test_a_process_that_comes_back_with_a_held_trial_is_asked_to_leave() -> None
     assert after.last(again, "Yield") is not None
 
 
-def test_a_wish_reaches_the_broker_of_another_host() -> None:
+def test_a_override_reaches_the_broker_of_another_host() -> None:
     """A shared ledger tells each broker what was said to another."""
     ledger = MemoryLedger(shared=True)
     here, there = FakeBroker(devices=1, ledger=ledger, host="a"), None
@@ -145,7 +145,7 @@ def test_a_wish_reaches_the_broker_of_another_host() -> None:
     worker, _ = training(here, 0)
     there = FakeBroker(devices=1, ledger=ledger, host="b")
     there.driver(unstarted=0)
-    assert wish(there, 0, "held") == wire.Agreed()
+    assert override(there, 0, "held") == wire.Agreed()
     here.refresh()
     assert here.last(worker, "Yield") is not None
 
@@ -157,7 +157,7 @@ def test_nothing_is_left_but_what_is_held() -> None:
     worker, epoch = training(broker, 0)
     shown = broker.handler.status(broker.now)["studies"][0]
     assert not shown["all_held"]
-    wish(broker, 0, "held")
+    override(broker, 0, "held")
     park(broker, worker, epoch)
     shown = broker.handler.status(broker.now)["studies"][0]
     assert (shown["all_held"], shown["held"], shown["trials"][0]["override"]) == (True, [0], "held")
@@ -176,7 +176,7 @@ def test_who_is_boosted_gets_the_next_device_and_keeps_it() -> None:
         if number < 2:
             broker.advance(1.5)
             park(broker, *workers[number])
-    wish(broker, 1, "boosted")  # round-robin would take 0
+    override(broker, 1, "boosted")  # round-robin would take 0
     assert broker.last(workers[2][0], "Yield") is None
     broker.advance(1.5)
     park(broker, *workers[2])
@@ -187,7 +187,7 @@ def test_who_is_boosted_gets_the_next_device_and_keeps_it() -> None:
     before = len(broker.leases())
     broker.advance(5.0)
     assert len(broker.leases()) == before
-    wish(broker, 1, None)
+    override(broker, 1, None)
     broker.advance(1.5)
     assert broker.last(workers[1][0], "Yield").epoch == grant.epoch
 
@@ -240,7 +240,7 @@ def test_a_trial_that_trains_is_stored_and_then_done() -> None:
     spare = broker.worker()
     assert broker.last(spare, "Grant") is None
     assert ask(FINISH) == wire.Agreed()
-    assert "about to be finished" in refused(wish(broker, 0, "held"))
+    assert "about to be finished" in refused(override(broker, 0, "held"))
     assert ask(FINISHED) == wire.Agreed()
     assert [record.state for record in broker.ledger.load_trials("s")] == ["done"]
     assert kinds(broker, 0)[-3:] == ["finishing", "suspended", "finished"]
@@ -282,13 +282,13 @@ def test_who_leaves_before_it_is_finished_leaves_it_held() -> None:
     broker.driver(unstarted=1, slice_seconds=100.0)
     training(broker, 0)
     assert want(broker, FINISH) == wire.Agreed(waits=True)
-    assert broker.ledger.load_wishes("s") == {0: "held"}
+    assert broker.ledger.load_overrides("s") == {0: "held"}
     assert "Nobody has said" in refused(want(broker, FINISHED))
-    broker.ledger.save_wish("s", 0, "finishing")
+    broker.ledger.save_override("s", 0, "finishing")
     after = broker.successor(known=())
     after.driver(unstarted=0)
     assert after.handler.status(after.now)["studies"][0]["held"] == [0]
-    assert after.ledger.load_wishes("s") == {0: "held"}
+    assert after.ledger.load_overrides("s") == {0: "held"}
 
 
 # -- policy ------------------------------------------------------------------------------------
@@ -317,13 +317,13 @@ def test_another_policy_decides_and_begins_with_nothing() -> None:
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (wire.Wishes(study="s", numbers=(0, 9), wish="held"), "no trial 9"),
-        (wire.Wishes(study="x", numbers=(0,), wish="held"), "served by this broker"),
-        (wire.Wishes(study="s", numbers=(1, 0), wish="held"), "Trial 1 has ended"),
+        (wire.SetOverrides(study="s", numbers=(0, 9), override="held"), "no trial 9"),
+        (wire.SetOverrides(study="x", numbers=(0,), override="held"), "served by this broker"),
+        (wire.SetOverrides(study="s", numbers=(1, 0), override="held"), "Trial 1 has ended"),
         (wire.Finished(study="s", numbers=(0,)), "Nobody has said"),
     ],
 )
-def test_a_wish_that_cannot_be_is_refused_and_changes_nothing(message: Any, why: str) -> None:
+def test_a_override_that_cannot_be_is_refused_and_changes_nothing(message: Any, why: str) -> None:
     """Of several runs all are meant, or none."""
     broker = FakeBroker(devices=2)
     broker.driver(unstarted=2)
@@ -331,7 +331,7 @@ def test_a_wish_that_cannot_be_is_refused_and_changes_nothing(message: Any, why:
     worker, epoch = training(broker, 1)
     broker.say(worker, wire.Ended(epoch=epoch, state="done"))
     assert why in refused(want(broker, message))
-    assert broker.ledger.load_wishes("s") == {}
+    assert broker.ledger.load_overrides("s") == {}
 
 
 def test_only_who_watches_wants() -> None:
@@ -339,9 +339,9 @@ def test_only_who_watches_wants() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker, _ = training(broker, 0)
-    broker.say(worker, wire.Wishes(study="s", numbers=(0,), wish="held"))
+    broker.say(worker, wire.SetOverrides(study="s", numbers=(0,), override="held"))
     assert "said by a viewer" in broker.last(worker, "Refused").reason
-    assert broker.ledger.load_wishes("s") == {}
+    assert broker.ledger.load_overrides("s") == {}
 
 
 def test_who_watches_keeps_no_broker_alive() -> None:

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect
 from optuna_hermes.broker._imports import anywhere, folders
-from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, Wishes
+from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOverrides
 from optuna_hermes.errors import BrokerConflictError, BrokerError, InvalidInputError
 from optuna_hermes.ledger import EventRecord, Ledger
-from optuna_hermes.model import LIVE_STATES, Wish
+from optuna_hermes.model import LIVE_STATES, Override
 from optuna_hermes.upkeep._finish import plan_finish
 
 STOP_SECONDS = 60.0
@@ -21,13 +21,13 @@ STOP_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 
 
-def want(study: _optuna.Study, ledger: Ledger, wishes: Wishes) -> bool:
+def want(study: _optuna.Study, ledger: Ledger, overrides: SetOverrides) -> bool:
     """Hold, boost or release trials.
 
     Args:
         study: the study.
         ledger: its ledger.
-        wishes: the override and its trials.
+        overrides: the override and its trials.
 
     Returns:
         True if a broker of this user serves the study and has applied it. Otherwise it is in the
@@ -36,10 +36,10 @@ def want(study: _optuna.Study, ledger: Ledger, wishes: Wishes) -> bool:
     Raises:
         InvalidInputError: one of the trials does not exist, or has ended; nothing is changed.
     """
-    if _said(wishes):
+    if _said(overrides):
         return True
-    _write(study, ledger, wishes.numbers, wishes.wish)
-    return _said(wishes)  # a broker may have read the ledger just before
+    _write(study, ledger, overrides.numbers, overrides.override)
+    return _said(overrides)  # a broker may have read the ledger just before
 
 
 def change_policy(key: str, policy: str) -> None:
@@ -106,7 +106,7 @@ def _complete(study: _optuna.Study, broker: Connection, numbers: Sequence[int]) 
     return dict(plan.values)
 
 
-def _said(message: Wishes | ChangePolicy) -> bool:
+def _said(message: SetOverrides | ChangePolicy) -> bool:
     with _broker_of(message.study) as broker:
         if broker is None:
             return False
@@ -130,7 +130,9 @@ def _broker_of(key: str) -> Iterator[Connection | None]:
         yield connection if any(entry["key"] == key for entry in entries) else None
 
 
-def _write(study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], wish: Wish | None) -> None:
+def _write(
+    study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], override: Override | None
+) -> None:
     key = _optuna.study_key(study)
     live = {record.number for record in ledger.load_trials(key) if record.state in LIVE_STATES}
     ended = {n for n, state in _optuna.trial_states(study).items() if state.is_finished()}
@@ -140,12 +142,12 @@ def _write(study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], wish: W
             f"Trial {gone[0]} of study {study.study_name!r} has ended, or never had a device: see "
             "`optuna-hermes status`."
         )
-    before = ledger.load_wishes(key)
+    before = ledger.load_overrides(key)
     with ledger.batch():
         for number in numbers:
-            if before.get(number) == wish:
+            if before.get(number) == override:
                 continue
-            ledger.save_wish(key, number, wish)
-            kind = f"no longer {before[number]}" if wish is None else wish
+            ledger.save_override(key, number, override)
+            kind = f"no longer {before[number]}" if override is None else override
             event = EventRecord(study=key, number=number, kind=kind, at=time.time())
             ledger.add_event(event)
