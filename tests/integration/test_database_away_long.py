@@ -39,8 +39,8 @@ TRAINED = Path(__file__).with_name("trained")
 def objective(trial):
     x = trial.suggest_float("x", -1, 1)
     run = suspendable(trial)
-    for unit in trial.epochs({UNITS}):
-        for _ in trial.batches([0, 1, 2]):
+    for unit in run.epochs({UNITS}):
+        for _ in run.batches([0, 1, 2]):
             time.sleep(0.05)  # training
         run.kept["sum"] = run.kept.get("sum", 0.0) + x
         with TRAINED.open("a") as file:

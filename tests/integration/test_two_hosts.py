@@ -50,8 +50,8 @@ def objective(trial):
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     run = suspendable(trial, model=model, optimizer=optimizer)
-    for epoch in trial.epochs({units}):
-        for x in trial.batches(torch.ones(2, 3, 4)):
+    for epoch in run.epochs({units}):
+        for x in run.batches(torch.ones(2, 3, 4)):
             time.sleep(0.05)  # training
             loss = (model(x + torch.randn(3, 4)) ** 2).mean()
             optimizer.zero_grad()

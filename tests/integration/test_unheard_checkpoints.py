@@ -26,8 +26,8 @@ TRAINED = Path(__file__).with_name("trained")
 def objective(trial):
     model = torch.nn.Linear(1, 1)
     run = suspendable(trial, model=model)
-    for epoch in trial.epochs({UNITS}):
-        for batch in trial.batches([1.0, 2.0]):
+    for epoch in run.epochs({UNITS}):
+        for batch in run.batches([1.0, 2.0]):
             time.sleep(0.05)
         with TRAINED.open("a") as file:
             file.write(f"{{epoch + 1}} {{os.getpid()}}\\n")
