@@ -64,7 +64,7 @@ def of_jobs(
 
     from optuna_hermes.cluster.job_files import read_jobs
     from optuna_hermes.cluster.job_replay import JobRules, check_job_policy, one_group
-    from optuna_hermes.replay import spread
+    from optuna_hermes.replay import parallel_map
     from optuna_hermes.view import counting
 
     names = list(dict.fromkeys([*policies, REFERENCE]))
@@ -75,7 +75,7 @@ def of_jobs(
     rules = JobRules(groups=one_group(*hosts), slice_seconds=slice_seconds)
     each = list(product(names, seeds))
     with counting(len(each)) as step:
-        results = spread(partial(_result, jobs, rules), each, on_answer=step)
+        results = parallel_map(partial(_result, jobs, rules), each, on_answer=step)
     return {
         "settings": {
             "trace": found.name,

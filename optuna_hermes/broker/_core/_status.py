@@ -16,7 +16,7 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Wish
 
 if TYPE_CHECKING:
-    from optuna_hermes.curves import Remembered
+    from optuna_hermes.curves import CurveCache
 
 MAX_LISTED = 5_000
 """Runs of a study up to which all are listed; beyond, those that have a process."""
@@ -28,7 +28,7 @@ def document(
     *,
     problems: Mapping[str, str],
     trials: bool,
-    shapes: Remembered[Shape] | None = None,
+    shapes: CurveCache[Shape] | None = None,
 ) -> dict[str, Any]:
     """Return the devices with their holders, and the studies with their trials.
 
@@ -57,7 +57,7 @@ def document(
     }
 
 
-def _add_shapes(studies: list[dict[str, Any]], book: Book, shapes: Remembered[Shape]) -> None:
+def _add_shapes(studies: list[dict[str, Any]], book: Book, shapes: CurveCache[Shape]) -> None:
     listed = [(shown, book.studies[entry["key"]]) for entry in studies for shown in entry["trials"]]
     found = shapes.each(study.trials[shown["trial"]].curve for shown, study in listed)
     for (shown, study), shape in zip(listed, found, strict=True):
