@@ -31,10 +31,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from optuna_hermes.cluster.energy_forecast import seasonal_peak
 from optuna_hermes.cluster.nodes import (
     NodeSeries,
+    clairvoyant_nodes,
     never_powered_down,
     replay_nodes,
 )
-from optuna_hermes.cluster.nodes_bound import clairvoyant_nodes
 from optuna_hermes.errors import HermesError, InvalidInputError
 
 GPUS_OF_A_NODE = 8

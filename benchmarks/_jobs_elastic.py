@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optuna_hermes.cluster.elastic_files import (
+from optuna_hermes.cluster.job_estimates import alone_seconds
+from optuna_hermes.cluster.job_files import (
     read_application,
     read_elastic_jobs,
 )
-from optuna_hermes.cluster.job_cluster import JobCluster
-from optuna_hermes.cluster.job_estimates import alone_seconds
 from optuna_hermes.cluster.job_metrics import measure_jobs
+from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import JobTrace
 from optuna_hermes.policies import Fifo, LeastAttainedService, Ones, Policy, Smd
 
@@ -47,7 +47,7 @@ class Rival(NamedTuple):
 
     make: Callable[[], Policy]
     most: int | None = None
-    told: bool = True
+    shows_epochs_left: bool = True
     slices: bool = True
     restart_seconds: float = 30.0
 
@@ -59,7 +59,7 @@ RIVALS = {
     "las-nsdi": Rival(lambda: LeastAttainedService(thresholds=(3250, 7200, 18000))),
     "las-16h": Rival(lambda: LeastAttainedService(thresholds=(57600,))),
     "ones": Rival(Ones, most=64),
-    "ones-blind": Rival(Ones, most=64, told=False),
+    "ones-blind": Rival(Ones, most=64, shows_epochs_left=False),
     "smd": Rival(Smd, most=64),
     "las-16h-1s": Rival(lambda: LeastAttainedService(thresholds=(57600,)), restart_seconds=1.0),
     "ones-1s": Rival(Ones, most=64, restart_seconds=1.0),
@@ -89,10 +89,10 @@ def rows(
                 folder / "workloads" / f"workload-{workload}.csv",
                 applications,
                 most_devices=rival.most,
-                told=rival.told,
+                shows_epochs_left=rival.shows_epochs_left,
             )
             began = time.process_time()
-            trace = JobCluster(
+            trace = JobSimulator(
                 rival.make(),
                 jobs,
                 groups={None: HOSTS},

@@ -26,7 +26,7 @@ from optuna_hermes.cluster.job_files import (
 )
 from optuna_hermes.cluster.job_metrics import JobMetrics, measure_jobs
 from optuna_hermes.cluster.job_replay import JobRules, simulate_jobs
-from optuna_hermes.replay import spread
+from optuna_hermes.replay import parallel_map
 
 SHARES = {"philly": 1 / 5, "philly-1-of-3": 1 / 3, "philly-2-of-5": 2 / 5, "philly-all-nodes": 1.0}
 """Of the nodes of each virtual cluster."""
@@ -55,7 +55,9 @@ def rows(folder: Path) -> Iterator[Row]:
         for name, policy in product(SHARES, POLICIES)
         for seed in _seeds(name, policy)
     ]
-    measured = dict(zip(each, spread(lambda one: _measured(found, first, *one), each), strict=True))
+    measured = dict(
+        zip(each, parallel_map(lambda one: _measured(found, first, *one), each), strict=True)
+    )
     for name, policy in product(SHARES, POLICIES):
         seeds = _seeds(name, policy)
         fifo = measured[name, "fifo", 0]

@@ -15,14 +15,14 @@ from itertools import count, product
 
 from optuna_hermes.policies import make_policy
 from optuna_hermes.replay import Result, SimulationRules
-from optuna_hermes.replay._processes import spread
+from optuna_hermes.replay._processes import parallel_map
 from optuna_hermes.simulator import (
     RIVALS,
-    Cluster,
     CurveSet,
     FixedList,
     SwitchCosts,
     Trace,
+    TrialSimulator,
     arrange,
     make_rival,
     measure,
@@ -57,7 +57,7 @@ def simulate_to_best(
     n_seeds = max(setting.n_seeds for setting in settings)
     jobs = list(product(range(len(sets)), range(n_seeds), policies))
     done = count(1)
-    answers = spread(
+    answers = parallel_map(
         partial(_job, sets, settings),
         jobs,
         processes=processes,
@@ -83,7 +83,7 @@ def _job(
 
 def _result(curves: CurveSet, rules: SimulationRules, name: str, seed: int) -> Result:
     recordings = arrange(name, curves.draw(rules.n_trials, seed))
-    cluster = Cluster(
+    cluster = TrialSimulator(
         make_rival(name, recordings) if name in RIVALS else make_policy(name),
         FixedList(recordings),
         n_devices=rules.n_devices,
@@ -106,7 +106,7 @@ def _result(curves: CurveSet, rules: SimulationRules, name: str, seed: int) -> R
     )
 
 
-def _to_best(cluster: Cluster, best: int, work: float) -> Trace:
+def _to_best(cluster: TrialSimulator, best: int, work: float) -> Trace:
     """The trace until a trial has finished; to the end of all if it was pruned."""
     for step in range(1, STEPS + 1):
         trace = cluster.run(until=step * work / STEPS)

@@ -15,7 +15,7 @@ Places = NDArray[np.int64]
 T = TypeVar("T")
 
 
-class Remembered(Generic[T]):
+class CurveCache(Generic[T]):
     """Cache of a value computed from each curve, kept while the curve is asked for.
 
     A curve that was not in the last call is dropped: a trial reports for as long as it likes, and
@@ -26,7 +26,7 @@ class Remembered(Generic[T]):
 
     Example:
         >>> from optuna_hermes.model import Curve
-        >>> best = Remembered(lambda curve: min(curve.values))
+        >>> best = CurveCache(lambda curve: min(curve.values))
         >>> best.each([Curve(steps=(1, 2), values=(0.5, 0.25), device_seconds=(1.0, 2.0))])
         [0.25]
     """
@@ -66,11 +66,7 @@ class CurveTable:
         self._forget()
 
     def rows(self, curves: Sequence[Curve]) -> Places:
-        """Return the rows of the curves in ``values``, ``units`` and ``seconds``.
-
-        Args:
-            curves: at least one unit of each.
-        """
+        """Return the rows of curves, each with a unit, in ``values``, ``units`` and ``seconds``."""
         if len(self._known) > 2 * len(curves) + _SPARE:
             self._forget()
         known = [self._known.get(id(curve), -1) for curve in curves]
@@ -125,8 +121,8 @@ class CurveTable:
         self.seconds = np.resize(self.seconds, rows)
 
 
+# Rows and units that a table has to begin with.
 _SPARE = 64
-"""Rows and units that a table has to begin with."""
 
 
 def reach(last: Floats, before: Floats, units: Places) -> Floats:

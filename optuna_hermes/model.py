@@ -13,7 +13,7 @@ from typing import Any, Literal
 TrialStatus = Literal["pending", "running", "parked", "stored", "done", "failed", "pruned"]
 """``pending``: admitted, never ran. ``parked``: suspended, its process alive. ``stored``:
 suspended on disk, no process. ``done``, ``failed`` and ``pruned`` are final; only the rivals that
-the simulator trials for comparison prune."""
+the simulator runs for comparison prune."""
 
 TierName = Literal["resident", "host", "disk"]
 """Tier in which a suspended trial's state is."""

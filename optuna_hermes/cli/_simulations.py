@@ -14,8 +14,7 @@ from optuna_hermes.errors import UnknownPolicyError
 if TYPE_CHECKING:
     from optuna_hermes.cluster.job_replay import JobRules
     from optuna_hermes.cluster.jobs import Job
-    from optuna_hermes.replay._loop import LoopSetup
-    from optuna_hermes.replay._loop_table import LoopRun
+    from optuna_hermes.replay._studies import StudyResult, StudyRules
     from optuna_hermes.simulator import CurveSet
 
 Document = dict[str, Any]
@@ -87,20 +86,19 @@ def with_sampler(
 
     The ``budget`` of a study is device time, in median full trainings.
     """
-    from optuna_hermes.replay import spread
-    from optuna_hermes.replay._loop import LoopSetup
-    from optuna_hermes.replay._loop_source import make_sampler
-    from optuna_hermes.replay._loop_table import loop_table
+    from optuna_hermes.replay import parallel_map
+    from optuna_hermes.replay._proposals import make_sampler
+    from optuna_hermes.replay._studies import StudyRules, tabulate_studies
     from optuna_hermes.view.simulation import counting
 
     names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
         _check_policy(name)
     make_sampler(sampler, 0)  # raises for an unknown name before anything is simulated
-    setup = LoopSetup(sampler=sampler, n_devices=n_devices, budget=budget, switch_cost=switch_cost)
+    setup = StudyRules(sampler=sampler, n_devices=n_devices, budget=budget, switch_cost=switch_cost)
     jobs = list(product(range(len(sets)), names, seeds))
     with counting(len(jobs)) as step:
-        runs = spread(partial(_loop_run, sets, setup), jobs, on_answer=step)
+        runs = parallel_map(partial(_study_result, sets, setup), jobs, on_answer=step)
     families = {each.name: each.family for each in sets}
     return {
         "settings": {
@@ -124,25 +122,26 @@ def with_sampler(
                 **row.means,
                 "ratios": {"fifo": row.over_fifo, "best pruner": row.over_pruners},
             }
-            for row in sorted(loop_table(runs), key=lambda row: row.means["fin1"])
+            for row in sorted(tabulate_studies(runs), key=lambda row: row.means["fin1"])
         ],
     }
 
 
-def _loop_run(sets: Sequence[CurveSet], setup: LoopSetup, job: tuple[int, str, int]) -> LoopRun:
-    from optuna_hermes.replay._loop import run_loop
-    from optuna_hermes.replay._loop_table import LoopRun
+def _study_result(
+    sets: Sequence[CurveSet], setup: StudyRules, job: tuple[int, str, int]
+) -> StudyResult:
+    from optuna_hermes.replay._studies import StudyResult, simulate_study
 
     index, policy, seed = job
-    metrics = run_loop(sets[index], policy, setup, seed=seed)
-    return LoopRun(curve_set=sets[index].name, policy=policy, seed=seed, metrics=metrics)
+    metrics = simulate_study(sets[index], policy, setup, seed=seed)
+    return StudyResult(curve_set=sets[index].name, policy=policy, seed=seed, metrics=metrics)
 
 
 def _check_policy(name: str) -> None:
     """Refuse a policy that does not exist, or that must know all trials beforehand."""
     from optuna_hermes.policies import POLICIES
     from optuna_hermes.replay import check_policy
-    from optuna_hermes.replay._loop_pruners import PRUNERS
+    from optuna_hermes.replay._proposals import PRUNERS
     from optuna_hermes.simulator.rivals import RIVALS
 
     known = [*POLICIES, *PRUNERS]
@@ -189,7 +188,7 @@ def of_jobs(
     """
     from optuna_hermes.cluster.job_files import read_jobs
     from optuna_hermes.cluster.job_replay import JobRules, check_job_policy, one_group
-    from optuna_hermes.replay import spread
+    from optuna_hermes.replay import parallel_map
     from optuna_hermes.view.simulation import counting
 
     names = list(dict.fromkeys([*policies, REFERENCE]))
@@ -200,7 +199,7 @@ def of_jobs(
     rules = JobRules(groups=one_group(*hosts), slice_seconds=slice_seconds)
     each = list(product(names, seeds))
     with counting(len(each)) as step:
-        results = spread(partial(_job_result, jobs, rules), each, on_answer=step)
+        results = parallel_map(partial(_job_result, jobs, rules), each, on_answer=step)
     return {
         "settings": {
             "trace": found.name,

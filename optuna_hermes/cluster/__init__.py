@@ -3,7 +3,7 @@
 The core does not import this room; ``optuna_hermes.policies`` finds its policies by name.
 
 - ``qssf``, ``ones``, ``smd``, ``energy``: the policies, and what they are made of.
-- ``job_replay``: jobs of a trace under a policy, simulated by ``job_cluster``.
+- ``job_replay``: jobs of a trace under a policy, simulated by ``job_simulator``.
 - ``nodes``: a recorded demand, and the nodes that are powered for it.
-- ``job_files``, ``elastic_files``: readers of published traces.
+- ``job_files``: readers of published traces.
 """

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optuna_hermes.cluster.elastic_applications import Application
-from optuna_hermes.cluster.elastic_times import Shape
-from optuna_hermes.cluster.jobs import Placement, SoFar, Work
+from optuna_hermes.cluster.elastic_applications import Application, Shape
+from optuna_hermes.cluster.jobs import JobProgress, Placement, Work
 from optuna_hermes.model import Curve, Elastic, Speed
 
+# Number of devices of the measured hosts; a larger host counts as several of them.
 HOST_DEVICES = 4
-"""Number of devices of the measured hosts; a larger host counts as several of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +24,13 @@ class ElasticWork(Work):
         batch_size: its submitted batch size, samples a step over all devices.
         most_devices: the most devices it can be given; None for a job that is not elastic and
             shows no progress to policies.
-        told: whether policies see the number of epochs left.
+        shows_epochs_left: whether policies see the number of epochs left.
     """
 
     application: Application
     batch_size: int
     most_devices: int | None = None
-    told: bool = True
+    shows_epochs_left: bool = True
 
     @property
     def total(self) -> float:
@@ -39,35 +38,31 @@ class ElasticWork(Work):
         return self.application.ends[-1]
 
     def speed(self, done: float, devices: Placement, batch_size: int | None) -> tuple[float, float]:
-        """Its speed until the epoch ends.
-
-        Raises:
-            ValueError: this placement and batch size were not measured.
-        """
+        """Its speed until the epoch ends."""
         epoch = self.application.epoch(done)
         batch = self.batch_size if batch_size is None else batch_size
         return self.application.speed(epoch, shape_of(devices), batch), self.application.ends[epoch]
 
-    def shown(self, so_far: SoFar) -> Mapping[str, Any]:
+    def shown(self, progress: JobProgress) -> Mapping[str, Any]:
         """Its epochs as a curve, and the limits and measurements of its elasticity."""
         if self.most_devices is None:
             return {}
-        n_epochs = bisect_right(self.application.ends, so_far.done)
-        batch = self.batch_size if so_far.batch_size is None else so_far.batch_size
-        seconds = so_far.stretches[:n_epochs]
+        n_epochs = bisect_right(self.application.ends, progress.done)
+        batch = self.batch_size if progress.batch_size is None else progress.batch_size
+        seconds = tuple(progress.stretches[:n_epochs])
         values = tuple(self.application.loss(epoch, batch) for epoch in range(len(seconds)))
         steps = tuple(range(1, len(seconds) + 1))
         return {
             "curve": Curve(steps=steps, values=values, device_seconds=seconds),
-            "units_left": len(self.application.ends) - n_epochs if self.told else None,
+            "units_left": len(self.application.ends) - n_epochs if self.shows_epochs_left else None,
             "elastic": Elastic(
                 batch_size=batch,
                 batch_sizes=self.application.batch_sizes,
                 devices=(1, self.most_devices),
                 device_batch_size=self.application.times.largest(),
-                noise_scale=self.application.noise_scale(so_far.done, batch),
+                noise_scale=self.application.noise_scale(progress.done, batch),
                 unit_samples=self.application.unit_samples,
-                speeds=tuple(self._speed(*each) for each in sorted(so_far.trained, key=str)),
+                speeds=tuple(self._speed(*each) for each in sorted(progress.trained, key=str)),
             ),
         }
 

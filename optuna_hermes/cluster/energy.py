@@ -2,15 +2,137 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-from optuna_hermes.cluster.energy_forecast import LEARNING_TICKS, seasonal_rise
-from optuna_hermes.cluster.energy_memory import Demand, recall
-from optuna_hermes.cluster.energy_rules import TICK_SECONDS, EnergyRules
+from optuna_hermes.cluster.energy_forecast import (
+    KEPT_TICKS,
+    appended,
+    seasonal_rise,
+)
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Device, Snapshot
 from optuna_hermes.policies.base import Policy, place_of
+
+# Length of a tick: demand is recorded and forecast, and nodes powered down, once a tick.
+TICK_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnergyRules:
+    """Buffer and delays of powering nodes down.
+
+    Args:
+        buffer_share: of all nodes, kept powered beyond demand; one node at least.
+        look_back_ticks: no node that was wanted within so many ticks is powered down.
+        keep_ticks: for so many ticks after a wake-up nothing is powered down.
+    """
+
+    buffer_share: float = 0.05
+    look_back_ticks: int = 36
+    keep_ticks: int = 3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.buffer_share <= 1:
+            raise InvalidInputError(
+                f"buffer_share must be between 0 and 1 but got {self.buffer_share}."
+            )
+        for name in ("look_back_ticks", "keep_ticks"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"{name} must be 1 or more but got {getattr(self, name)}.")
+
+    def buffer(self, n_nodes: int) -> int:
+        """Nodes kept powered beyond demand."""
+        return max(1, math.ceil(self.buffer_share * n_nodes))
+
+    def wanted(
+        self,
+        *,
+        n_nodes: int,
+        powered: int,
+        demand: int,
+        recent: int,
+        expected: float,
+        may_fall: bool,
+    ) -> int:
+        """The number of nodes that shall have power from now on.
+
+        Nodes are woken when demand, now or expected, leaves less than half of the buffer, and then
+        for the whole buffer; they are powered down to recent or expected demand plus the buffer.
+
+        Hu et al. (Helios, SC '21) call this cluster energy saving (CES): demand ahead is forecast,
+        a buffer is kept, and nothing is powered down soon after a wake-up. The paper uses two
+        thresholds, on the fall from the mean of the past and to the mean of the forecast; this
+        project's own rule uses the highest demand of the last hours and a quantile of the highest
+        one to come, and lets half of the buffer be used up before anything is woken.
+        """
+        buffer = self.buffer(n_nodes)
+        ahead = max(demand, math.ceil(expected))
+        least = max(demand + (buffer + 1) // 2, ahead + buffer // 2)
+        if powered < min(n_nodes, least):
+            return min(n_nodes, ahead + buffer)
+        return min(n_nodes, powered, max(recent, ahead) + buffer if may_fall else powered)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """The history of demand for one host's devices.
+
+    Args:
+        host: the host's name.
+        tick: the current tick, not over yet.
+        level: demand at the last decision.
+        peak: the highest demand of this tick so far.
+        peaks: the highest demand of each tick before, oldest first.
+        locked_until: time before which nothing is powered down, by the snapshots' clock.
+    """
+
+    host: str
+    tick: int
+    level: int
+    peak: int
+    peaks: tuple[int, ...] = ()
+    locked_until: float = 0.0
+
+    @property
+    def has_risen(self) -> bool:
+        """True if demand ever rose from one tick to the next: then it may do so again."""
+        return any(before < after for before, after in pairwise((*self.peaks, self.peak)))
+
+    def recent(self, ticks: int) -> int:
+        """The highest demand of the last ``ticks`` ticks and of this one."""
+        return max(self.peak, *self.peaks[-ticks:])
+
+    def seen(self, level: int, now: float) -> Demand:
+        """Record the demand of now; between two decisions the last level is assumed."""
+        tick = int(now // TICK_SECONDS)
+        peaks, peak = self.peaks, self.peak
+        for _ in range(min(tick - self.tick, KEPT_TICKS)):
+            peaks, peak = appended(peaks, peak), self.level
+        return replace(self, tick=tick, level=level, peak=max(peak, level), peaks=peaks)
+
+    def as_json(self) -> dict[str, Any]:
+        """The history as plain JSON."""
+        return asdict(self) | {"peaks": list(self.peaks)}
+
+
+def restore_demand(known: Any, *, host: str, level: int, now: float) -> Demand:
+    """Restore the history from policy memory and record the demand of now.
+
+    A history of another host, or of a clock ahead of this one, is dropped: the clock restarts at
+    a reboot of its host.
+    """
+    if isinstance(known, Mapping):
+        try:
+            demand = Demand(**{**known, "peaks": tuple(known["peaks"])})
+        except (KeyError, TypeError):  # of another version
+            demand = None
+        if demand is not None and demand.host == host and demand.tick <= now // TICK_SECONDS:
+            return demand.seen(level, now)
+    return Demand(host=host, tick=int(now // TICK_SECONDS), level=level, peak=level)
 
 
 class Energy(Policy):
@@ -27,10 +149,6 @@ class Energy(Policy):
 
     A device keeps its power while a trial is on it, or suspended on it, or is about to be, and
     while another user has it.
-
-    Args:
-        inner: the policy that assigns devices.
-        rules: buffer and delays of powering down.
     """
 
     def __init__(self, inner: Policy, rules: EnergyRules | None = None) -> None:
@@ -39,14 +157,14 @@ class Energy(Policy):
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Assign as the other policy does, and power down idle devices beyond the buffer."""
-        known, remembered = _split(snapshot.memory)
+        known, recorded = _split(snapshot.memory)
         decision = self.inner.decide(replace(snapshot, memory=known))
         healthy = [device for device in snapshot.devices if device.healthy]
         if not healthy:
-            return replace(decision, memory=_join(decision.memory, remembered))
+            return replace(decision, memory=_join(decision.memory, recorded))
         level = min(_wanted(snapshot), len(healthy))
         host = min(device.host for device in healthy)
-        demand = recall(remembered, host=host, level=level, now=snapshot.now)
+        demand = restore_demand(recorded, host=host, level=level, now=snapshot.now)
         down, demand = self._power(snapshot, decision, demand)
         memory = _join(decision.memory, demand.as_json())
         return replace(decision, powered_down=down, memory=memory)
@@ -63,7 +181,7 @@ class Energy(Policy):
             powered=n_powered,
             demand=min(demand.level, len(ours)),
             recent=demand.level if is_known else demand.recent(self.rules.look_back_ticks),
-            expected=demand.level if is_known else _expected(demand),
+            expected=demand.level if is_known else demand.level + seasonal_rise(demand.peaks),
             may_fall=snapshot.now >= demand.locked_until,
         )
         if wanted > n_powered:
@@ -99,13 +217,6 @@ def _ours(snapshot: Snapshot, decision: Decision) -> tuple[list[Device], frozens
         if device.healthy and (device.free or not device.powered or device.id in sat_on)
     ]
     return ours, frozenset(sat_on | given)
-
-
-def _expected(demand: Demand) -> float:
-    """The highest demand of the next hour, by the time of day."""
-    if len(demand.peaks) < LEARNING_TICKS:
-        return float(demand.level)
-    return demand.level + seasonal_rise(demand.peaks)
 
 
 def _split(memory: Any) -> tuple[Any, Any]:

@@ -9,23 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Forecast horizon in ticks (an hour of 10-minute ticks).
 AHEAD_TICKS = 6
-"""Forecast horizon in ticks (an hour of 10-minute ticks)."""
 
 DAY_TICKS = 144
 WEEK_TICKS = 7 * DAY_TICKS
 
+# Length of the history; older ticks are dropped a day at a time.
 KEPT_TICKS = 2 * WEEK_TICKS
-"""Length of the history; older ticks are dropped a day at a time."""
-
+# Ticks of history that a forecast needs.
 LEARNING_TICKS = 2 * DAY_TICKS
-"""Ticks of history that a forecast needs."""
-
+# Quantile of demand that is forecast; the buffer covers demand above it.
 QUANTILE = 0.5
-"""Quantile of demand that is forecast; the buffer covers demand above it."""
-
+# Lengths in ticks of the windows over which features are taken.
 WINDOWS = (3, 6, 18, 36, DAY_TICKS)
-"""Lengths in ticks of the windows over which features are taken."""
 
 TREES = 60
 
@@ -59,25 +56,19 @@ def expected_peak(peaks: Sequence[int]) -> float:
 
 def seasonal_peak(peaks: Sequence[int]) -> float:
     """The highest demand to expect by the mean of the days before; see ``expected_peak``."""
-    if len(peaks) < LEARNING_TICKS:
-        return float(peaks[-1]) if peaks else 0.0
-    return peaks[-1] + seasonal_rise(peaks)
+    return float(peaks[-1]) + seasonal_rise(peaks) if peaks else 0.0
 
 
-def remembered(peaks: Sequence[int], peak: int) -> tuple[int, ...]:
+def appended(peaks: Sequence[int], peak: int) -> tuple[int, ...]:
     """The history with one more tick; once it is too long, its oldest day is dropped."""
     known = (*peaks, peak)
     return known[DAY_TICKS:] if len(known) >= KEPT_TICKS + DAY_TICKS else known
 
 
 def features(past: Array, at: NDArray[np.int64]) -> Array:
-    """Features of the history at the ends of ticks: one row for each of ``at``.
+    """Features of the history at the ends of ticks [tick, feature]; NaN where it is too short.
 
-    The row of tick ``i`` reads ``past[:i + 1]`` only. Where the past is too short it is NaN.
-
-    Args:
-        past: the highest demand of each tick.
-        at: ticks, as indices into ``past``.
+    The row of tick ``i``, an index into ``past``, reads ``past[:i + 1]`` only.
     """
     here = past[at]
     columns = [here, at % DAY_TICKS]
@@ -92,7 +83,12 @@ def features(past: Array, at: NDArray[np.int64]) -> Array:
 
 
 def seasonal_rise(peaks: Sequence[int]) -> float:
-    """The mean rise of demand to the peak of the next ticks, at this time of the days before."""
+    """The mean rise of demand to the peak of the next ticks, at this time of the days before.
+
+    It is 0 while the history is too short.
+    """
+    if len(peaks) < LEARNING_TICKS:
+        return 0.0
     past = np.asarray(peaks, dtype=float)
     rises = [
         max(0.0, past[i + 1 : i + 1 + AHEAD_TICKS].max() - past[i])

@@ -1,48 +1,43 @@
-"""The hosts of one virtual cluster, their free devices, and the progress of its jobs."""
+"""The state of one group of hosts: its devices, and its jobs that wait or train."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from optuna_hermes.cluster.jobs import Job, Placement, SoFar
+from optuna_hermes.cluster.jobs import Job, JobProgress, Placement
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Device, TrialView
+from optuna_hermes.policies import Policy, Ranked
 
 
 @dataclass(kw_only=True)
-class Progress:
+class JobState(JobProgress):
     """The state of a job that is not over.
 
     Args:
         job: the job.
         view: the job as policies see it.
-        done: progress at ``since``.
         since: time of ``done``.
         begins: time at which training goes on: later than ``since`` while it restarts.
         rate: progress per second from then on.
         until: progress up to which ``rate`` holds.
         devices: its devices.
         hosts: its last hosts, with the number of devices on each.
-        batch_size: its last batch size.
-        trained: placements and batch sizes that it has trained with.
-        stretches: device seconds at the end of each stretch of constant speed.
         lease: number of grants, changes of speed and ends of slices; events planned under an
             earlier number are void.
     """
 
     job: Job
     view: TrialView
-    done: float = 0.0
     since: float = 0.0
     begins: float = 0.0
     rate: float = 0.0
     until: float = 0.0
     devices: tuple[str, ...] = ()
     hosts: tuple[tuple[str, int], ...] = ()
-    batch_size: int | None = None
-    trained: set[tuple[Placement, int | None]] = field(default_factory=set)
-    stretches: list[float] = field(default_factory=list)
     lease: int = 0
     started: float | None = None
     run_seconds: float = 0.0
@@ -53,16 +48,6 @@ class Progress:
     def placement(self) -> Placement:
         """Numbers of its devices on each host, the largest first."""
         return tuple(sorted((count for _, count in self.hosts), reverse=True))
-
-    @property
-    def so_far(self) -> SoFar:
-        """Its progress, as a policy may know it."""
-        return SoFar(
-            done=self.done,
-            batch_size=self.batch_size,
-            trained=frozenset(self.trained),
-            stretches=tuple(self.stretches),
-        )
 
     def advance(self, now: float) -> None:
         """Account for the time and progress up to ``now``."""
@@ -76,15 +61,7 @@ class Progress:
 
 
 class Hosts:
-    """The devices of a group.
-
-    Args:
-        group: its name; None where there is only one.
-        sizes: devices of each host.
-
-    Raises:
-        InvalidInputError: there is no host, or one without a device.
-    """
+    """The devices of a group."""
 
     def __init__(self, group: str | None, sizes: Sequence[int]) -> None:
         if not sizes or min(sizes) < 1:
@@ -92,19 +69,18 @@ class Hosts:
                 f"A group must have a host, each of a device at least, but got {list(sizes)}."
             )
         prefix = "" if group is None else f"{group}/"
-        ids = [
-            (f"{prefix}{host}:{device}", f"{prefix}{host}")
-            for host, size in enumerate(sizes)
-            for device in range(size)
-        ]
         # Views are built once: a decision then costs no objects per device.
-        self._faces = {
-            id_: tuple(Device(id=id_, host=host, kind="gpu", free=free) for free in (False, True))
-            for id_, host in ids
+        self._views = {
+            id_: tuple(
+                Device(id=id_, host=f"{prefix}{host}", kind="gpu", free=free)
+                for free in (False, True)
+            )
+            for host, size in enumerate(sizes)
+            for id_ in (f"{prefix}{host}:{device}" for device in range(size))
         }
-        self._index = {id_: index for index, (id_, _) in enumerate(ids)}
-        self._shown = [self._faces[id_][True] for id_, _ in ids]
-        self.n_free = len(ids)
+        self._index = {id_: index for index, id_ in enumerate(self._views)}
+        self._shown = [free for _, free in self._views.values()]
+        self.n_free = len(self._shown)
 
     def __len__(self) -> int:
         return len(self._shown)
@@ -114,11 +90,11 @@ class Hosts:
         """The devices as a policy sees them."""
         return tuple(self._shown)
 
-    def where(self, devices: Sequence[str]) -> tuple[tuple[str, int], ...]:
-        """The number of these devices on each host, in the order of the hosts."""
+    def hosts_of(self, devices: Sequence[str]) -> tuple[tuple[str, int], ...]:
+        """The number of these devices on each host, in the order of the hosts' names."""
         counts: dict[str, int] = {}
         for id_ in devices:
-            host = self._faces[id_][True].host
+            host = self._views[id_][True].host
             counts[host] = counts.get(host, 0) + 1
         return tuple(sorted(counts.items()))
 
@@ -132,11 +108,71 @@ class Hosts:
             index = self._index.get(id_, -1)
             if index < 0 or not self._shown[index].free:
                 raise ValueError(f"A policy may assign devices that are free but got {id_!r}.")
-            self._shown[index] = self._faces[id_][False]
+            self._shown[index] = self._views[id_][False]
         self.n_free -= len(devices)
 
-    def give_back(self, devices: Sequence[str]) -> None:
+    def release(self, devices: Sequence[str]) -> None:
         """Mark devices as free."""
         for id_ in devices:
-            self._shown[self._index[id_]] = self._faces[id_][True]
+            self._shown[self._index[id_]] = self._views[id_][True]
         self.n_free += len(devices)
+
+
+class JobQueue:
+    """Views of waiting jobs, and the part of them that a policy has to see.
+
+    Args:
+        policy: if it is ``Ranked``, the views are kept in its order.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy if isinstance(policy, Ranked) else None
+        self._views: dict[int, TrialView] = {}
+        self._ranks: dict[int, tuple[Any, ...]] = {}
+        self._by_size: dict[int, list[tuple[Any, ...]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._views
+
+    @property
+    def is_ranked(self) -> bool:
+        """True if the first jobs of each size are enough for a decision."""
+        return self._policy is not None
+
+    def add(self, view: TrialView) -> None:
+        """Add a waiting job, or replace its view."""
+        if view.number in self._views:
+            self.remove(view.number)
+        self._views[view.number] = view
+        if self._policy is None:
+            return
+        rank = self._policy.rank(view)
+        # Such a job does not fit by its rank and size alone: show all jobs from now on.
+        if rank is None or view.elastic is not None or view.bound_to:
+            self._policy = None
+            return
+        self._ranks[view.number] = rank
+        insort(self._by_size.setdefault(view.devices_wanted, []), rank)
+
+    def remove(self, number: int) -> TrialView:
+        """Remove a job that no longer waits."""
+        view = self._views.pop(number)
+        if self._policy is not None:
+            rank, size = self._ranks.pop(number), self._by_size[view.devices_wanted]
+            del size[bisect_left(size, rank)]
+        return view
+
+    def shown(self, n_free: int) -> tuple[TrialView, ...]:
+        """The jobs that a decision about ``n_free`` devices may depend on."""
+        if self._policy is None:
+            return tuple(self._views.values())
+        # A ranked policy takes devices for one job after the other. Of jobs of one size none fits
+        # after one that did not, so it needs as many of them as can be served, and one more.
+        return tuple(
+            self._views[rank[-1]]
+            for wanted, ranks in self._by_size.items()
+            for rank in ranks[: n_free // wanted + 1]
+        )

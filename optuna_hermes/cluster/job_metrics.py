@@ -68,15 +68,13 @@ class Watts:
 def measure_jobs(trace: JobTrace, watts: Watts | None = None) -> JobMetrics:
     """Measure a simulation of jobs.
 
-    Args:
-        trace: the result of the simulation.
-        watts: power of a device; None for the default.
-
     Example:
+        >>> from optuna_hermes.cluster.job_simulator import JobSimulator
+        >>> from optuna_hermes.cluster.jobs import FixedWork, Job
         >>> from optuna_hermes.policies import make_policy
-        >>> from optuna_hermes.simulator import FixedWork, Job, JobCluster, measure_jobs
         >>> jobs = [Job(number=i, submitted=0.0, work=FixedWork(10.0)) for i in (0, 1)]
-        >>> metrics = measure_jobs(JobCluster(make_policy("fifo"), jobs, groups={None: [1]}).run())
+        >>> trace = JobSimulator(make_policy("fifo"), jobs, groups={None: [1]}).run()
+        >>> metrics = measure_jobs(trace)
         >>> metrics.mean_completion_seconds, metrics.mean_queueing_seconds, metrics.utilisation
         (15.0, 5.0, 1.0)
     """
@@ -86,7 +84,12 @@ def measure_jobs(trace: JobTrace, watts: Watts | None = None) -> JobMetrics:
     queueing[queueing < _ROUNDING * completion] = 0.0
     ratios = completion / np.array([alone_seconds(record.job) for record in records])
     used = math.fsum(record.device_seconds for record in records)
-    makespan = _makespan(trace)
+    makespan = math.nan
+    if records:
+        first = min(record.job.submitted for record in records)
+        makespan = max(record.finished for record in records) - first
+    available = makespan * trace.n_devices
+    watts = watts or Watts()
     return JobMetrics(
         jobs=len(records),
         mean_completion_seconds=_mean(completion),
@@ -96,29 +99,18 @@ def measure_jobs(trace: JobTrace, watts: Watts | None = None) -> JobMetrics:
         median_queueing_seconds=_percentile(queueing, 50),
         p99_queueing_seconds=_percentile(queueing, 99),
         makespan_seconds=makespan,
-        utilisation=used / (makespan * trace.n_devices) if records else math.nan,
+        utilisation=used / available if records else math.nan,
         mean_finish_time_ratio=_mean(ratios),
         p99_finish_time_ratio=_percentile(ratios, 99),
         delayed_fraction=_mean(queueing > 0),
         restarts=_mean(np.array([record.restarts for record in records])),
         device_seconds=used,
-        energy_joules=_energy(watts or Watts(), used, makespan * trace.n_devices),
+        energy_joules=watts.busy * used + watts.idle * (available - used),
     )
 
 
+# Share of the completion time below which a queueing time counts as rounding error.
 _ROUNDING = 1e-9
-"""Share of the completion time below which a queueing time counts as rounding error."""
-
-
-def _makespan(trace: JobTrace) -> float:
-    if not trace.records:
-        return math.nan
-    first = min(record.job.submitted for record in trace.records)
-    return max(record.finished for record in trace.records) - first
-
-
-def _energy(watts: Watts, used: float, available: float) -> float:
-    return watts.busy * used + watts.idle * (available - used)
 
 
 def _mean(values: np.typing.NDArray[np.generic]) -> float:

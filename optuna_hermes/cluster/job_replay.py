@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from optuna_hermes.cluster.job_cluster import JobCluster
-from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Noisy
-from optuna_hermes.cluster.job_learning import Learned
+from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Learned, Noisy
+from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import Job, JobTrace
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import TrialView
 from optuna_hermes.policies import POLICIES, Fifo, Policy, Qssf, Ranked, make_policy
 
+# Slice length of ``srtf`` where jobs are not interrupted otherwise.
 ORACLE_SLICE_SECONDS = 600.0
-"""Slice length of ``srtf`` where jobs are not interrupted otherwise."""
 
-JOB_POLICIES: Mapping[str, str] = {
-    "fifo": "first come, first served; the queue stops at a job that does not fit",
-    "fifo-backfill": "the same, but those behind such a job may overtake it",
-    "qssf": "least predicted service first, learned from jobs that are over",
-    "qssf-rolling": "the same without trees: what jobs like it took of late",
-    "qssf-noise": "the same, with the errors of its authors' replay in place of a predictor",
-    "sjf": "shortest job first, an oracle",
-    "srtf": "shortest remaining time first, an oracle that interrupts",
+JOB_POLICIES: Mapping[str, Callable[[int], tuple[Policy, Estimator | None]]] = {
+    # First come, first served; the queue stops at a job that does not fit.
+    "fifo": lambda seed: (Fifo(backfill=False), None),
+    # The same, but those behind such a job may overtake it.
+    "fifo-backfill": lambda seed: (Fifo(), None),
+    # Least predicted service first, learned from jobs that are over.
+    "qssf": lambda seed: (Qssf(backfill=False), Learned()),
+    # The same without trees: the recent times of jobs like it.
+    "qssf-rolling": lambda seed: (Qssf(backfill=False), Learned(trees=False)),
+    # The same, with the errors of its authors' replay in place of a predictor.
+    "qssf-noise": lambda seed: (Qssf(backfill=False), Noisy(seed)),
+    # Shortest job first, an oracle.
+    "sjf": lambda seed: (ShortestRemaining(backfill=False), Clairvoyant()),
+    # Shortest remaining time first, an oracle that interrupts.
+    "srtf": lambda seed: (ShortestRemaining(backfill=False), Clairvoyant()),
 }
-"""The policies that are made for jobs; all others can be used too."""
+"""Makers of the policies for jobs, and of their predictors, from a seed; others can be used too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRules:
-    """Settings of a replay of jobs, the same for every policy.
-
-    Args:
-        groups: the number of devices of each host of each group.
-        slice_seconds: interval at which jobs may be interrupted, None for never.
-        restart_seconds: time that a job loses when it goes on elsewhere, or after a pause.
-    """
+    """Settings of a replay of jobs, the same for every policy: see ``JobSimulator``."""
 
     groups: Mapping[str | None, Sequence[int]]
     slice_seconds: float | None = None
@@ -45,11 +45,7 @@ class JobRules:
 
 
 def one_group(n_devices: int, devices_per_host: int) -> dict[str | None, list[int]]:
-    """Hosts of one cluster: all of one size, the last one smaller if there is a remainder.
-
-    Raises:
-        InvalidInputError: a number is below 1.
-    """
+    """Hosts of one cluster: all of one size, the last one smaller if there is a remainder."""
     if n_devices < 1 or devices_per_host < 1:
         raise InvalidInputError(
             "There must be a device at least, and one on each host, but got "
@@ -71,15 +67,12 @@ def simulate_jobs(
         seed: for the errors of predictions, and for policies that draw random numbers.
         past: earlier jobs; a learning predictor knows those that ended before the first of
             ``jobs`` is submitted.
-
-    Raises:
-        InvalidInputError: there is no such policy.
     """
-    policy, estimator = _made(name, seed)
+    policy, estimator = _policy_and_estimator(name, seed)
     if isinstance(estimator, Learned) and past:
         estimator.read(past, min((job.submitted for job in jobs), default=math.inf))
     interrupts = name == "srtf" and rules.slice_seconds is None
-    return JobCluster(
+    return JobSimulator(
         policy,
         jobs,
         groups=rules.groups,
@@ -91,32 +84,18 @@ def simulate_jobs(
 
 
 def check_job_policy(name: str) -> None:
-    """Raise if no policy has this name.
-
-    Raises:
-        UnknownPolicyError: no policy has it; the error lists all names.
-    """
+    """Raise ``UnknownPolicyError``, which lists all names, if no policy has this one."""
     if name not in JOB_POLICIES and name not in POLICIES and ":" not in name:
         known = ", ".join(dict.fromkeys([*JOB_POLICIES, *POLICIES]))
         raise UnknownPolicyError(
             f"With jobs a policy must be one of {known}, or module:Class of your own, but got "
             f"{name!r}."
         )
-    _made(name, 0)
+    _policy_and_estimator(name, 0)
 
 
-def _made(name: str, seed: int) -> tuple[Policy, Estimator | None]:
-    """A policy, and the predictor of its jobs' device time."""
-    made: dict[str, tuple[Policy, Estimator | None]] = {
-        "fifo": (Fifo(backfill=False), None),
-        "fifo-backfill": (Fifo(), None),
-        "qssf": (Qssf(backfill=False), Learned()),
-        "qssf-rolling": (Qssf(backfill=False), Learned(trees=False)),
-        "qssf-noise": (Qssf(backfill=False), Noisy(seed)),
-        "sjf": (ShortestRemaining(backfill=False), Clairvoyant()),
-        "srtf": (ShortestRemaining(backfill=False), Clairvoyant()),
-    }
-    return made[name] if name in made else (make_policy(name), Learned())
+def _policy_and_estimator(name: str, seed: int) -> tuple[Policy, Estimator | None]:
+    return JOB_POLICIES[name](seed) if name in JOB_POLICIES else (make_policy(name), Learned())
 
 
 class ShortestRemaining(Ranked):

@@ -14,8 +14,8 @@ Placement = tuple[int, ...]
 """Numbers of a job's devices on each host, the largest first: (8, 8, 4)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SoFar:
+@dataclass(kw_only=True)
+class JobProgress:
     """A job's progress so far, as far as a policy may know it.
 
     Args:
@@ -27,8 +27,8 @@ class SoFar:
 
     done: float = 0.0
     batch_size: int | None = None
-    trained: frozenset[tuple[Placement, int | None]] = frozenset()
-    stretches: tuple[float, ...] = ()
+    trained: set[tuple[Placement, int | None]] = field(default_factory=set)
+    stretches: list[float] = field(default_factory=list)
 
 
 class Work(ABC):
@@ -41,33 +41,20 @@ class Work(ABC):
 
     @abstractmethod
     def speed(self, done: float, devices: Placement, batch_size: int | None) -> tuple[float, float]:
-        """The speed from the present progress on.
-
-        Args:
-            done: progress so far.
-            devices: its placement.
-            batch_size: samples a step over all devices, None for the job's own.
+        """The speed from the present progress on; ``batch_size`` None is the job's own.
 
         Returns:
             Progress per second, above 0, and the progress up to which it holds, above ``done``.
         """
 
-    def shown(self, so_far: SoFar) -> Mapping[str, Any]:
-        """Fields of the job's ``TrialView`` that depend on its kind of work.
-
-        Args:
-            so_far: the job's progress.
-        """
+    def shown(self, progress: JobProgress) -> Mapping[str, Any]:
+        """Fields of the job's ``TrialView`` that depend on its kind of work."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class FixedWork(Work):
-    """Work of a fixed time on the devices that the job wants.
-
-    Args:
-        seconds: above 0.
-    """
+    """Work of a fixed time, in seconds above 0, on the devices that the job wants."""
 
     seconds: float
 

@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+# Amounts above this are bytes, not counts of devices or processes, and are scaled to shares.
 COUNTABLE = 1e6
-"""Amounts above this are bytes, not counts of devices or processes, and are scaled to shares."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One way to train a trial.
+    """One way to train a trial, of which no other item is chosen then.
 
     Args:
-        trial: index of the trial; no two items of one trial are chosen together.
+        trial: its index.
         devices: number of devices.
         batch_size: samples a step, None to leave it.
         value: utility; items of no value are left to ``Knapsack.filled``.
@@ -34,11 +34,9 @@ class Item:
 
 
 class Knapsack:
-    """Chooses items whose weights fit into the given room.
+    """Chooses items whose weights fit into the given room, infinite where there is no bound.
 
-    Args:
-        items: those of one trial in a row; trials in the order that breaks ties.
-        room: amount of each resource, infinite where there is no bound.
+    Items of one trial come in a row; the order of trials breaks ties.
     """
 
     def __init__(self, items: Sequence[Item], room: Sequence[float]) -> None:

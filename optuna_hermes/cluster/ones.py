@@ -8,27 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from optuna_hermes.cluster.contenders import Contender, contenders
-from optuna_hermes.cluster.ones_evolution import Evolution, Schedules
-from optuna_hermes.cluster.ones_field import Field
+from optuna_hermes.cluster.candidates import Candidate, candidates
+from optuna_hermes.cluster.ones_search import Evolution, Schedules, SearchSpace
 from optuna_hermes.cluster.placement import (
+    assign_leftovers,
+    current_owners,
     hosts_of,
-    leftovers,
-    seated,
-    sitting,
+    to_assignments,
 )
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot
 from optuna_hermes.policies.base import Policy, free_devices
 
+# Number of schedules kept in the policy memory, which the next decision begins with.
 KEPT = 4
-"""Number of schedules kept in the policy memory, which the next decision begins with."""
-
-MOST_CONTENDERS = 64
-"""Least number of trials that compete (at least three for each device); others have more left."""
-
+# Least number of trials that compete (at least three for each device); others have more left.
+MOST_CANDIDATES = 64
+# Value of a trial whose last value is NaN or infinite: it trains where no other can.
 DIVERGED = 1e-6
-"""Value of a trial whose last value is NaN or infinite: it trains where no other can."""
 
 
 class Ones(Policy):
@@ -45,11 +42,12 @@ class Ones(Policy):
     This project's own: idle devices go where they win most, with some randomness; all devices of a
     trial share its batch evenly, so a batch size is kept once for a trial; the score of a schedule
     is the rate at which it brings down the remaining utilisation of all, those with less of it
-    weighing more (``Field.weight``), and a trial that changes devices pays the cost of the switch,
-    or ``gate`` of its time; speeds on other devices are fitted to measurements (``contenders``); a
-    trial is tried on up to twice the devices and twice the batch it was measured with. Trials that
-    are not elastic keep their batch size and their number of devices. The best schedules are kept
-    in the policy memory. A trial whose last value is NaN or infinite goes last.
+    weighing more (``SearchSpace.weight``), and a trial that changes devices pays the cost of the
+    switch, or ``gate`` of its time; speeds on other devices are fitted to measurements
+    (``candidates``); a trial is tried on up to twice the devices and twice the batch it was
+    measured with. Trials that are not elastic keep their batch size and their number of devices.
+    The best schedules are kept in the policy memory. A trial whose last value is NaN or infinite
+    goes last.
 
     A decision looks at ``population * (generations + 1)`` schedules and has no limit in seconds, as
     a policy reads no clock. See docs/design/0018 for its time on 64 devices.
@@ -58,9 +56,6 @@ class Ones(Policy):
         population: schedules that survive a generation.
         generations: number of generations in one decision.
         gate: share of its time to the end that a trial must win by a change of devices.
-
-    Raises:
-        InvalidInputError: an argument is out of its range.
     """
 
     def __init__(self, population: int = 16, generations: int = 4, gate: float = 0.1) -> None:
@@ -80,15 +75,15 @@ class Ones(Policy):
         devices = free_devices(snapshot)
         if not devices:
             return Decision(memory=snapshot.memory)
-        found = contenders(snapshot, max(MOST_CONTENDERS, 3 * len(devices)))
+        found = candidates(snapshot, max(MOST_CANDIDATES, 3 * len(devices)))
         if not found:
             return Decision(memory=snapshot.memory)
-        field = self._field(snapshot, found, devices)
+        space = self._space(snapshot, found, devices)
         units = sum(trial.curve.units for trial in snapshot.trials)
         # Seeded by the snapshot alone: the same snapshot must give the same decision.
         rng = np.random.default_rng([abs(snapshot.seed), len(found), len(snapshot.finished), units])
-        seeds = _seeds(field, found, devices, snapshot.memory)
-        best = Evolution(field, rng).best(
+        seeds = _seeds(space, found, devices, snapshot.memory)
+        best = Evolution(space, rng).best(
             seeds, population=self.population, generations=self.generations
         )
         return Decision(
@@ -96,40 +91,40 @@ class Ones(Policy):
             memory={"plans": [_plan(found, devices, row) for row in best.owner[:KEPT].tolist()]},
         )
 
-    def _field(
-        self, snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device]
-    ) -> Field:
+    def _space(
+        self, snapshot: Snapshot, found: Sequence[Candidate], devices: Sequence[Device]
+    ) -> SearchSpace:
         n_levels = max(len(each.batch_sizes) for each in found)
         seconds = np.full((len(found), n_levels, len(devices) + 1, 2), np.inf)
         for index, each in enumerate(found):
             seconds[index, : len(each.batch_sizes)] = each.seconds
             seconds[index, :, 0] = 0.0
-        return Field(
+        return SearchSpace(
             seconds=seconds,
             wanted=np.array([each.wanted for each in found]),
             value=np.array([DIVERGED if each.diverged else 1.0 for each in found]),
             switch_seconds=np.array([each.switch_seconds for each in found]),
             gate=self.gate,
-            owner=sitting(snapshot, found, devices),
+            owner=current_owners(snapshot, found, devices),
             host=hosts_of(devices),
         )
 
 
 def _seeds(
-    field: Field, found: Sequence[Contender], devices: Sequence[Device], memory: Any
+    space: SearchSpace, found: Sequence[Candidate], devices: Sequence[Device], memory: Any
 ) -> Schedules:
     """First schedules: an empty one, the present one, and the best ones of the last decision."""
-    nobody = np.full(field.n_devices, -1, dtype=np.int64)
-    rows = [nobody, field.owner]
+    empty = np.full(space.n_devices, -1, dtype=np.int64)
+    rows = [empty, space.owner]
     place_of = {device.id: index for index, device in enumerate(devices)}
     numbers = {str(each.trial.number): index for index, each in enumerate(found) if each.trial}
     for plan in _plans(memory):
-        row = nobody.copy()
+        row = empty.copy()
         for id_, number in plan.items():
             if id_ in place_of:
                 row[place_of[id_]] = numbers.get(str(number), -1)
         rows.append(row)
-    level = np.zeros((len(rows), field.n_trials), dtype=np.int64)
+    level = np.zeros((len(rows), space.n_trials), dtype=np.int64)
     return Schedules(owner=np.stack(rows), level=level)
 
 
@@ -140,7 +135,7 @@ def _plans(memory: Any) -> list[dict[str, Any]]:
 
 
 def _plan(
-    found: Sequence[Contender], devices: Sequence[Device], owner: Sequence[int]
+    found: Sequence[Candidate], devices: Sequence[Device], owner: Sequence[int]
 ) -> dict[str, int]:
     """A schedule as JSON: the number of the trial of each device."""
     trials = {
@@ -152,11 +147,11 @@ def _plan(
 
 
 def _assignments(
-    snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device], best: Schedules
+    snapshot: Snapshot, found: Sequence[Candidate], devices: Sequence[Device], best: Schedules
 ) -> tuple[Assignment, ...]:
     """Assignments of the best schedule; devices it leaves idle go to other trials that fit."""
     owner, level = best.owner[0].tolist(), best.level[0].tolist()
     batches = {found[i].number: found[i].batch_sizes[level[i]] for i in set(owner) if i >= 0}
-    chosen = seated(snapshot, found, devices, owner)
-    chosen += leftovers(snapshot, chosen)
+    chosen = to_assignments(snapshot, found, devices, owner)
+    chosen += assign_leftovers(snapshot, chosen)
     return tuple(replace(each, batch_size=batches.get(each.trial)) for each in chosen)

@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from optuna_hermes.cluster.contenders import Contender
+from optuna_hermes.cluster.candidates import Candidate
 from optuna_hermes.model import Assignment, Device, Snapshot, TrialView
 from optuna_hermes.policies.base import holders, opened, place, unopened
 
 Ints = NDArray[np.int64]
 
 
-def sitting(snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device]) -> Ints:
+def current_owners(
+    snapshot: Snapshot, found: Sequence[Candidate], devices: Sequence[Device]
+) -> Ints:
     """The index of the contender that is parked on each device, -1 for none [device].
 
     Its slice has just ended there, and all the devices that it had are free.
@@ -45,7 +47,7 @@ def side_by_side(counts: Ints, owner: Ints, host: Ints) -> Ints:
 
     Args:
         counts: devices of each trial [plan, trial], no more in all than there are.
-        owner: who sits on a device now [device].
+        owner: index of the trial that sits on a device now, -1 for none [device].
         host: to which host a device belongs [device].
     """
     n_trials, n_devices = counts.shape[1], len(owner)
@@ -64,16 +66,12 @@ def side_by_side(counts: Ints, owner: Ints, host: Ints) -> Ints:
     return np.where(pinned, owner, found)
 
 
-def seated(
-    snapshot: Snapshot, found: Sequence[Contender], devices: Sequence[Device], owner: Sequence[int]
+def to_assignments(
+    snapshot: Snapshot, found: Sequence[Candidate], devices: Sequence[Device], owner: Sequence[int]
 ) -> tuple[Assignment, ...]:
     """A plan as assignments; a trial bound to other devices gets as many of those.
 
-    Args:
-        snapshot: the state to decide on.
-        found: the trials of the plan.
-        devices: those that are given out.
-        owner: index in ``found`` of the trial that has a device, -1 for none [device].
+    ``owner`` is the index in ``found`` of the trial that has a device, -1 for none [device].
     """
     given: dict[int, list[str]] = {}
     for device, index in zip(devices, owner, strict=True):
@@ -89,18 +87,12 @@ def seated(
     )
 
 
-def leftovers(
+def assign_leftovers(
     snapshot: Snapshot,
     chosen: Sequence[Assignment],
     may_have: Callable[[TrialView | None], bool] = lambda trial: True,
 ) -> tuple[Assignment, ...]:
-    """Assign devices that a plan leaves free to other trials, in the order of arrival.
-
-    Args:
-        snapshot: the state to decide on.
-        chosen: assignments made already.
-        may_have: predicate of trials that may have a device.
-    """
+    """Assign devices that a plan leaves free to other trials that may, in the order of arrival."""
     taken = {id_ for each in chosen for id_ in each.devices}
     devices = tuple(
         replace(device, free=device.free and device.id not in taken) for device in snapshot.devices

@@ -9,8 +9,8 @@ from optuna_hermes.cluster.similar import Service
 from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Ranked, opened, place, unopened
 
+# Number of finished trials that a prediction needs.
 FEWEST = 5
-"""Number of finished trials that a prediction needs."""
 
 
 class Qssf(Ranked):
@@ -115,8 +115,8 @@ class Qssf(Ranked):
         return self._learned[1]
 
 
+# A number, and a time, after those of all trials: new trials go last among equal ones.
 _LAST = 2**62
-"""A number, and a time, after those of all trials: new trials go last among equal ones."""
 
 
 class QssfNonPreemptive(Qssf):

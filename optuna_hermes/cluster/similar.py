@@ -14,14 +14,12 @@ from optuna_hermes.model import TrialView
 
 Numbers: TypeAlias = NDArray[np.float64]
 
+# Number of nearest trials that a rolling estimate is the mean of.
 NEAREST = 5
-"""Number of nearest trials that a rolling estimate is the mean of."""
-
+# Weight of the rolling estimate; the rest is that of the trees.
 ROLLING = 0.1
-"""Weight of the rolling estimate; the rest is that of the trees."""
-
+# Number of trees of a fit.
 TREES = 100
-"""Number of trees of a fit."""
 
 _TREE_SETTINGS: dict[str, Any] = {
     "objective": "regression",
@@ -43,9 +41,6 @@ class Service:
     The estimate is ``0.1 * rolling + 0.9 * trees``, both fitted to logarithms, since times differ
     by factors. The rolling estimate is that of the nearest trials by their parameters; the trees
     use the parameters and the devices. Without LightGBM there is the rolling estimate only.
-
-    Args:
-        finished: one at least, each with a time above 0; in any order.
     """
 
     def __init__(self, finished: Sequence[TrialView]) -> None:
@@ -82,8 +77,8 @@ def _params(trial: TrialView) -> dict[str, Any]:
     return {**trial.params, _DEVICES: trial.devices_wanted}
 
 
+# Name of the column for the number of devices; no parameter can have it.
 _DEVICES = "\0devices"
-"""Name of the column for the number of devices; no parameter can have it."""
 
 
 class _Columns:
@@ -146,8 +141,8 @@ class _Columns:
         return float(value)
 
 
+# Positive numbers that span a larger factor are compared by their logarithms.
 _FAR = 100.0
-"""Positive numbers that span a larger factor are compared by their logarithms."""
 
 
 def _is_number(value: Any) -> bool:
@@ -159,12 +154,9 @@ def _is_number(value: Any) -> bool:
 def fit_trees(
     features: Numbers, targets: Numbers, *, categories: Sequence[int] = ()
 ) -> Callable[[Numbers], Numbers] | None:
-    """Fit gradient boosted trees to rows of features. Deterministic.
+    """Fit gradient boosted trees to features [rows, columns] and targets [rows]. Deterministic.
 
-    Args:
-        features: [rows, columns]; NaN is unknown.
-        targets: [rows].
-        categories: columns that hold codes of categories, 0 or more.
+    NaN is unknown; ``categories`` are columns that hold codes of categories, 0 or more.
 
     Returns:
         A function that predicts [rows] from features, or None without LightGBM (extra ``[qssf]``).

@@ -9,30 +9,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from optuna_hermes.cluster.contenders import Contender, contenders
+from optuna_hermes.cluster.candidates import Candidate, candidates
 from optuna_hermes.cluster.knapsack import Item, Knapsack
 from optuna_hermes.cluster.placement import (
+    assign_leftovers,
+    current_owners,
     hosts_of,
-    leftovers,
-    seated,
     side_by_side,
-    sitting,
+    to_assignments,
 )
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Device, Resources, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, free_devices
 
+# A trial is tried on every number of devices up to this, and on those it wants and has.
 MOST_DEVICES = 16
-"""A trial is tried on every number of devices up to this, and on those it wants and has."""
-
-EXACT_RUNS = 30
-"""Up to so many trials the knapsack is solved exactly."""
-
+# Up to so many trials the knapsack is solved exactly.
+EXACT_TRIALS = 30
+# Share of the time to the end that a change of devices must win.
 GATE = 0.1
-"""Share of the time to the end that a change of devices must win."""
-
-MOST_CONTENDERS = 128
-"""Least number of trials that compete; at least three for each device."""
+# Least number of trials that compete; at least three for each device.
+MOST_CANDIDATES = 128
 
 
 class Smd(Policy):
@@ -41,7 +38,7 @@ class Smd(Policy):
     Yu, Wu, Ji and Liu, "A Sum-of-Ratios Multi-Dimensional-Knapsack Decomposition for DNN Resource
     Scheduling" (SMD), INFOCOM 2021, in style: its text was not at hand. The inner problem is solved
     for each trial: on each number of devices the batch size with which it is done soonest, by
-    ``T(w) = a M / w + b + d (w - 1)`` fitted to its measured steps (``contenders``); all numbers
+    ``T(w) = a M / w + b + d (w - 1)`` fitted to its measured steps (``candidates``); all numbers
     up to 16 are tried, so that is exact. The outer problem is a knapsack in several
     dimensions: devices, device memory, host memory for suspended state, and CPU workers; a trial
     is in it once at most, with one of its numbers of devices. Up to 30 trials it is solved exactly
@@ -62,9 +59,6 @@ class Smd(Policy):
     Args:
         patience: the target, in multiples of a trial's time alone.
         steepness: slope of the utility about the target.
-
-    Raises:
-        InvalidInputError: an argument is out of its range.
     """
 
     def __init__(self, patience: float = 3.0, steepness: float = 4.0) -> None:
@@ -79,31 +73,33 @@ class Smd(Policy):
     def decide(self, snapshot: Snapshot) -> Decision:
         """Pack the free devices."""
         devices = free_devices(snapshot)
-        found = contenders(snapshot, max(MOST_CONTENDERS, 3 * len(devices))) if devices else []
+        found = candidates(snapshot, max(MOST_CANDIDATES, 3 * len(devices))) if devices else []
         if not found:
             return Decision()
-        sits = sitting(snapshot, found, devices)
-        has = np.bincount(sits + 1, minlength=len(found) + 1)[1:].tolist()
+        owner_now = current_owners(snapshot, found, devices)
+        has = np.bincount(owner_now + 1, minlength=len(found) + 1)[1:].tolist()
         items = self._items(snapshot, found, has)
         knapsack = Knapsack(items, _room(snapshot, devices))
-        chosen = knapsack.exact() if len(found) <= EXACT_RUNS else knapsack.greedy()
+        chosen = knapsack.exact() if len(found) <= EXACT_TRIALS else knapsack.greedy()
         chosen = knapsack.filled(chosen)
-        if not chosen and not _somebody_trains(snapshot):
+        if not chosen and not _any_trains(snapshot):
             chosen = items[:1]
         counts = np.zeros((1, len(found)), dtype=np.int64)
         for item in chosen:
             counts[0, item.trial] = item.devices
-        owner = side_by_side(counts, sits, hosts_of(devices))[0].tolist()
-        given = seated(snapshot, found, devices, owner)
+        owner = side_by_side(counts, owner_now, hosts_of(devices))[0].tolist()
+        given = to_assignments(snapshot, found, devices, owner)
         needed = _typical_needs(snapshot)
-        given += leftovers(snapshot, given, lambda trial: not any(_weights(trial, needed)[1:]))
+        given += assign_leftovers(
+            snapshot, given, lambda trial: not any(_weights(trial, needed)[1:])
+        )
         batches = {found[item.trial].number: item.batch_size for item in chosen}
         return Decision(
             assignments=tuple(replace(each, batch_size=batches.get(each.trial)) for each in given)
         )
 
     def _items(
-        self, snapshot: Snapshot, found: Sequence[Contender], has: Sequence[int]
+        self, snapshot: Snapshot, found: Sequence[Candidate], has: Sequence[int]
     ) -> list[Item]:
         """The ways in which each trial could be trained; its submitted number of devices first."""
         n_devices = len(free_devices(snapshot))
@@ -130,14 +126,10 @@ class Smd(Policy):
                 )
         return items
 
-    def _worth(self, now: float, each: Contender, delay: float) -> Callable[[float], float]:
-        """Return a function from a trial's seconds to its end to its value per second.
+    def _worth(self, now: float, each: Candidate, delay: float) -> Callable[[float], float]:
+        """A function from a trial's seconds to its end to its value per second.
 
-        Args:
-            now: the time of the snapshot.
-            each: the trial.
-            delay: seconds that all others take; the trial that goes last begins after these and
-                its own time as submitted.
+        ``delay`` is the time of all others, which the trial that goes last waits for.
         """
         had = 0.0 if each.trial is None else each.trial.attained_seconds / each.wanted
         waited = 0.0 if each.trial is None else max(now - each.trial.submitted, 0.0)
@@ -152,7 +144,7 @@ class Smd(Policy):
         return 1.0 / (1.0 + math.exp(min(steps, 700.0)))
 
 
-def _counts(each: Contender, has: int) -> list[int]:
+def _counts(each: Candidate, has: int) -> list[int]:
     """The numbers of devices that a trial is tried on, the one that it wants first."""
     named = {each.wanted, has}
     rest = [count for count in each.counts if count <= MOST_DEVICES or count in named]
@@ -177,7 +169,7 @@ def _room(snapshot: Snapshot, devices: Sequence[Device]) -> tuple[float, ...]:
     )
 
 
-def _somebody_trains(snapshot: Snapshot) -> bool:
+def _any_trains(snapshot: Snapshot) -> bool:
     """True if resources may become free later; a new trial can have a device but no view yet."""
     taken = any(not (device.free or device.problem) for device in snapshot.devices)
     return taken or any(trial.state == "running" for trial in snapshot.trials)

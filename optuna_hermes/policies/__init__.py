@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnknownPolicyError
@@ -81,38 +82,27 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class _Policies(Mapping[str, type[Policy]]):
+class _Policies(UserDict[str, Any]):
     """Policies by name, each imported when it is looked up."""
 
-    def __init__(self, **classes: str) -> None:
-        self._classes = {name.replace("_", "-"): each for name, each in classes.items()}
-
-    def __getitem__(self, name: str) -> type[Policy]:
-        policy: type[Policy] = __getattr__(self._classes[name])
-        return policy
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._classes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._classes)
-
-    def __len__(self) -> int:
-        return len(self._classes)
+    def __getitem__(self, name: str) -> Any:
+        return __getattr__(self.data[name])
 
 
 POLICIES: Mapping[str, type[Policy]] = _Policies(
-    hermes="Hermes",
-    hermes_slope="HermesSlope",
-    fifo="Fifo",
-    round_robin="RoundRobin",
-    slaq="Slaq",
-    las="LeastAttainedService",
-    asha="Asha",
-    freeze_thaw="FreezeThaw",
-    qssf="Qssf",
-    ones="Ones",
-    smd="Smd",
+    {
+        "hermes": "Hermes",
+        "hermes-slope": "HermesSlope",
+        "fifo": "Fifo",
+        "round-robin": "RoundRobin",
+        "slaq": "Slaq",
+        "las": "LeastAttainedService",
+        "asha": "Asha",
+        "freeze-thaw": "FreezeThaw",
+        "qssf": "Qssf",
+        "ones": "Ones",
+        "smd": "Smd",
+    }
 )
 """All policies by the names that users give them; the first is the default."""
 

@@ -34,9 +34,6 @@ class Asha(Policy):
 
     Args:
         eta: reduction factor; one in ``eta`` trials of a rung is promoted.
-
-    Raises:
-        InvalidInputError: ``eta`` is below 2.
     """
 
     def __init__(self, eta: int = 3) -> None:
@@ -79,11 +76,7 @@ class Asha(Policy):
 
 
 def checked_eta(eta: int) -> int:
-    """Return ``eta`` if it is valid.
-
-    Raises:
-        InvalidInputError: it is below 2.
-    """
+    """Return ``eta``, or raise ``InvalidInputError`` if it is below 2."""
     if not eta >= 2:
         raise InvalidInputError(f"eta must be at least 2 but got {eta}.")
     return eta

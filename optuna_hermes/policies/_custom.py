@@ -13,18 +13,14 @@ from optuna_hermes.policies.base import Policy
 
 
 def load_policy(target: str) -> Policy:
-    """Load a user's policy class and return an object with its default settings.
+    """Load a user's policy class by ``FILE.py:CLASS`` or ``module:CLASS``, and return an object.
 
-    A file is run anew each time, so that changes in it take effect. A module that cannot be
-    imported is looked for as a file of this folder.
-
-    Args:
-        target: ``FILE.py:CLASS`` or ``module:CLASS``.
+    It has its default settings. A file is run anew each time, so that changes in it take effect. A
+    module that cannot be imported is looked for as a file of this folder.
 
     Raises:
         UnknownPolicyError: there is no such file, module or class.
-        InvalidInputError: it cannot be imported, is no ``Policy``, or cannot be made without
-            arguments.
+        InvalidInputError: it cannot be imported, is no ``Policy``, or needs arguments.
     """
     place, _, name = target.rpartition(":")
     if not place or not name:

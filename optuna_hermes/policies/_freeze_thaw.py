@@ -10,30 +10,25 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from optuna_hermes.curves import Remembered
+from optuna_hermes.curves import CurveCache
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, with_openings
 
 Acquisition = Literal["random-horizon", "expected-improvement"]
 
+# Exponents of the power laws that are averaged over.
 EXPONENTS = np.array([0.15, 0.4, 0.8, 1.5])
-"""Exponents of the power laws that are averaged over."""
-
+# Expected noise of a report, in spans between the median first value and the best one.
 NOISE = 0.03
-"""Expected noise of a report, in spans between the median first value and the best one."""
-
+# Weight of that expectation, in reports.
 NOISE_REPORTS = 2.0
-"""Weight of that expectation, in reports."""
-
+# Expected size of a curve's fall, past or to come, in such spans.
 SPREAD = 1.0
-"""Expected size of a curve's fall, past or to come, in such spans."""
-
+# Bounds of the improvement that a random horizon looks for, as powers of ten, in spans.
 IMPROVEMENTS = (-4.0, -1.0)
-"""Bounds of the improvement that a random horizon looks for, as powers of ten, in spans."""
-
+# Values beyond count as infinite, and no span is below its inverse: squares stay finite.
 HUGE = 1e60
-"""Values beyond count as infinite, and no span is below its inverse: squares stay finite."""
 
 Array = NDArray[np.float64]
 
@@ -64,9 +59,6 @@ class FreezeThaw(Policy):
 
     Args:
         acquisition: the function that ranks trials, see above.
-
-    Raises:
-        InvalidInputError: there is no such acquisition.
     """
 
     def __init__(self, acquisition: Acquisition = "random-horizon") -> None:
@@ -74,8 +66,8 @@ class FreezeThaw(Policy):
             known = ", ".join(get_args(Acquisition))
             raise InvalidInputError(f"acquisition must be one of {known} but got {acquisition!r}.")
         self.acquisition: Acquisition = acquisition
-        self._moments = Remembered(moments_of)
-        self._lowest = Remembered(_lowest)
+        self._moments = CurveCache(moments_of)
+        self._lowest = CurveCache(_lowest)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Open the trials that are due, then go on with the most promising ones."""
@@ -124,12 +116,7 @@ class FreezeThaw(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Forecast values, one for each curve.
-
-    Args:
-        mean: the expected value.
-        deviation: its standard deviation, above 0.
-    """
+    """Forecast values, one for each curve: means, and standard deviations above 0."""
 
     mean: Array
     deviation: Array

@@ -14,11 +14,10 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
+# Beyond this the order stays the same, and the index of a trial ranked last would overflow.
 MAX_ALPHA = 16
-"""Beyond this the order stays the same, and the index of a trial ranked last would overflow."""
-
+# Number of pairs of trials compared at once, which bounds the memory of a decision.
 _CELLS = 100_000
-"""Number of pairs of trials compared at once, which bounds the memory of a decision."""
 
 
 class Hermes(Policy):
@@ -58,9 +57,6 @@ class Hermes(Policy):
     Args:
         alpha: weight of the rank, from 0 (equal time for all) to 16 (in effect greedy).
         opening: delay of opening trials of a sampler that learns; 0 opens all at once.
-
-    Raises:
-        InvalidInputError: an argument is out of its range.
     """
 
     def __init__(self, alpha: float = 1.5, opening: float = 0.1) -> None:
@@ -90,7 +86,7 @@ class Hermes(Policy):
         n_opened = len(snapshot.finished)
         if new:
             n_opened += sum(trial.state != "pending" for trial in snapshot.trials)
-        for index, trial in _Field(self._table, snapshot, reported, self.alpha).in_order():
+        for index, trial in _Ranking(self._table, snapshot, reported, self.alpha).in_order():
             while new and index >= self.opening * (n_opened + 1) ** self.alpha:
                 yield new.popleft()
                 n_opened += 1
@@ -98,7 +94,7 @@ class Hermes(Policy):
         yield from new
 
 
-class _Field:
+class _Ranking:
     """The trials that have reported, waiting ones first, and the indices of the waiting ones.
 
     Comparing all with all would take too long for thousands of trials: an index is worked out only

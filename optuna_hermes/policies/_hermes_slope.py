@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from optuna_hermes.curves import Remembered
+from optuna_hermes.curves import CurveCache
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import (
@@ -39,9 +39,6 @@ class HermesSlope(Policy):
         window: reports over which the descent is taken.
         smoothing: share of the newest value in the exponential mean, above 0, 1 for none.
         hysteresis: the share by which another trial must be faster.
-
-    Raises:
-        InvalidInputError: an argument is out of its range.
     """
 
     def __init__(self, window: int = 3, smoothing: float = 0.5, hysteresis: float = 0.1) -> None:
@@ -56,7 +53,7 @@ class HermesSlope(Policy):
         self.window = window
         self.smoothing = smoothing
         self.hysteresis = hysteresis
-        self._speeds = Remembered(partial(_speed, window=window, smoothing=smoothing))
+        self._speeds = CurveCache(partial(_speed, window=window, smoothing=smoothing))
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Open the trials that are due, then go on with those that fall fastest."""
@@ -83,11 +80,7 @@ def convergence(
 ) -> float:
     """The rate at which a curve falls at its end, as a share of its first value per step.
 
-    Args:
-        values: lower is better; NaN and infinite ones are skipped, unless it is the last.
-        steps: the step of each value.
-        window: reports over which the descent is taken.
-        smoothing: share of the newest value in the exponential mean.
+    The descent is taken over the last ``window`` reports. NaN and infinite values are skipped.
 
     Returns:
         At least 0; infinity for a curve of one report, minus infinity where the last value is NaN
@@ -109,5 +102,5 @@ def convergence(
     return fall / max(ends[-1] - ends[start], 1)
 
 
+# Used as the divisor where the first value is 0.
 _TINY = 1e-12
-"""Used as the divisor where the first value is 0."""

@@ -22,15 +22,6 @@ def place_on_hosts(
     with the fewest free devices. A larger one gets whole hosts, and its rest on one more. No trial
     is moved to make room. This is the consolidated placement of Hu et al., "Helios", SC 2021, but
     for the preference of the host that a trial is on.
-
-    Args:
-        snapshot: the devices of all hosts.
-        free: those that may be assigned.
-        order: trials, best first; None stands for one that is not created yet.
-        backfill: whether those behind a trial that does not fit may have the devices it leaves.
-
-    Returns:
-        One assignment for each trial that found its devices, best first.
     """
     hosts = _Hosts(snapshot, free)
     found: list[Assignment] = []

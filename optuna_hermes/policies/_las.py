@@ -29,9 +29,6 @@ class LeastAttainedService(Policy):
     Args:
         thresholds: units of attained service at which the next queue begins, ascending.
         patience: a trial's waiting time until it climbs, in multiples of its attained service.
-
-    Raises:
-        InvalidInputError: an argument is out of its range.
     """
 
     def __init__(self, thresholds: Sequence[float] = (2, 8, 32), patience: float = 8.0) -> None:

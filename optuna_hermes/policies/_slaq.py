@@ -8,21 +8,18 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from optuna_hermes.curves import Remembered
+from optuna_hermes.curves import CurveCache
 from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, with_openings
 
+# Reports that a fit looks back on; the weight of older ones would be below 5 %.
 WINDOW = 30
-"""Reports that a fit looks back on; the weight of older ones would be below 5 %."""
-
+# Weight of a report against that of the one after it.
 DECAY = 0.9
-"""Weight of a report against that of the one after it."""
-
+# Number of reports that a fit needs.
 FEWEST = 3
-"""Number of reports that a fit needs."""
-
+# Distances of the asymptote below the lowest report that are tried, in spans of the reports.
 ASYMPTOTES = np.array([0.01, 0.03, 0.1, 0.3, 1.0, 3.0])[:, None]
-"""Distances of the asymptote below the lowest report that are tried, in spans of the reports."""
 
 
 class Slaq(Policy):
@@ -43,7 +40,7 @@ class Slaq(Policy):
     """
 
     def __init__(self) -> None:
-        self._promises = Remembered(_promise)
+        self._falls = CurveCache(_predicted_fall)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Open the trials that are due, then go on with the largest predicted falls."""
@@ -52,13 +49,13 @@ class Slaq(Policy):
 
     def _ranked(self, snapshot: Snapshot) -> Iterator[TrialView]:
         waiting = opened(snapshot)
-        promised = self._promises.each(trial.curve for trial in waiting)
+        falls = self._falls.each(trial.curve for trial in waiting)
         # Stable, also in reverse: trials are in the order of their numbers.
-        by_promise = sorted(range(len(waiting)), key=promised.__getitem__, reverse=True)
-        yield from (waiting[index] for index in by_promise)
+        by_fall = sorted(range(len(waiting)), key=falls.__getitem__, reverse=True)
+        yield from (waiting[index] for index in by_fall)
 
 
-def _promise(curve: Curve) -> float:
+def _predicted_fall(curve: Curve) -> float:
     return predicted_reduction(curve.values)
 
 
@@ -90,12 +87,7 @@ def predicted_reduction(values: tuple[float, ...]) -> float:
 
 
 def _fitted_fall(units: NDArray[np.intp], reports: NDArray[np.float64]) -> float | None:
-    """The fall of the fitted curve with the next unit, None if no fit falls all the way.
-
-    Args:
-        units: index of each report.
-        reports: at most ``WINDOW`` finite values.
-    """
+    """The fall of the fitted curve with the next unit, None if no fit falls all the way."""
     lowest, span = float(reports.min()), float(np.ptp(reports))
     if len(reports) < FEWEST or not 0 < span < 1 / _TINY:
         return None
@@ -120,8 +112,7 @@ def _fitted_fall(units: NDArray[np.intp], reports: NDArray[np.float64]) -> float
     return float(fitted[best, -2] - fitted[best, -1])
 
 
+# Indices of the sums of powers in the matrix of the normal equations.
 _HANKEL = np.add.outer(np.arange(3), np.arange(3))
-"""Indices of the sums of powers in the matrix of the normal equations."""
-
+# Keeps the equations solvable where reports are nearly equal.
 _TINY = 1e-12
-"""Keeps the equations solvable where reports are nearly equal."""

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from optuna_hermes.model import Speed
 
+# Upper bound of seconds and samples, so that sums stay finite.
 HUGE = 1e12
-"""Upper bound of seconds and samples, so that sums stay finite."""
-
+# Weight of the pull towards 0 of costs that no measurement determines.
 CAUTION = 1e-3
-"""Weight of the pull towards 0 of costs that no measurement determines."""
 
 Array = NDArray[np.float64]
 
@@ -56,14 +55,10 @@ class StepModel:
 
 @lru_cache(maxsize=4096)
 def fit_steps(speeds: tuple[Speed, ...], device_batch_size: int | None) -> StepModel | None:
-    """Fit the model to measured speeds; None if none of them is usable.
+    """Fit the model to measured speeds; None if none of them is positive and finite.
 
     Least squares of the relative errors, no term below zero. Costs that no measurement determines
     are taken to be 0: a trial is tried on more devices once, and measured from then on.
-
-    Args:
-        speeds: measurements; those that are not positive and finite are left out.
-        device_batch_size: samples a device holds, None for no bound.
     """
     good = [each for each in speeds if 0 < each.step_seconds < HUGE]
     if not good:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from optuna_hermes.replay._files import read_curve_set
-from optuna_hermes.replay._processes import spread
+from optuna_hermes.replay._curve_sets import curve_set_of, read_curve_set, unfinished_trials
+from optuna_hermes.replay._processes import parallel_map
 from optuna_hermes.replay._simulate import (
     REFERENCES,
     Result,
@@ -13,7 +13,6 @@ from optuna_hermes.replay._simulate import (
     replay,
     simulate,
 )
-from optuna_hermes.replay._study import curve_set_of, unfinished_trials
 from optuna_hermes.replay._table import Row, tabulate
 
 __all__ = [
@@ -24,10 +23,10 @@ __all__ = [
     "check_names",
     "check_policy",
     "curve_set_of",
+    "parallel_map",
     "read_curve_set",
     "replay",
     "simulate",
-    "spread",
     "tabulate",
     "unfinished_trials",
 ]

@@ -15,10 +15,10 @@ Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
 _function: Callable[[Any], Any]
-"""The function that a process started by ``spread`` applies to its jobs."""
+"""The function that a process started by ``parallel_map`` applies to its jobs."""
 
 
-def spread(
+def parallel_map(
     function: Callable[[Job], Answer],
     jobs: Sequence[Job],
     *,

@@ -11,15 +11,15 @@ from itertools import product
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.policies import POLICIES, make_policy
-from optuna_hermes.replay._processes import spread
+from optuna_hermes.replay._processes import parallel_map
 from optuna_hermes.simulator import (
-    Cluster,
     CurveSet,
     FixedList,
     Metrics,
     Recording,
     SwitchCosts,
     Trace,
+    TrialSimulator,
     measure,
 )
 from optuna_hermes.simulator.rivals import RIVALS, arrange, make_rival
@@ -30,15 +30,7 @@ REFERENCES = ("fifo", "round-robin", "oracle")
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of one simulation.
-
-    Args:
-        curve_set: name of the set.
-        family: family of the set.
-        policy: name of the policy.
-        seed: seed of the draw of trials, and of the policy.
-        metrics: metrics of the schedule.
-    """
+    """The result of one simulation."""
 
     curve_set: str
     family: str
@@ -55,9 +47,6 @@ class SimulationRules:
         n_devices: number of devices.
         n_trials: number of trials drawn from each set; all where it has fewer.
         switch_cost: cost of changing a device's trial, as a fraction of the unit trained next.
-
-    Raises:
-        InvalidInputError: there is no device or no trial, or the cost is negative or not finite.
     """
 
     n_devices: int = 1
@@ -103,15 +92,13 @@ def simulate(
         check_policy(name)
     check_names(sets)
     jobs = list(product(range(len(sets)), policies, seeds))
-    return spread(partial(_result, sets, rules), jobs, processes=processes, on_answer=on_result)
+    return parallel_map(
+        partial(_result, sets, rules), jobs, processes=processes, on_answer=on_result
+    )
 
 
 def check_policy(name: str) -> None:
-    """Raise if no policy and no rival has this name.
-
-    Raises:
-        UnknownPolicyError: none has it; the error lists all names.
-    """
+    """Raise ``UnknownPolicyError`` with all names if no policy and no rival has this one."""
     if name in RIVALS or name in POLICIES:
         return
     if ":" not in name:
@@ -123,11 +110,7 @@ def check_policy(name: str) -> None:
 
 
 def check_names(sets: Sequence[CurveSet]) -> None:
-    """Raise if results of two sets could not be distinguished.
-
-    Raises:
-        InvalidInputError: two sets have the same name.
-    """
+    """Raise ``InvalidInputError`` if two sets have one name: their results look the same."""
     name, count = Counter(each.name for each in sets).most_common(1)[0]
     if count > 1:
         raise InvalidInputError(
@@ -139,19 +122,9 @@ def check_names(sets: Sequence[CurveSet]) -> None:
 def replay(
     recordings: Sequence[Recording], policy: str, rules: SimulationRules, *, seed: int = 0
 ) -> Trace:
-    """Replay one list of trials under one policy, in its order except for the oracles.
-
-    Args:
-        recordings: the trials.
-        policy: its name, as for ``simulate``.
-        rules: the number of devices and the cost of a switch.
-        seed: seed of the policy.
-
-    Raises:
-        InvalidInputError: there is no such policy.
-    """
+    """Replay one list of trials under one policy, as ``simulate`` does with each draw."""
     trials = arrange(policy, recordings)
-    return Cluster(
+    return TrialSimulator(
         make_rival(policy, trials) if policy in RIVALS else make_policy(policy),
         FixedList(trials),
         n_devices=rules.n_devices,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from optuna_hermes.replay._simulate import REFERENCES, Result
 
+# The metrics that are compared as ratios.
 TIMES = ("best_seconds", "top3_seconds", "near_seconds", "auc")
-"""The metrics that are compared as ratios."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,7 @@ class Row:
 
 
 def tabulate(results: Sequence[Result]) -> list[Row]:
-    """A row for each policy, in the order of ``best_seconds``.
-
-    Args:
-        results: results on the same sets and seeds for every policy.
-    """
+    """A row for each policy, in the order of ``best_seconds``; all need the same sets and seeds."""
     policies = list(dict.fromkeys(result.policy for result in results))
     by_policy = {name: [each for each in results if each.policy == name] for name in policies}
     means = {name: _means(found) for name, found in by_policy.items()}

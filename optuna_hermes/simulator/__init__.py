@@ -1,16 +1,15 @@
 """The simulator: replays of recorded trainings under a policy, deterministic."""
 
-from optuna_hermes.simulator._cluster import Cluster
-from optuna_hermes.simulator._costs import SwitchCosts
 from optuna_hermes.simulator._metrics import Metrics, measure
-from optuna_hermes.simulator._trace import Failure, Slice, Trace
+from optuna_hermes.simulator._simulator import EventQueue, TrialSimulator
+from optuna_hermes.simulator._values import Failure, Slice, SwitchCosts, Trace
 from optuna_hermes.simulator._workload import CurveSet, FixedList, Recording, Source
 from optuna_hermes.simulator.rivals import RIVALS, arrange, make_rival
 
 __all__ = [
     "RIVALS",
-    "Cluster",
     "CurveSet",
+    "EventQueue",
     "Failure",
     "FixedList",
     "Metrics",
@@ -19,6 +18,7 @@ __all__ = [
     "Source",
     "SwitchCosts",
     "Trace",
+    "TrialSimulator",
     "arrange",
     "make_rival",
     "measure",

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optuna_hermes.simulator._trace import Trace
+from optuna_hermes.simulator._values import Trace
 from optuna_hermes.simulator._workload import Recording
 
+# Distance to the best final value that counts as near, as a share of the span.
 NEAR = 0.01
-"""Distance to the best final value that counts as near, as a share of the span."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,7 @@ class Metrics:
 
 
 def measure(trace: Trace, recordings: Sequence[Recording], n_devices: int) -> Metrics:
-    """Measure a simulation of a fixed list.
-
-    Args:
-        trace: the result of the simulation.
-        recordings: the list, in its order.
-        n_devices: number of devices.
-    """
+    """Measure a simulation of a fixed list, given in its order."""
     work = sum(sum(recording.seconds) for recording in recordings) / n_devices
     order = by_final(recordings)
     lowest, span = span_of(recordings)

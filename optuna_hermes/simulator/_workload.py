@@ -64,11 +64,7 @@ class Source(ABC):
 
 
 class FixedList(Source):
-    """A list of trials known beforehand, opened in its order.
-
-    Args:
-        recordings: one for each trial.
-    """
+    """A list of trials known beforehand, opened in its order."""
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self._recordings = recordings

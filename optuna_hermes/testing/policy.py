@@ -26,7 +26,7 @@ from optuna_hermes.model import (
     Unstarted,
 )
 from optuna_hermes.policies import Policy
-from optuna_hermes.simulator import Cluster, FixedList, Recording
+from optuna_hermes.simulator import FixedList, Recording, TrialSimulator
 
 # A contract is inherited: Hypothesis would refuse one test that several classes run.
 _inherited = settings(
@@ -345,7 +345,7 @@ class PolicyContract:
     @given(trainings=_trainings, n_devices=st.integers(1, 3))
     def test_every_trial_ends(self, trainings: Sequence[Recording], n_devices: int) -> None:
         """In a simulation every trial is trained to its end, or pruned, with any values."""
-        trace = Cluster(self.policy, FixedList(trainings), n_devices=n_devices).run()
+        trace = TrialSimulator(self.policy, FixedList(trainings), n_devices=n_devices).run()
         over = {*trace.finished, *trace.pruned}
         assert not self.work_conserving or over == set(range(len(trainings)))
 
@@ -355,7 +355,7 @@ class PolicyContract:
         """Late in a simulation every trial still gets slices, for policies that promise it."""
         if not self.starves_nobody:
             return
-        trace = Cluster(self.policy, FixedList(trainings)).run(until=LONG)
+        trace = TrialSimulator(self.policy, FixedList(trainings)).run(until=LONG)
         late = {each.number for each in trace.slices if each.start >= LONG / 2}
         assert late == set(range(len(trainings)))
 

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 from optuna_hermes.policies import make_policy
-from optuna_hermes.simulator import Cluster, CurveSet, FixedList, arrange, make_rival, measure
+from optuna_hermes.simulator import (
+    CurveSet,
+    FixedList,
+    TrialSimulator,
+    arrange,
+    make_rival,
+    measure,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHIPPED = sorted((EXAMPLES / "curves").glob("*.npz"))
@@ -87,12 +94,14 @@ def test_the_shipped_curves_are_small_and_say_what_they_are() -> None:
 def test_the_shipped_curves_can_be_simulated(path: Path) -> None:
     """FIFO trains all of a set; the oracle finds its best trial first, in this trial's time."""
     trials = CurveSet.from_arrays(path.stem, arrays_of(path)).draw(100, seed=0)
-    trace = Cluster(make_policy("fifo"), FixedList(trials)).run()
+    trace = TrialSimulator(make_policy("fifo"), FixedList(trials)).run()
     fifo = measure(trace, trials, 1)
     assert len(trace.finished) == len(trials)
     assert max(trace.finished.values()) == pytest.approx(fifo.work_seconds)
 
     trials = arrange("oracle", trials)
-    oracle = measure(Cluster(make_rival("oracle", trials), FixedList(trials)).run(), trials, 1)
+    oracle = measure(
+        TrialSimulator(make_rival("oracle", trials), FixedList(trials)).run(), trials, 1
+    )
     assert oracle.best_seconds == pytest.approx(sum(trials[0].seconds))
     assert oracle.best_seconds < fifo.best_seconds

@@ -14,7 +14,14 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, Successive
 
 from optuna_hermes.model import Curve, Device, Snapshot, TrialView
 from optuna_hermes.policies import Fifo
-from optuna_hermes.simulator import RIVALS, Cluster, FixedList, Recording, arrange, make_rival
+from optuna_hermes.simulator import (
+    RIVALS,
+    FixedList,
+    Recording,
+    TrialSimulator,
+    arrange,
+    make_rival,
+)
 from optuna_hermes.testing import PolicyContract
 from optuna_hermes.testing.policy import curves, snapshots
 
@@ -127,7 +134,7 @@ def test_a_stopping_rule_stops_whom_optuna_stops(name: str, n_devices: int) -> N
     for seed in range(3):
         recordings = arrange(name, trainings(seed))
         policy = make_rival(name, recordings)
-        trace = Cluster(policy, FixedList(recordings), n_devices=n_devices).run()
+        trace = TrialSimulator(policy, FixedList(recordings), n_devices=n_devices).run()
         units = {each.number: each.unit for each in trace.slices}
         stopped = {number: units[number] for number in trace.pruned}
         reports = [(each.number, each.unit, each.value) for each in trace.slices]

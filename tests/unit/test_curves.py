@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optuna_hermes.curves import CurveTable, Remembered, reach
+from optuna_hermes.curves import CurveCache, CurveTable, reach
 from optuna_hermes.model import Curve
 
 
@@ -96,7 +96,7 @@ def test_what_is_asked_again_is_worked_out_once() -> None:
         asked.append(each)
         return each.units
 
-    table, one, two = Remembered(count), curve(0.5), curve(0.5, 0.25)
+    table, one, two = CurveCache(count), curve(0.5), curve(0.5, 0.25)
     assert table.each([one, two]) == [1, 2]
     assert table.each([two, one, two]) == [2, 1, 2]
     assert asked == [one, two]
@@ -104,7 +104,7 @@ def test_what_is_asked_again_is_worked_out_once() -> None:
 
 def test_what_is_not_asked_again_is_forgotten() -> None:
     """A trial's earlier curves are let go, however often it reports."""
-    table = Remembered(lambda each: each.units)
+    table = CurveCache(lambda each: each.units)
     for units in range(1, 100):
         table.each([curve(*[0.5] * units)])
     assert len(table._known) == 1

@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from optuna_hermes.cluster.elastic_applications import Application, Validation
-from optuna_hermes.cluster.elastic_files import (
+from optuna_hermes.cluster.elastic_applications import (
+    Application,
+    Measured,
+    StepTime,
+    StepTimes,
+    Validation,
+)
+from optuna_hermes.cluster.elastic_work import ElasticWork
+from optuna_hermes.cluster.job_files import (
     read_application,
     read_elastic_jobs,
 )
-from optuna_hermes.cluster.elastic_times import Measured, StepTime, StepTimes
-from optuna_hermes.cluster.elastic_work import ElasticWork
-from optuna_hermes.cluster.job_cluster import JobCluster
-from optuna_hermes.cluster.jobs import Job, SoFar
+from optuna_hermes.cluster.job_simulator import JobSimulator
+from optuna_hermes.cluster.jobs import Job, JobProgress
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, Snapshot, Speed, TrialView
 from optuna_hermes.policies import Policy
@@ -143,11 +148,11 @@ def test_a_job_shows_what_it_has_trained_and_no_more() -> None:
         batch: replace(each, metric=(0.5, 0.1), grad_var=(each.grad_var[0], 9.0))
         for batch, each in trainings.items()
     }
-    so_far = SoFar(done=1.5e6, batch_size=40, trained=frozenset({((2,), 40)}), stretches=(80.0,))
+    progress = JobProgress(done=1.5e6, batch_size=40, trained={((2,), 40)}, stretches=[80.0])
     seen = []
     for each in (trainings, other):
         tiny = Application("tiny", StepTimes(table()), each)
-        seen.append(ElasticWork(application=tiny, batch_size=10, most_devices=4).shown(so_far))
+        seen.append(ElasticWork(application=tiny, batch_size=10, most_devices=4).shown(progress))
     first = seen[0]
     assert seen[1]["elastic"] == first["elastic"]
     assert first["units_left"] == 1
@@ -157,8 +162,10 @@ def test_a_job_shows_what_it_has_trained_and_no_more() -> None:
     (shown,) = first["elastic"].speeds
     assert replace(shown, step_seconds=speed.step_seconds) == speed
     assert shown.step_seconds == pytest.approx(speed.step_seconds)
-    blind = ElasticWork(application=application(), batch_size=10, most_devices=4, told=False)
-    assert blind.shown(so_far)["units_left"] is None
+    blind = ElasticWork(
+        application=application(), batch_size=10, most_devices=4, shows_epochs_left=False
+    )
+    assert blind.shown(progress)["units_left"] is None
 
 
 class Scripted(Policy):
@@ -180,7 +187,7 @@ def finish(policy: Scripted) -> tuple[float, int]:
     """When a job that wants two devices ends, and how often it restarts at 7 seconds each."""
     work = ElasticWork(application=application(), batch_size=40, most_devices=4)
     job = Job(number=0, submitted=0.0, work=work, devices=2)
-    trace = JobCluster(
+    trace = JobSimulator(
         policy, [job], groups={None: [4]}, slice_seconds=SLICE, restart_seconds=7.0
     ).run()
     return trace.records[0].finished, trace.records[0].restarts
@@ -248,9 +255,9 @@ def test_published_files_are_read(tmp_path: Path) -> None:
         *(0, 53.0, 2),
         {"application": "tiny"},
     )
-    assert job.work.shown(SoFar())["elastic"].devices == (1, 4)
+    assert job.work.shown(JobProgress())["elastic"].devices == (1, 4)
     (rigid,) = read_elastic_jobs(workload, {"tiny": tiny})
-    assert rigid.work.shown(SoFar()) == {}
+    assert rigid.work.shown(JobProgress()) == {}
 
 
 @pytest.mark.parametrize(

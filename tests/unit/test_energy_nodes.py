@@ -14,21 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.cluster import energy_forecast as forecasting
+from optuna_hermes.cluster.energy import EnergyRules
 from optuna_hermes.cluster.energy_forecast import (
     DAY_TICKS,
     KEPT_TICKS,
     LEARNING_TICKS,
+    appended,
     expected_peak,
     features,
-    remembered,
 )
-from optuna_hermes.cluster.energy_rules import EnergyRules
 from optuna_hermes.cluster.nodes import (
     NodeSeries,
+    _least_minutes,
+    _levels,
+    clairvoyant_nodes,
     never_powered_down,
     replay_nodes,
 )
-from optuna_hermes.cluster.nodes_bound import _least_minutes, _levels, clairvoyant_nodes
 from optuna_hermes.errors import InvalidInputError
 
 _demands = st.lists(st.integers(0, 6), min_size=1, max_size=90)
@@ -160,7 +162,7 @@ def test_what_is_old_is_forgotten_by_the_day() -> None:
     """The past has a bound, and begins at the same time of day whatever was forgotten."""
     peaks: tuple[int, ...] = ()
     for tick in range(KEPT_TICKS + 2 * DAY_TICKS + 5):
-        peaks = remembered(peaks, tick)
+        peaks = appended(peaks, tick)
     assert len(peaks) < KEPT_TICKS + DAY_TICKS
     assert peaks[0] % DAY_TICKS == 0
     assert peaks == tuple(range(peaks[0], tick + 1))

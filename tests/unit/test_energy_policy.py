@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optuna_hermes.broker._imports import anywhere
+from optuna_hermes.cluster.energy import TICK_SECONDS, Demand, EnergyRules, restore_demand
 from optuna_hermes.cluster.energy_forecast import DAY_TICKS, KEPT_TICKS
-from optuna_hermes.cluster.energy_memory import Demand, recall
-from optuna_hermes.cluster.energy_rules import TICK_SECONDS, EnergyRules
 from optuna_hermes.errors import UnknownPolicyError
 from optuna_hermes.model import Decision, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Energy, Fifo, Hermes, Policy, make_policy
@@ -168,8 +167,8 @@ def test_the_inner_policy_keeps_its_memory() -> None:
 
 def test_demand_goes_on_where_it_was_remembered() -> None:
     """Ticks without a decision have the demand of the last one, and no history is endless."""
-    demand = recall(None, host="h", level=3, now=0.0)
-    later = recall(demand.as_json(), host="h", level=1, now=2.5 * TICK_SECONDS)
+    demand = restore_demand(None, host="h", level=3, now=0.0)
+    later = restore_demand(demand.as_json(), host="h", level=1, now=2.5 * TICK_SECONDS)
     assert (later.peaks, later.peak, later.level) == ((3, 3), 3, 1)
     much_later = later.seen(2, 1e9)
     assert len(much_later.peaks) < KEPT_TICKS + DAY_TICKS
@@ -187,7 +186,9 @@ def test_demand_goes_on_where_it_was_remembered() -> None:
 )
 def test_strange_memory_is_forgotten(known: object) -> None:
     """What another host, a clock before a restart or another version left means nothing."""
-    assert recall(known, host="h", level=2, now=0.0) == Demand(host="h", tick=0, level=2, peak=2)
+    assert restore_demand(known, host="h", level=2, now=0.0) == Demand(
+        host="h", tick=0, level=2, peak=2
+    )
 
 
 def test_energy_wraps_any_policy_by_name() -> None:

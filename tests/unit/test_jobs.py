@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optuna_hermes.cluster.job_cluster import JobCluster
 from optuna_hermes.cluster.job_estimates import Clairvoyant
 from optuna_hermes.cluster.job_metrics import Watts, measure_jobs
+from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import (
     FixedWork,
     Job,
@@ -58,40 +58,40 @@ JOBS = [job(0, 0, 10), job(1, 1, 10, devices=2), job(2, 2, 3), job(3, 20, 1)]
 
 def test_the_queue_stops_at_a_job_that_does_not_fit() -> None:
     """First in, first out keeps a device for a wide job, and with backfill gives it away."""
-    strict = JobCluster(Fifo(backfill=False), JOBS, groups={None: [2]}).run()
+    strict = JobSimulator(Fifo(backfill=False), JOBS, groups={None: [2]}).run()
     assert ends(strict) == {0: (0, 10), 1: (10, 20), 2: (20, 23), 3: (20, 21)}
-    filled = JobCluster(Fifo(), JOBS, groups={None: [2]}).run()
+    filled = JobSimulator(Fifo(), JOBS, groups={None: [2]}).run()
     assert ends(filled) == {0: (0, 10), 2: (2, 5), 1: (10, 20), 3: (20, 21)}
 
 
 def test_a_job_that_a_host_can_hold_is_held_by_one() -> None:
     """Two free devices of two hosts are no place for a job of two."""
     jobs = [job(0, 0, 10, devices=3), job(1, 0, 10, devices=3), job(2, 1, 5, devices=2)]
-    trace = JobCluster(Fifo(), jobs, groups={None: [4, 4]}).run()
+    trace = JobSimulator(Fifo(), jobs, groups={None: [4, 4]}).run()
     assert ends(trace)[2] == (10, 15)
 
 
 def test_a_job_goes_where_least_is_left_over() -> None:
     """A small job fills a host that is broken into, so that a large one finds a whole host."""
     jobs = [job(0, 0, 10, devices=2), job(1, 1, 10, devices=2), job(2, 2, 5, devices=4)]
-    trace = JobCluster(Fifo(), jobs, groups={None: [4, 4]}).run()
+    trace = JobSimulator(Fifo(), jobs, groups={None: [4, 4]}).run()
     assert ends(trace)[2] == (2, 7)
 
 
 def test_a_large_job_takes_whole_hosts() -> None:
     """A job of one and a half hosts waits for a host that is empty, and begins on two."""
     jobs = [job(0, 0, 10), job(1, 1, 20), job(2, 2, 5, devices=6)]
-    trace = JobCluster(Fifo(), [*jobs], groups={None: [4, 4]}).run()
+    trace = JobSimulator(Fifo(), [*jobs], groups={None: [4, 4]}).run()
     assert ends(trace)[2] == (2, 7), "both small ones are on one host"
     wide = [job(0, 0, 10, devices=3), job(1, 0, 20, devices=3), job(2, 2, 5, devices=6)]
-    assert ends(JobCluster(Fifo(), wide, groups={None: [4, 4]}).run())[2] == (20, 25)
+    assert ends(JobSimulator(Fifo(), wide, groups={None: [4, 4]}).run())[2] == (20, 25)
 
 
 def test_a_group_has_its_own_hosts() -> None:
     """A job waits for its own group, whatever is free elsewhere; a policy sees its group only."""
     policy = Whole(Fifo())
     jobs = [job(0, 0, 10, group="a"), job(1, 0, 10, group="a"), job(2, 0, 1, group="b")]
-    trace = JobCluster(policy, jobs, groups={"a": [1], "b": [8]}).run()
+    trace = JobSimulator(policy, jobs, groups={"a": [1], "b": [8]}).run()
     assert ends(trace) == {0: (0, 10), 1: (10, 20), 2: (0, 1)}
     assert {len(snapshot.devices) for snapshot in policy.shown} == {1, 8}
     assert trace.n_devices == 9
@@ -99,7 +99,7 @@ def test_a_group_has_its_own_hosts() -> None:
 
 def test_a_job_that_no_group_can_hold_is_refused() -> None:
     """A job that wants more than its group has never holds up the others."""
-    trace = JobCluster(
+    trace = JobSimulator(
         Fifo(backfill=False), [job(0, 0, 1, devices=5), job(1, 1, 1)], groups={None: [2, 2]}
     ).run()
     assert [each.number for each in trace.refused] == [0]
@@ -109,10 +109,10 @@ def test_a_job_that_no_group_can_hold_is_refused() -> None:
 def test_slices_give_everybody_a_turn() -> None:
     """Two jobs on one device alternate, and each pays for its return."""
     jobs = [job(0, 0, 4), job(1, 0, 4)]
-    trace = JobCluster(RoundRobin(), jobs, groups={None: [1]}, slice_seconds=2).run()
+    trace = JobSimulator(RoundRobin(), jobs, groups={None: [1]}, slice_seconds=2).run()
     assert ends(trace) == {0: (0, 6), 1: (2, 8)}
     assert [record.run_seconds for record in trace.records] == [4, 4]
-    paid = JobCluster(
+    paid = JobSimulator(
         RoundRobin(), jobs, groups={None: [1]}, slice_seconds=2, restart_seconds=1
     ).run()
     # 0: 2 s; 1: 2 s; 0: 1 s to restart and 1 s; 1 likewise; each once more.
@@ -123,7 +123,7 @@ def test_slices_give_everybody_a_turn() -> None:
 def test_who_keeps_its_place_pays_nothing() -> None:
     """The end of a slice costs nothing where the same job goes on."""
     jobs = [job(0, 0, 10, devices=2), job(1, 0, 10, devices=2)]
-    trace = JobCluster(Fifo(), jobs, groups={None: [2]}, slice_seconds=3, restart_seconds=5).run()
+    trace = JobSimulator(Fifo(), jobs, groups={None: [2]}, slice_seconds=3, restart_seconds=5).run()
     assert ends(trace) == {0: (0, 10), 1: (10, 20)}
 
 
@@ -140,18 +140,18 @@ class Halving(Work):
 def test_work_goes_on_at_its_own_speed() -> None:
     """Each part of a job takes its own time, and a slice in between changes nothing."""
     jobs = [Job(number=0, submitted=0.0, work=Halving(), devices=2)]
-    assert ends(JobCluster(Fifo(), jobs, groups={None: [2]}).run()) == {0: (0, 8)}
+    assert ends(JobSimulator(Fifo(), jobs, groups={None: [2]}).run()) == {0: (0, 8)}
     both = [*jobs, job(1, 0, 1, devices=2)]
-    trace = JobCluster(Fifo(), both, groups={None: [2]}, slice_seconds=0.75).run()
+    trace = JobSimulator(Fifo(), both, groups={None: [2]}, slice_seconds=0.75).run()
     assert ends(trace)[0] == pytest.approx((0, 8))
 
 
 def test_a_simulation_goes_on_where_it_stopped() -> None:
     """In two parts the same comes out as in one, and in between it says who is not done."""
-    cluster = JobCluster(Fifo(), JOBS, groups={None: [2]})
+    cluster = JobSimulator(Fifo(), JOBS, groups={None: [2]})
     part = cluster.run(until=7)
     assert sorted(each.number for each in part.unfinished) == [0, 1, 3]
-    assert cluster.run() == JobCluster(Fifo(), JOBS, groups={None: [2]}).run()
+    assert cluster.run() == JobSimulator(Fifo(), JOBS, groups={None: [2]}).run()
 
 
 def test_a_policy_is_held_to_its_contract() -> None:
@@ -171,11 +171,11 @@ def test_a_policy_is_held_to_its_contract() -> None:
         ([Assignment(trial=0, devices=("0:0", "0:1"))], "takes 1 to 1 devices"),
         ([Assignment(trial=None, devices=("0:0",))], "that wait"),
     ):
-        cluster = JobCluster(Wrong(*answers), [job(0, 0, 1), job(1, 0, 1)], groups={None: [2]})
+        cluster = JobSimulator(Wrong(*answers), [job(0, 0, 1), job(1, 0, 1)], groups={None: [2]})
         with pytest.raises(ValueError, match=message):
             cluster.run()
     with pytest.raises(ValueError, match="serve every job"):
-        JobCluster(Wrong(), [job(0, 0, 1)], groups={None: [1]}).run()
+        JobSimulator(Wrong(), [job(0, 0, 1)], groups={None: [1]}).run()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_policy_is_held_to_its_contract() -> None:
 def test_what_cannot_be_is_refused(jobs: list[Job], options: dict, message: str) -> None:
     """One line says what is wrong with jobs, groups and lengths."""
     with pytest.raises(InvalidInputError, match=message):
-        JobCluster(Fifo(), jobs, **{"groups": {None: [1]}, **options})
+        JobSimulator(Fifo(), jobs, **{"groups": {None: [1]}, **options})
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_of_a_ranked_queue_a_part_is_enough(
     """A ranked policy decides on the first of each size as it does on all that wait."""
     policy = Shortest(backfill=backfill) if shortest else Fifo(backfill=backfill)
     options = {"groups": {None: [3, 2]}, "slice_seconds": slices, "estimator": Clairvoyant()}
-    part = JobCluster(policy, jobs, **options).run()
-    whole = JobCluster(Whole(policy), jobs, **options).run()
+    part = JobSimulator(policy, jobs, **options).run()
+    whole = JobSimulator(Whole(policy), jobs, **options).run()
     assert part == whole
 
 
@@ -232,7 +232,7 @@ def test_no_device_is_used_twice_and_every_job_is_done(
     jobs: Sequence[Job], slices: float | None
 ) -> None:
     """Every job gets exactly its work, and at no time are there more than the devices."""
-    trace = JobCluster(Fifo(), jobs, groups={None: [3, 2]}, slice_seconds=slices).run()
+    trace = JobSimulator(Fifo(), jobs, groups={None: [3, 2]}, slice_seconds=slices).run()
     assert sorted(record.job.number for record in trace.records) == [each.number for each in jobs]
     for record in trace.records:
         assert record.run_seconds == pytest.approx(record.job.work.total)
@@ -248,11 +248,11 @@ def test_no_device_is_used_twice_and_every_job_is_done(
 def test_metrics_by_hand() -> None:
     """Two jobs on one device: 10 and 20 s to complete, 0 and 10 s in the queue."""
     metrics = measure_jobs(
-        JobCluster(Fifo(), [job(0, 5, 10), job(1, 5, 10)], groups={None: [1, 1]}).run()
+        JobSimulator(Fifo(), [job(0, 5, 10), job(1, 5, 10)], groups={None: [1, 1]}).run()
     )
     assert metrics.utilisation == 1.0
     metrics = measure_jobs(
-        JobCluster(Fifo(), [job(0, 5, 10), job(1, 5, 10)], groups={None: [1]}).run()
+        JobSimulator(Fifo(), [job(0, 5, 10), job(1, 5, 10)], groups={None: [1]}).run()
     )
     assert metrics.mean_completion_seconds == metrics.median_completion_seconds == 15
     assert metrics.p99_completion_seconds == pytest.approx(19.9)
@@ -267,7 +267,7 @@ def test_metrics_by_hand() -> None:
 def test_a_device_that_lies_idle_takes_energy_too() -> None:
     """Two devices, of which one has a job for 10 of 20 s and the other for none."""
     jobs = [job(0, 0, 5), job(1, 15, 5)]
-    trace = JobCluster(Fifo(), jobs, groups={None: [2]}).run()
+    trace = JobSimulator(Fifo(), jobs, groups={None: [2]}).run()
     assert measure_jobs(trace, Watts(busy=100, idle=10)).energy_joules == 10 * 100 + 30 * 10
 
 
@@ -275,7 +275,7 @@ def test_a_policy_is_shown_what_was_estimated_and_who_is_done() -> None:
     """Estimates are device seconds, times of devices count each, and what is over is shown."""
     policy = Whole(Fifo())
     jobs = [job(0, 0, 10, devices=2), job(1, 20, 1)]
-    JobCluster(policy, jobs, groups={None: [2]}, estimator=Clairvoyant()).run()
+    JobSimulator(policy, jobs, groups={None: [2]}, estimator=Clairvoyant()).run()
     assert [trial.expected_seconds for trial in policy.shown[0].trials] == [20]
     assert [(trial.number, trial.attained_seconds) for trial in policy.shown[1].finished] == [
         (0, 20)

@@ -12,17 +12,24 @@ from optuna.trial import TrialState
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import Decision, Snapshot, TrialView
-from optuna_hermes.replay._loop import (
-    PLAIN,
-    LoopMetrics,
-    LoopSetup,
-    budget_seconds,
-    run_loop,
+from optuna_hermes.replay._proposals import (
+    PRUNERS,
+    SAMPLERS,
+    OptunaPruning,
+    Pool,
+    Proposals,
+    make_sampler,
 )
-from optuna_hermes.replay._loop_pruners import PRUNERS, Stopping
-from optuna_hermes.replay._loop_source import SAMPLERS, Proposals, make_sampler
-from optuna_hermes.replay._loop_table import LoopRun, loop_table, run_loops
-from optuna_hermes.replay._pool import Pool
+from optuna_hermes.replay._studies import (
+    PLAIN,
+    StudyMetrics,
+    StudyResult,
+    StudyRules,
+    budget_seconds,
+    simulate_studies,
+    simulate_study,
+    tabulate_studies,
+)
 from optuna_hermes.simulator import CurveSet, Recording
 
 
@@ -116,13 +123,13 @@ def test_the_study_keeps_the_floats_that_were_suggested() -> None:
 
 
 def test_the_pruner_of_the_study_is_asked_at_each_report() -> None:
-    """A trial above the threshold is condemned, the others are not."""
+    """A trial above the threshold shall be pruned, the others not."""
     study = new_study(optuna.pruners.ThresholdPruner(upper=0.6))
     source = Proposals(pool_of([recording(0.5, x=float(i)) for i in range(3)]), study)
     for number, value in enumerate((0.5, 0.7)):
         source.open(number)
         source.reported(number, 1, value)
-    assert source.condemned == {1}
+    assert source.to_prune == {1}
 
 
 def test_an_unknown_sampler_is_named_with_those_there_are() -> None:
@@ -142,16 +149,16 @@ def test_a_sampler_that_needs_a_package_says_so(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_every_sampler_proposes(name: str) -> None:
     """A budget of three trainings is spent with each of them (CMA-ES needs one more package)."""
-    metrics = run_loop(valley(12, 3), "fifo", LoopSetup(sampler=name, budget=3), seed=0)
+    metrics = simulate_study(valley(12, 3), "fifo", StudyRules(sampler=name, budget=3), seed=0)
     assert metrics.trials_opened >= 3
 
 
 # Plain Optuna's pruners
 
 
-def test_a_condemned_trial_is_pruned_and_its_device_opens_another() -> None:
-    """Those that still run, or were never condemned, are left alone."""
-    policy = Stopping({1, 2})
+def test_a_bad_trial_is_pruned_and_its_device_opens_another() -> None:
+    """Those that still run, or were not to be pruned, are left alone."""
+    policy = OptunaPruning({1, 2})
     trials = (TrialView(number=1, state="parked"), TrialView(number=2, state="running"))
     decision = policy.decide(Snapshot(trials=trials))
     assert decision == Decision(pruned=(1,))
@@ -160,10 +167,12 @@ def test_a_condemned_trial_is_pruned_and_its_device_opens_another() -> None:
 @pytest.mark.parametrize("policy", PRUNERS)
 def test_pruners_stop_trainings_early(policy: str) -> None:
     """With the same budget more trials are opened than without a pruner."""
-    setup = LoopSetup(n_devices=2, budget=12)
+    setup = StudyRules(n_devices=2, budget=12)
     curve_set = valley()
-    plain = run_loop(curve_set, "fifo", setup, seed=0)
-    assert run_loop(curve_set, policy, setup, seed=0).trials_opened > plain.trials_opened == 12
+    plain = simulate_study(curve_set, "fifo", setup, seed=0)
+    assert (
+        simulate_study(curve_set, policy, setup, seed=0).trials_opened > plain.trials_opened == 12
+    )
 
 
 # The loop
@@ -172,9 +181,9 @@ def test_pruners_stop_trainings_early(policy: str) -> None:
 def test_the_measures_of_a_loop_that_can_be_reckoned_by_hand() -> None:
     """A pool of one configuration, two seconds a unit, one device, a budget of two trainings."""
     only = recording(0.6, 0.1, 0.0, 0.04, seconds=2.0, x=1.0)
-    metrics = run_loop(pool_of([only]), "fifo", LoopSetup(budget=2, switch_cost=0.5), seed=0)
+    metrics = simulate_study(pool_of([only]), "fifo", StudyRules(budget=2, switch_cost=0.5), seed=0)
     # Lowest final 0.04, span 0.96: near are 0.088 and 0.0496. Units end after 3, 5, 7 and 9 s.
-    assert metrics == LoopMetrics(
+    assert metrics == StudyMetrics(
         any5=7 / 16, any1=7 / 16, fin5=9 / 16, fin1=9 / 16, trials_opened=1
     )
 
@@ -182,47 +191,47 @@ def test_the_measures_of_a_loop_that_can_be_reckoned_by_hand() -> None:
 def test_what_never_happens_costs_the_whole_budget() -> None:
     """Half a training: nothing finishes, and no value is near the best one."""
     only = recording(0.6, 0.1, 0.0, 0.04, x=1.0)
-    metrics = run_loop(pool_of([only]), "hermes", LoopSetup(budget=0.5), seed=0)
-    assert metrics == LoopMetrics(any5=1.0, any1=1.0, fin5=1.0, fin1=1.0, trials_opened=1)
+    metrics = simulate_study(pool_of([only]), "hermes", StudyRules(budget=0.5), seed=0)
+    assert metrics == StudyMetrics(any5=1.0, any1=1.0, fin5=1.0, fin1=1.0, trials_opened=1)
 
 
 def test_the_budget_is_shared_by_the_devices() -> None:
     """Median full training times the budget, divided."""
     lengths = (1, 3, 50)
     curve_set = pool_of([recording(*[0.5] * n, seconds=2.0, x=float(n)) for n in lengths])
-    assert budget_seconds(curve_set, LoopSetup(n_devices=4, budget=10)) == 15.0
+    assert budget_seconds(curve_set, StudyRules(n_devices=4, budget=10)) == 15.0
 
 
 @pytest.mark.parametrize("policy", [*PLAIN, "hermes"])
 def test_a_loop_repeats_itself(policy: str) -> None:
     """The same seed gives the same figures; another one opens other trials first."""
-    setup = LoopSetup(n_devices=2, budget=10)
-    first, again, other = (run_loop(valley(), policy, setup, seed=seed) for seed in (0, 0, 1))
+    setup = StudyRules(n_devices=2, budget=10)
+    first, again, other = (simulate_study(valley(), policy, setup, seed=seed) for seed in (0, 0, 1))
     assert first == again
     assert first != other
 
 
 def test_pausing_opens_more_than_running_to_the_end() -> None:
     """Under hermes the same budget looks at several times as many configurations."""
-    setup = LoopSetup(n_devices=2, budget=8)
-    fifo, hermes = (run_loop(valley(), name, setup, seed=0) for name in ("fifo", "hermes"))
+    setup = StudyRules(n_devices=2, budget=8)
+    fifo, hermes = (simulate_study(valley(), name, setup, seed=0) for name in ("fifo", "hermes"))
     assert hermes.trials_opened >= 2 * fifo.trials_opened
 
 
 def test_an_empty_budget_and_an_unknown_policy_are_refused() -> None:
     """One line each."""
     with pytest.raises(InvalidInputError, match=r"^A budget must be above 0 .* got 0\.$"):
-        LoopSetup(budget=0)
+        StudyRules(budget=0)
     with pytest.raises(UnknownPolicyError, match="'nothing'"):
-        run_loop(valley(), "nothing", LoopSetup(), seed=0)
+        simulate_study(valley(), "nothing", StudyRules(), seed=0)
 
 
 # Means
 
 
-def loop_run(curve_set: str, policy: str, seed: int, any5: float) -> LoopRun:
-    metrics = LoopMetrics(any5=any5, any1=0.5, fin5=0.5, fin1=0.5, trials_opened=10)
-    return LoopRun(curve_set=curve_set, policy=policy, seed=seed, metrics=metrics)
+def loop_run(curve_set: str, policy: str, seed: int, any5: float) -> StudyResult:
+    metrics = StudyMetrics(any5=any5, any1=0.5, fin5=0.5, fin1=0.5, trials_opened=10)
+    return StudyResult(curve_set=curve_set, policy=policy, seed=seed, metrics=metrics)
 
 
 def test_the_table_has_means_over_seeds_then_over_sets() -> None:
@@ -239,7 +248,7 @@ def test_the_table_has_means_over_seeds_then_over_sets() -> None:
         for name, pair in zip("ab", pairs, strict=True)
         for seed in (0, 1)
     ]
-    rows = {row.policy: row for row in loop_table(trials)}
+    rows = {row.policy: row for row in tabulate_studies(trials)}
     assert list(rows) == list(anys)
     assert rows["hermes"].means["any5"] == pytest.approx(0.1)
     assert rows["hermes"].means["trials_opened"] == pytest.approx(10)
@@ -250,14 +259,14 @@ def test_the_table_has_means_over_seeds_then_over_sets() -> None:
 
 def test_a_table_without_rivals_has_no_ratios() -> None:
     """There is nothing to compare with."""
-    (row,) = loop_table([loop_run("a", "hermes", 0, 0.1)])
+    (row,) = tabulate_studies([loop_run("a", "hermes", 0, 0.1)])
     assert (row.over_fifo, row.over_pruners) == ({}, {})
 
 
 def test_every_set_policy_and_seed_is_run() -> None:
     """One result for each, with its name."""
     sets = [valley(8, 2, name) for name in ("a", "b")]
-    trials = list(run_loops(sets, ("fifo", "hermes"), LoopSetup(budget=2), (0, 1)))
+    trials = list(simulate_studies(sets, ("fifo", "hermes"), StudyRules(budget=2), (0, 1)))
     keys = [(trial.curve_set, trial.policy, trial.seed) for trial in trials]
     assert len(set(keys)) == len(keys) == 8
     assert keys[0] == ("a", "fifo", 0)

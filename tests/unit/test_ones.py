@@ -12,16 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optuna_hermes.cluster.contenders import contenders
-from optuna_hermes.cluster.elastic_applications import Application, Validation
-from optuna_hermes.cluster.elastic_times import Measured, StepTime, StepTimes
+from optuna_hermes.cluster.candidates import candidates, worth_of_samples
+from optuna_hermes.cluster.elastic_applications import (
+    Application,
+    Measured,
+    StepTime,
+    StepTimes,
+    Validation,
+)
 from optuna_hermes.cluster.elastic_work import ElasticWork
-from optuna_hermes.cluster.elasticity import worth_of_samples
-from optuna_hermes.cluster.job_cluster import JobCluster
 from optuna_hermes.cluster.job_metrics import measure_jobs
+from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import Job
-from optuna_hermes.cluster.ones_evolution import Evolution, Schedules
-from optuna_hermes.cluster.ones_field import Field
+from optuna_hermes.cluster.ones_search import Evolution, Schedules, SearchSpace
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Curve, Device, Elastic, Snapshot, Speed, TrialView
 from optuna_hermes.policies import LeastAttainedService, Ones, Policy
@@ -272,11 +275,11 @@ def test_samples_are_worth_less_beyond_the_noise() -> None:
         assert worth_of_samples(elastic(noise=unknown), batches).tolist() == [1.0, 1.0]
 
 
-def field(seconds: Sequence[Sequence[float]], n_hosts: int = 1) -> Field:
+def field(seconds: Sequence[Sequence[float]], n_hosts: int = 1) -> SearchSpace:
     """Runs by their seconds on 0, 1, 2, ... devices, with one batch size."""
     table = np.array(seconds, dtype=float)[:, None, :, None].repeat(2, axis=3)
     n_devices = table.shape[2] - 1
-    return Field(
+    return SearchSpace(
         seconds=table,
         wanted=np.ones(len(table), dtype=np.int64),
         value=np.ones(len(table)),
@@ -325,7 +328,7 @@ def test_no_generation_loses_the_best() -> None:
 def test_contenders_are_those_with_least_left() -> None:
     """Of many trials those that have least to do compete, whatever their numbers are."""
     trials = tuple(trial(number, 5, 100 - number) for number in range(50))
-    found = contenders(Snapshot(devices=cluster(1), trials=trials), 5)
+    found = candidates(Snapshot(devices=cluster(1), trials=trials), 5)
     assert [each.number for each in found] == [49, 48, 47, 46, 45]
 
 
@@ -363,7 +366,7 @@ def test_jobs_that_may_be_stretched_are_done_sooner() -> None:
     for policy, most in ((Ones(), 4), (LeastAttainedService(), None)):
         work = ElasticWork(application=tiny(), batch_size=32, most_devices=most)
         jobs = [Job(number=i, submitted=30.0 * i, work=work, devices=2) for i in range(6)]
-        trace = JobCluster(
+        trace = JobSimulator(
             policy, jobs, groups={None: [4]}, slice_seconds=20.0, restart_seconds=1.0
         ).run()
         means.append(measure_jobs(trace).mean_completion_seconds)

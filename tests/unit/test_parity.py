@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,14 @@ from optuna_hermes.broker._core._events import Send, Tick
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import POLICIES, Policy, make_policy
-from optuna_hermes.simulator import Cluster, CurveSet, FixedList, Recording, SwitchCosts
+from optuna_hermes.simulator import (
+    CurveSet,
+    EventQueue,
+    FixedList,
+    Recording,
+    SwitchCosts,
+    TrialSimulator,
+)
 from support.broker import FakeBroker
 
 CURVES = "OPTUNA_HERMES_CURVES"
@@ -82,7 +89,7 @@ class Player:
         self.workers: dict[int, Worker] = {}
         self.last: dict[str, int] = {}
         self.seat: dict[int, str] = {}
-        self.due: list[tuple[float, str, str, int]] = []
+        self.due = EventQueue[Callable[[], None]]()
         self.delivered = 0
         self.broker = FakeBroker(devices=[Device(id=f"cpu:{i}") for i in range(n_devices)])
         n_workers = len(recordings) + n_devices
@@ -106,12 +113,9 @@ class Player:
             self.broker.poll(id_, free=True)
             self.listen()
         while self.due:
-            self.broker.now, id_, kind, connection = heapq.heappop(self.due)
-            worker = self.workers[connection]
-            if kind == "b-training":
-                self.say_training(worker)
-            else:
-                self.end_unit(worker, id_)
+            event = self.due.pop()
+            self.broker.now = self.due.now
+            event()
             self.listen()
         assert self.study.problem is None
         return self.starts
@@ -144,8 +148,11 @@ class Player:
         assert lease.deadline == end, "a slice ends with its unit"
         self.starts.append((self.broker.now, device, number))
         self.last[device], self.seat[number] = number, device
-        heapq.heappush(self.due, (self.broker.now + cost, device, "b-training", worker.connection))
-        heapq.heappush(self.due, (end, device, "a-report", worker.connection))
+        # In the order of the devices, as in the simulator; a device reports before it trains anew.
+        priority = 2 * self.ids.index(device)
+        training = partial(self.say_training, worker)
+        self.due.add(self.broker.now + cost, training, priority=priority + 1)
+        self.due.add(end, partial(self.end_unit, worker, device), priority=priority)
 
     def say_training(self, worker: Worker) -> None:
         assert worker.number is not None
@@ -254,7 +261,7 @@ class Proposed(FixedList):
 def check_parity(policy: str, recordings: list[Recording], n_devices: int, *, fixed: bool) -> None:
     source = (FixedList if fixed else Proposed)(recordings)
     watched = Watched(make_policy(policy))
-    trace = Cluster(watched, source, n_devices=n_devices, costs=COSTS).run()
+    trace = TrialSimulator(watched, source, n_devices=n_devices, costs=COSTS).run()
     simulated = [(s.start, f"cpu:{s.device}", s.number) for s in trace.slices]
     player = Player(policy, recordings, n_devices, fixed=fixed)
     assert sorted(player.play()) == sorted(simulated)

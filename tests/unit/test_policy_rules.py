@@ -24,7 +24,7 @@ from optuna_hermes.policies import (
 from optuna_hermes.policies._freeze_thaw import extrapolate, moments_of
 from optuna_hermes.policies._hermes_slope import convergence
 from optuna_hermes.policies._slaq import predicted_reduction
-from optuna_hermes.simulator import Cluster, FixedList, Recording
+from optuna_hermes.simulator import FixedList, Recording, TrialSimulator
 
 BY_CURVES: list[Policy] = [
     Slaq(),
@@ -39,7 +39,7 @@ ids = [type(policy).__name__ + getattr(policy, "acquisition", "") for policy in 
 def trace_of(policy: Policy, *trainings: Sequence[float], n_devices: int = 1) -> list[int]:
     """Who got each unit, in the order of their ends; all units take one second."""
     recordings = [Recording(values=tuple(v), seconds=(1.0,) * len(v)) for v in trainings]
-    trace = Cluster(policy, FixedList(recordings), n_devices=n_devices).run()
+    trace = TrialSimulator(policy, FixedList(recordings), n_devices=n_devices).run()
     return [each.number for each in trace.slices]
 
 
@@ -188,7 +188,7 @@ def test_las_measures_in_units() -> None:
     """Ten times longer units change nothing: thresholds are no seconds."""
     las = LeastAttainedService(thresholds=(2,), patience=100.0)
     recordings = [Recording(values=(0.0,) * 4, seconds=(10.0,) * 4)] * 3
-    trace = Cluster(las, FixedList(recordings)).run()
+    trace = TrialSimulator(las, FixedList(recordings)).run()
     assert [each.number for each in trace.slices] == [0, 1, 2, 0, 1, 2, 0, 0, 1, 1, 2, 2]
 
 

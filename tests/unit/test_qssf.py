@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optuna_hermes.cluster.job_cluster import JobCluster
-from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Noisy
-from optuna_hermes.cluster.job_learning import Learned
+from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Learned, Noisy
 from optuna_hermes.cluster.job_metrics import measure_jobs
 from optuna_hermes.cluster.job_replay import ShortestRemaining
+from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import FixedWork, Job, JobRecord
 from optuna_hermes.cluster.similar import Service
 from optuna_hermes.model import Device, Snapshot, TrialView, Unstarted
@@ -133,9 +132,11 @@ def test_times_devices() -> None:
     """A wide job goes after a longer one that takes less device time."""
     jobs = [job(0, 0, 10, devices=2), job(1, 1, 5, devices=2), job(2, 1, 6)]
     options = {"groups": {"g": [2]}, "estimator": Clairvoyant()}
-    order = [r.job.number for r in JobCluster(Qssf(backfill=False), jobs, **options).run().records]
+    order = [
+        r.job.number for r in JobSimulator(Qssf(backfill=False), jobs, **options).run().records
+    ]
     assert order == [0, 2, 1]
-    trace = JobCluster(ShortestRemaining(backfill=False), jobs, **options).run()
+    trace = JobSimulator(ShortestRemaining(backfill=False), jobs, **options).run()
     assert [record.job.number for record in trace.records] == [0, 1, 2], "by time alone"
 
 
@@ -143,9 +144,9 @@ def test_the_oracle_interrupts_where_it_may() -> None:
     """With slices the shortest remaining time goes first, and the mean is the least there is."""
     jobs = [job(0, 0, 10), job(1, 1, 2)]
     options = {"groups": {"g": [1]}, "estimator": Clairvoyant()}
-    alone = JobCluster(ShortestRemaining(), jobs, **options).run()
+    alone = JobSimulator(ShortestRemaining(), jobs, **options).run()
     assert [record.finished for record in alone.records] == [10, 12]
-    sliced = JobCluster(ShortestRemaining(), jobs, slice_seconds=1, **options).run()
+    sliced = JobSimulator(ShortestRemaining(), jobs, slice_seconds=1, **options).run()
     assert [(r.job.number, r.finished) for r in sliced.records] == [(1, 4), (0, 12)]
 
 
@@ -160,7 +161,7 @@ def test_shortest_first_from_what_was_learned(lightgbm: bool) -> None:
     """On a trace whose jobs are of two kinds the learned order is nearly the oracle's."""
     options = {"groups": {"g": [4]}}
     fifo, learned, oracle = (
-        measure_jobs(JobCluster(policy, KINDS, estimator=estimator, **options).run())
+        measure_jobs(JobSimulator(policy, KINDS, estimator=estimator, **options).run())
         for policy, estimator in (
             (Fifo(backfill=False), None),
             (Qssf(backfill=False), Learned()),
@@ -188,7 +189,7 @@ class Told(Estimator):
 
 def estimates(jobs: Sequence[Job]) -> dict[int, float | None]:
     told = Told(Learned())
-    JobCluster(Fifo(), jobs, groups={"g": [1000]}, estimator=told).run()
+    JobSimulator(Fifo(), jobs, groups={"g": [1000]}, estimator=told).run()
     return told.said
 
 

@@ -31,7 +31,7 @@ from optuna_hermes.replay import (
     tabulate,
     unfinished_trials,
 )
-from optuna_hermes.replay._processes import spread
+from optuna_hermes.replay._processes import parallel_map
 from optuna_hermes.simulator import CurveSet, Metrics, Recording
 from optuna_hermes.view import simulation
 
@@ -311,13 +311,13 @@ def test_what_is_raised_in_a_process_is_raised_here() -> None:
     """A job that fails is not lost, wherever it runs."""
     for processes in (1, 2):
         with pytest.raises(ZeroDivisionError):
-            spread(lambda job: 1 // job, [1, 0, 2], processes=processes)
+            parallel_map(lambda job: 1 // job, [1, 0, 2], processes=processes)
 
 
 def test_answers_are_in_the_order_of_the_jobs() -> None:
     """Whichever process is done first."""
     jobs = [300_000, 10, 20, 30]
-    assert spread(lambda n: sum(range(n)), jobs, processes=2) == [sum(range(n)) for n in jobs]
+    assert parallel_map(lambda n: sum(range(n)), jobs, processes=2) == [sum(range(n)) for n in jobs]
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,17 @@ from optuna_hermes.model import Curve, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator import (
     RIVALS,
-    Cluster,
     Failure,
     FixedList,
     Recording,
     Trace,
+    TrialSimulator,
     arrange,
     make_rival,
     measure,
 )
 from optuna_hermes.simulator.rivals import AshaStop, HyperbandStop, MedianStop, Oracle
-from optuna_hermes.simulator.rivals._hyperband_stop import bracket_of, bracket_shares
+from optuna_hermes.simulator.rivals._stop import bracket_of, bracket_shares
 
 
 def recording(*values: float) -> Recording:
@@ -35,7 +35,7 @@ def flat(*levels: float, units: int = 4) -> list[Recording]:
 
 
 def trial(policy: Policy, recordings: Sequence[Recording], n_devices: int = 1) -> Trace:
-    return Cluster(policy, FixedList(recordings), n_devices=n_devices).run()
+    return TrialSimulator(policy, FixedList(recordings), n_devices=n_devices).run()
 
 
 def order(trace: Trace) -> list[int]:
@@ -120,7 +120,7 @@ def test_asha_goes_on_after_a_failure() -> None:
     """A run that loses its device is trained on from its last report."""
     trials = flat(0.5, 0.1, units=3)
     failure = Failure(at=1.5, device=0, seconds=1.0)
-    trace = Cluster(AshaStop(), FixedList(trials), failures=[failure]).run()
+    trace = TrialSimulator(AshaStop(), FixedList(trials), failures=[failure]).run()
     assert [(each.number, each.unit) for each in trace.slices[:3]] == [(0, 1), (0, 0), (0, 2)]
     assert set(trace.finished) == {0, 1}
 

@@ -13,14 +13,14 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Policy, make_policy
 from optuna_hermes.simulator import (
-    Cluster,
     Failure,
     FixedList,
     Recording,
     SwitchCosts,
     Trace,
+    TrialSimulator,
 )
-from optuna_hermes.simulator.kernel import Agenda
+from optuna_hermes.simulator._simulator import EventQueue
 
 Line = tuple[float, float, int, int, int]
 """Start, end, device, trial, unit."""
@@ -79,39 +79,39 @@ def view(snapshot: Snapshot, number: int) -> TrialView:
     return found
 
 
-class TestAgenda:
+class TestEventQueue:
     """The clock and the heap."""
 
     def test_orders_by_time_then_priority_then_plan(self) -> None:
         """Events at one time happen by priority, and those of one priority as they were planned."""
-        agenda = Agenda[str]()
+        queue = EventQueue[str]()
         for time, priority, event in [(2, 0, "f"), (1, 1, "d"), (1, 0, "b"), (1, 0, "c")]:
-            agenda.plan(time, event, priority=priority)
-        agenda.plan(0.5, "a", priority=9)
-        agenda.plan(1, "e", priority=1)
-        assert [agenda.next() for _ in range(6)] == list("abcdef")
-        assert agenda.now == 2
+            queue.add(time, event, priority=priority)
+        queue.add(0.5, "a", priority=9)
+        queue.add(1, "e", priority=1)
+        assert [queue.pop() for _ in range(6)] == list("abcdef")
+        assert queue.now == 2
 
     def test_never_compares_events(self) -> None:
         """Events need no order of their own."""
-        agenda = Agenda[object]()
+        queue = EventQueue[object]()
         first, second = object(), object()
-        agenda.plan(1.0, first)
-        agenda.plan(1.0, second)
-        assert (agenda.next(), agenda.next()) == (first, second)
+        queue.add(1.0, first)
+        queue.add(1.0, second)
+        assert (queue.pop(), queue.pop()) == (first, second)
 
     @pytest.mark.parametrize("time", [0.9, math.nan])
     def test_refuses_the_past(self, time: float) -> None:
         """Nothing can be planned before now, and not at no time either."""
-        agenda = Agenda[str]()
-        agenda.plan(1.0, "now")
-        agenda.next()
+        queue = EventQueue[str]()
+        queue.add(1.0, "now")
+        queue.pop()
         with pytest.raises(ValueError, match=r"must be at 1.0 or later"):
-            agenda.plan(time, "then")
+            queue.add(time, "then")
 
     def test_next_time_of_none_is_infinite(self) -> None:
-        """An empty agenda has nothing before any time."""
-        assert Agenda[str]().next_time == math.inf
+        """An empty queue has nothing before any time."""
+        assert EventQueue[str]().next_time == math.inf
 
 
 class TestOneDevice:
@@ -120,7 +120,7 @@ class TestOneDevice:
     def test_fifo(self) -> None:
         """A device pays half a unit for each run it changes to, the first one too."""
         costs = SwitchCosts(fraction=0.5)
-        trace = Cluster(
+        trace = TrialSimulator(
             make_policy("fifo"), FixedList([trial(0.9, 0.8), trial(0.7)]), costs=costs
         ).run()
         assert [tuple(each) for each in trace.slices] == [
@@ -134,7 +134,9 @@ class TestOneDevice:
     def test_round_robin(self) -> None:
         """Each slice of another trial is a switch; the last trial alone pays no more."""
         source = FixedList([trial(9, 8, 7), trial(6, 5)])
-        trace = Cluster(make_policy("round-robin"), source, costs=SwitchCosts(fraction=0.5)).run()
+        trace = TrialSimulator(
+            make_policy("round-robin"), source, costs=SwitchCosts(fraction=0.5)
+        ).run()
         assert lines(trace) == [
             (0.0, 1.5, 0, 0, 1),
             (1.5, 3.0, 0, 1, 1),
@@ -146,23 +148,23 @@ class TestOneDevice:
 
     def test_hermes_opens_a_fixed_list_first(self) -> None:
         """Every trial of a list has its first unit before the best one goes on."""
-        trace = Cluster(make_policy("hermes"), FixedList([trial(5, 5), trial(1, 1)])).run()
+        trace = TrialSimulator(make_policy("hermes"), FixedList([trial(5, 5), trial(1, 1)])).run()
         assert [each.number for each in trace.slices] == [0, 1, 1, 0]
 
     def test_the_switch_is_a_fraction_of_the_unit_that_comes(self) -> None:
         """Units of different lengths pay in proportion to their own."""
         source = FixedList([trial(3, 2, seconds=(4.0, 8.0))])
-        trace = Cluster(make_policy("fifo"), source, costs=SwitchCosts(fraction=0.25)).run()
+        trace = TrialSimulator(make_policy("fifo"), source, costs=SwitchCosts(fraction=0.25)).run()
         assert lines(trace) == [(0.0, 5.0, 0, 0, 1), (5.0, 13.0, 0, 0, 2)]
 
     def test_nothing_to_do(self) -> None:
         """Without a trial the policy is not even asked."""
-        trace = Cluster(make_policy("fifo"), FixedList([])).run()
+        trace = TrialSimulator(make_policy("fifo"), FixedList([])).run()
         assert (trace.slices, trace.finished, trace.decisions) == ((), {}, 0)
 
     def test_a_policy_that_wants_nobody_ends_it(self) -> None:
         """Where all devices stay idle nothing will ever happen."""
-        trace = Cluster(timetable({(0, 0): None}), FixedList([trial(2, 1)])).run()
+        trace = TrialSimulator(timetable({(0, 0): None}), FixedList([trial(2, 1)])).run()
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1)]
         assert trace.finished == {}
 
@@ -173,7 +175,7 @@ class TestTwoDevices:
     def test_fifo(self) -> None:
         """The third trial goes to the device that is free first."""
         source = FixedList([trial(3, 3, 3), trial(2, 2), trial(1, seconds=2.0)])
-        assert lines(Cluster(make_policy("fifo"), source, n_devices=2).run()) == [
+        assert lines(TrialSimulator(make_policy("fifo"), source, n_devices=2).run()) == [
             (0.0, 1.0, 0, 0, 1),
             (0.0, 1.0, 1, 1, 1),
             (1.0, 2.0, 0, 0, 2),
@@ -185,7 +187,7 @@ class TestTwoDevices:
     def test_ties_go_by_device_not_by_what_was_planned_first(self) -> None:
         """Two units end at once: device 0 is served first, though 1 began its unit before."""
         source = FixedList([trial(3, 3), trial(2, seconds=2.0), trial(1), trial(0)])
-        trace = Cluster(make_policy("fifo"), source, n_devices=2).run()
+        trace = TrialSimulator(make_policy("fifo"), source, n_devices=2).run()
         assert lines(trace)[-2:] == [(2.0, 3.0, 0, 2, 1), (2.0, 3.0, 1, 3, 1)]
         assert [each.device for each in trace.slices] == [0, 0, 1, 0, 1]
 
@@ -193,7 +195,7 @@ class TestTwoDevices:
         """Two units end at once: the decision on device 0 does not know of the report on 1."""
         policy = Rule(lambda s: waiting(s)[0].number if waiting(s) else None)
         source = FixedList([trial(5, 5), trial(1, 1)])
-        Cluster(policy, source, n_devices=2).run()
+        TrialSimulator(policy, source, n_devices=2).run()
         at_one = [snapshot for snapshot in policy.seen if snapshot.now == 1.0]
         assert [free(snapshot) for snapshot in at_one] == ["cpu:0", "cpu:1"]
         assert [view(snapshot, 1).state for snapshot in at_one] == ["running", "parked"]
@@ -203,7 +205,7 @@ class TestTwoDevices:
     def test_idle_devices_are_asked_again_after_every_event(self) -> None:
         """A device that was left idle gets the run it can take up when another one reports."""
         policy = timetable({(0, 0): None, (1, 1): 0, (2, 0): 0})
-        trace = Cluster(policy, FixedList([trial(3, 2, 1)]), n_devices=2).run()
+        trace = TrialSimulator(policy, FixedList([trial(3, 2, 1)]), n_devices=2).run()
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 2.0, 1, 0, 2), (2.0, 3.0, 0, 0, 3)]
         asked = [(snapshot.now, free(snapshot)) for snapshot in policy.seen]
         assert asked == [(0, "cpu:0"), (1, "cpu:0"), (1, "cpu:1"), (2, "cpu:1"), (2, "cpu:0")]
@@ -211,7 +213,7 @@ class TestTwoDevices:
     def test_hosts_get_their_devices_in_order(self) -> None:
         """Devices are dealt out to hosts evenly, neighbours together."""
         policy = timetable({})
-        Cluster(policy, FixedList([trial(1)]), n_devices=5, n_hosts=2).run()
+        TrialSimulator(policy, FixedList([trial(1)]), n_devices=5, n_hosts=2).run()
         hosts = [device.host for device in policy.seen[0].devices]
         assert hosts == ["host-0", "host-0", "host-0", "host-1", "host-1"]
 
@@ -225,7 +227,7 @@ class TestIdle:
         """A device that stood idle has not changed run when it goes on with the one it had."""
         policy = timetable({(0, 0): None, (0, 1): None, (1.5, 1): 1, (2.5, 0): 0, (2.5, 1): 1})
         source = FixedList([trial(2, 1), trial(4, 3, 2)])
-        trace = Cluster(policy, source, n_devices=2, costs=self.costs).run()
+        trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run()
         assert lines(trace) == [
             (0.0, 1.5, 0, 0, 1),
             (0.0, 1.5, 1, 1, 1),
@@ -238,7 +240,7 @@ class TestIdle:
         """A device has changed run if its last one trained elsewhere while it stood idle."""
         policy = timetable({(0, 0): None, (0, 1): None, (1.5, 1): 0, (3, 0): 0})
         source = FixedList([trial(2, 1, 0), trial(4, 3)])
-        trace = Cluster(policy, source, n_devices=2, costs=self.costs).run()
+        trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run()
         assert lines(trace) == [
             (0.0, 1.5, 0, 0, 1),
             (0.0, 1.5, 1, 1, 1),
@@ -250,7 +252,7 @@ class TestIdle:
         """A run that sits on one device goes on there for nothing, whatever its former one does."""
         policy = timetable({(0, 0): None, (1.5, 1): 0, (3, 0): None, (4.5, 1): 0})
         source = FixedList([trial(3, 2, 1), trial(5, 4)])
-        trace = Cluster(policy, source, n_devices=2, costs=self.costs).run()
+        trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run()
         assert lines(trace)[-2:] == [(3.0, 4.5, 0, 1, 1), (4.5, 5.5, 1, 0, 3)]
         (at_the_end,) = (s for s in policy.seen if (s.now, free(s)) == (4.5, "cpu:1"))
         assert view(at_the_end, 0).switch_cost_seconds == 0.0
@@ -263,7 +265,7 @@ class TestSnapshot:
         """Opened runs are running or parked, with their reports, device time and units left."""
         policy = timetable({(0, 0): None, (1.5, 0): None, (3, 0): 0, (4.5, 0): 1})
         recordings = [trial(8, 7), Recording(values=(6.0,), seconds=(1.0,), params={"lr": 0.1})]
-        Cluster(policy, FixedList(recordings), costs=SwitchCosts(fraction=0.5), seed=7).run()
+        TrialSimulator(policy, FixedList(recordings), costs=SwitchCosts(fraction=0.5), seed=7).run()
         first, second, third = policy.seen
         assert first.trials == ()
         assert first.unstarted == Unstarted(count=2, fixed=True)
@@ -286,7 +288,7 @@ class TestSnapshot:
         policy = Rule(
             lambda s: replace(give(None, free(s)), memory=[*(s.memory or []), len(s.trials)])
         )
-        Cluster(policy, FixedList([trial(2), trial(1), trial(0)])).run()
+        TrialSimulator(policy, FixedList([trial(2), trial(1), trial(0)])).run()
         assert [snapshot.memory for snapshot in policy.seen] == [None, [0], [0, 0]]
 
 
@@ -310,7 +312,7 @@ class TestPruning:
         drop = replace(give(None, "cpu:0"), pruned=(0,))
         policy = timetable({(0, 0): None, (1, 0): drop, (2, 0): 1})
         source = Listening([trial(9, 8), trial(5, 4)])
-        trace = Cluster(policy, source).run()
+        trace = TrialSimulator(policy, source).run()
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 2.0, 0, 1, 1), (2.0, 3.0, 0, 1, 2)]
         assert (trace.pruned, trace.finished) == ({0: 1.0}, {1: 3.0})
         assert [(run.number, run.state) for run in policy.seen[2].finished] == [(0, "pruned")]
@@ -320,7 +322,7 @@ class TestPruning:
     def test_pruning_alone_leaves_the_device_idle(self) -> None:
         """Who prunes the last trial and opens none is done."""
         policy = timetable({(0, 0): None, (1, 0): Decision(pruned=(0,))})
-        trace = Cluster(policy, FixedList([trial(9, 8)])).run()
+        trace = TrialSimulator(policy, FixedList([trial(9, 8)])).run()
         assert (len(trace.slices), trace.pruned) == (1, {0: 1.0})
 
 
@@ -334,7 +336,7 @@ class TestTiers:
     def test_the_one_that_stopped_longest_ago_makes_room(self) -> None:
         """Of three that wait, the last is on the device, the one before it in the host's memory."""
         source = FixedList([trial(2, 1)] * 4)
-        trace = Cluster(make_policy("round-robin"), source, costs=self.costs).run()
+        trace = TrialSimulator(make_policy("round-robin"), source, costs=self.costs).run()
         assert lines(trace) == [
             (0.0, 1.0, 0, 0, 1),
             (1.0, 2.0, 0, 1, 1),
@@ -349,7 +351,7 @@ class TestTiers:
     def test_policies_see_tiers_and_what_they_cost(self) -> None:
         """A run on disk is stored, the others are parked; each shows the price of its tier."""
         policy = Rule(lambda s: None if s.unstarted.any else "idle")
-        Cluster(policy, FixedList([trial(2, 1)] * 4), costs=self.costs).run()
+        TrialSimulator(policy, FixedList([trial(2, 1)] * 4), costs=self.costs).run()
         shown = [(r.tier, r.state, r.switch_cost_seconds) for r in policy.seen[-1].trials]
         assert shown == [
             ("disk", "stored", 10.0),
@@ -363,7 +365,7 @@ class TestTiers:
         opening: dict[tuple[float, int], Choice] = dict.fromkeys((t, 0) for t in range(4))
         policy = timetable({**opening, (4, 0): 2, (5.125, 0): 1, (6.25, 0): 0})
         source = FixedList([trial(2, 1), trial(4, 3), trial(7, 6, 5), trial(8)])
-        trace = Cluster(policy, source, costs=replace(self.costs, resident_trials=2)).run()
+        trace = TrialSimulator(policy, source, costs=replace(self.costs, resident_trials=2)).run()
         assert lines(trace)[4:] == [
             (4.0, 5.125, 0, 2, 2),
             (5.125, 6.25, 0, 1, 2),  # trial 2 leaves: there would be room for one more
@@ -375,7 +377,7 @@ class TestTiers:
         opening: dict[tuple[float, int], Choice] = dict.fromkeys((t, 0) for t in range(4))
         policy = timetable({**opening, (4, 0): 1, (6, 0): 2, (7.125, 0): 0})
         source = FixedList([trial(2, 1), trial(5, 4, 3), trial(7, 6), trial(8)])
-        trace = Cluster(policy, source, costs=self.costs).run()
+        trace = TrialSimulator(policy, source, costs=self.costs).run()
         assert lines(trace)[4:] == [
             (4.0, 6.0, 0, 1, 2),  # out of the host's memory, which is empty now
             (6.0, 7.125, 0, 2, 2),
@@ -387,7 +389,7 @@ class TestTiers:
         costs = replace(self.costs, resident_trials=0)
         policy = timetable({(0, 0): None, (0, 1): None, (1, 1): None, (2, 0): 0})
         source = FixedList([trial(2, 1), trial(4, 3), trial(6)])
-        trace = Cluster(policy, source, n_devices=2, costs=costs).run()
+        trace = TrialSimulator(policy, source, n_devices=2, costs=costs).run()
         assert lines(trace)[-1] == (2.0, 3.0, 0, 0, 2)
         (before,) = (s for s in policy.seen if (s.now, free(s)) == (2, "cpu:0"))
         assert [view(before, number).tier for number in (0, 1)] == ["resident", "host"]
@@ -396,7 +398,7 @@ class TestTiers:
         """A run that waits on one device costs another one what the host's memory costs."""
         policy = timetable({(0, 0): None, (0, 1): None, (1, 0): None, (1, 1): 0})
         source = FixedList([trial(2, 1), trial(3), trial(4)])
-        trace = Cluster(policy, source, n_devices=2, costs=self.costs).run()
+        trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run()
         assert lines(trace)[-1] == (1.0, 3.0, 1, 0, 2)
 
     @pytest.mark.parametrize(("n_hosts", "tiers"), [(1, ["host", "disk"]), (2, ["host", "host"])])
@@ -405,13 +407,13 @@ class TestTiers:
         policy = Rule(lambda s: None if s.unstarted.any else "idle")
         costs = replace(self.costs, resident_trials=0)
         source = FixedList([trial(2, 1)] * 4)
-        Cluster(policy, source, n_devices=2, n_hosts=n_hosts, costs=costs).run()
+        TrialSimulator(policy, source, n_devices=2, n_hosts=n_hosts, costs=costs).run()
         assert [view(policy.seen[-1], number).tier for number in (0, 1)] == tiers
 
     def test_a_new_trial_has_nothing_to_bring(self) -> None:
         """Only the fraction of its first unit is paid when a trial is opened."""
         costs = replace(self.costs, fraction=0.5)
-        trace = Cluster(make_policy("fifo"), FixedList([trial(1)]), costs=costs).run()
+        trace = TrialSimulator(make_policy("fifo"), FixedList([trial(1)]), costs=costs).run()
         assert trace.finished == {0: 1.5}
 
     @pytest.mark.parametrize("name", ["fraction", "host_seconds", "resident_trials"])
@@ -429,7 +431,7 @@ class TestFailures:
         """The other device takes the trial up; the one that failed works again when it is back."""
         source = FixedList([trial(3, 2), trial(1), trial(0)])
         failures = [Failure(at=0.5, device=0, seconds=2)]
-        trace = Cluster(make_policy("fifo"), source, n_devices=2, failures=failures).run()
+        trace = TrialSimulator(make_policy("fifo"), source, n_devices=2, failures=failures).run()
         assert lines(trace) == [
             (0.0, 0.5, 0, 0, 0),
             (0.0, 1.0, 1, 1, 1),
@@ -446,7 +448,7 @@ class TestFailures:
         source = FixedList([trial(2, 1), trial(4, 3)])
         failures = [Failure(at=1.75, device=0, seconds=0.5)]
         costs = SwitchCosts(resident_seconds=0.25, disk_seconds=10)
-        trace = Cluster(policy, source, costs=costs, failures=failures).run()
+        trace = TrialSimulator(policy, source, costs=costs, failures=failures).run()
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 1.75, 0, 1, 0), (2.25, 13.25, 0, 0, 2)]
         runs = policy.seen[2].trials
         assert [(run.tier, run.state, run.switch_cost_seconds) for run in runs] == [
@@ -459,7 +461,7 @@ class TestFailures:
         failures = [Failure(at=1.75, device=0, seconds=0.25)]
         costs = SwitchCosts(fraction=0.5)
         source = FixedList([trial(2, 1)])
-        trace = Cluster(make_policy("fifo"), source, costs=costs, failures=failures).run()
+        trace = TrialSimulator(make_policy("fifo"), source, costs=costs, failures=failures).run()
         assert lines(trace) == [(0.0, 1.5, 0, 0, 1), (1.5, 1.75, 0, 0, 0), (2.0, 3.5, 0, 0, 2)]
         assert [each.switched for each in trace.slices] == [True, False, True]
 
@@ -467,20 +469,20 @@ class TestFailures:
         """The end that was planned for it passes while the device trains again."""
         source = FixedList([trial(1)])
         failures = [Failure(at=0.5, device=0, seconds=0.25)]
-        trace = Cluster(make_policy("fifo"), source, failures=failures).run()
+        trace = TrialSimulator(make_policy("fifo"), source, failures=failures).run()
         assert lines(trace) == [(0.0, 0.5, 0, 0, 0), (0.75, 1.75, 0, 0, 1)]
 
     def test_a_unit_that_ends_at_the_failure_is_lost(self) -> None:
         """Of an end and a failure at one time the failure counts."""
         failures = [Failure(at=1, device=0, seconds=0)]
-        trace = Cluster(make_policy("fifo"), FixedList([trial(1)]), failures=failures).run()
+        trace = TrialSimulator(make_policy("fifo"), FixedList([trial(1)]), failures=failures).run()
         assert lines(trace) == [(0.0, 1.0, 0, 0, 0), (1.0, 2.0, 0, 0, 1)]
 
     def test_two_failures_at_once(self) -> None:
         """A device is back when the last of its failures is over."""
         failures = [Failure(at=0.5, device=0, seconds=3), Failure(at=1, device=0, seconds=1)]
         policy = make_policy("fifo")
-        trace = Cluster(policy, FixedList([trial(1)]), failures=failures).run()
+        trace = TrialSimulator(policy, FixedList([trial(1)]), failures=failures).run()
         assert lines(trace) == [(0.0, 0.5, 0, 0, 0), (3.5, 4.5, 0, 0, 1)]
 
     def test_policies_see_that_it_is_broken(self) -> None:
@@ -488,7 +490,7 @@ class TestFailures:
         policy = Rule(lambda s: waiting(s)[0].number if waiting(s) else None)
         source = FixedList([trial(2, 1), trial(4, 3)])
         failures = [Failure(at=0.5, device=0, seconds=1)]
-        Cluster(policy, source, n_devices=2, failures=failures).run()
+        TrialSimulator(policy, source, n_devices=2, failures=failures).run()
         healthy = {snapshot.now: snapshot.devices[0].healthy for snapshot in policy.seen}
         assert healthy[1.0] is False
         assert all(healthy[now] for now in healthy if now == 0 or now >= 1.5)
@@ -504,7 +506,7 @@ class TestFailures:
         """A device that does not exist cannot fail."""
         failures = [Failure(at=1, device=device, seconds=1)]
         with pytest.raises(InvalidInputError, match=f"must be one of 0 to 1 but got {device}"):
-            Cluster(make_policy("fifo"), FixedList([]), n_devices=2, failures=failures)
+            TrialSimulator(make_policy("fifo"), FixedList([]), n_devices=2, failures=failures)
 
 
 class TestUntil:
@@ -512,7 +514,7 @@ class TestUntil:
 
     def test_a_unit_that_ends_later_is_not_reported(self) -> None:
         """What ends at that time is in the trace, what ends after it is not."""
-        trace = Cluster(make_policy("fifo"), FixedList([trial(3, 2, 1)])).run(until=2)
+        trace = TrialSimulator(make_policy("fifo"), FixedList([trial(3, 2, 1)])).run(until=2)
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 2.0, 0, 0, 2)]
         assert trace.finished == {}
         assert len(trace.recordings) == 1
@@ -522,9 +524,9 @@ class TestUntil:
         recordings = [trial(5, 4), trial(1, 0.5), trial(3, 2)]
         failures = [Failure(at=2.5, device=1, seconds=1)]
 
-        def cluster() -> Cluster:
+        def cluster() -> TrialSimulator:
             policy = make_policy("hermes")
-            return Cluster(policy, FixedList(recordings), n_devices=2, failures=failures)
+            return TrialSimulator(policy, FixedList(recordings), n_devices=2, failures=failures)
 
         stopped = cluster()
         first = stopped.run(until=1.5)
@@ -539,7 +541,7 @@ class TestRefused:
     def test_devices_and_hosts(self, n_devices: int, n_hosts: int) -> None:
         """There is a device and a host at least, and no host is without a device."""
         with pytest.raises(InvalidInputError, match=f"got {n_devices} devices on {n_hosts} hosts"):
-            Cluster(make_policy("fifo"), FixedList([]), n_devices=n_devices, n_hosts=n_hosts)
+            TrialSimulator(make_policy("fifo"), FixedList([]), n_devices=n_devices, n_hosts=n_hosts)
 
     @pytest.mark.parametrize(
         ("choice", "message"),
@@ -567,10 +569,10 @@ class TestRefused:
         """A policy's wrong decision is an error that says what it was."""
         policy = timetable({(0, 0): None, (0, 1): choice})
         with pytest.raises(ValueError, match=message):
-            Cluster(policy, FixedList([trial(2, 1)] * 3), n_devices=2).run()
+            TrialSimulator(policy, FixedList([trial(2, 1)] * 3), n_devices=2).run()
 
     def test_opening_more_than_there_are(self) -> None:
         """A policy cannot open a trial when none is left."""
         policy = timetable({(0, 0): None, (1, 0): None})
         with pytest.raises(ValueError, match="only while one is left"):
-            Cluster(policy, FixedList([trial(2, 1)])).run()
+            TrialSimulator(policy, FixedList([trial(2, 1)])).run()

@@ -14,13 +14,13 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Snapshot
 from optuna_hermes.policies import Policy, make_policy
 from optuna_hermes.simulator import (
-    Cluster,
     CurveSet,
     FixedList,
     Metrics,
     Recording,
     SwitchCosts,
     Trace,
+    TrialSimulator,
     measure,
 )
 
@@ -43,7 +43,7 @@ class PrunesAtOnce(Policy):
 
 def simulate(policy: Policy, n_devices: int = 1, fraction: float = 0.0) -> Trace:
     costs = SwitchCosts(fraction=fraction)
-    return Cluster(policy, FixedList(TRIALS), n_devices=n_devices, costs=costs).run()
+    return TrialSimulator(policy, FixedList(TRIALS), n_devices=n_devices, costs=costs).run()
 
 
 class TestMeasure:
@@ -95,14 +95,14 @@ class TestMeasure:
             Recording(values=(2.08, 5.0), seconds=(1.0, 1.0), first=10.0),
             Recording(values=(9.0, 2.0), seconds=(1.0, 1.0), first=10.0),
         ]
-        trace = Cluster(make_policy("fifo"), FixedList(trials)).run()
+        trace = TrialSimulator(make_policy("fifo"), FixedList(trials)).run()
         assert measure(trace, trials, 1).near_seconds == 1.0
         assert measure(trace, trials, 1).best_seconds == 4.0
 
     def test_of_equal_trials_the_first_is_the_best(self) -> None:
         """Between equal final values the earlier trial counts."""
         trials = [Recording(values=(1.0,), seconds=(1.0,), first=2.0)] * 3
-        trace = Cluster(make_policy("fifo"), FixedList(trials)).run()
+        trace = TrialSimulator(make_policy("fifo"), FixedList(trials)).run()
         assert measure(trace, trials, 1).best_seconds == 1.0
 
     def test_values_that_are_not_numbers(self) -> None:
@@ -111,14 +111,14 @@ class TestMeasure:
             Recording(values=(math.nan, math.nan), seconds=(1.0, 1.0), first=4.0),
             Recording(values=(math.inf, 2.0), seconds=(1.0, 1.0), first=4.0),
         ]
-        trace = Cluster(make_policy("fifo"), FixedList(trials)).run()
+        trace = TrialSimulator(make_policy("fifo"), FixedList(trials)).run()
         metrics = measure(trace, trials, 1)
         assert (metrics.best_seconds, metrics.near_seconds, metrics.auc) == (4.0, 4.0, 1.0)
 
     def test_no_span(self) -> None:
         """Where the best final value is no better than the first ones, the first report is it."""
         trials = [Recording(values=(3.0, 3.0), seconds=(1.0, 1.0), first=3.0)] * 2
-        trace = Cluster(make_policy("fifo"), FixedList(trials)).run()
+        trace = TrialSimulator(make_policy("fifo"), FixedList(trials)).run()
         metrics = measure(trace, trials, 1)
         assert metrics.near_seconds == 1.0
         assert 0 <= metrics.auc <= 1
@@ -127,7 +127,7 @@ class TestMeasure:
         """Without values from before training the span begins at the first reports."""
         trials = [replace(each, first=math.nan) for each in TRIALS]
         # Reports after one unit: median 7.5, so the span is 5.5 and 2.055 is near.
-        trace = Cluster(make_policy("fifo"), FixedList(trials)).run()
+        trace = TrialSimulator(make_policy("fifo"), FixedList(trials)).run()
         metrics = measure(trace, trials, 1)
         # The best seen is 4 in seconds 4 to 6, and above the median before that.
         assert metrics.auc == pytest.approx((4 + 2 * 2 / 5.5) / 8)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.policies import POLICIES, make_policy
-from optuna_hermes.simulator import Cluster, FixedList, Recording, SwitchCosts, Trace
+from optuna_hermes.simulator import FixedList, Recording, SwitchCosts, Trace, TrialSimulator
 
 # -- random workloads --------------------------------------------------------------------------
 
@@ -41,7 +41,9 @@ FRACTIONS = st.sampled_from([0.0, 0.25, 1.0])
 
 def simulate(name: str, work: Sequence[Recording], n_devices: int, fraction: float) -> Trace:
     costs = SwitchCosts(fraction=fraction)
-    return Cluster(make_policy(name), FixedList(work), n_devices=n_devices, costs=costs).run()
+    return TrialSimulator(
+        make_policy(name), FixedList(work), n_devices=n_devices, costs=costs
+    ).run()
 
 
 # -- what holds under every policy -------------------------------------------------------------

@@ -43,7 +43,7 @@ from optuna_hermes.ledger._base import HostRecord
 from optuna_hermes.model import Device
 
 if TYPE_CHECKING:
-    from optuna_hermes.curves import Remembered
+    from optuna_hermes.curves import CurveCache
 
 _OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.FirstBatch | wire.Begin
 """Messages of a trial that trains: most messages by far."""
@@ -201,10 +201,10 @@ class EventHandler:
         return self._sharing.presence()
 
     @cached_property
-    def _shapes(self) -> Remembered[Shape]:
-        from optuna_hermes.curves import Remembered  # imports NumPy; few ask for shapes
+    def _shapes(self) -> CurveCache[Shape]:
+        from optuna_hermes.curves import CurveCache  # imports NumPy; few ask for shapes
 
-        return Remembered(shape_of)
+        return CurveCache(shape_of)
 
     def status(self, now: float, *, trials: bool = True, curves: bool = False) -> dict[str, Any]:
         problems = {id_: self._memory.problem(slot) for id_, slot in self.state.slots.items()}

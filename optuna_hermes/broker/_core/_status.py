@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Override
 
 if TYPE_CHECKING:
-    from optuna_hermes.curves import Remembered
+    from optuna_hermes.curves import CurveCache
 
 JOULES_PER_WATT_HOUR = 3600.0
 
@@ -28,7 +28,7 @@ def document(
     *,
     problems: Mapping[str, str],
     trials: bool,
-    shapes: Remembered[Shape] | None = None,
+    shapes: CurveCache[Shape] | None = None,
 ) -> dict[str, Any]:
     """Return the devices with their holders, and the studies with their trials.
 
@@ -58,7 +58,7 @@ def document(
 
 
 def _add_shapes(
-    studies: list[dict[str, Any]], state: BrokerState, shapes: Remembered[Shape]
+    studies: list[dict[str, Any]], state: BrokerState, shapes: CurveCache[Shape]
 ) -> None:
     listed = [
         (shown, state.studies[entry["key"]]) for entry in studies for shown in entry["trials"]

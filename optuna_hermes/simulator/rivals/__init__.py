@@ -12,10 +12,8 @@ from optuna_hermes.errors import UnknownPolicyError
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator._metrics import by_final
 from optuna_hermes.simulator._workload import Recording
-from optuna_hermes.simulator.rivals._asha_stop import AshaStop
-from optuna_hermes.simulator.rivals._hyperband_stop import HyperbandStop
-from optuna_hermes.simulator.rivals._median_stop import MedianStop
 from optuna_hermes.simulator.rivals._oracle import Oracle, OracleBreadth
+from optuna_hermes.simulator.rivals._stop import AshaStop, HyperbandStop, MedianStop, StopPolicy
 
 __all__ = [
     "RIVALS",
@@ -24,6 +22,7 @@ __all__ = [
     "MedianStop",
     "Oracle",
     "OracleBreadth",
+    "StopPolicy",
     "arrange",
     "make_rival",
 ]
@@ -52,10 +51,10 @@ def arrange(name: str, recordings: Sequence[Recording]) -> tuple[Recording, ...]
         recordings: the list.
 
     Example:
-        >>> from optuna_hermes.simulator import Cluster, FixedList, Recording, arrange, make_rival
+        >>> from optuna_hermes.simulator import FixedList, Recording, TrialSimulator
         >>> trials = [Recording(values=(value,), seconds=(1.0,)) for value in (0.3, 0.1, 0.2)]
         >>> trials = arrange("oracle", trials)
-        >>> trace = Cluster(make_rival("oracle", trials), FixedList(trials)).run()
+        >>> trace = TrialSimulator(make_rival("oracle", trials), FixedList(trials)).run()
         >>> [each.value for each in trace.slices]
         [0.1, 0.2, 0.3]
     """

@@ -1,13 +1,20 @@
-"""The base class of stopping rules."""
+"""Rules that stop trials: successive halving, Hyperband, and the median rule."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from zlib import crc32
 
-from optuna_hermes.model import Decision, Snapshot, TrialView
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
 from optuna_hermes.policies import Fifo, Policy
+from optuna_hermes.policies._asha import checked_eta, is_rung
 
 
 class StopPolicy(Policy):
@@ -36,3 +43,175 @@ class StopPolicy(Policy):
     @abstractmethod
     def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
         """The numbers of waiting trials, each with one report at least, that the rule stops."""
+
+
+class AshaStop(StopPolicy):
+    """Stops a trial at a rung if it is not among the best there so far.
+
+    There is a rung after 1, ``eta``, ``eta ** 2``, ... units. A trial that comes to one goes on if
+    its value is among the ``max(1, n // eta)`` lowest of the ``n`` trials that have come so far,
+    itself among them; equal values go on together, and NaN never does. A stopped trial never comes
+    back, also if the later ones are worse; the promoting variant (``asha``) avoids that.
+
+    Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in the stopping
+    variant that Ray Tune's ``AsyncHyperBandScheduler`` and Optuna's ``SuccessiveHalvingPruner``
+    run; as there, values at the rung are compared.
+
+    Args:
+        eta: reduction factor; one in ``eta`` trials of a rung goes on.
+    """
+
+    def __init__(self, eta: int = 3) -> None:
+        self.eta = checked_eta(eta)
+
+    def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
+        """The trials that are at a rung and not among the best there."""
+        return below_best(
+            at_rungs(waiting, self.eta), (*snapshot.trials, *snapshot.finished), self.eta
+        )
+
+
+def at_rungs(trials: Iterable[TrialView], eta: int, first: int = 1) -> list[TrialView]:
+    """The trials that have had ``first``, ``first * eta``, ``first * eta ** 2``, ... units."""
+    return [trial for trial in trials if is_rung(trial.curve.units, eta, first)]
+
+
+def below_best(trials: Iterable[TrialView], peers: Sequence[TrialView], eta: int) -> set[int]:
+    """The numbers of ``trials`` that are not among the best of ``peers`` at their rung.
+
+    One in ``eta`` of those that have reached it goes on. ``trials`` are among ``peers``.
+    """
+    by_rung: defaultdict[int, list[TrialView]] = defaultdict(list)
+    for trial in trials:
+        by_rung[trial.curve.units].append(trial)
+    worse: set[int] = set()
+    for units, here in by_rung.items():
+        came = (peer.curve.values[units - 1] for peer in peers if peer.curve.units >= units)
+        values = sorted(value for value in came if not math.isnan(value))
+        places = max(1, len(values) // eta)
+        for trial in here:
+            value = trial.curve.values[-1]
+            if math.isnan(value) or bisect_left(values, value) >= places:
+                worse.add(trial.number)
+    return worse
+
+
+class HyperbandStop(StopPolicy):
+    """Distributes the trials over brackets, each of which is an ``asha-stop`` of its own.
+
+    The first rung of bracket ``b`` is after ``eta ** b`` units. With ``s + 1`` brackets, where
+    ``eta ** s`` units are the most that fit into the longest trial known, bracket ``b`` gets trials
+    in proportion to ``ceil((s + 1) * eta ** (s - b) / (s - b + 1))``. While no length is known
+    no trial is stopped.
+
+    Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18,
+    2018, as Optuna's ``HyperbandPruner`` runs it in a study whose name is empty: all brackets at
+    once, with a trial's bracket chosen by a checksum of its number.
+
+    Args:
+        eta: reduction factor; one in ``eta`` trials of a rung goes on.
+    """
+
+    def __init__(self, eta: int = 3) -> None:
+        self.eta = checked_eta(eta)
+
+    def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
+        """The trials that are at a rung of their bracket and not among its best there."""
+        judged = at_rungs(waiting, self.eta)
+        if not judged:
+            return set()
+        everyone = (*snapshot.trials, *snapshot.finished)
+        shares = bracket_shares(max(map(_length, everyone)), self.eta)
+        stopped: set[int] = set()
+        for bracket in range(len(shares)):
+            here = [trial for trial in judged if bracket_of(trial.number, shares) == bracket]
+            trials = at_rungs(here, self.eta, self.eta**bracket)
+            if trials:
+                peers = [peer for peer in everyone if bracket_of(peer.number, shares) == bracket]
+                stopped |= below_best(trials, peers, self.eta)
+        return stopped
+
+
+def _length(trial: TrialView) -> int:
+    """Total number of a trial's units, 0 where it is not known."""
+    if trial.units_left is not None:
+        return trial.curve.units + trial.units_left
+    return trial.curve.units if trial.state == "done" else 0
+
+
+@cache
+def bracket_shares(length: int, eta: int) -> tuple[int, ...]:
+    """The shares of trials that go to each bracket; none for a length of 0."""
+    n_brackets = 0
+    while eta**n_brackets <= length:
+        n_brackets += 1
+    return tuple(
+        -(-n_brackets * eta ** (n_brackets - 1 - bracket) // (n_brackets - bracket))
+        for bracket in range(n_brackets)
+    )
+
+
+@cache
+def bracket_of(number: int, shares: tuple[int, ...]) -> int:
+    """The bracket of a trial; there must be one at least."""
+    # The hash of HyperbandPruner for a study without a name: trials get the same brackets.
+    lot = crc32(f"_{number}".encode()) % sum(shares)
+    bracket = 0
+    while lot >= shares[bracket]:
+        lot -= shares[bracket]
+        bracket += 1
+    return bracket
+
+
+class MedianStop(StopPolicy):
+    """Stops a trial whose best value so far is worse than the median of the others at its age.
+
+    The others are the trials that were trained to their ends, with their values at the unit where
+    the trial is now; there is no median of fewer than ``n_startup_trials`` of them, and of NaN
+    only. NaN counts in no comparison, and a trial that reported nothing else is stopped.
+
+    Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, as Optuna's
+    ``MedianPruner`` runs it; Vizier's own rule takes the others' mean up to that unit instead of
+    their value at it.
+
+    Args:
+        n_startup_trials: number of trials trained to their ends before any is stopped.
+        n_warmup_steps: number of a trial's units before which it is never stopped.
+    """
+
+    def __init__(self, n_startup_trials: int = 5, n_warmup_steps: int = 0) -> None:
+        given = {"n_startup_trials": n_startup_trials, "n_warmup_steps": n_warmup_steps}
+        for name, number in given.items():
+            if number < 0:
+                raise InvalidInputError(f"{name} cannot be negative but got {number}.")
+        self.n_startup_trials = n_startup_trials
+        self.n_warmup_steps = n_warmup_steps
+
+    def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
+        """The trials that are worse than the median of those trained to their ends."""
+        ended = [other.curve for other in snapshot.finished if other.state == "done"]
+        if len(ended) < max(1, self.n_startup_trials):
+            return set()
+        judged = [trial for trial in waiting if trial.curve.units >= self.n_warmup_steps]
+        medians = {
+            age: _median([curve.values[age - 1] for curve in ended if curve.units >= age])
+            for age in {trial.curve.units for trial in judged}
+        }
+        return {
+            trial.number for trial in judged if _is_above(trial.curve, medians[trial.curve.units])
+        }
+
+
+def _is_above(curve: Curve, median: float) -> bool:
+    """True if all values are above the median, or all are NaN; False if the median is NaN."""
+    known = [value for value in curve.values if not math.isnan(value)]
+    return not known or min(known) > median
+
+
+def _median(values: Sequence[float]) -> float:
+    """The median of the values that are not NaN; NaN if all are."""
+    known = sorted(value for value in values if not math.isnan(value))
+    if not known:
+        return math.nan
+    half = len(known) // 2
+    return known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2

@@ -1,9 +1,14 @@
-"""Conversion of a study's ledger to a curve set."""
+"""Readers of curve sets: from ``.npz`` files, and from a study's ledger."""
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.simulator import CurveSet, Recording
@@ -15,10 +20,39 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
     from optuna_hermes.model import Curve
 
+
+def read_curve_set(path: str | Path) -> CurveSet:
+    """Read a curve set from an ``.npz`` file, without unpickling; see ``CurveSet.from_arrays``.
+
+    Raises:
+        InvalidInputError: there is no such file, or it is not a curve set.
+    """
+    return CurveSet.from_arrays(str(path), _arrays(Path(path)))
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    try:
+        # Opened here: numpy does not close a file whose content it refuses.
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise InvalidInputError(f"{path} must be an .npz file but is a single array.")
+            return dict(loaded.items())
+    except InvalidInputError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InvalidInputError(f"{path} cannot be read: {reason}.") from error
+    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise InvalidInputError(
+            f"{path} must be an .npz file of plain arrays (numpy.savez) but is not, or is damaged."
+        ) from error
+
+
 FAMILY = "study"
 
+# Least time of a unit, for two reports at the same reading of the worker's clock.
 SHORTEST_SECONDS = 1e-6
-"""Least time of a unit, for two reports at the same reading of the worker's clock."""
 
 
 def curve_set_of(study: Study, ledger: Ledger) -> CurveSet:
@@ -27,10 +61,6 @@ def curve_set_of(study: Study, ledger: Ledger) -> CurveSet:
     An unfinished trial ends at its last report; one that has failed, or has no report, is left out.
     Values before the first unit are not known. Lower is better as in the ledger, which stores the
     values of a maximised study with changed sign.
-
-    Args:
-        study: the study.
-        ledger: its ledger.
 
     Raises:
         InvalidInputError: no trial has a finite value.

@@ -1,13 +1,59 @@
-"""Input and output of a simulation: failures of devices, slices, and the whole trace."""
+"""Input and output of a simulation: costs, failures of devices, slices, and the whole trace."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import TierName
 from optuna_hermes.simulator._workload import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchCosts:
+    """The cost of a change: a fraction of the unit that is trained next, and seconds by tier.
+
+    Args:
+        fraction: share of that unit's time.
+        resident_seconds: time to resume a trial whose state is still on the device.
+        host_seconds: time to load it from the host's memory, or from another device.
+        disk_seconds: time to load it from disk.
+        resident_trials: number of suspended trials that stay on each device beside the one that
+            trains; of more, the one that stopped longest ago is evicted.
+        host_trials: number of suspended trials in each host's memory; the others are on disk.
+    """
+
+    fraction: float = 0.0
+    resident_seconds: float = 0.0
+    host_seconds: float = 0.0
+    disk_seconds: float = 0.0
+    resident_trials: int = 1
+    host_trials: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 <= value < math.inf:
+                raise InvalidInputError(
+                    f"{field.name} must be finite and at least 0 but got {value}."
+                )
+
+    @property
+    def by_tier(self) -> bool:
+        """True if costs depend on the tier of a suspended trial."""
+        return self.resident_seconds + self.host_seconds + self.disk_seconds > 0
+
+    def seconds(self, unit_seconds: float, tier: TierName | None) -> float:
+        """The cost of a change before a unit of so many seconds; a new trial has no tier."""
+        by_tier = {
+            None: 0.0,
+            "resident": self.resident_seconds,
+            "host": self.host_seconds,
+            "disk": self.disk_seconds,
+        }
+        return self.fraction * unit_seconds + by_tier[tier]
 
 
 class Slice(NamedTuple):
@@ -42,9 +88,6 @@ class Failure:
         at: time of the failure in seconds.
         device: index of the device.
         seconds: time until it can be used again.
-
-    Raises:
-        InvalidInputError: a time is negative or not finite.
     """
 
     at: float

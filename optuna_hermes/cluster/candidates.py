@@ -9,17 +9,84 @@ from statistics import fmean, median
 
 import numpy as np
 
-from optuna_hermes.cluster.elasticity import batch_choices, most_devices, pooled, unit_seconds
-from optuna_hermes.model import Elastic, Snapshot, TrialView
+from optuna_hermes.model import Elastic, Snapshot, Speed, TrialView
 from optuna_hermes.policies.base import free_devices, opened, unopened
-from optuna_hermes.policies.step_model import HUGE, Array, fit_steps
+from optuna_hermes.policies.step_model import HUGE, Array, StepModel, fit_steps
 
+# Largest factor by which a trial's devices and batch may exceed the measured ones.
+MAX_GROWTH = 2
+# Batch sizes whose times differ by less are taken to be equal.
+EQUAL = 1e-6
+
+
+def batch_choices(elastic: Elastic) -> list[int]:
+    """Batch sizes to try: powers of two times the least one, and the limits.
+
+    The most is twice the measured one, so that it grows as the trial trains.
+    """
+    low, high = elastic.batch_sizes
+    known = max((each.batch_size for each in elastic.speeds), default=elastic.batch_size)
+    high = max(elastic.batch_size, min(high, MAX_GROWTH * known))
+    doublings = range(int(math.log2(high / low)) + 1)
+    return sorted({elastic.batch_size, high, *(low << times for times in doublings)})
+
+
+def worth_of_samples(elastic: Elastic, batch_sizes: Array, *, later: bool = False) -> Array:
+    """Progress per sample at these batch sizes, by the gradient noise scale; 1 at the least size.
+
+    Where noise is not known all samples count the same. Noise grows in training: ``later`` takes
+    it to be no less than the largest batch that the trial may have.
+    """
+    noise = elastic.noise_scale
+    if noise is None or not math.isfinite(noise) or noise < 0:
+        return np.ones_like(batch_sizes)
+    noise = min(noise if not later else max(noise, elastic.batch_sizes[1]), HUGE)
+    worth: Array = (noise + elastic.batch_sizes[0]) / (noise + batch_sizes)
+    return worth
+
+
+def most_devices(elastic: Elastic, wanted: int) -> int:
+    """The most devices a trial may be tried on: twice the measured ones, or those it wants."""
+    known = max((each.devices for each in elastic.speeds), default=0)
+    most = min(elastic.devices[1], max(MAX_GROWTH * known, wanted))
+    return max(most, elastic.devices[0])
+
+
+def unit_seconds(
+    elastic: Elastic, model: StepModel, batch_sizes: Array, devices: Array, *, later: bool = False
+) -> Array:
+    """Seconds of a unit [batch size, devices, several hosts], per sample if its size is not known.
+
+    ``later`` is for units in the future, see ``worth_of_samples``."""
+    rows, columns = batch_sizes[:, None], devices[None, :]
+    several = (columns > 1).astype(float)
+    steps = [model.step_seconds(columns, rows, apart) for apart in (0.0 * several, several)]
+    worth = worth_of_samples(elastic, rows, later=later)
+    # Among sizes that seem equal the largest is tried, so that it is measured from then on.
+    doubt = 1.0 + EQUAL * np.arange(len(batch_sizes) - 1.0, -1.0, -1.0)
+    seconds: Array = np.stack(steps, axis=2) * (doubt[:, None] / (rows * worth))[:, :, None]
+    return seconds * (elastic.unit_samples or 1.0)
+
+
+def pooled(speeds: Iterable[Speed]) -> tuple[Speed, ...]:
+    """Measurements of several trials, the mean of those with equal devices, hosts and batch."""
+    by_place: dict[tuple[int, int, int], list[float]] = {}
+    for each in speeds:
+        by_place.setdefault((each.devices, each.hosts, each.batch_size), []).append(
+            each.step_seconds
+        )
+    return tuple(
+        Speed(devices=w, hosts=h, batch_size=m, step_seconds=sum(all_) / len(all_))
+        for (w, h, m), all_ in sorted(by_place.items())
+    )
+
+
+# The least number of units left of a trial that is not over, also if fewer were expected.
 LEAST_UNITS = 0.5
-"""The least number of units left of a trial that is not over, also if fewer were expected."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Contender:
+class Candidate:
     """A trial that could have devices.
 
     Args:
@@ -68,8 +135,10 @@ class Contender:
         return tuple(np.flatnonzero(trains)[1:].tolist())
 
 
-def contenders(snapshot: Snapshot, most: int) -> list[Contender]:
+def candidates(snapshot: Snapshot, most: int) -> list[Candidate]:
     """The trials that could have the free devices, the one with the least left to do first.
+
+    Only the ``most`` with the least left by a rough estimate are worked out in full.
 
     Units left are those that the trial reports, if it does. Otherwise its progress is sampled, as
     ONES does: ``rho ~ Beta(units + 2, expected + 1)``, and ``(units + 1) * (1 / rho - 1)`` units
@@ -83,34 +152,29 @@ def contenders(snapshot: Snapshot, most: int) -> list[Contender]:
     one as a typical one; more devices than it has are assumed to speed it up in proportion. Of the
     time to its end one unit has the gradient noise of now, and the others that of later. Where
     noise is measured, that of a trial that has reported none yet is taken to be its batch size.
-
-    Args:
-        snapshot: the state to decide on.
-        most: the number of trials to work out in full, those with the least left by a rough
-            estimate.
     """
-    view = _Landscape(snapshot)
+    estimates = _Estimates(snapshot)
     trials: list[tuple[TrialView | None, int]] = [(trial, 0) for trial in opened(snapshot)]
     trials += [(trial, place) for place, trial in enumerate(unopened(snapshot))]
     rough = [
-        (view.roughly(trial), trial is None, place if trial is None else trial.number)
+        (estimates.roughly(trial), trial is None, place if trial is None else trial.number)
         for trial, place in trials
     ]
     order = sorted(range(len(trials)), key=rough.__getitem__)[:most]
-    found = [view.contender(*trials[index]) for index in order]
+    found = [estimates.candidate(*trials[index]) for index in order]
     return sorted((each for each in found if each is not None), key=lambda each: each.key)
 
 
-class _Landscape:
+class _Estimates:
     """Estimates from the trials of a snapshot about each other: lengths, speeds, noise."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._free = free_devices(snapshot)
-        self._kin: dict[str, list[TrialView]] = {}
+        self._by_params: dict[str, list[TrialView]] = {}
         for trial in (*snapshot.trials, *snapshot.finished):
-            if trial.params and _has_told(trial):
-                self._kin.setdefault(_kind(trial.params), []).append(trial)
+            if trial.params and _has_reported(trial):
+                self._by_params.setdefault(_params_key(trial.params), []).append(trial)
         stretches = (trial.elastic for trial in (*snapshot.trials, *snapshot.finished))
         self._measures_noise = any(each and each.noise_scale is not None for each in stretches)
         seconds = _seconds_a_unit([*snapshot.trials, *snapshot.finished])
@@ -119,7 +183,7 @@ class _Landscape:
         told = [
             trial.curve.units + trial.units_left
             for trial in snapshot.trials
-            if trial.units_left is not None and _has_told(trial)
+            if trial.units_left is not None and _has_reported(trial)
         ]
         self._typical_units = fmean(done or told) if done or told else None
 
@@ -128,14 +192,14 @@ class _Landscape:
         if trial is None:
             return self._units(trial, ()) * self._typical_seconds
         own = _seconds_a_unit([trial])
-        left = self._units(trial, self._kin_of(trial)) * (own[0] if own else self._typical_seconds)
+        left = self._units(trial, self._alike(trial)) * (own[0] if own else self._typical_seconds)
         return math.inf if _diverged(trial) else left
 
-    def contender(self, trial: TrialView | None, place: int) -> Contender | None:
-        """The trial as a contender, None if it cannot have any of the devices."""
+    def candidate(self, trial: TrialView | None, place: int) -> Candidate | None:
+        """The trial as a candidate, None if it cannot have any of the devices."""
         if trial is None:
-            seconds = self._plain(self._typical_seconds, 1, 1, 1) * self._units(None, ())
-            return Contender(
+            seconds = self._plain(self._typical_seconds, 1, 1) * self._units(None, ())
+            return Candidate(
                 trial=None,
                 place=place,
                 batch_sizes=(None,),
@@ -148,9 +212,9 @@ class _Landscape:
         most = min(most, sum(not bound or each.id in bound for each in self._free))
         if least > most:
             return None
-        kin = self._kin_of(trial)
-        batch_sizes, seconds = self._seconds(trial, kin, least, most)
-        return Contender(
+        alike = self._alike(trial)
+        batch_sizes, seconds = self._seconds(trial, alike, least, most)
+        return Candidate(
             trial=trial,
             place=0,
             batch_sizes=batch_sizes,
@@ -160,21 +224,21 @@ class _Landscape:
         )
 
     def _seconds(
-        self, trial: TrialView, kin: Sequence[TrialView], least: int, most: int
+        self, trial: TrialView, alike: Sequence[TrialView], least: int, most: int
     ) -> tuple[tuple[int | None, ...], Array]:
         """Batch sizes, and the seconds to the end with each."""
-        units = self._units(trial, kin)
-        own = _seconds_a_unit([trial]) or _seconds_a_unit(r for r in kin if r.state == "done")
+        units = self._units(trial, alike)
+        own = _seconds_a_unit([trial]) or _seconds_a_unit(r for r in alike if r.state == "done")
         unit = fmean(own) if own else self._typical_seconds
         if trial.elastic is None:
-            return (None,), self._plain(unit, trial.devices_wanted, least, most) * units
-        elastic = _with_speeds(trial.elastic, kin)
+            return (None,), self._plain(unit, least, most) * units
+        elastic = _with_speeds(trial.elastic, alike)
         if elastic.noise_scale is None and self._measures_noise:
             elastic = replace(elastic, noise_scale=float(elastic.batch_size))
         most = min(most, max(most_devices(elastic, trial.devices_wanted), least))
         model = fit_steps(elastic.speeds, elastic.device_batch_size)
         if model is None:
-            return (None,), self._plain(unit, trial.devices_wanted, least, most) * units
+            return (None,), self._plain(unit, least, most) * units
         choices = batch_choices(elastic)
         batches = np.array(choices, dtype=float)
         counts = np.maximum(np.arange(len(self._free) + 1.0), 1.0)
@@ -190,21 +254,23 @@ class _Landscape:
         seconds[batches[:, None] < counts[None, :]] = np.inf
         return tuple(choices), _within(seconds, least, most)
 
-    def _plain(self, device_seconds: float, wanted: int, least: int, most: int) -> Array:
+    def _plain(self, device_seconds: float, least: int, most: int) -> Array:
         """Seconds of a unit of so many device seconds, with one batch size and linear speed-up."""
         counts = np.maximum(np.arange(len(self._free) + 1.0), 1.0)
         seconds = np.repeat((device_seconds / counts)[None, :, None], 2, axis=2)
         return _within(seconds, least, most)
 
-    def _kin_of(self, trial: TrialView) -> Sequence[TrialView]:
-        return self._kin.get(_kind(trial.params), (trial,)) if trial.params else (trial,)
+    def _alike(self, trial: TrialView) -> Sequence[TrialView]:
+        return (
+            self._by_params.get(_params_key(trial.params), (trial,)) if trial.params else (trial,)
+        )
 
-    def _units(self, trial: TrialView | None, kin: Sequence[TrialView]) -> float:
+    def _units(self, trial: TrialView | None, alike: Sequence[TrialView]) -> float:
         """Units left of a trial, sampled where it does not report them."""
         if trial is not None and trial.units_left is not None:
             return max(float(trial.units_left), LEAST_UNITS)
         units = 0 if trial is None else trial.curve.units
-        ended = [each.curve.units for each in kin if each.state == "done"]
+        ended = [each.curve.units for each in alike if each.state == "done"]
         total = fmean(ended) if ended else self._typical_units
         expected = max(units, 1.0) if total is None else total - units
         if expected <= 0:
@@ -222,9 +288,9 @@ def _within(seconds: Array, least: int, most: int) -> Array:
     return seconds
 
 
-def _with_speeds(elastic: Elastic, kin: Iterable[TrialView]) -> Elastic:
+def _with_speeds(elastic: Elastic, alike: Iterable[TrialView]) -> Elastic:
     """``elastic`` with the measurements of trials with the same parameters."""
-    others = [each.elastic.speeds for each in kin if each.elastic is not None]
+    others = [each.elastic.speeds for each in alike if each.elastic is not None]
     return replace(elastic, speeds=pooled(speed for speeds in others for speed in speeds))
 
 
@@ -236,7 +302,7 @@ def _seconds_a_unit(trials: Iterable[TrialView]) -> list[float]:
     return [seconds for seconds in means if 0 < seconds < HUGE]
 
 
-def _has_told(trial: TrialView) -> bool:
+def _has_reported(trial: TrialView) -> bool:
     """True if a trial has reported a value, or a speed was measured."""
     return trial.curve.units > 0 or (trial.elastic is not None and bool(trial.elastic.speeds))
 
@@ -245,5 +311,5 @@ def _diverged(trial: TrialView) -> bool:
     return trial.curve.units > 0 and not math.isfinite(trial.curve.values[-1])
 
 
-def _kind(params: Mapping[str, object]) -> str:
+def _params_key(params: Mapping[str, object]) -> str:
     return repr(sorted(params.items()))

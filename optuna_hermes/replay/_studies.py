@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import optuna
@@ -11,10 +13,9 @@ from optuna.samplers import BaseSampler
 from optuna_hermes import _optuna
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.policies import Policy, make_policy
-from optuna_hermes.replay._loop_pruners import PRUNERS, Stopping
-from optuna_hermes.replay._loop_source import Proposals, make_sampler
+from optuna_hermes.replay._proposals import PRUNERS, OptunaPruning, Proposals, make_sampler
 from optuna_hermes.sampler import HermesSampler
-from optuna_hermes.simulator import Cluster, CurveSet, Recording, SwitchCosts, Trace
+from optuna_hermes.simulator import CurveSet, Recording, SwitchCosts, Trace, TrialSimulator
 from optuna_hermes.simulator._metrics import span_of
 
 PLAIN = ("fifo", *PRUNERS)
@@ -22,7 +23,7 @@ PLAIN = ("fifo", *PRUNERS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopSetup:
+class StudyRules:
     """Settings of a replay with a sampler.
 
     Args:
@@ -30,9 +31,6 @@ class LoopSetup:
         n_devices: number of devices.
         budget: device time of the study, in median full trainings of the set.
         switch_cost: cost of changing a device's trial, as a fraction of the unit trained next.
-
-    Raises:
-        InvalidInputError: the budget is not positive.
     """
 
     sampler: str = "TPESampler"
@@ -46,7 +44,7 @@ class LoopSetup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopMetrics:
+class StudyMetrics:
     """Times until a study came near the best of its pool; fractions of the budget, 1 if never.
 
     Near is within 5 % or 1 % of the span between the pool's median first value and its best final
@@ -67,19 +65,15 @@ class LoopMetrics:
     trials_opened: int
 
 
-def run_loop(curve_set: CurveSet, policy: str, setup: LoopSetup, *, seed: int) -> LoopMetrics:
+def simulate_study(
+    curve_set: CurveSet, policy: str, setup: StudyRules, *, seed: int
+) -> StudyMetrics:
     """Simulate a study that chooses among recorded trainings until its budget is spent.
 
     Each parameter is scaled to its rank in [0, 1], the sampler suggests one float for each, and
     the nearest configuration not trained yet is trained; the study keeps the floats.
     Under the policies of ``PLAIN`` the study is plain Optuna's; under the others its sampler is a
     ``HermesSampler``, as in a live study.
-
-    Args:
-        curve_set: the pool, with parameters.
-        policy: name of a policy, or of one of ``PRUNERS``.
-        setup: the settings.
-        seed: for the sampler and the policy.
 
     Raises:
         InvalidInputError: there is no such policy or sampler, or the set has no parameters.
@@ -88,14 +82,14 @@ def run_loop(curve_set: CurveSet, policy: str, setup: LoopSetup, *, seed: int) -
     units = max(len(recording.values) for recording in curve_set.recordings)
     study = _new_study(policy, sampler, units, seed)
     source = Proposals(curve_set, study)
-    chosen: Policy = Stopping(source.condemned) if policy in PRUNERS else make_policy(policy)
+    chosen: Policy = OptunaPruning(source.to_prune) if policy in PRUNERS else make_policy(policy)
     until = budget_seconds(curve_set, setup)
     costs = SwitchCosts(fraction=setup.switch_cost)
-    cluster = Cluster(chosen, source, n_devices=setup.n_devices, costs=costs, seed=seed)
+    cluster = TrialSimulator(chosen, source, n_devices=setup.n_devices, costs=costs, seed=seed)
     return _measured(cluster.run(until), curve_set.recordings, until)
 
 
-def budget_seconds(curve_set: CurveSet, setup: LoopSetup) -> float:
+def budget_seconds(curve_set: CurveSet, setup: StudyRules) -> float:
     """Duration of a study: its budget of device time over the number of devices."""
     full = statistics.median(sum(recording.seconds) for recording in curve_set.recordings)
     return setup.budget * full / setup.n_devices
@@ -112,7 +106,7 @@ def _new_study(policy: str, sampler: BaseSampler, units: int, seed: int) -> optu
     )
 
 
-def _measured(trace: Trace, pool: tuple[Recording, ...], until: float) -> LoopMetrics:
+def _measured(trace: Trace, pool: tuple[Recording, ...], until: float) -> StudyMetrics:
     lowest, span = span_of(pool)
     values = [(each.end, each.value) for each in trace.slices]
     finals = [(end, trace.recordings[number].final) for number, end in trace.finished.items()]
@@ -121,10 +115,98 @@ def _measured(trace: Trace, pool: tuple[Recording, ...], until: float) -> LoopMe
         ends = [end for end, value in reached if value <= lowest + near * span]
         return min([until, *ends]) / until
 
-    return LoopMetrics(
+    return StudyMetrics(
         any5=share(values, 0.05),
         any1=share(values, 0.01),
         fin5=share(finals, 0.05),
         fin1=share(finals, 0.01),
         trials_opened=len(trace.recordings),
     )
+
+
+MEASURES = ("any5", "any1", "fin5", "fin1", "trials_opened")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """The result of one simulated study."""
+
+    curve_set: str
+    policy: str
+    seed: int
+    metrics: StudyMetrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRow:
+    """A policy's means over all sets and seeds.
+
+    Args:
+        policy: its name.
+        means: for each of ``MEASURES``, the geometric mean over sets of the mean over seeds.
+        over_fifo: speed-up over ``fifo`` for each measure but ``trials_opened``; empty where
+            ``fifo`` was not simulated.
+        over_pruners: likewise over the pruner that is best in that measure.
+    """
+
+    policy: str
+    means: dict[str, float]
+    over_fifo: dict[str, float]
+    over_pruners: dict[str, float]
+
+
+def simulate_studies(
+    curve_sets: Iterable[CurveSet],
+    policies: Sequence[str],
+    setup: StudyRules,
+    seeds: Sequence[int],
+) -> Iterator[StudyResult]:
+    """Simulate every policy and seed on every set, one after another, set by set."""
+    for curve_set in curve_sets:
+        for policy in policies:
+            for seed in seeds:
+                metrics = simulate_study(curve_set, policy, setup, seed=seed)
+                yield StudyResult(
+                    curve_set=curve_set.name, policy=policy, seed=seed, metrics=metrics
+                )
+
+
+def tabulate_studies(trials: Sequence[StudyResult]) -> tuple[StudyRow, ...]:
+    """Summarise results, a row for each policy, in the order of their first results."""
+    policies = list(dict.fromkeys(trial.policy for trial in trials))
+    means = {
+        policy: _means([trial for trial in trials if trial.policy == policy]) for policy in policies
+    }
+    pruners = [means[policy] for policy in policies if policy in PRUNERS]
+    fifo = [means["fifo"]] if "fifo" in means else []
+    return tuple(
+        StudyRow(
+            policy=policy,
+            means=means[policy],
+            over_fifo=_ratios(means[policy], fifo),
+            over_pruners=_ratios(means[policy], pruners),
+        )
+        for policy in policies
+    )
+
+
+def _means(trials: Sequence[StudyResult]) -> dict[str, float]:
+    names = sorted({trial.curve_set for trial in trials})
+    logs = {measure: 0.0 for measure in MEASURES}
+    for name in names:
+        of_set = [trial.metrics for trial in trials if trial.curve_set == name]
+        for measure in MEASURES:
+            mean = sum(getattr(each, measure) for each in of_set) / len(of_set)
+            logs[measure] += math.log(mean) / len(names)
+    return {measure: math.exp(log) for measure, log in logs.items()}
+
+
+def _ratios(means: dict[str, float], rivals: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Speed-ups over the best of the rivals, by measure."""
+    if not rivals:
+        return {}
+    return {
+        measure: min(rival[measure] for rival in rivals) / means[measure]
+        for measure in MEASURES
+        if measure != "trials_opened"
+    }

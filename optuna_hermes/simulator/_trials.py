@@ -1,24 +1,18 @@
-"""The opened trials of a simulation, as policies see them."""
+"""The opened trials of a simulation, as policies see them, and the tiers in which they wait."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from optuna_hermes.model import Curve, TierName, TrialStatus, TrialView, Unstarted
-from optuna_hermes.simulator._costs import SwitchCosts
-from optuna_hermes.simulator._tiers import moves_down
+from optuna_hermes.model import Curve, TierName, TrialStatus, TrialView
+from optuna_hermes.simulator._values import SwitchCosts
 from optuna_hermes.simulator._workload import Recording, Source
 
 
-class Roster:
-    """The views of all opened trials: running, waiting in a tier, or over.
-
-    Args:
-        source: the trials.
-        costs: costs of resuming a trial on a device.
-    """
+class OpenedTrials:
+    """The views of all opened trials: running, waiting in a tier, or over."""
 
     def __init__(self, source: Source, costs: SwitchCosts) -> None:
         self._source = source
@@ -33,15 +27,6 @@ class Roster:
     def live(self) -> tuple[TrialView, ...]:
         """The trials that are not over, in the order of their numbers."""
         return tuple(self._live.values())
-
-    @property
-    def unstarted(self) -> Unstarted:
-        """The trials that can still be opened."""
-        return self._source.unstarted
-
-    def running(self, number: int) -> TrialView:
-        """The view of a trial that has a device."""
-        return self._live[number]
 
     # -- from and to a device ------------------------------------------------------------------
 
@@ -63,29 +48,32 @@ class Roster:
         """Record that a trial gets a device."""
         self._show(view, "running", view.curve, view.attained_seconds, device, None)
 
-    def stop(self, view: TrialView, device: str, now: float, used: float) -> None:
-        """Park a trial on its device without a report."""
+    def stop(self, number: int, device: str, start: float, now: float) -> None:
+        """Park a trial on its device without a report of what it trained since ``start``."""
+        view = self._live[number]
+        used = view.attained_seconds + (now - start)
         self._show(view, "parked", view.curve, used, device, now)
         self.n_waiting += 1
 
-    def report(self, view: TrialView, device: str, now: float, used: float) -> tuple[int, float]:
-        """Record the end of a unit: the trial is over, or parked on its device.
+    def report(self, number: int, device: str, start: float, now: float) -> tuple[int, float]:
+        """Record the end of a unit begun at ``start``: the trial is over, or parked on its device.
 
         Returns:
             The unit, from 1, and its value.
         """
+        view = self._live[number]
         before, unit = view.curve, view.curve.units + 1
-        values = self.recordings[view.number].values
-        value = values[unit - 1]
+        values = self.recordings[number].values
+        value, used = values[unit - 1], view.attained_seconds + (now - start)
         curve = Curve(
             steps=(*before.steps, unit),
             values=(*before.values, value),
             device_seconds=(*before.device_seconds, used),
         )
         self._show(view, "parked", curve, used, device, now)
-        self._source.reported(view.number, unit, value)
+        self._source.reported(number, unit, value)
         if unit == len(values):
-            self._end(view.number, "done", now)
+            self._end(number, "done", now)
         else:
             self.n_waiting += 1
         return unit, value
@@ -106,7 +94,7 @@ class Roster:
         number: int,
         device: str,
         *,
-        seated: Collection[tuple[int | None, str]],
+        last_trials: Collection[tuple[int | None, str]],
         host_of: Mapping[str, str],
     ) -> None:
         """Account for another trial on a device: resuming the former one has a cost from now on.
@@ -114,7 +102,7 @@ class Roster:
         Args:
             number: the trial that was there before; nothing is done if it does not wait there.
             device: the device.
-            seated: the last trial of each device, which no other has displaced.
+            last_trials: the last trial of each device, which no other has displaced.
             host_of: the host of each device.
         """
         view = self._live.get(number)
@@ -125,9 +113,9 @@ class Roster:
             suspended = [
                 each
                 for each in self._live.values()
-                if each.state != "running" and (each.number, each.device) not in seated
+                if each.state != "running" and (each.number, each.device) not in last_trials
             ]
-            for moved, tier in moves_down(suspended, self._costs, host_of):
+            for moved, tier in _evictions(suspended, self._costs, host_of):
                 self._put(moved, tier)
 
     def lose(self, device: str) -> None:
@@ -182,3 +170,23 @@ class Roster:
         self.over = (*self.over, view)
         self.ends[state][number] = now
         self._source.ended(number, pruned=state == "pruned")
+
+
+def _evictions(
+    suspended: Iterable[TrialView], costs: SwitchCosts, host_of: Mapping[str, str]
+) -> Iterator[tuple[TrialView, TierName]]:
+    """The trials that move from their device to the host's memory, and from there to disk."""
+    resident = dict.fromkeys(host_of, costs.resident_trials)
+    host = dict.fromkeys(host_of.values(), costs.host_trials)
+    # The trial that stopped last has the first choice. None moves up: that takes training again.
+    for view in sorted(suspended, key=lambda view: -(view.waiting_since or 0.0)):
+        assert view.device is not None, "a suspended trial has had a device"
+        tier: TierName = "disk"
+        if view.tier == "resident" and resident[view.device] > 0:
+            resident[view.device] -= 1
+            tier = "resident"
+        elif view.tier != "disk" and host[host_of[view.device]] > 0:
+            host[host_of[view.device]] -= 1
+            tier = "host"
+        if tier != view.tier:
+            yield view, tier

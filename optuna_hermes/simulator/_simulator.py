@@ -1,0 +1,280 @@
+"""Simulation of devices that replay recorded trials under a policy. No clock, no randomness."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Device, Snapshot, TrialView
+from optuna_hermes.policies import Policy
+from optuna_hermes.simulator._trials import OpenedTrials
+from optuna_hermes.simulator._values import Failure, Slice, SwitchCosts, Trace
+from optuna_hermes.simulator._workload import Source
+
+Event = TypeVar("Event")
+
+
+class EventQueue(Generic[Event]):
+    """The clock and the events of a simulation, in the order of time, priority and addition.
+
+    Example:
+        >>> events = EventQueue[str]()
+        >>> events.add(2.0, "later")
+        >>> events.add(1.0, "second", priority=1)
+        >>> events.add(1.0, "first", priority=0)
+        >>> [events.pop() for _ in range(3)], events.now
+        (['first', 'second', 'later'], 2.0)
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, int, Event]] = []
+        self._added = 0
+
+    def add(self, time: float, event: Event, priority: int = 0) -> None:
+        """Add an event at a time in seconds; of those at one time the smallest priority is first.
+
+        Raises:
+            ValueError: the time is before ``now``.
+        """
+        if not time >= self.now:
+            raise ValueError(f"An event must be at {self.now} or later but got {time}.")
+        # The counter makes the order of ties deterministic, and events need no comparison.
+        heapq.heappush(self._heap, (time, priority, self._added, event))
+        self._added += 1
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def next_time(self) -> float:
+        """Time of the next event; infinity if there is none."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def pop(self) -> Event:
+        """Advance the clock to the next event, and return it."""
+        self.now, _, _, event = heapq.heappop(self._heap)
+        return event
+
+
+class _Slot:
+    """A device, the trial that it trains (``number``), and the one that it trained last."""
+
+    def __init__(self, device: Device, index: int) -> None:
+        self.device = device
+        self.index = index
+        self.number: int | None = None
+        self.last: int | None = None
+        self.lease = 0
+        self.failures = 0
+        self.start = 0.0
+        self.switched = False
+
+
+class TrialSimulator:
+    """Replays trainings on some devices under a policy, one unit a slice.
+
+    The policy gets the same snapshots as in a broker. Events at the same time are handled in the
+    order of the devices; the policy decides about the device of an event before the next event,
+    and after it, in their order, about the idle devices.
+
+    Args:
+        policy: the policy that assigns devices.
+        source: the trials.
+        n_devices: number of devices.
+        n_hosts: number of hosts; the devices are distributed evenly, in order.
+        costs: costs of a device that changes to another trial; by default none.
+        seed: for policies that draw random numbers.
+        failures: failures of devices.
+
+    Raises:
+        InvalidInputError: there is no device or no host, fewer devices than hosts, or a failure of
+            a device that does not exist.
+
+    Example:
+        >>> from optuna_hermes.policies import make_policy
+        >>> from optuna_hermes.simulator import FixedList, Recording, TrialSimulator
+        >>> training = Recording(values=(0.9, 0.5), seconds=(1.0, 1.0))
+        >>> trace = TrialSimulator(make_policy("fifo"), FixedList([training] * 2)).run()
+        >>> trace.finished
+        {0: 2.0, 1: 4.0}
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        source: Source,
+        *,
+        n_devices: int = 1,
+        n_hosts: int = 1,
+        costs: SwitchCosts | None = None,
+        seed: int = 0,
+        failures: Sequence[Failure] = (),
+    ) -> None:
+        _check(n_devices, n_hosts, failures)
+        self._policy = policy
+        self._source = source
+        self._costs = costs or SwitchCosts()
+        self._trials = OpenedTrials(source, self._costs)
+        self._seed = seed
+        self._slots = [
+            _Slot(Device(id=f"cpu:{i}", host=f"host-{i * n_hosts // n_devices}"), i)
+            for i in range(n_devices)
+        ]
+        self._host_of = {slot.device.id: slot.device.host for slot in self._slots}
+        self._devices_shown: dict[int, tuple[Device, ...]] = {}
+        self._events = EventQueue[Callable[[], _Slot | None]]()
+        self._begun = False
+        self._memory: Any = None
+        self._slices: list[Slice] = []
+        self._decisions = 0
+        for failure in failures:
+            event = partial(self._fail, self._slots[failure.device], failure.seconds)
+            self._events.add(failure.at, event, priority=failure.device)
+
+    def run(self, until: float = math.inf) -> Trace:
+        """Replay until nothing is left to do; another call goes on from there.
+
+        Args:
+            until: time in seconds at which to stop; a unit that would end later is not reported.
+
+        Raises:
+            ValueError: a decision of the policy breaks the contract of policies.
+        """
+        if not self._begun:
+            self._begun = True
+            for slot in self._slots:
+                self._decide(slot)
+        while self._events and self._events.next_time <= until:
+            # One event at a time, as in a broker, which hears of one device after the other.
+            touched = self._events.pop()()
+            if touched is not None:
+                self._decide(touched)
+                for slot in self._slots:
+                    if slot is not touched:
+                        self._decide(slot)
+        return Trace(
+            slices=tuple(self._slices),
+            finished=dict(self._trials.ends["done"]),
+            pruned=dict(self._trials.ends["pruned"]),
+            recordings=tuple(self._trials.recordings),
+            decisions=self._decisions,
+        )
+
+    # -- deciding ------------------------------------------------------------------------------
+
+    def _decide(self, slot: _Slot) -> None:
+        """Ask the policy about one device, if it is idle and healthy and a trial could use it."""
+        if slot.number is not None or not slot.device.healthy:
+            return
+        unstarted = self._source.unstarted
+        if self._trials.n_waiting == 0 and not unstarted.any:
+            return
+        decision = self._policy.decide(
+            Snapshot(
+                now=self._events.now,
+                seed=self._seed,
+                devices=self._devices(slot),
+                trials=self._trials.live,
+                finished=self._trials.over,
+                unstarted=unstarted,
+                memory=self._memory,
+            )
+        )
+        self._decisions += 1
+        self._memory = decision.memory
+        for number in decision.pruned:
+            self._trials.prune(number, self._events.now)
+        if not decision.assignments:
+            return
+        assignment = decision.assignments[0]
+        if len(decision.assignments) > 1 or assignment.devices != (slot.device.id,):
+            raise ValueError(
+                f"A policy may assign {slot.device.id} here, once, but got {decision.assignments}."
+            )
+        stopped = slot.last
+        self._start(slot, self._trials.take(assignment.trial, self._events.now))
+        if stopped is not None and stopped != slot.number:
+            last_trials = {(each.last, each.device.id) for each in self._slots}
+            self._trials.leave(
+                stopped, slot.device.id, last_trials=last_trials, host_of=self._host_of
+            )
+
+    def _devices(self, slot: _Slot) -> tuple[Device, ...]:
+        """All devices as a policy sees them for a decision about one of them."""
+        if slot.index not in self._devices_shown:
+            self._devices_shown[slot.index] = tuple(
+                replace(each.device, free=each is slot) for each in self._slots
+            )
+        return self._devices_shown[slot.index]
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _start(self, slot: _Slot, view: TrialView) -> None:
+        """Give a device to a trial for one unit."""
+        seconds = self._trials.recordings[view.number].seconds[view.curve.units]
+        here = view.device == slot.device.id
+        slot.switched = not here or slot.last != view.number
+        if slot.switched:
+            away = view.tier == "resident" and not here
+            seconds += self._costs.seconds(seconds, "host" if away else view.tier)
+        slot.number = slot.last = view.number
+        slot.start = self._events.now
+        slot.lease += 1
+        self._trials.start(view, slot.device.id)
+        # The lease number makes this event void if the device fails before it.
+        event = partial(self._report, slot, slot.lease)
+        self._events.add(slot.start + seconds, event, priority=slot.index)
+
+    def _report(self, slot: _Slot, lease: int) -> _Slot | None:
+        """Handle the end of a unit, unless its device has failed before."""
+        if slot.number is None or lease != slot.lease:
+            return None
+        unit, value = self._trials.report(slot.number, slot.device.id, slot.start, self._events.now)
+        self._end_slice(slot, slot.number, unit, value)
+        return slot
+
+    def _end_slice(self, slot: _Slot, number: int, unit: int, value: float) -> None:
+        now = self._events.now
+        self._slices.append(Slice(slot.start, now, slot.index, number, unit, value, slot.switched))
+        slot.number = None
+
+    def _fail(self, slot: _Slot, seconds: float) -> _Slot:
+        """Handle the failure of a device: the unit on it is lost."""
+        now = self._events.now
+        if slot.number is not None:
+            self._trials.stop(slot.number, slot.device.id, slot.start, now)
+            self._end_slice(slot, slot.number, 0, math.nan)
+        self._trials.lose(slot.device.id)
+        slot.last = None
+        # Counted, since failures of one device may overlap.
+        self._count_failures(slot, 1)
+        self._events.add(now + seconds, partial(self._recover, slot), priority=slot.index)
+        return slot
+
+    def _recover(self, slot: _Slot) -> _Slot:
+        self._count_failures(slot, -1)
+        return slot
+
+    def _count_failures(self, slot: _Slot, change: int) -> None:
+        slot.failures += change
+        slot.device = replace(slot.device, healthy=slot.failures == 0)
+        self._devices_shown.clear()
+
+
+def _check(n_devices: int, n_hosts: int, failures: Sequence[Failure]) -> None:
+    if not 1 <= n_hosts <= n_devices:
+        raise InvalidInputError(
+            "There must be a device and a host at least, and no more hosts than devices, but "
+            f"got {n_devices} devices on {n_hosts} hosts."
+        )
+    for failure in failures:
+        if not 0 <= failure.device < n_devices:
+            raise InvalidInputError(
+                f"A device that fails must be one of 0 to {n_devices - 1} but got {failure.device}."
+            )
