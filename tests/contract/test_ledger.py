@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy
 
 from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger, _sharing, open_ledger
-from optuna_hermes.testing import LedgerContract
-from optuna_hermes.testing.records import STUDY, trial_record
-from optuna_hermes.testing.sharing import SharingContract
+from support.ledger_contract import LedgerContract
+from support.records import STUDY, trial_record
+from support.sharing_contract import SharingContract
 
 
 class TestMemoryLedger(LedgerContract):

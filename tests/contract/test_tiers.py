@@ -9,9 +9,8 @@ import pytest
 from optuna_hermes.suspend import Tier, read, write
 from optuna_hermes.suspend._host import Host
 from optuna_hermes.suspend._tier_mover import Resident
-from optuna_hermes.testing import TierContract
-from optuna_hermes.testing.tier import STEPS, Training, uninterrupted
 from support.disk_tier import Disk
+from support.tier_contract import STEPS, TierContract, Training, uninterrupted
 
 
 class TestResident(TierContract):

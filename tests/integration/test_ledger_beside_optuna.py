@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from optuna_hermes import _optuna
 from optuna_hermes.ledger import open_ledger
-from optuna_hermes.testing.records import checkpoint, event, lease, report, trial_record
+from support.records import checkpoint, event, lease, report, trial_record
 
 Cli = Callable[..., "CompletedProcess[str]"]
 

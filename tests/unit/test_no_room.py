@@ -19,7 +19,7 @@ from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._tier_mover import TierMover
 from optuna_hermes.testing import FakeSession
-from optuna_hermes.testing.tier import Training
+from support.tier_contract import Training
 
 RUN = "trial 7"
 

@@ -12,8 +12,8 @@ import pytest
 
 from optuna_hermes._tables import StudyFacts
 from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger
-from optuna_hermes.testing.records import OTHER, STUDY, checkpoint, lease, report, trial_record
 from optuna_hermes.view.history import Bar, Best, best_so_far, read_history
+from support.records import OTHER, STUDY, checkpoint, lease, report, trial_record
 
 
 def facts(*, sign: float = 1.0, **ends: str) -> StudyFacts:

@@ -18,9 +18,9 @@ from optuna_hermes import _optuna, visualization
 from optuna_hermes.cli import run as run_cli
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.ledger import open_ledger
-from optuna_hermes.testing.records import checkpoint, lease, report, trial_record
 from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization import matplotlib as by_matplotlib
+from support.records import checkpoint, lease, report, trial_record
 
 mpl.use("agg")
 

@@ -27,13 +27,13 @@ from optuna_hermes.errors import (
 )
 from optuna_hermes.ledger import TrialRecord, open_ledger
 from optuna_hermes.suspend import read, write
-from optuna_hermes.testing.tier import Training
 from optuna_hermes.workers import _driver, _fork_server, _optimize, _worker
 from optuna_hermes.workers._driver import Driver, _entry, _signals
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import Settings
 from optuna_hermes.workers._worker_pool import WorkerPool
 from support.disk_tier import Disk
+from support.tier_contract import Training
 
 
 class Notes(list[str]):

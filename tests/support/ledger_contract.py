@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from optuna_hermes.errors import StaleEpochError
 from optuna_hermes.ledger import Ledger, MemoryLedger
-from optuna_hermes.testing.records import (
+from support.records import (
     OTHER,
     STUDY,
     UNICODE,
@@ -30,7 +30,7 @@ from optuna_hermes.testing.records import (
     report,
     trial_record,
 )
-from optuna_hermes.testing.sharing import SharingContract
+from support.sharing_contract import SharingContract
 
 _STUDIES = count()
 _PROPERTY = settings(

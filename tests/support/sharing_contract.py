@@ -13,7 +13,7 @@ import pytest
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
 from optuna_hermes.ledger import Ledger, TrialRecord
 from optuna_hermes.model import TrialStatus
-from optuna_hermes.testing.records import (
+from support.records import (
     OTHER,
     STUDY,
     UNICODE,

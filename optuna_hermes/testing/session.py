@@ -152,6 +152,7 @@ class RankedSession(FakeSession):
 
     @property
     def must_yield(self) -> bool:
+        """True from the batch on after which the first process yields."""
         self._noticed.value = self._scripted - len(self.script)  # the yields up to the last call
         while self._batches < self._trained.value:
             self.tick()
