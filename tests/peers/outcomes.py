@@ -36,7 +36,8 @@ class _Writer:
         self._write(nodeid, None, "")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" or report.outcome != "passed":
+        # A plugin that repeats flaky tests reports "rerun" before the outcome that counts.
+        if report.outcome in _ORDER and (report.when == "call" or report.outcome != "passed"):
             self._write(report.nodeid, report.outcome, report.longreprtext)
 
     def _write(self, test: str, outcome: Outcome | None, words: str) -> None:
