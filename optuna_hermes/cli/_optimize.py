@@ -25,6 +25,7 @@ from optuna_hermes.cli._studies import (
     seconds,
     study_to_optimize,
 )
+from optuna_hermes.policies import POLICIES
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
@@ -75,9 +76,8 @@ def optimize(
         str,
         typer.Option(
             metavar="NAME",
-            help="Who trains next: hermes, fifo, round-robin, slaq, las, asha, hermes-slope, "
-            "freeze-thaw, qssf, ones, smd; module:CLASS or FILE.py:CLASS is one of your own. "
-            "energy:hermes, or energy: before any other, powers idle devices down.",
+            help=f"Who trains next: {', '.join(POLICIES)}; module:CLASS or FILE.py:CLASS is one of "
+            "your own. energy:hermes, or energy: before any other, powers idle devices down.",
         ),
     ] = "hermes",
     slice_seconds: Annotated[float, seconds("Least length of a slice.", least=0.001)] = 1.0,

@@ -108,10 +108,10 @@ def gc(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Remove what nobody needs: checkpoints, and rows of the ledger.
+    """Remove checkpoints and rows that are not needed any more.
 
-    Checkpoints of finished trials and files that the ledger does not know; leases that nobody
-    holds, brokers that are gone, studies that were deleted, and events older than 30 days and than
+    Checkpoints of finished trials and files that the ledger does not know; leases without a
+    holder, brokers that are gone, studies that were deleted, and events older than 30 days and than
     every unfinished trial. What a suspended or a running trial needs stays. What trials have
     printed stays too.
 

@@ -47,7 +47,7 @@ def web(
 
     Curves, the schedule of the devices, and trials to hold, boost or finish; also after the end
     of the study. Without --storage and --study-name only what the broker tells. On 127.0.0.1
-    processes of yours need no token; everybody else does.
+    processes of yours need no token; every other user does.
 
     \b
     Example:

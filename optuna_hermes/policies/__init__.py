@@ -8,70 +8,44 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnknownPolicyError
-from optuna_hermes.policies.base import (
-    ENERGY,
-    Policy,
-    Ranked,
-    opened,
-    place,
-    unopened,
-    with_openings,
-)
+from optuna_hermes.policies.base import ENERGY as ENERGY
+from optuna_hermes.policies.base import Policy as Policy
+from optuna_hermes.policies.base import Ranked as Ranked
+from optuna_hermes.policies.base import opened as opened
+from optuna_hermes.policies.base import place as place
+from optuna_hermes.policies.base import unopened as unopened
+from optuna_hermes.policies.base import with_openings as with_openings
 
 if TYPE_CHECKING:
-    from optuna_hermes.cluster.energy import Energy
-    from optuna_hermes.cluster.ones import Ones
-    from optuna_hermes.cluster.qssf import Qssf, QssfNonPreemptive
-    from optuna_hermes.cluster.smd import Smd
-    from optuna_hermes.policies._asha import Asha
-    from optuna_hermes.policies._fifo import Fifo
-    from optuna_hermes.policies._freeze_thaw import FreezeThaw
-    from optuna_hermes.policies._hermes import Hermes
-    from optuna_hermes.policies._hermes_slope import HermesSlope
-    from optuna_hermes.policies._las import LeastAttainedService
-    from optuna_hermes.policies._round_robin import RoundRobin
-    from optuna_hermes.policies._slaq import Slaq
+    from optuna_hermes.cluster.energy import Energy as Energy
+    from optuna_hermes.cluster.ones import Ones as Ones
+    from optuna_hermes.cluster.qssf import Qssf as Qssf
+    from optuna_hermes.cluster.qssf import QssfNonPreemptive as QssfNonPreemptive
+    from optuna_hermes.cluster.smd import Smd as Smd
+    from optuna_hermes.policies._asha import Asha as Asha
+    from optuna_hermes.policies._fifo import Fifo as Fifo
+    from optuna_hermes.policies._freeze_thaw import FreezeThaw as FreezeThaw
+    from optuna_hermes.policies._hermes import Hermes as Hermes
+    from optuna_hermes.policies._hermes_slope import HermesSlope as HermesSlope
+    from optuna_hermes.policies._las import LeastAttainedService as LeastAttainedService
+    from optuna_hermes.policies._round_robin import RoundRobin as RoundRobin
+    from optuna_hermes.policies._slaq import Slaq as Slaq
 
-__all__ = [
-    "ENERGY",
-    "POLICIES",
-    "Asha",
-    "Energy",
-    "Fifo",
-    "FreezeThaw",
-    "Hermes",
-    "HermesSlope",
-    "LeastAttainedService",
-    "Ones",
-    "Policy",
-    "Qssf",
-    "QssfNonPreemptive",
-    "Ranked",
-    "RoundRobin",
-    "Slaq",
-    "Smd",
-    "make_policy",
-    "opened",
-    "place",
-    "unopened",
-    "with_openings",
-]
-
-_MODULES = {
-    "Asha": "policies._asha",
-    "Energy": "cluster.energy",
-    "Fifo": "policies._fifo",
-    "FreezeThaw": "policies._freeze_thaw",
-    "Hermes": "policies._hermes",
-    "HermesSlope": "policies._hermes_slope",
-    "LeastAttainedService": "policies._las",
-    "Ones": "cluster.ones",
-    "Qssf": "cluster.qssf",
-    "QssfNonPreemptive": "cluster.qssf",
-    "RoundRobin": "policies._round_robin",
-    "Slaq": "policies._slaq",
-    "Smd": "cluster.smd",
+_NAMED = {
+    "hermes": "policies._hermes:Hermes",
+    "hermes-slope": "policies._hermes_slope:HermesSlope",
+    "fifo": "policies._fifo:Fifo",
+    "round-robin": "policies._round_robin:RoundRobin",
+    "slaq": "policies._slaq:Slaq",
+    "las": "policies._las:LeastAttainedService",
+    "asha": "policies._asha:Asha",
+    "freeze-thaw": "policies._freeze_thaw:FreezeThaw",
+    "qssf": "cluster.qssf:Qssf",
+    "ones": "cluster.ones:Ones",
+    "smd": "cluster.smd:Smd",
 }
+_PLACES = (*_NAMED.values(), "cluster.energy:Energy", "cluster.qssf:QssfNonPreemptive")
+_MODULES = {name: module for module, _, name in (each.partition(":") for each in _PLACES)}
 
 
 def __getattr__(name: str) -> Any:
@@ -86,24 +60,10 @@ class _Policies(UserDict[str, Any]):
     """Policies by name, each imported when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
-        return __getattr__(self.data[name])
+        return __getattr__(self.data[name].partition(":")[2])
 
 
-POLICIES: Mapping[str, type[Policy]] = _Policies(
-    {
-        "hermes": "Hermes",
-        "hermes-slope": "HermesSlope",
-        "fifo": "Fifo",
-        "round-robin": "RoundRobin",
-        "slaq": "Slaq",
-        "las": "LeastAttainedService",
-        "asha": "Asha",
-        "freeze-thaw": "FreezeThaw",
-        "qssf": "Qssf",
-        "ones": "Ones",
-        "smd": "Smd",
-    }
-)
+POLICIES: Mapping[str, type[Policy]] = _Policies(_NAMED)
 """All policies by the names that users give them; the first is the default."""
 
 

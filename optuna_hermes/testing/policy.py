@@ -198,14 +198,14 @@ class PolicyContract:
         work_conserving: whether a device stays empty only if nothing fits on it; False for
             policies that hold devices back on purpose.
         prunes: whether it may prune; only rivals in the simulator may, the broker refuses it.
-        starves_nobody: whether every trial gets devices again and again, however bad it is, also
+        starves_none: whether every trial gets devices again and again, however bad it is, also
             among trials that do not end.
     """
 
     policy: Policy
     work_conserving: bool = True
     prunes: bool = False
-    starves_nobody: bool = False
+    starves_none: bool = False
 
     @_inherited
     @given(snapshot=_snapshots)
@@ -351,9 +351,9 @@ class PolicyContract:
 
     @settings(_inherited, max_examples=8)
     @given(trainings=_endless)
-    def test_nobody_starves(self, trainings: Sequence[Recording]) -> None:
+    def test_no_trial_starves(self, trainings: Sequence[Recording]) -> None:
         """Late in a simulation every trial still gets slices, for policies that promise it."""
-        if not self.starves_nobody:
+        if not self.starves_none:
             return
         trace = TrialSimulator(self.policy, FixedList(trainings)).run(until=LONG)
         late = {each.number for each in trace.slices if each.start >= LONG / 2}

@@ -73,7 +73,7 @@ def find_litter(
     stale = [row for row in here if row.number in over]
     elsewhere = {str(_root(Path(row.path))) for row in rows if row not in here}
     needed = {Path(row.path) for row in rows if row.number not in over}
-    told_nobody = {file.path.parent for file in found if file.path.name == UNCONFIRMED}
+    unconfirmed = {file.path.parent for file in found if file.path.name == UNCONFIRMED}
     litter = [
         file
         for file in found
@@ -83,7 +83,7 @@ def find_litter(
             file.number in over
             or (
                 now - file.changed > ORPHAN_SECONDS
-                and file.path.parent not in told_nobody
+                and file.path.parent not in unconfirmed
                 and file.path.name != UNWRITTEN
             )
         )

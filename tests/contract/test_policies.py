@@ -22,7 +22,7 @@ from optuna_hermes.testing import PolicyContract
 
 class TestHermes(PolicyContract):
     policy = Hermes()
-    starves_nobody = True
+    starves_none = True
 
 
 class TestHermesSlope(PolicyContract):
@@ -44,7 +44,7 @@ class TestFifoThatOvertakesNobody(PolicyContract):
 
 class TestRoundRobin(PolicyContract):
     policy = RoundRobin()
-    starves_nobody = True
+    starves_none = True
 
 
 class TestSlaq(PolicyContract):
@@ -53,7 +53,7 @@ class TestSlaq(PolicyContract):
 
 class TestLeastAttainedService(PolicyContract):
     policy = LeastAttainedService()
-    starves_nobody = True
+    starves_none = True
 
 
 class TestAsha(PolicyContract):

@@ -267,8 +267,8 @@ def test_processes_that_are_not_supported_are_not_nobody(nvml_library: Path) -> 
     assert named == [gpu("GPU-aaaa"), gpu("GPU-bbbb")]
     found = on_host(nvml_library, "no-processes", "poll('auto', named=False)")
     problem = (
-        "its processes cannot be listed here, so nobody knows who is on it: name it in --devices "
-        "to use it all the same"
+        "its processes cannot be listed here, so it is not known who is on it: name it in "
+        "--devices to use it all the same"
     )
     assert found == [gpu("GPU-aaaa"), gpu("GPU-bbbb", free=False, unlisted=False, problem=problem)]
 

@@ -121,7 +121,7 @@ class SharingContract:
             ledger.save_trial(trial_record(1, owner="a1"), by="a1")
         assert ledger.load_trials(STUDY) == [done, trial_record(1)]
 
-    def test_a_trial_that_was_given_back_is_nobodys(self, ledger: Ledger) -> None:
+    def test_a_trial_that_was_given_back_free_of_owner(self, ledger: Ledger) -> None:
         """Saving a trial without owner gives it back; its last owner has to claim it too."""
         ledger.save_trial(trial_record(0, state="running", owner="a1"), by="a1")
         back = trial_record(0, state="stored", tier="disk")
@@ -162,7 +162,7 @@ class SharingContract:
     # -- claims --------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("state", ["pending", "stored"])
-    def test_a_trial_that_waits_and_is_nobodys_can_be_claimed(
+    def test_a_trial_that_waits_and_free_of_owner_can_be_claimed(
         self, ledger: Ledger, state: TrialStatus
     ) -> None:
         """The first broker that claims it owns it, on any host; its other fields stay."""

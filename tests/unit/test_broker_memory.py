@@ -220,7 +220,7 @@ def test_a_device_is_not_waited_for_for_ever() -> None:
     assert broker.last(second, "Grant") is not None
     (event,) = events(broker)
     assert event.kind == "no room"
-    assert "nobody is left who could make room" in event.detail["reason"]
+    assert "no other trial is left that could make room" in event.detail["reason"]
 
 
 def test_memory_that_cannot_come_is_not_waited_for() -> None:

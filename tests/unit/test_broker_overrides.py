@@ -283,7 +283,7 @@ def test_who_leaves_before_it_is_finished_leaves_it_held() -> None:
     training(broker, 0)
     assert want(broker, FINISH) == wire.Agreed(waits=True)
     assert broker.ledger.load_overrides("s") == {0: "held"}
-    assert "Nobody has said" in refused(want(broker, FINISHED))
+    assert "was not ordered to finish" in refused(want(broker, FINISHED))
     broker.ledger.save_override("s", 0, "finishing")
     after = broker.successor(known=())
     after.driver(unstarted=0)
@@ -320,7 +320,7 @@ def test_another_policy_decides_and_begins_with_nothing() -> None:
         (wire.SetOverrides(study="s", numbers=(0, 9), override="held"), "no trial 9"),
         (wire.SetOverrides(study="x", numbers=(0,), override="held"), "served by this broker"),
         (wire.SetOverrides(study="s", numbers=(1, 0), override="held"), "Trial 1 has ended"),
-        (wire.Finished(study="s", numbers=(0,)), "Nobody has said"),
+        (wire.Finished(study="s", numbers=(0,)), "was not ordered to finish"),
     ],
 )
 def test_a_override_that_cannot_be_is_refused_and_changes_nothing(message: Any, why: str) -> None:

@@ -265,7 +265,7 @@ def test_an_idle_host_gets_what_waits_in_memory_elsewhere(wants: bool) -> None:
     assert (evicted is not None) == wants
 
 
-def test_what_is_nobodys_is_left_to_the_host_that_is_least_busy() -> None:
+def test_what_free_of_owner_is_left_to_the_host_that_is_least_busy() -> None:
     """A host that is at work claims nothing while another one has a device and no trial for it."""
     hosts = Hosts(devices=2)
     worker, epoch = training(hosts, unstarted=2, limit=2)

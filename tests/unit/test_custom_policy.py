@@ -132,14 +132,3 @@ def test_a_broker_imports_from_where_its_driver_does(
     assert folders() == (str(tmp_path), "/nowhere")
     look_in([os.fspath(tmp_path), "/nowhere"])
     assert sys.path == ["", "/nowhere", str(tmp_path)]
-
-
-def test_the_command_names_every_policy() -> None:
-    """The help of ``optimize`` keeps up with ``POLICIES``."""
-    import inspect
-
-    from optuna_hermes.cli import _optimize
-    from optuna_hermes.policies import POLICIES
-
-    text = inspect.getsource(_optimize.optimize)
-    assert [name for name in POLICIES if name not in text] == []

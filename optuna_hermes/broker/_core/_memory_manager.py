@@ -260,7 +260,7 @@ class MemoryManager:
         name = "A new trial" if trial is None else f"Trial {trial.number}"
         reason = (
             f"{name} gets {slot.device.id} though it needs {size(missing)} more and {size(free)} "
-            "are free: nobody is left who could make room."
+            "are free: no other trial is left that could make room."
         )
         number = None if trial is None else trial.number
         detail = {"device": slot.device.id, "reason": reason}

@@ -34,10 +34,10 @@ class Overrides:
     def hear(self, turn: Turn, connection: int, message: Heard) -> None:
         """Carry out a request, or refuse it with the reason."""
         study = self._state.studies.get(message.study)
-        reason = _NOBODY if study is None else self._refusal(study, message)
+        reason = _NOT_SERVED if study is None else self._refusal(study, message)
         answer: wire.FromBroker = wire.Agreed()
         if reason is not None or study is None:
-            answer = wire.Refused(reason=reason or _NOBODY)
+            answer = wire.Refused(reason=reason or _NOT_SERVED)
         elif isinstance(message, wire.ChangePolicy):
             self._change_policy(turn, study, message)
         else:
@@ -124,7 +124,7 @@ class Overrides:
         if isinstance(message, wire.SetOverrides) and finishing:
             return f"Trial {number} is about to be finished: say `finish` again, if it is not."
         if isinstance(message, wire.Finished) and not finishing:
-            return f"Nobody has said that trial {number} is to be finished: say `finish`."
+            return f"Trial {number} was not ordered to finish: say `finish`."
         if isinstance(message, wire.Finished) and _waits(study, trial):
             return f"Trial {number} has not stopped yet: say `finish` again."
         client = self._state.clients.get(trial.connection or 0)
@@ -187,7 +187,7 @@ class Overrides:
         turn.log(study.spec.key, None, "policy", detail)
 
 
-_NOBODY = "No study of this key is served by this broker: run it with `optuna-hermes optimize`."
+_NOT_SERVED = "No study of this key is served by this broker: run it with `optuna-hermes optimize`."
 
 
 def _waits(study: Study, trial: LiveTrial) -> bool:

@@ -28,7 +28,7 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
         lease.refused = True
         # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
         pid = turn.state.clients[lease.connection].pid
-        what = "another process trains" if trial.live else "nobody has to train"
+        what = "another process trains" if trial.live else "no process has to train"
         reason = f"{what} trial {trial.number} any more"
         turn.kill(lease.connection, pid, reason)
         _event_log.killed(turn, trial, pid, reason)

@@ -87,7 +87,7 @@ class Sharing:
         for trial in study.trials.values():
             if study.is_elsewhere(trial) and trial.owner not in alive and trial.connection is None:
                 # Its broker is gone, so any host may carry it on.
-                _is_nobodys(trial, turn.now)
+                _free_of_owner(trial, turn.now)
         study.coming = coming(study, event.leases, alive)
         self._look_at_the_idle(study, [host for host in others if host.instance in alive])
         self._state.cancel_reservations(study, only_impossible=True)
@@ -198,7 +198,7 @@ def recount(state: BrokerState, study: Study) -> None:
     study.unstarted = max(0, study.limit - len(study.trials) - begun - study.coming)
 
 
-def _is_nobodys(trial: LiveTrial, now: float) -> None:
+def _free_of_owner(trial: LiveTrial, now: float) -> None:
     """Free a trial whose host is gone: it goes on at its last checkpoint."""
     trial.owner, trial.waiting_since = None, now
     if trial.live:

@@ -133,7 +133,7 @@ class NvmlDevices:
             return replace(device, healthy=False, problem=fault)
         if holders is None and not self._named:
             problem = (
-                "its processes cannot be listed here, so nobody knows who is on it: name it in "
+                "its processes cannot be listed here, so it is not known who is on it: name it in "
                 "--devices to use it all the same"
             )
             return replace(device, problem=problem)
