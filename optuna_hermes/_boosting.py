@@ -55,7 +55,7 @@ class Rounds(CooperativeLoop):
         self._end: int | None = None
         self._next_save = 0.0
         super().__init__(trial, {"booster": self._booster}, session)
-        self._trained = self._batches  # rounds below this number are replayed
+        self._trained = self.n_batches  # rounds below this number are replayed
 
     @property
     def model(self) -> bytes | None:
@@ -119,15 +119,15 @@ class Rounds(CooperativeLoop):
                 f"round, but there are: {names}."
             )
         self._booster.history.append(evaluation)
-        self._batches += 1
+        self.n_batches += 1
         self.value = float(values[self._monitor])
-        if self._batches % self._interval == 0:
+        if self.n_batches % self._interval == 0:
             self.report(self.value)
-        if self._batches == self._end:
+        if self.n_batches == self._end:
             self.leave()
 
     def units_left(self) -> int | None:
-        return None if self._end is None else (self._end - self._batches) // self._interval
+        return None if self._end is None else (self._end - self.n_batches) // self._interval
 
     def saves_now(self, saver: Saver) -> bool:
         now = time.monotonic()

@@ -72,7 +72,7 @@ class Steps(CooperativeLoop):
         if iterator is not self._trainer_iterator:
             self._begin_epoch(iterator)
         self._position.batch += self._fetched
-        self._batches += self._fetched
+        self.n_batches += self._fetched
         self.begun = True
         self.switch_point()
         samples, items = fetch(self._own_iterator, number, device)

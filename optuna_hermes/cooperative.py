@@ -90,7 +90,8 @@ class CooperativeLoop:
         self._named = named
         self._session: Session | None = None
         self._monitored = ""
-        self._batches = 0
+        self.n_batches = 0
+        """Batches until now, or other steps: a unit in which it grows is not taken to hang."""
         self._unit = 0
         self._reported: frozenset[int] = frozenset()
         self._restored: dict[str, Any] | None = None
@@ -151,7 +152,7 @@ class CooperativeLoop:
             self._beat(session)
 
     def _beat(self, session: Session) -> None:
-        session.beat(self._batches, self._gauge.read(self.roots()))
+        session.beat(self.n_batches, self._gauge.read(self.roots()))
 
     # -- to be overridden ----------------------------------------------------------------------
 
@@ -203,7 +204,7 @@ class CooperativeLoop:
     # -- at a clean point ----------------------------------------------------------------------
 
     def begin(self, problem: str | None = None) -> None:
-        """Prepare for the next clean point.
+        """Prepare for the next clean point; to be called again when the answer changes.
 
         Args:
             problem: the reason why the trial cannot be stored from here on, None if it can.
@@ -213,8 +214,8 @@ class CooperativeLoop:
             return
         if session.checkpoint_dir is None:
             problem = "it has no folder for checkpoints"
-        if problem is not None and not self._begun:
-            log.info("The run of %s can only wait in memory: %s.", self._run, problem)
+        if problem is not None and (self.storable or not self._begun):
+            log.info("%s can only wait in memory: %s.", self._run.capitalize(), problem)
         self.storable = problem is None
         if self.storable and self._saver is None:
             self._saver = Saver(session, self._run)
@@ -277,7 +278,7 @@ class CooperativeLoop:
         tree = {
             "named": self._named.state_dict(),
             **self.position(),
-            "batches": self._batches,
+            "batches": self.n_batches,
             "unit": self._unit,
             "value": self.value,
             "rng": rng,
@@ -316,7 +317,7 @@ class CooperativeLoop:
     def _load(self, tree: dict[str, Any]) -> None:
         self._named.load_state_dict(tree["named"])
         self.go_to(tree)
-        self._batches, self._unit, self.value = tree["batches"], tree["unit"], tree["value"]
+        self.n_batches, self._unit, self.value = tree["batches"], tree["unit"], tree["value"]
 
     def _check_single(self, session: Session) -> None:
         if session in _sessions:

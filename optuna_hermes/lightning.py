@@ -471,7 +471,7 @@ class _FitLoop(CooperativeLoop):
         self._report_sizes(session)
 
     def _beat(self, session: Session) -> None:
-        self._batches = batches_done(self._fit.trainer)
+        self.n_batches = batches_done(self._fit.trainer)
         self._warn_of_random_workers()
         super()._beat(session)
         self._report_sizes(session)

@@ -126,7 +126,7 @@ class Run(CooperativeLoop):
                 yield numbers[place]
                 if self._batches_due:
                     self._without_batches = True
-                    self._batches += 1
+                    self.n_batches += 1
         finally:
             self.leave()
 
@@ -159,7 +159,7 @@ class Run(CooperativeLoop):
             yield batch
             del batch  # else its memory would stay in use while the trial waits
             self._position.batch += 1
-            self._batches += 1
+            self.n_batches += 1
             self._switch_point(sys._getframe().f_back)
 
     def loader(
@@ -193,7 +193,7 @@ class Run(CooperativeLoop):
         for batch in loader:
             yield batch
             del batch
-            self._batches += 1
+            self.n_batches += 1
             self._switch_point(None)
         if report is not None:
             with kept_rng():
@@ -207,7 +207,7 @@ class Run(CooperativeLoop):
             InvalidInputError: it is called outside of ``epochs``, where nothing was trained.
             TrialPruned: the study's pruner prunes the trial.
         """
-        if not self._batches and not self._batches_due:
+        if not self.n_batches and not self._batches_due:
             raise InvalidInputError(
                 f"run.report() must come in the loop over run.epochs(), but {self._run} has "
                 "trained nothing: others could never have its device."
@@ -220,7 +220,7 @@ class Run(CooperativeLoop):
 
     def _count_own_report(self, value: float) -> None:
         """Count a value that a loop without ``report`` has passed to ``trial.report``."""
-        if self._reports or self._restored is not None or not (self._batches or self._batches_due):
+        if self._reports or self._restored is not None or not (self.n_batches or self._batches_due):
             return
         self._begin_before_batches()
         self._report_to_broker(self._count(value))

@@ -129,12 +129,14 @@ class StudyView(optuna.Study):
 
 
 def _constraints(trials: Sequence[FrozenTrial]) -> Set[str]:
-    """Names of the last COMPLETE trial's constraints: samplers raise if only some trials have them.
+    """Names of the constraints that trials have: samplers raise if only some trials have them.
 
     They are known at the end of a trial, unless the objective sets them.
     """
     last = next((each for each in reversed(trials) if each.state == TrialState.COMPLETE), None)
-    return set() if last is None else constraint_names(last)
+    # The first trial to end has them, too, shortly before it is COMPLETE.
+    having = [each for each in trials if each.state == TrialState.RUNNING or each is last]
+    return {name for each in having for name in constraint_names(each)}
 
 
 def constraint_names(trial: FrozenTrial) -> Set[str]:

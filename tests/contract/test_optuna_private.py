@@ -58,6 +58,15 @@ def test_a_trial_whose_constraints_are_not_known_yet_is_shown_as_running() -> No
     assert [t.state.name for t in seen] == ["COMPLETE", "RUNNING", "COMPLETE"]
 
 
+def test_the_first_constraints_of_a_study_may_be_those_of_a_trial_that_is_ending() -> None:
+    """Samplers set them shortly before the trial is COMPLETE: until then the others have none."""
+    study = optuna.create_study()
+    reported(study, 0.4)
+    constrain(reported(study, 0.9), -1.0)
+    seen = _optuna.StudyView(study).get_trials()
+    assert [t.state.name for t in seen] == ["RUNNING", "COMPLETE"]
+
+
 @pytest.mark.parametrize(
     "base", [None, optuna.samplers.GridSampler({"x": [0.0, 0.5, 1.0]})], ids=["TPE", "grid"]
 )

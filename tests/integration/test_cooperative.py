@@ -19,10 +19,15 @@ GENERATIONS = 6
 
 @pytest.fixture
 def shown() -> dict[str, Any]:
-    """What the page's code defines."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    """What the page's loop of one's own defines."""
+    return defined(0)
+
+
+def defined(block: int) -> dict[str, Any]:
+    """What a block of the page's code defines."""
+    codes = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {"__name__": "shown"}
-    exec(code, names)
+    exec(codes[block], names)
     return names
 
 
@@ -86,3 +91,49 @@ def test_a_second_loop_of_a_trial_is_refused(shown: dict[str, Any], tmp_path: Pa
     train(shown, session)
     with pytest.raises(InvalidInputError, match=re.escape("Evolution() must be called once")):
         train(shown, session)
+
+
+def fit(session: FakeSession | None) -> bytes:
+    """Train a trial by the page's callback; its weights in the end."""
+    shown = defined(1)
+    np.random.seed(3)
+
+    class Model(shown["Model"]):  # type: ignore[misc]
+        def step(self) -> None:
+            super().step()
+            if session is not None:
+                session.tick()
+
+    model = Model(0.3)
+    callback = shown["HermesCallback"](optuna.create_study().ask(), _session=session)
+    shown["Library"](model, callback, max_epochs=GENERATIONS).fit()
+    weights: bytes = model.weights.tobytes()
+    return weights
+
+
+def test_a_callback_that_is_stored_after_each_epoch_changes_nothing(tmp_path: Path) -> None:
+    """The library trains only the epochs that are left, with the same random numbers."""
+    wanted = fit(None)
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
+    processes = 1
+    while True:
+        try:
+            got = fit(session)
+            break
+        except Suspended:
+            session = session.again({1: "disk"})
+            processes += 1
+    assert got == wanted
+    assert processes == GENERATIONS
+
+
+def test_a_callback_that_waits_in_memory_changes_nothing(tmp_path: Path) -> None:
+    """What others draw while the trial waits is not seen by it."""
+    wanted = fit(None)
+    session = FakeSession(
+        {2: "resident", 4: "host"},
+        checkpoint_dir=tmp_path,
+        while_parked=lambda: np.random.seed(99),
+    )
+    assert fit(session) == wanted
+    assert session.parks == ["resident", "host"]
