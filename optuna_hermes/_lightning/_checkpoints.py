@@ -21,7 +21,8 @@ from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes._lightning._unsaved import ADVICE, unsaved
-from optuna_hermes.suspend import StoredState, kept_rng, rng_state, set_rng_state
+from optuna_hermes.model import Checkpoint
+from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
@@ -42,7 +43,7 @@ class Checkpoints:
         self.elastic_devices: ElasticDevices | None = None
         """Set if the trial's number of devices may change."""
         self._run = run
-        self._found: tuple[StoredState, Tree] | None = None
+        self._found: tuple[Checkpoint, Tree] | None = None
         self._loaded: Tree | None = None
         self._unsaved = Unsaved({})
         self._at_start: dict[str, dict[str, int]] = {}
@@ -53,7 +54,7 @@ class Checkpoints:
         """True while a resumed fit has not come to its first batch."""
         return self._loaded is not None
 
-    def begin(self, folder: Path | None, found: tuple[StoredState, Tree] | None) -> None:
+    def begin(self, folder: Path | None, found: tuple[Checkpoint, Tree] | None) -> None:
         """Begin a fit, with the checkpoint to resume from."""
         self._folder, self._found = folder, found
 
@@ -108,7 +109,7 @@ class Checkpoints:
         if number >= before:
             loaded["rng"], loaded["loop"] = None, count_anew(loaded["loop"])
         made = None if loaded["changed"] else loaded["loaders"]["made"]
-        hooks.resume_from(checkpoint, state.path, made)
+        hooks.resume_from(checkpoint, Path(state.path), made)
         hooks.skip_tuners(loaded["tuners"])
         restore_loggers(hooks.trainer, loaded["loggers"])
 

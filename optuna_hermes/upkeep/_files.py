@@ -10,7 +10,7 @@ from pathlib import Path
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker._client._journal import NAME as UNCONFIRMED
-from optuna_hermes.ledger import Ledger
+from optuna_hermes.ledger import CheckpointRecord, Ledger
 
 LOG_NAME = "output.log"
 """The output of a trial: kept, since it is no checkpoint."""
@@ -69,10 +69,10 @@ def find_litter(
     over = {trial.number for trial in trials if trial.state.is_finished()}
     rows = ledger.load_checkpoints(_optuna.study_key(study))
     # The ledger may name any path: files outside of the folders are neither removed nor forgotten.
-    here = [row for row in rows if _is_below(folders, Path(row.path))]
+    here = [row for row in rows if _is_below(folders, _path(row))]
     stale = [row for row in here if row.number in over]
-    elsewhere = {str(_root(Path(row.path))) for row in rows if row not in here}
-    needed = {Path(row.path) for row in rows if row.number not in over}
+    elsewhere = {str(_root(_path(row))) for row in rows if row not in here}
+    needed = {_path(row) for row in rows if row.number not in over}
     unconfirmed = {file.path.parent for file in found if file.path.name == UNCONFIRMED}
     litter = [
         file
@@ -90,9 +90,13 @@ def find_litter(
     ]
     return Litter(
         files={file.path: file.size_bytes for file in litter},
-        rows=tuple(row.path for row in stale),
+        rows=tuple(row.checkpoint.path for row in stale),
         elsewhere=tuple(sorted(elsewhere)),
     )
+
+
+def _path(row: CheckpointRecord) -> Path:
+    return Path(row.checkpoint.path)
 
 
 def _root(path: Path) -> Path:

@@ -18,7 +18,7 @@ from optuna_hermes.broker import TrialSession
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _journal, _reconnecting, _session
 from optuna_hermes.errors import BrokerError
-from optuna_hermes.suspend import BatchChoice, StoredState
+from optuna_hermes.model import BatchSizes, Checkpoint
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
 READY = wire.Ready(study="s")
@@ -116,8 +116,8 @@ def lose(brokers: Brokers, wait_for: Callable[..., Any]) -> Wire:
     return brokers.last
 
 
-def stored(units: int) -> StoredState:
-    return StoredState(path=Path(f"/c/{units}"), units=units, size_bytes=1, sha256="0")
+def stored(units: int) -> Checkpoint:
+    return Checkpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
 
 
 def test_a_worker_that_waits_says_so_to_the_next_broker(
@@ -217,7 +217,7 @@ def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     wait_for(lambda: session.batch_size)
     assert session.batch_size == 16
     seconds = {size: 0.1 for size in range(1, 100)}
-    session.stretches(BatchChoice(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
+    session.stretches(BatchSizes(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
     (told,) = brokers.last.of(wire.Stretches)
     assert (told.epoch, told.sizes.now, told.sizes.unit_samples) == (7, 16, 90)
     assert set(told.sizes.seconds) == set(range(36, 100)), "those that were measured last"
@@ -335,8 +335,7 @@ def left_behind(folder: Path, *units: int, value: float = 0.5) -> None:
             for unit in units
         ),
         checkpoints=tuple(
-            wire.SavedCheckpoint(path=f"/c/{unit}", units=unit, size_bytes=1, sha256="0")
-            for unit in units
+            Checkpoint(path=f"/c/{unit}", units=unit, size_bytes=1, sha256="0") for unit in units
         ),
     )
     _journal.keep(folder, said)
@@ -344,7 +343,7 @@ def left_behind(folder: Path, *units: int, value: float = 0.5) -> None:
 
 def went_on(brokers: Brokers, session: TrialSession, folder: Path, units: int) -> None:
     """The next process of the trial is granted what the ledger knows, and looks into its folder."""
-    known = wire.SavedCheckpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
+    known = Checkpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
     brokers.last.say(
         wire.Grant(epoch=9, devices=("cpu:0",), number=3, trial_id=3, checkpoints=(known,))
     )
@@ -439,7 +438,7 @@ def test_several_devices_are_named_and_their_time_is_counted(
     session.wait_for_grant()
     assert session.devices == ("cpu:0", "cpu:2")
     session.started(stores=True)
-    session.stretches(BatchChoice(now=8, least=8, most=8, most_devices=4))
+    session.stretches(BatchSizes(now=8, least=8, most=8, most_devices=4))
     assert brokers.last.of(wire.Stretches)[-1].sizes.most_devices == 4
     at = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: at)

@@ -22,6 +22,7 @@ from optuna_hermes.ledger import (
     TrialRecord,
     open_ledger,
 )
+from optuna_hermes.model import Checkpoint
 
 NOW = 1_000_000_000.0
 OLD = NOW - 2 * upkeep.ORPHAN_SECONDS
@@ -79,10 +80,7 @@ class House:
             CheckpointRecord(
                 study=self.key,
                 number=number,
-                path=str(path),
-                units=1,
-                size_bytes=10,
-                sha256="",
+                checkpoint=Checkpoint(path=str(path), units=1, size_bytes=10, sha256=""),
                 at=OLD,
             )
         )

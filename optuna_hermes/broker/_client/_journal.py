@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from optuna_hermes.broker._protocol import Report, Resume, SavedCheckpoint
+from optuna_hermes.broker._protocol import Report, Resume
+from optuna_hermes.model import Checkpoint
 
 NAME = "unconfirmed.msgpack"  # JSON has no number for a trial that diverged
 
@@ -26,10 +27,10 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     reports: tuple[Report, ...]
-    checkpoints: tuple[SavedCheckpoint, ...]
+    checkpoints: tuple[Checkpoint, ...]
 
     @property
-    def newest_first(self) -> list[SavedCheckpoint]:
+    def newest_first(self) -> list[Checkpoint]:
         """The checkpoints, newest first; files are numbered in their order."""
         order = [(each.units, Path(each.path).name, each) for each in self.checkpoints]
         return [each for *_, each in sorted(order, key=lambda row: row[:2], reverse=True)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.model import TierName
+from optuna_hermes.model import BatchSizes, Checkpoint, TierName
 
 MOST_REPORTS = 4096
 """Most reports that are kept: a broker that dies loses those of its last quarter of a second, or
@@ -40,10 +40,10 @@ class LeaseState:
     reports: deque[tuple[float, wire.Report]] = field(
         default_factory=lambda: deque(maxlen=MOST_REPORTS)
     )
-    checkpoints: dict[str, wire.SavedCheckpoint] = field(default_factory=dict)
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     parked: wire.Parked | None = None
     end: wire.Ended | wire.Released | None = None
-    sizes: wire.BatchSizes | None = None
+    sizes: BatchSizes | None = None
     others: tuple[str, ...] = ()
 
     def granted(self, grant: wire.Grant, now: float) -> LeaseState:

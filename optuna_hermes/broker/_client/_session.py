@@ -6,6 +6,7 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,8 @@ from optuna_hermes.broker._client._reconnecting import (
 )
 from optuna_hermes.broker._client._sessions import sessions
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
-from optuna_hermes.model import TierName, TrialStatus
-from optuna_hermes.suspend._base import BatchChoice, Footprint, StoredState, TrialState
+from optuna_hermes.model import MOST_SIZES, BatchSizes, Checkpoint, TierName, TrialStatus
+from optuna_hermes.suspend._base import Footprint, TrialState
 from optuna_hermes.suspend._disk import read_ahead
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class TrialSession:
         self.managed = False
         self.checkpoint_dir = checkpoint_dir
         self.batch_size: int | None = None
-        self.checkpoints: tuple[StoredState, ...] = ()
+        self.checkpoints: tuple[Checkpoint, ...] = ()
         self.devices: tuple[str, ...] = ()
         self.alone = True
         self.noted = noted
@@ -142,8 +143,7 @@ class TrialSession:
                 self._take(message)
                 return message
             if isinstance(message, wire.Prepare):
-                states = tuple(_from_wire(saved) for saved in message.checkpoints)
-                read_ahead(states, f"trial {message.number}")
+                read_ahead(message.checkpoints, f"trial {message.number}")
 
     def begin(self, number: int, trial_id: int) -> None:
         """Tell the broker which trial a lease for a new one went to."""
@@ -167,8 +167,8 @@ class TrialSession:
             if report.unit > known:
                 self._say_again(report, report.age_seconds + age)
         # Should the newest be damaged, the one before it is as good as its process left it.
-        self.checkpoints = (*map(_from_wire, newest[:2]), *self.checkpoints[:1])
-        self.saved(_from_wire(newest[0]))
+        self.checkpoints = (*newest[:2], *self.checkpoints[:1])
+        self.saved(newest[0])
 
     def _say_again(self, report: wire.Report, age: float) -> None:
         with self._connection.lock:
@@ -197,9 +197,10 @@ class TrialSession:
                     wire.FirstBatch(epoch=lease.epoch, stores=stores, params=params)
                 )
 
-    def stretches(self, sizes: BatchChoice) -> None:
+    def stretches(self, sizes: BatchSizes) -> None:
         """See ``suspend.Session``."""
-        told = _sizes_to_wire(sizes)
+        # Those measured last: a message takes no more.
+        told = replace(sizes, seconds=dict([*sizes.seconds.items()][-MOST_SIZES:]))
         with self._connection.lock:
             self._lease.sizes = told
             self._connection.send(wire.Stretches(epoch=self._lease.epoch, sizes=told))
@@ -236,9 +237,8 @@ class TrialSession:
                     wire.Beat(epoch=epoch, batches=batches, memory_bytes=memory_bytes)
                 )
 
-    def saved(self, state: StoredState) -> None:
+    def saved(self, checkpoint: Checkpoint) -> None:
         """See ``suspend.Session``."""
-        checkpoint = _to_wire(state)
         with self._connection.lock:
             self._lease.checkpoints[checkpoint.path] = checkpoint
             self._keep_unconfirmed()  # this process and the broker may die before it is written
@@ -320,7 +320,7 @@ class TrialSession:
     def _say_parked(
         self, state: TrialState | None, tier: TierName, held: Footprint | None, spent: float
     ) -> None:
-        stored = None if held is None or held.stored is None else _to_wire(held.stored)
+        stored = None if held is None else held.stored
         stores = state is not None and self._parking().stores(state)
         with self._connection.lock:
             lease = self._lease
@@ -466,9 +466,9 @@ class TrialSession:
             return
         if not self._lease.checkpoints and self.checkpoint_dir is not None:
             forget(self.checkpoint_dir)
-        if _from_wire(saved) not in self.checkpoints:
+        if saved not in self.checkpoints:
             # Two are kept, as the broker does: the older one is for a damaged newer one.
-            self.checkpoints = (_from_wire(saved), *self.checkpoints[:1])
+            self.checkpoints = (saved, *self.checkpoints[:1])
 
     def _let_go(self, reason: str) -> None:
         """Give up a lease that is another's by now: a plain trial asks again, a worker ends."""
@@ -492,7 +492,7 @@ class TrialSession:
     def _take(self, grant: wire.Grant) -> None:
         self.devices, self.alone = grant.devices, grant.alone
         if not self.managed:  # the loop read them when it started
-            self.checkpoints = tuple(_from_wire(c) for c in grant.checkpoints)
+            self.checkpoints = grant.checkpoints
 
     def _unconfirmed(self) -> bool:
         """True if the trial is over or on disk, and the ledger may not know it."""
@@ -500,27 +500,3 @@ class TrialSession:
         if lease.end is not None:
             return not self._noted_end
         return lease.parked is not None and lease.parked.tier == "disk" and bool(lease.checkpoints)
-
-
-def _to_wire(state: StoredState) -> wire.SavedCheckpoint:
-    return wire.SavedCheckpoint(
-        path=str(state.path), units=state.units, size_bytes=state.size_bytes, sha256=state.sha256
-    )
-
-
-def _from_wire(saved: wire.SavedCheckpoint) -> StoredState:
-    return StoredState(
-        path=Path(saved.path), units=saved.units, size_bytes=saved.size_bytes, sha256=saved.sha256
-    )
-
-
-def _sizes_to_wire(sizes: BatchChoice) -> wire.BatchSizes:
-    """Batch sizes as a message holds them, with the ``MOST_SIZES`` speeds measured last."""
-    return wire.BatchSizes(
-        now=sizes.now,
-        least=sizes.least,
-        most=sizes.most,
-        seconds=dict([*sizes.seconds.items()][-wire.MOST_SIZES :]),
-        unit_samples=sizes.unit_samples,
-        most_devices=sizes.most_devices,
-    )
