@@ -90,7 +90,7 @@ class TrialSession:
         self._noted_end = False
         self._parked_in: TierMover | None = None
         self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
-        self._lease = LeaseState()
+        self._lease = LeaseState.none(study)
         self._connection = ReconnectingConnection(
             connection,
             reconnect=reconnect,
@@ -107,7 +107,7 @@ class TrialSession:
         if self._granted_at is None:
             return self._had_seconds
         held = time.monotonic() - self._granted_at
-        return self._had_seconds + held * (1 + len(self._lease.others))
+        return self._had_seconds + held * (1 + len(self._lease.resume.others))
 
     @property
     def holds(self) -> bool:
@@ -148,7 +148,7 @@ class TrialSession:
     def begin(self, number: int, trial_id: int) -> None:
         """Tell the broker which trial a lease for a new one went to."""
         with self._connection.lock:
-            self._lease.number, self._lease.trial_id = number, trial_id
+            self._lease.change(number=number, trial_id=trial_id)
             begin = wire.Begin(epoch=self._lease.epoch, number=number, trial_id=trial_id)
             self._connection.send(begin)
 
@@ -192,7 +192,7 @@ class TrialSession:
             self._described = bool(params)
             with self._connection.lock:
                 lease = self._lease
-                lease.training, lease.stores, lease.params = True, stores, params or lease.params
+                lease.change(training=True, stores=stores, params=params or lease.resume.params)
                 self._connection.send(
                     wire.FirstBatch(epoch=lease.epoch, stores=stores, params=params)
                 )
@@ -202,7 +202,7 @@ class TrialSession:
         # Those measured last: a message takes no more.
         told = replace(sizes, seconds=dict([*sizes.seconds.items()][-MOST_SIZES:]))
         with self._connection.lock:
-            self._lease.sizes = told
+            self._lease.change(sizes=told)
             self._connection.send(wire.Stretches(epoch=self._lease.epoch, sizes=told))
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
@@ -220,7 +220,7 @@ class TrialSession:
                 units_left=units_left,
                 params=params,
             )
-            lease.units_left, lease.params = units_left, params or lease.params
+            lease.change(units_left=units_left, params=params or lease.resume.params)
             lease.reports.append((time.monotonic(), message))
             self._connection.send(message)
 
@@ -231,7 +231,7 @@ class TrialSession:
             self._last_beat = now
             with self._connection.lock:
                 if memory_bytes is not None:
-                    self._lease.need_bytes = memory_bytes
+                    self._lease.change(need_bytes=memory_bytes)
                 epoch = self._lease.epoch
                 self._connection.send(
                     wire.Beat(epoch=epoch, batches=batches, memory_bytes=memory_bytes)
@@ -326,22 +326,22 @@ class TrialSession:
             lease = self._lease
             if not lease.epoch:
                 return  # it has no lease to give back
-            lease.asked = None
-            lease.parked = wire.Parked(
+            parked = wire.Parked(
                 epoch=lease.epoch,
                 tier=tier,
                 suspend_seconds=spent,
                 checkpoint=stored,
                 # What its ranks hold this process does not know.
-                held_bytes=None if held is None or lease.others else held.device_bytes,
+                held_bytes=None if held is None or lease.resume.others else held.device_bytes,
                 host_bytes=0 if held is None else held.host_bytes,
                 stores=stores,
                 moves=state is not None and state.moves and sessions.worker is self,
             )
+            lease.change(asked=None, parked=parked)
             if stored is not None:
                 lease.checkpoints[stored.path] = stored
                 self._keep_unconfirmed()
-            self._connection.send(lease.parked)
+            self._connection.send(parked)
 
     def _keep_unconfirmed(self) -> None:
         if self.checkpoint_dir is not None:
@@ -369,7 +369,7 @@ class TrialSession:
 
     def _is_present(self, grant: wire.Grant) -> bool:
         """True if a grant is of the current lease, under which the trial has not parked yet."""
-        return grant.epoch == self._lease.epoch and self._lease.parked is None
+        return grant.epoch == self._lease.epoch and self._lease.resume.parked is None
 
     def _next(self, state: TrialState | None, begin: float) -> wire.FromBroker | None:
         while True:
@@ -410,7 +410,7 @@ class TrialSession:
         return [resume] if lease.end is None else [resume, lease.end]
 
     def _resume(self) -> wire.Resume:
-        return self._lease.resume(self._study, time.monotonic(), self.device_seconds)
+        return self._lease.message(time.monotonic(), self.device_seconds)
 
     def _forget_requests(self) -> None:
         """Drop requests of a dead broker that are not begun; keep grants: the ledger has them."""
@@ -420,7 +420,7 @@ class TrialSession:
                 while True:
                     message = self._inbox.get_nowait()
                     if isinstance(message, wire.Evict | wire.Recall):
-                        self._lease.asked = None
+                        self._lease.change(asked=None)
                     elif isinstance(message, wire.Grant):
                         kept.append(message)
             for message in kept:
@@ -431,7 +431,8 @@ class TrialSession:
             if message is None:
                 self._stop()
             elif isinstance(message, wire.Yield):
-                self.asked = self._lease.asked = message.tier
+                self._lease.change(asked=message.tier)
+                self.asked = message.tier
                 self.must_yield = True
             elif isinstance(message, wire.Resize):
                 # A size for an earlier lease is too late: the grant has said which one holds.
@@ -447,14 +448,14 @@ class TrialSession:
                 if isinstance(message, wire.Grant):
                     self._granted(message)
                 elif isinstance(message, wire.Evict):
-                    self._lease.asked = message.tier
+                    self._lease.change(asked=message.tier)
                 elif isinstance(message, wire.Recall):
-                    self._lease.asked = "resident"
+                    self._lease.change(asked="resident")
                 self._inbox.put(message)
 
     def _granted(self, grant: wire.Grant) -> None:
         now = time.monotonic()
-        self._lease = self._lease.granted(grant, now)
+        self._lease.granted(grant, now)
         self._had_seconds, self._granted_at = grant.device_seconds, now
         self._trained = False
         if grant.batch_size is not None:
@@ -473,7 +474,7 @@ class TrialSession:
     def _let_go(self, reason: str) -> None:
         """Give up a lease that is another's by now: a plain trial asks again, a worker ends."""
         if isinstance(self._ask, wire.Register):
-            self._lease = LeaseState()
+            self._lease = LeaseState.none(self._study)
             self.must_yield = True
             self._connection.send(self._ask)
         else:
@@ -499,4 +500,5 @@ class TrialSession:
         lease = self._lease
         if lease.end is not None:
             return not self._noted_end
-        return lease.parked is not None and lease.parked.tier == "disk" and bool(lease.checkpoints)
+        parked = lease.resume.parked
+        return parked is not None and parked.tier == "disk" and bool(lease.checkpoints)
