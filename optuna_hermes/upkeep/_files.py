@@ -9,14 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker._client._journal import NAME as UNCONFIRMED
+from optuna_hermes.broker._client._journal import NAME as JOURNAL
 from optuna_hermes.ledger import CheckpointRecord, Ledger
 
 LOG_NAME = "output.log"
 """The output of a trial: kept, since it is no checkpoint."""
-
-UNWRITTEN = "unwritten.json"
-"""Values of an unfinished trial that its next process reports."""
 
 ORPHAN_SECONDS = 3600.0
 """Age in seconds from which on a file that the ledger does not name is garbage."""
@@ -73,7 +70,7 @@ def find_litter(
     stale = [row for row in here if row.number in over]
     elsewhere = {str(_root(_path(row))) for row in rows if row not in here}
     needed = {_path(row) for row in rows if row.number not in over}
-    unconfirmed = {file.path.parent for file in found if file.path.name == UNCONFIRMED}
+    unconfirmed = {file.path.parent for file in found if file.path.name == JOURNAL}
     litter = [
         file
         for file in found
@@ -81,11 +78,7 @@ def find_litter(
         and file.number not in held
         and (
             file.number in over
-            or (
-                now - file.changed > ORPHAN_SECONDS
-                and file.path.parent not in unconfirmed
-                and file.path.name != UNWRITTEN
-            )
+            or (now - file.changed > ORPHAN_SECONDS and file.path.parent not in unconfirmed)
         )
     ]
     return Litter(

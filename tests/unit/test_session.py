@@ -325,11 +325,9 @@ def test_a_process_leaves_when_the_end_of_its_trial_is_known(
 
 def left_behind(folder: Path, *units: int, value: float = 0.5) -> None:
     """What a process leaves that stored its run while nobody could write that down."""
-    said = wire.Resume(
-        study=SPEC,
-        epoch=7,
-        device="cpu:0",
-        number=3,
+    _journal.change(
+        folder,
+        at=time.time(),
         reports=tuple(
             wire.Report(epoch=7, unit=unit, step=unit, value=value, age_seconds=1.0)
             for unit in units
@@ -338,7 +336,6 @@ def left_behind(folder: Path, *units: int, value: float = 0.5) -> None:
             Checkpoint(path=f"/c/{unit}", units=unit, size_bytes=1, sha256="0") for unit in units
         ),
     )
-    _journal.keep(folder, said)
 
 
 def went_on(brokers: Brokers, session: TrialSession, folder: Path, units: int) -> None:
@@ -380,7 +377,6 @@ def test_what_is_stored_is_left_behind_until_the_ledger_has_it(
     for units in (2, 3):
         session.saved(stored(units))
     left = _journal.find(tmp_path)
-    assert left is not None
     assert [each.path for each in left.newest_first] == ["/c/3", "/c/2"]
     brokers.last.say(wire.Kept(path="/c/2"))
     brokers.last.say(wire.Kept(path="/c/3"))
@@ -404,7 +400,6 @@ def test_a_value_that_is_no_number_costs_no_checkpoint(value: float, tmp_path: P
     """A trial that has diverged goes on from its newest checkpoint like others."""
     left_behind(tmp_path, 1, 2, value=value)
     journal = _journal.find(tmp_path)
-    assert journal is not None
     assert [each.units for each in journal.newest_first] == [2, 1]
     assert all(struct.pack("d", each.value) == struct.pack("d", value) for each in journal.reports)
 
@@ -416,13 +411,14 @@ def test_what_cannot_be_kept_or_read_is_said(
     left_behind(tmp_path / "missing", 1)
     file = tmp_path / _journal.NAME
     file.write_bytes(msgspec.msgpack.encode({"at": "noon"}))
-    assert _journal.find(tmp_path) is None
+    assert _journal.find(tmp_path) == _journal.Journal()
     assert len(caplog.messages) == 2
     assert caplog.messages[0].startswith(
         f"{tmp_path}/missing/unconfirmed.msgpack cannot be written, so make room there: [Errno 2]"
     )
     assert caplog.messages[1].startswith(
-        f"{file} cannot be read, so units may be trained again: Expected `float`, got `str`"
+        f"{file} cannot be read, so units may be trained again, and `status` has values that "
+        "Optuna misses: Expected `float`, got `str`"
     )
 
 

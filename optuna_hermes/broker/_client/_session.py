@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._client._connection import Connection
-from optuna_hermes.broker._client._journal import find, forget, keep
 from optuna_hermes.broker._client._lease_state import LeaseState
 from optuna_hermes.broker._client._reconnecting import (
     AWAY_SECONDS,
@@ -155,11 +155,11 @@ class TrialSession:
     def find(self) -> None:
         """Take up the journal of an earlier process of the trial, if it has newer checkpoints."""
         assert self.checkpoint_dir is not None
-        left = find(self.checkpoint_dir)
+        left = _journal.find(self.checkpoint_dir)
         known = max((each.units for each in self.checkpoints), default=0)
-        newest = [] if left is None else [e for e in left.newest_first if e.units > known]
-        if left is None or not newest:
-            forget(self.checkpoint_dir)
+        newest = [each for each in left.newest_first if each.units > known]
+        if not newest:
+            self._confirmed()
             return
         # Never 0, even if the clock went back: an age is what marks a report as late.
         age = max(0.001, time.time() - left.at)
@@ -345,7 +345,14 @@ class TrialSession:
 
     def _keep_unconfirmed(self) -> None:
         if self.checkpoint_dir is not None:
-            keep(self.checkpoint_dir, self._resume())
+            lease = self._resume()
+            parts = {"reports": lease.reports, "checkpoints": lease.checkpoints}
+            _journal.change(self.checkpoint_dir, at=time.time(), **parts)
+
+    def _confirmed(self) -> None:
+        """Take out of the journal what the ledger has: all that the session has put into it."""
+        if self.checkpoint_dir is not None:
+            _journal.change(self.checkpoint_dir, reports=(), checkpoints=())
 
     def _wait(self, state: TrialState | None) -> None:
         begin = time.monotonic()
@@ -465,8 +472,8 @@ class TrialSession:
         saved = self._lease.checkpoints.pop(message.path, None)
         if saved is None:
             return
-        if not self._lease.checkpoints and self.checkpoint_dir is not None:
-            forget(self.checkpoint_dir)
+        if not self._lease.checkpoints:
+            self._confirmed()
         if saved not in self.checkpoints:
             # Two are kept, as the broker does: the older one is for a damaged newer one.
             self.checkpoints = (saved, *self.checkpoints[:1])
