@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes._lightning._callbacks import tuner_state
 from optuna_hermes._lightning._ddp import (
-    buffers,
     count_of,
     gone,
     own_part,
@@ -84,7 +83,8 @@ class Checkpoints:
         if rank is None:
             return checkpoint
         module = trainer.lightning_module
-        own["buffers"] = buffers(module)
+        # Running statistics, for example: DDP overwrites them by those of rank 0 at its start.
+        own["buffers"] = dict(module.named_buffers())
         return own_part(checkpoint, module, rank.rank)
 
     def resume(self, hooks: TrainerHooks, rank: Rank | None) -> None:

@@ -138,11 +138,6 @@ def why_not_exact(trainer: Trainer) -> str | None:
     )
 
 
-def buffers(module: LightningModule) -> dict[str, torch.Tensor]:
-    """Buffers, such as running statistics, which DDP overwrites by those of rank 0 at its start."""
-    return dict(module.named_buffers())
-
-
 def restore_buffers(module: LightningModule, saved: dict[str, torch.Tensor]) -> None:
     for name, buffer in module.named_buffers():
         if name in saved:

@@ -48,6 +48,9 @@ Override = Callable[..., None]
 def loop_state(trainer: Trainer) -> dict[str, Any]:
     """The unsaved state between two batches."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
+    # With manual optimization gradients may be accumulated over batches.
+    by_hand = () if module.automatic_optimization else module.named_parameters()
+    gradients = {name: p.grad for name, p in by_hand if p.grad is not None}
     return {
         "batches_that_stepped": epoch_loop._batches_that_stepped,
         "should_stop": trainer.should_stop,
@@ -62,7 +65,7 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
         "metrics": {name: metric_state(metric) for name, metric in _metrics(module)},
         "data": states_of(_data_generators(trainer)),
-        "gradients": {} if module.automatic_optimization else _gradients(module),
+        "gradients": gradients,
         "module": module_state(module),
         "callbacks": callback_state(trainer),
         "clocks": clock_state(trainer),
@@ -175,11 +178,6 @@ def _restore_results(
         item.has_reset = state["has_reset"]
         restore_metric(item, state["metric"])
         results[state["key"]] = item
-
-
-def _gradients(module: LightningModule) -> dict[str, torch.Tensor]:
-    """Open gradients: with manual optimization they may be accumulated over batches."""
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
 def go_on_within_epoch(trainer: Trainer, override: Override) -> None:

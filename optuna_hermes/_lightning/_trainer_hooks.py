@@ -109,8 +109,8 @@ class TrainerHooks:
         while self._overridden:
             owner, name = self._overridden.pop()
             vars(owner).pop(name, None)  # shows the class's method again
-        for loader, replay in self._replays:
-            self._show_state(loader, None)
+        self._hide_loader_states()
+        for _, replay in self._replays:
             replay.unwrap()
         for _, watch in self._watches:
             watch.unwrap()
@@ -122,10 +122,15 @@ class TrainerHooks:
     def dump(self) -> dict[str, Any]:
         """The checkpoint that Lightning would write, with the position of the loaders."""
         trainer = self.trainer
-        with self._resumable_loaders(), kept_pruned(trainer):
-            checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(
-                weights_only=False
-            )
+        for loader, replay in self._replays:
+            self._show_state(loader, replay)
+        try:
+            with kept_pruned(trainer):
+                checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(
+                    weights_only=False
+                )
+        finally:
+            self._hide_loader_states()
         # Arguments that cannot be stored are not needed: the objective makes the module itself.
         for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
             if owner is not None and not plain(checkpoint.get(owner.CHECKPOINT_HYPER_PARAMS_KEY)):
@@ -369,15 +374,6 @@ class TrainerHooks:
             saved = checkpoint["callbacks"].get(callback.state_key, {}).get("dirpath")
             if isinstance(callback, ModelCheckpoint) and saved:
                 callback.dirpath = saved
-
-    @contextlib.contextmanager
-    def _resumable_loaders(self) -> Iterator[None]:
-        for loader, replay in self._replays:
-            self._show_state(loader, replay)
-        try:
-            yield
-        finally:
-            self._hide_loader_states()
 
     @staticmethod
     def _show_state(loader: Any, replay: Replay | Stream | None) -> None:

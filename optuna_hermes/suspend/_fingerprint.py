@@ -180,8 +180,6 @@ def _of_small(value: Any) -> Hashable:
         return str(value)
     if isinstance(value, GENERATORS):
         return fingerprint(generator_state(value))
-    if isinstance(value, np.random.RandomState):
-        return fingerprint(value.get_state(legacy=False))
     return None
 
 
@@ -189,7 +187,10 @@ def _inside(value: Any) -> Iterator[Sequence[Any]]:
     """Yield the parts of a value, as sequences."""
     if isinstance(value, Mapping):
         yield list(value.keys())
-        yield list(value.values()) if isinstance(value, dict) else _some_of(value)
+        if isinstance(value, dict):
+            yield list(value.values())
+        else:  # reading a value of another mapping may be slow
+            yield [value[key] for key in _sampled(list(value))]
     elif isinstance(value, set | frozenset):
         yield [hash(value if isinstance(value, frozenset) else frozenset(value))]
     elif isinstance(value, list | tuple | deque):
@@ -201,11 +202,6 @@ def _inside(value: Any) -> Iterator[Sequence[Any]]:
     slots = slots_of(type(value))
     if slots:
         yield [getattr(value, name, None) for name in slots]
-
-
-def _some_of(value: Mapping[Any, Any]) -> Sequence[Any]:
-    """Values of a sample of keys; reading a value of such a mapping may be slow."""
-    return [value[key] for key in _sampled(list(value))]
 
 
 def _at_once(items: Sequence[Any]) -> tuple[Hashable, Sequence[Any]]:

@@ -186,15 +186,18 @@ class _Reader:
         raise SuspendError(f"it holds a {kind!r}, which this version does not know")
 
     def _with_attributes(self, rest: list[Any], present: Any, number: int) -> Any:
-        made = self._class(*rest[:2])
-        value = present if type(present) is made else object.__new__(made)
-        self._seen[number] = value
-        attributes = vars(value)
-        before = dict(attributes)
+        module, name, parts = rest
+        value = self._seen[number] = self._instance(module, name, present)
+        before, attributes = dict(vars(value)), vars(value)
         attributes.clear()
-        for name, node in rest[2]:
-            attributes[name] = self.node(node, before.get(name))
+        for attribute, node in parts:
+            attributes[attribute] = self.node(node, before.get(attribute))
         return value
+
+    def _instance(self, module: str, name: str, present: Any) -> Any:
+        """Return ``present``, if it is of this class, or a new object without a constructor."""
+        made = self._class(module, name)
+        return present if type(present) is made else object.__new__(made)
 
     def _class(self, module: str, name: str) -> type:
         found: Any = sys.modules.get(module)
