@@ -114,23 +114,19 @@ class Checkpoints:
         restore_loggers(hooks.trainer, loaded["loggers"])
 
     def fit_starts(self, trainer: Trainer) -> None:
-        """Note attributes before a fit's sanity check and its first epoch; for ``on_fit_start``.
-
-        A resumed fit does not have their hooks called again, and would lack what they change.
-        """
+        """Note attributes before a fit's sanity check and its first epoch; for ``on_fit_start``."""
+        # A resumed fit does not have their hooks called again, and would lack what they change.
         self._at_start = unsaved(trainer).fingerprints()
         # Those of data modules change where loaders are made, which the next process does again.
         self._at_start.pop("data", None)
 
     def pass_over(self, hooks: TrainerHooks) -> None:
-        """Pass over the trained batches of an iterable data set; for ``on_train_start``.
-
-        The attributes that the data set draws from must be restored before; so must the random
-        state, for a batch that Lightning fetches ahead and that had not been fetched before.
-        """
+        """Pass over the trained batches of an iterable data set; for ``on_train_start``."""
         loaded = self._loaded
         if loaded is None or loaded["rng"] is None or not hooks.has_streams():
             return
+        # First what the data set draws from, and the random state, for a batch that Lightning
+        # fetches ahead and that had not been fetched before.
         restore_attributes(hooks.trainer.lightning_module, frozen(loaded["loop"]["module"]))
         unsaved(hooks.trainer).load_state_dict(frozen(loaded.get("unsaved", {})))
         with kept_rng():

@@ -2,8 +2,7 @@
 
 A checkpoint is one safetensors file that any reader of that format opens: the tensors of the trial
 by number, and under ``tree`` the JSON text that puts them together (see ``_tree``). Its metadata
-name the trial and the version of the format. Torch and safetensors are imported inside functions,
-so that this module is cheap to import.
+name the trial and the version of the format.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend._safetensors import Content, digest
 from optuna_hermes.suspend._tree import pack, unpack
 
+# Torch and safetensors are imported inside functions: each session of a trial imports this module.
 if TYPE_CHECKING:
     import torch
 
@@ -65,8 +65,7 @@ def write(
         tree: the state, as ``pack`` takes it; must not change meanwhile.
         run: the trial, as messages name it.
         units: units the trial has reported.
-        known: the checkpoints that the ledger names. They stay, and so do all newer ones: the
-            process may die before they are recorded in the ledger.
+        known: the checkpoints that the ledger names. They stay, and so do all newer ones.
 
     Raises:
         CheckpointError: the tree holds what cannot be stored.
@@ -244,7 +243,8 @@ def _tidy(folder: Path, known: Collection[Path]) -> None:
     named = (path for path in known if _is_named(path))  # paths from the database are not trusted
     newest_known = max((_number(path) for path in named), default=0)
     for path in _files(folder):
-        # Newer files than the newest known one stay: the ledger may not have recorded them yet.
+        # Newer files than the newest known one stay: the process that wrote one may have died
+        # before the ledger had it.
         if _number(path) < newest_known and path not in known:
             _remove(path)
     for pattern in (f"*{_PARTIAL}", _LIBRARY_PARTIAL):  # of a process killed while writing

@@ -190,11 +190,8 @@ def _leaves(value: object) -> Iterator[object]:
 
 
 def _put_into(present: Any, value: Any, given: Mapping[int, object]) -> Any:
-    """Return ``value``, in the present lists and dictionaries: the objective may refer to them.
-
-    Arrays and tensors that an earlier call has returned are filled in place, too. Others are left
-    alone: they may be parts of a model.
-    """
+    """Return ``value``, in the present lists and dictionaries: the objective may refer to them."""
+    # Only arrays and tensors of an earlier call are filled: others may be parts of a model.
     if id(present) in given and _fits(present, value):
         with torch.no_grad():
             present[...] = value
@@ -211,11 +208,7 @@ def _put_into(present: Any, value: Any, given: Mapping[int, object]) -> Any:
 
 
 def _state_of(owner: Any) -> dict[str, Any]:
-    """The state of an object, as a tree for ``_put_back``.
-
-    The ``state_dict`` of a module leaves out open gradients, buffers that are not persistent, the
-    states of torchmetrics, and which parts are frozen or evaluating: here they are too.
-    """
+    """The state of an object, as a tree for ``_put_back``."""
     state = owner.state_dict()
     if not isinstance(owner, nn.Module):
         return {"state": state}

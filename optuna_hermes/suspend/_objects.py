@@ -1,9 +1,7 @@
 """Serialisation of plain Python objects to trees of plain values, without pickle.
 
-A checkpoint names classes. They are only looked up in imported modules of the packages of the root
-object's class and its bases. No constructor is called, except that of extension types (Cython)
-without attributes whose ``__reduce__`` gives plain arguments. Functions and classes are not
-restored: they stay those that the objective has made.
+No code from a checkpoint runs: the classes that it names are only looked up in imported modules of
+the packages of the root object's class and its bases.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class _Writer:
         if kind in _PLAIN or (isinstance(value, np.generic) and value.dtype.kind in _NUMBERS):
             return ["plain", value]
         if isinstance(value, _CODE):
-            return ["present"]
+            return ["present"]  # it stays as the objective has made it
         if id(value) in self._seen:
             return ["same", self._seen[id(value)]]
         if kind in (list, tuple, set, frozenset):
@@ -102,6 +100,7 @@ class _Writer:
             if hasattr(value, "__dict__"):
                 parts = [[n, self.node(v, (*place, n))] for n, v in vars(value).items()]
                 return ["object", *name, parts]
+            # Extension types (Cython) without attributes: their constructors only take numbers.
             made = value.__reduce__()
             if made[0] is kind and len(made) == 2 and not kind.__flags__ & _HEAP_TYPE:
                 return ["made", *name, self.node(made[1], place)]

@@ -17,8 +17,7 @@ class OtherLoaders:
     """The loaders and accelerators made before the loop: they stay the same from epoch to epoch.
 
     Restored with the trial are the loaders' generators, their worker processes where these persist,
-    and the steps that an ``Accelerator`` counts to accumulate gradients. A persistent pool's seed
-    is drawn once only: drawing it again would advance the random numbers by one.
+    and the steps that an ``Accelerator`` counts to accumulate gradients.
     """
 
     def __init__(self) -> None:

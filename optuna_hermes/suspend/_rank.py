@@ -173,7 +173,7 @@ class Rank:
         answer: Answer = self._end.recv()
         self.leaves = answer in ("leave", "prune")
         if answer == "leave":
-            raise Suspended("The run goes on in other processes.")
+            raise Suspended("The trial goes on in other processes.")
         return answer
 
 
