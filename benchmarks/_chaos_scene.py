@@ -152,7 +152,7 @@ class Scene:
             }
             for each in ledger.load_checkpoints(key):
                 if each.number in found:
-                    found[each.number].append(Path(each.path))
+                    found[each.number].append(Path(each.checkpoint.path))
         last_two = {number: paths[-2:] for number, paths in found.items() if len(paths) > 1}
         return {n: paths for n, paths in last_two.items() if self.damaged_files.isdisjoint(paths)}
 
@@ -173,7 +173,7 @@ class Scene:
         for line in self.stage.records.reported():
             units[line.trial] = line.unit
         with self.stage.ledger() as (ledger, key):
-            saved = {each.number: each.units for each in ledger.load_checkpoints(key)}
+            saved = {each.number: each.checkpoint.units for each in ledger.load_checkpoints(key)}
         epochs = self.stage.records.setting.epochs
         behind = [unit - saved.get(trial, 0) for trial, unit in units.items() if unit < epochs]
         return max(behind, default=0) <= 1

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from _switch_runs import Net, adamw, train_step, wait
 
-from optuna_hermes.model import TierName
-from optuna_hermes.suspend import Footprint, StoredState, read
+from optuna_hermes.model import Checkpoint, TierName
+from optuna_hermes.suspend import Footprint, read
 from optuna_hermes.suspend._tier_mover import TierMover
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -118,7 +118,7 @@ def measure_tier(
     step = statistics.median(_seconds(trial.train) for _ in range(5))
     parks, resumes, first_steps = [], [], []
     with tempfile.TemporaryDirectory(dir=folder) as checkpoints:
-        stored: list[StoredState] = []
+        stored: list[Checkpoint] = []
         parking = TierMover(Path(checkpoints), lambda: stored[-1:])
         for _ in range(1 + repetitions):
             wait()
@@ -157,7 +157,7 @@ def copy_bandwidth(size_bytes: int, repetitions: int) -> dict[str, float]:
 def _bring_back(parking: TierMover, trial: Run, held: Footprint) -> None:
     parking.back()
     if held.stored is not None:
-        found = read([held.stored], RUN, held.stored.path.parent)
+        found = read([held.stored], RUN, Path(held.stored.path).parent)
         assert found is not None
         trial.load(found[1])
 

@@ -30,6 +30,7 @@ from _broker import broker
 from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.errors import BrokerError
+from optuna_hermes.model import Checkpoint
 
 LIMIT = 0.02
 WORKERS = 6
@@ -219,7 +220,7 @@ class Worker:
         checkpoint = None
         if tier == "disk":
             path = f"/nowhere/{self._study._key}/{number}/{unit}"
-            checkpoint = wire.SavedCheckpoint(path=path, units=unit, size_bytes=1, sha256="0" * 64)
+            checkpoint = Checkpoint(path=path, units=unit, size_bytes=1, sha256="0" * 64)
         self._say(
             wire.Parked(
                 epoch=epoch,

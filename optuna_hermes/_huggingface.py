@@ -16,7 +16,8 @@ from transformers import Trainer, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from optuna_hermes.cooperative import CooperativeLoop
-from optuna_hermes.suspend import Session, StoredState, rng_state, set_rng_state
+from optuna_hermes.model import Checkpoint
+from optuna_hermes.suspend import Session, rng_state, set_rng_state
 from optuna_hermes.suspend._loader import Replay
 from optuna_hermes.suspend._loader_position import LoaderPosition
 
@@ -44,7 +45,7 @@ class Steps(CooperativeLoop):
         trial: Any,
         trainer: Trainer,
         session: Session | None,
-        found: tuple[StoredState, Any] | None,
+        found: tuple[Checkpoint, Any] | None,
     ) -> None:
         self.begun = False
         """True once the first step has begun."""
@@ -115,7 +116,7 @@ class Steps(CooperativeLoop):
             sampler.initial_seed = self._restored["data_seed"]
         self._data_seed = sampler.initial_seed
 
-    def _find(self, session: Session) -> tuple[StoredState, Any] | None:
+    def _find(self, session: Session) -> tuple[Checkpoint, Any] | None:
         found, self._found = self._found, None
         return found
 
@@ -194,7 +195,7 @@ def own_batches(trainer: Any, next_step: Callable[[Fetch, Any, int, Any], Any]) 
 
 
 @contextlib.contextmanager
-def position(trainer: Any, found: tuple[StoredState, Any] | None) -> Iterator[str | None]:
+def position(trainer: Any, found: tuple[Checkpoint, Any] | None) -> Iterator[str | None]:
     """A folder in the trainer's checkpoint format that holds the next step, and nothing else."""
     if found is None:
         yield None

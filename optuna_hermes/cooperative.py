@@ -24,9 +24,9 @@ from optuna_hermes._optuna import (
     sign,
 )
 from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
+from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import (
     Session,
-    StoredState,
     kept_rng,
     read,
     rng_state,
@@ -287,7 +287,7 @@ class CooperativeLoop:
         warn_of_lost(self._run, self._session.checkpoint_dir, self._lost(), self.remedy)
         return tree
 
-    def _find(self, session: Session) -> tuple[StoredState, Any] | None:
+    def _find(self, session: Session) -> tuple[Checkpoint, Any] | None:
         """The newest checkpoint that can be used."""
         return read(session.checkpoints, self._run, session.checkpoint_dir)
 

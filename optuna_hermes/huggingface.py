@@ -7,7 +7,8 @@ from typing import Any
 from optuna_hermes._extras import extra
 from optuna_hermes.cooperative import session_of
 from optuna_hermes.errors import InvalidInputError, MonitorError
-from optuna_hermes.suspend import Session, StoredState, read
+from optuna_hermes.model import Checkpoint
+from optuna_hermes.suspend import Session, read
 
 with extra("huggingface"):
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
@@ -54,7 +55,7 @@ class HermesCallback(TrainerCallback):
         self._session = _session
         self._trainer: Trainer | None = None
         self._steps: Steps | None = None
-        self._found: tuple[StoredState, Any] | None = None
+        self._found: tuple[Checkpoint, Any] | None = None
         self._names: set[str] = set()
 
     @property

@@ -102,7 +102,7 @@ class HermesCallback(AnyCallback):
         watch_launches(_loop_of)
         if elastic_batch is not None and max_devices is not None:
             raise InvalidInputError(
-                "A run may have elastic_batch or max_devices but was given both: choose one."
+                "A trial may have elastic_batch or max_devices but was given both: choose one."
             )
         self._loop = _FitLoop(trial, monitor, _session)
         if max_devices is not None:

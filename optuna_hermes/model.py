@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 TrialStatus = Literal["pending", "running", "parked", "stored", "done", "failed", "pruned"]
 """``pending``: admitted, never ran. ``parked``: suspended, its process alive. ``stored``:
@@ -21,6 +23,18 @@ TierName = Literal["resident", "host", "disk"]
 Override = Literal["held", "boosted", "finishing"]
 """Override of a live trial, above the policy. ``held``: it gets no device. ``boosted``: it gets
 the next one. ``finishing``: it gets no device, for it is about to be closed at its last value."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""A count that fits into any database and any JSON, also when some of them are added up."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""A length of time in seconds, finite."""
+
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+"""Number of samples in a batch."""
+
+MOST_SIZES = 64
+"""Largest number of batch sizes whose speed a trial reports."""
 
 LIVE_STATES: frozenset[TrialStatus] = frozenset({"pending", "running", "parked", "stored"})
 
@@ -50,6 +64,52 @@ class Curve:
     def units(self) -> int:
         """Number of units that the trial has reported."""
         return len(self.values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A trial's state on disk, safe there (file fsync, rename and directory fsync are done).
+
+    Args:
+        path: absolute path of the file.
+        units: units the trial had reported when it was written.
+        size_bytes: length of the file.
+        sha256: hex digest of the file.
+    """
+
+    # The bounds hold for what a message brings: msgspec checks them where it decodes.
+    path: Annotated[str, msgspec.Meta(max_length=4096)]
+    units: Count
+    size_bytes: Count
+    sha256: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSizes:
+    """The batch sizes that a trial may have, its present one, and the devices that it may have.
+
+    Args:
+        now: samples in its next batch.
+        least: the smallest size.
+        most: the largest size.
+        seconds: mean seconds of a batch, by the sizes that were measured.
+        unit_samples: samples in a unit, None if unknown.
+        most_devices: how many devices it may be given at once; batches are those of all together.
+    """
+
+    now: Size
+    least: Size
+    most: Size
+    seconds: Annotated[Mapping[Size, Seconds], msgspec.Meta(max_length=MOST_SIZES)] = field(
+        default_factory=dict
+    )
+    unit_samples: Size | None = None
+    most_devices: Size = 1
+
+    @property
+    def valid(self) -> bool:
+        """True if they are in order."""
+        return self.least <= self.now <= self.most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes._lightning._callbacks import tuner_state
 from optuna_hermes._lightning._ddp import (
-    buffers,
     count_of,
     gone,
     own_part,
@@ -21,7 +20,8 @@ from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes._lightning._unsaved import ADVICE, unsaved
-from optuna_hermes.suspend import StoredState, kept_rng, rng_state, set_rng_state
+from optuna_hermes.model import Checkpoint
+from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
@@ -42,7 +42,7 @@ class Checkpoints:
         self.elastic_devices: ElasticDevices | None = None
         """Set if the trial's number of devices may change."""
         self._run = run
-        self._found: tuple[StoredState, Tree] | None = None
+        self._found: tuple[Checkpoint, Tree] | None = None
         self._loaded: Tree | None = None
         self._unsaved = Unsaved({})
         self._at_start: dict[str, dict[str, int]] = {}
@@ -53,7 +53,7 @@ class Checkpoints:
         """True while a resumed fit has not come to its first batch."""
         return self._loaded is not None
 
-    def begin(self, folder: Path | None, found: tuple[StoredState, Tree] | None) -> None:
+    def begin(self, folder: Path | None, found: tuple[Checkpoint, Tree] | None) -> None:
         """Begin a fit, with the checkpoint to resume from."""
         self._folder, self._found = folder, found
 
@@ -83,7 +83,8 @@ class Checkpoints:
         if rank is None:
             return checkpoint
         module = trainer.lightning_module
-        own["buffers"] = buffers(module)
+        # Running statistics, for example: DDP overwrites them by those of rank 0 at its start.
+        own["buffers"] = dict(module.named_buffers())
         return own_part(checkpoint, module, rank.rank)
 
     def resume(self, hooks: TrainerHooks, rank: Rank | None) -> None:
@@ -108,28 +109,24 @@ class Checkpoints:
         if number >= before:
             loaded["rng"], loaded["loop"] = None, count_anew(loaded["loop"])
         made = None if loaded["changed"] else loaded["loaders"]["made"]
-        hooks.resume_from(checkpoint, state.path, made)
+        hooks.resume_from(checkpoint, Path(state.path), made)
         hooks.skip_tuners(loaded["tuners"])
         restore_loggers(hooks.trainer, loaded["loggers"])
 
     def fit_starts(self, trainer: Trainer) -> None:
-        """Note attributes before a fit's sanity check and its first epoch; for ``on_fit_start``.
-
-        A resumed fit does not have their hooks called again, and would lack what they change.
-        """
+        """Note attributes before a fit's sanity check and its first epoch; for ``on_fit_start``."""
+        # A resumed fit does not have their hooks called again, and would lack what they change.
         self._at_start = unsaved(trainer).fingerprints()
         # Those of data modules change where loaders are made, which the next process does again.
         self._at_start.pop("data", None)
 
     def pass_over(self, hooks: TrainerHooks) -> None:
-        """Pass over the trained batches of an iterable data set; for ``on_train_start``.
-
-        The attributes that the data set draws from must be restored before; so must the random
-        state, for a batch that Lightning fetches ahead and that had not been fetched before.
-        """
+        """Pass over the trained batches of an iterable data set; for ``on_train_start``."""
         loaded = self._loaded
         if loaded is None or loaded["rng"] is None or not hooks.has_streams():
             return
+        # First what the data set draws from, and the random state, for a batch that Lightning
+        # fetches ahead and that had not been fetched before.
         restore_attributes(hooks.trainer.lightning_module, frozen(loaded["loop"]["module"]))
         unsaved(hooks.trainer).load_state_dict(frozen(loaded.get("unsaved", {})))
         with kept_rng():

@@ -44,11 +44,8 @@ Find = Callable[[Trainer | None], RankedTrial | None]
 
 
 def watch_launches(find: Find) -> None:
-    """Wrap Lightning's launchers, for trainers in which there is a loop of a trial.
-
-    No hook is called before processes are started, so the launchers are patched. Without such a
-    loop nothing changes, and a second call for the same Lightning does nothing.
-    """
+    """Wrap Lightning's launchers, for trainers in which there is a loop of a trial."""
+    # Patched, since Lightning calls no hook before it starts processes.
     for name, module, call in (
         ("_MultiProcessingLauncher", "multiprocessing", _launch),
         ("_SubprocessScriptLauncher", "subprocess_script", _launch_scripts),
@@ -121,11 +118,9 @@ def count_of(checkpoint: Tree) -> int:
 
 
 def why_not_exact(trainer: Trainer) -> str | None:
-    """The reason why a resumed trial may differ, None if it cannot; for ``on_train_start``.
-
-    DDP sums gradients bucket by bucket, and regroups the buckets after the first batch of each
-    process. With two processes the order of a sum does not matter.
-    """
+    """The reason why a resumed trial may differ, None if it cannot; for ``on_train_start``."""
+    # DDP sums gradients bucket by bucket, and regroups the buckets after the first batch of each
+    # process. With two processes the order of a sum does not matter.
     model = trainer.strategy.model
     if trainer.world_size <= 2 or not isinstance(model, DistributedDataParallel):
         return None
@@ -133,14 +128,9 @@ def why_not_exact(trainer: Trainer) -> str | None:
         return None
     return (
         f"DDP adds the gradients of its {trainer.world_size} processes in another order in the "
-        "first batch after the run comes back from disk; with "
+        "first batch after the trial comes back from disk; with "
         'strategy="ddp_fork_find_unused_parameters_true" it does not'
     )
-
-
-def buffers(module: LightningModule) -> dict[str, torch.Tensor]:
-    """Buffers, such as running statistics, which DDP overwrites by those of rank 0 at its start."""
-    return dict(module.named_buffers())
 
 
 def restore_buffers(module: LightningModule, saved: dict[str, torch.Tensor]) -> None:
@@ -152,7 +142,7 @@ def restore_buffers(module: LightningModule, saved: dict[str, torch.Tensor]) -> 
 def refused_strategy(strategy: object) -> InvalidInputError:
     """The error for a trial whose processes cannot be suspended together."""
     return InvalidInputError(
-        "A run in several processes must start them by itself to take turns, but strategy "
+        "A trial in several processes must start them by itself to take turns, but strategy "
         f"{type(strategy).__name__} runs the script once more for each: give the Trainer "
         'strategy="ddp_fork".'
     )
@@ -211,8 +201,8 @@ def _reason(failed: Exception | None, reported: BaseException | None) -> BaseExc
     # A process that a signal has killed is no error of the user's code.
     if killed and not isinstance(reported, Suspended):
         return SuspendError(
-            f"All processes of a run must live, but of this one {failed}: look for what did that, "
-            "a lack of memory for instance."
+            f"All processes of a trial must live, but of this one {failed}: look for what did "
+            "that, a lack of memory for instance."
         )
     return reported or failed
 

@@ -12,7 +12,7 @@ from optuna_hermes._lightning._elastic import Stopwatch
 from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks, batches_done
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.suspend import BatchChoice
+from optuna_hermes.model import BatchSizes
 from optuna_hermes.suspend._elastic import DividedReplay, why_not_regrouped
 from optuna_hermes.suspend._loader import Replay
 from optuna_hermes.suspend._state import seed_everything, trial_seed
@@ -120,13 +120,13 @@ class ElasticDevices:
     def begin_epoch(self) -> None:
         self._watch.interrupted()
 
-    def sizes(self, *, by_validation: bool) -> BatchChoice | None:
+    def sizes(self, *, by_validation: bool) -> BatchSizes | None:
         """The sizes and devices that the trial may be given, None before training."""
         trainer, size = self._trainer, self._batch_size
         if trainer is None:
             return None
         epochs = trainer.check_val_every_n_epoch if by_validation else None
-        return BatchChoice(
+        return BatchSizes(
             now=size,
             least=size,
             most=size,

@@ -15,7 +15,8 @@ from optuna_hermes._lightning._namespace import GradientAccumulationScheduler, T
 from optuna_hermes._lightning._schedules import Pace, scale_rates
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks, clean
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.suspend import BatchChoice, kept_rng
+from optuna_hermes.model import BatchSizes
+from optuna_hermes.suspend import kept_rng
 from optuna_hermes.suspend._elastic import ElasticReplay, why_not_regrouped
 from optuna_hermes.suspend._loader import Replay
 
@@ -139,14 +140,14 @@ class ElasticBatch:
             if self._pace is not None:
                 self._pace.begin_epoch(self._replay)
 
-    def sizes(self, *, by_validation: bool) -> BatchChoice | None:
+    def sizes(self, *, by_validation: bool) -> BatchSizes | None:
         """The batch sizes that the trial may be given, None if its size cannot change."""
         trainer = self._trainer
         if self._fixed or self._replay is None or trainer is None:
             return None
         now = self._replay.size  # may lie outside of the limits: the script may have changed them
         epochs = trainer.check_val_every_n_epoch if by_validation else None
-        return BatchChoice(
+        return BatchSizes(
             now=now,
             least=min(self._limits[0], now),
             most=max(self._most(), now),

@@ -48,6 +48,9 @@ Override = Callable[..., None]
 def loop_state(trainer: Trainer) -> dict[str, Any]:
     """The unsaved state between two batches."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
+    # With manual optimization gradients may be accumulated over batches.
+    by_hand = () if module.automatic_optimization else module.named_parameters()
+    gradients = {name: p.grad for name, p in by_hand if p.grad is not None}
     return {
         "batches_that_stepped": epoch_loop._batches_that_stepped,
         "should_stop": trainer.should_stop,
@@ -62,7 +65,7 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
         "metrics": {name: metric_state(metric) for name, metric in _metrics(module)},
         "data": states_of(_data_generators(trainer)),
-        "gradients": {} if module.automatic_optimization else _gradients(module),
+        "gradients": gradients,
         "module": module_state(module),
         "callbacks": callback_state(trainer),
         "clocks": clock_state(trainer),
@@ -130,13 +133,11 @@ def _add(metric: Metric, saved: dict[str, Any]) -> None:
 
 
 def _data_generators(trainer: Trainer) -> list[Any]:
-    """The data sets' own generators, as far as they are drawn from in this process.
-
-    Left out are those of iterable data sets for training: they are restored by passing over.
-    """
+    """The data sets' own generators, as far as they are drawn from in this process."""
     training = trainer.fit_loop._combined_loader
     validation = trainer.fit_loop.epoch_loop.val_loop._combined_loader
     trained = [] if training is None else training.flattened
+    # Those of iterable data sets are restored by passing over batches.
     loaders = [loader for loader in trained if not is_stream(loader)]
     loaders += [] if validation is None else validation.flattened
     return [found for each in loaders for found in own_generators(getattr(each, "dataset", None))]
@@ -177,20 +178,13 @@ def _restore_results(
         results[state["key"]] = item
 
 
-def _gradients(module: LightningModule) -> dict[str, torch.Tensor]:
-    """Open gradients: with manual optimization they may be accumulated over batches."""
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-
-
 def go_on_within_epoch(trainer: Trainer, override: Override) -> None:
-    """Go straight to the next fetch; for ``on_train_start`` of a resumed fit.
-
-    From 2.5 on Lightning knows at which point of an epoch a checkpoint was taken. Before, it calls
-    the hooks of the epoch's beginning once more and, where a validation was due, runs that in the
-    place of the next batch.
-    """
+    """Go straight to the next fetch; for ``on_train_start`` of a resumed fit."""
     fit_loop: Any = trainer.fit_loop
     epoch_loop = fit_loop.epoch_loop
+    # From 2.5 on Lightning knows at which point of an epoch a checkpoint was taken. Before, it
+    # calls the hooks of the epoch's beginning once more and, where a validation was due, validates
+    # in the place of the next batch.
     if hasattr(epoch_loop, "_restart_stage"):
         epoch_loop._restart_stage = "none"  # else it would validate once more
         return

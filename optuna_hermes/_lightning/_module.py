@@ -14,7 +14,9 @@ from torchmetrics import Metric
 from optuna_hermes._lightning._namespace import LightningDataModule, LightningModule, parts
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
+from optuna_hermes.suspend._named_objects import modes, set_modes
 from optuna_hermes.suspend._state import moved, on_device, plain
+from optuna_hermes.suspend._values import filled
 
 _SAVED_ELSEWHERE = (
     torch.optim.Optimizer,
@@ -31,18 +33,14 @@ def module_state(module: LightningModule) -> dict[str, Any]:
     """Modes, frozen parameters, plain attributes and hidden stateful objects of a user's module."""
     attributes = {name: _plain_attributes(part) for name, part in _parts(module)}
     return {
-        "evaluating": [name for name, part in module.named_modules() if not part.training],
-        "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
+        **modes(module),
         "attributes": {name: values for name, values in attributes.items() if values},
         "hidden": {place: _state_of(each) for place, each in _hidden(module)},
     }
 
 
 def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
-    for name, part in module.named_modules():
-        part.training = name not in state["evaluating"]
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name not in state["frozen"])
+    set_modes(module, state)
     restore_attributes(module, state)
     for place, each in _hidden(module):
         if place in state["hidden"]:
@@ -58,23 +56,23 @@ def restore_attributes(module: LightningModule, state: dict[str, Any]) -> None:
         for attribute, (value, was_on_device) in state["attributes"].get(name, {}).items():
             if was_on_device:
                 value = moved(value, module.device)
-            _restore_attribute(vars(part), attribute, value)
+            # In place where it can be: the objective may hold the same list.
+            in_place = type(value) in (list, dict)
+            present = vars(part).get(attribute)
+            vars(part)[attribute] = filled(present, type(value), value) if in_place else value
 
 
 def is_saved(part: nn.Module, name: str, value: Any) -> bool:
     """True if ``module_state``, Lightning or torch saves an attribute of a part."""
-    return of_libraries(part, name) or plain(value) or _all_hidden(value)
+    if of_libraries(part, name) or plain(value):
+        return True
+    items = _items(value)  # what ``_hidden`` yields of it
+    return bool(items) and all(_has_state(each, set()) for _, each in items)
 
 
 def of_libraries(part: nn.Module, name: str) -> bool:
     """True if an attribute of a part belongs to Lightning or torch."""
     return name in _own_attributes() or name in _OF_TORCH or is_masked(part, name)
-
-
-def _all_hidden(value: Any) -> bool:
-    """True if ``_hidden`` yields all of a value."""
-    items = _items(value)
-    return bool(items) and all(_has_state(each, set()) for _, each in items)
 
 
 @functools.cache
@@ -101,18 +99,6 @@ def _plain_attributes(part: nn.Module) -> dict[str, tuple[Any, bool]]:
     """Numbers, text, tensors, and containers of them; each with True if a tensor is on a device."""
     attributes = _attributes(part).items()
     return {name: (value, on_device(value)) for name, value in attributes if plain(value)}
-
-
-def _restore_attribute(attributes: dict[str, Any], name: str, value: Any) -> None:
-    present = attributes.get(name)
-    # In place where it can be: the objective may hold the same list.
-    if type(present) is list and type(value) is list:
-        present[:] = value
-    elif type(present) is dict and type(value) is dict:
-        present.clear()
-        present.update(value)
-    else:
-        attributes[name] = value
 
 
 def _hidden(module: nn.Module) -> Iterator[tuple[str, Any]]:

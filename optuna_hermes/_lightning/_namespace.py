@@ -59,14 +59,11 @@ else:
         return _named(name)
 
     class AnyCallback:
-        """Base of callbacks that are ``Callback`` s of every Lightning imported until then.
-
-        The bases are chosen when an object is made: the classes of this package may be imported
-        before the script's own Lightning is.
-        """
+        """Base of callbacks that are ``Callback`` s of every Lightning imported until then."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> AnyCallback:
             """Make an object of a subclass of ``cls``."""
+            # Now, and not where the class is made: that may be before the script imports Lightning.
             return object.__new__(_joined(cls, tuple(map(_callback_of, roots()))))
 
         def __reduce__(self) -> tuple[Any, ...]:

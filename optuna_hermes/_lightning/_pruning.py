@@ -63,11 +63,9 @@ def prune(module: nn.Module, masks: dict[str, torch.Tensor]) -> None:
 
 
 def lottery_state(trainer: Trainer) -> list[list[bool]]:
-    """For each lottery ticket callback, True for each first value that shares its present memory.
-
-    The callback does not copy first values: those that it has set once are trained on, and are set
-    again the next time.
-    """
+    """For each lottery ticket callback, True for each first value in the present one's memory."""
+    # The callback does not copy first values: those that it has set once are trained on, and are
+    # set again the next time.
     return [
         [first.data_ptr() == now.data_ptr() for first, now in _lottery(each)]
         for each in callbacks_of(trainer, ModelPruning)

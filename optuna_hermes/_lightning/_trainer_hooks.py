@@ -96,11 +96,9 @@ class TrainerHooks:
         self.override(epoch_loop, "_on_before_fetch", _in_turn, call, epoch_loop._on_before_fetch)
 
     def follow_sync_dist(self) -> None:
-        """Take over ``sync_dist`` of restored metrics from the module's next call of ``log``.
-
-        Lightning refuses a metric whose ``sync_dist`` has changed, and does not store the argument
-        where there is one process only.
-        """
+        """Take over ``sync_dist`` of restored metrics from the module's next call of ``log``."""
+        # Lightning refuses a metric whose ``sync_dist`` has changed, and does not store the
+        # argument where there is one process only.
         results = self.trainer.fit_loop.epoch_loop._results
         self.override(results, "log", _follow, results, set(results), results.log)
 
@@ -109,8 +107,8 @@ class TrainerHooks:
         while self._overridden:
             owner, name = self._overridden.pop()
             vars(owner).pop(name, None)  # shows the class's method again
-        for loader, replay in self._replays:
-            self._show_state(loader, None)
+        self._hide_loader_states()
+        for _, replay in self._replays:
             replay.unwrap()
         for _, watch in self._watches:
             watch.unwrap()
@@ -122,10 +120,15 @@ class TrainerHooks:
     def dump(self) -> dict[str, Any]:
         """The checkpoint that Lightning would write, with the position of the loaders."""
         trainer = self.trainer
-        with self._resumable_loaders(), kept_pruned(trainer):
-            checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(
-                weights_only=False
-            )
+        for loader, replay in self._replays:
+            self._show_state(loader, replay)
+        try:
+            with kept_pruned(trainer):
+                checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(
+                    weights_only=False
+                )
+        finally:
+            self._hide_loader_states()
         # Arguments that cannot be stored are not needed: the objective makes the module itself.
         for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
             if owner is not None and not plain(checkpoint.get(owner.CHECKPOINT_HYPER_PARAMS_KEY)):
@@ -175,14 +178,12 @@ class TrainerHooks:
         return all(each.stores_here() for each in streams)
 
     def pass_over(self, state: dict[str, Any]) -> None:
-        """Pass over the trained batches of an iterable data set; before the first batch is taken.
-
-        Lightning prefetches one batch to detect the end of the epoch. It has done so before the
-        data set's attributes were restored, and got a placeholder, which is filled here.
-        """
+        """Pass over the trained batches of an iterable data set, before the first one is taken."""
         self._streams.load_state_dict(state["streams"])
         fetcher = self.trainer.fit_loop._data_fetcher
         for _, each in self._replays:
+            # Lightning has prefetched one batch to detect the end of the epoch, before the data
+            # set's attributes were restored, and got a placeholder.
             batch = each.go_on() if isinstance(each, Stream) else PLACEHOLDER
             if batch is not PLACEHOLDER:
                 first, *rest = fetcher.batches[0]  # type: ignore[union-attr]  # it prefetches
@@ -222,11 +223,9 @@ class TrainerHooks:
             iter(fit_loop._data_fetcher)
 
     def _reset(self, reset: Callable[[], None]) -> None:
-        """Reset the counts of an epoch's batches, from which the loaders' positions are taken.
-
-        A fit that begins with a checkpoint of the user's from the end of an epoch has counted that
-        epoch's batches when its first iterator is made, and is reset only after that.
-        """
+        """Reset the counts of an epoch's batches, from which the loaders' positions are taken."""
+        # A fit that begins with a checkpoint of the user's from the end of an epoch has counted
+        # that epoch's batches when its first iterator is made, and is reset only after that.
         progress = self.trainer.fit_loop.epoch_loop.batch_progress
         before = _ready(progress)
         reset()
@@ -235,11 +234,9 @@ class TrainerHooks:
 
     @contextlib.contextmanager
     def _as_when_first_made(self, stage: str) -> Iterator[None]:
-        """Make loaders again with the attributes, random state and epoch of their first making.
-
-        Making them may split data at random, and may use attributes of module or data module that
-        change in training; if they are not made for each epoch, that epoch was an earlier one.
-        """
+        """Make loaders again with the attributes, random state and epoch of their first making."""
+        # Making them may split data at random, and may use attributes of module or data module that
+        # change in training; if they are not made for each epoch, that epoch was an earlier one.
         epoch = self.trainer.fit_loop.epoch_progress.current
         if self._attributes is None:
             self._attributes = loader_sources(self.trainer)
@@ -332,10 +329,8 @@ class TrainerHooks:
         load_states()
 
     def _apart(self, combined: Any) -> list[Any]:
-        """The training loaders, with copies in the place of a loader that is there before.
-
-        Each place has an iterator of its own, so that one loader has several positions.
-        """
+        """The training loaders, with copies in the place of a loader that is there before."""
+        # Each place has an iterator of its own, so that one loader has several positions.
         before: list[Any] = []
         loaders = []
         for loader in combined.flattened:
@@ -369,15 +364,6 @@ class TrainerHooks:
             saved = checkpoint["callbacks"].get(callback.state_key, {}).get("dirpath")
             if isinstance(callback, ModelCheckpoint) and saved:
                 callback.dirpath = saved
-
-    @contextlib.contextmanager
-    def _resumable_loaders(self) -> Iterator[None]:
-        for loader, replay in self._replays:
-            self._show_state(loader, replay)
-        try:
-            yield
-        finally:
-            self._hide_loader_states()
 
     @staticmethod
     def _show_state(loader: Any, replay: Replay | Stream | None) -> None:

@@ -80,10 +80,10 @@ def at_once(study: optuna.Study) -> Any:
     return storage.inner if isinstance(storage, PatientStorage) else storage
 
 
-def keep_reports(study: optuna.Study, trial_id: int, file: Path) -> None:
-    """Journal values to a file while they cannot be written; report those that it has already."""
+def keep_reports(study: optuna.Study, trial_id: int, folder: Path) -> None:
+    """Journal values while they cannot be written; report those that are there already."""
     storage: Any = study._storage
-    storage.reports.keep_in(file, trial_id)
+    storage.reports.keep_in(folder, trial_id)
 
 
 def flush_reports(study: optuna.Study, seconds: float) -> bool:

@@ -1,25 +1,20 @@
-"""Journal of reported values during an outage; a file keeps them beyond the process."""
+"""Queue of reported values during an outage; the journal keeps them beyond the process."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from optuna_hermes._optuna._patience import patiently
+from optuna_hermes.broker._client._journal import change, find
 
 LATE_SECONDS = 1.0
-"""Seconds after which a value that is not written goes to a file, and training goes on."""
+"""Seconds after which a value that is not written goes to the journal, and training goes on."""
 
 Write = Callable[[int, int, float], None]
-
-log = logging.getLogger(__name__)
 
 
 class Reports:
@@ -36,7 +31,7 @@ class Reports:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._late = False
-        self._file: Path | None = None
+        self._folder: Path | None = None
 
     @property
     def late(self) -> bool:
@@ -44,10 +39,15 @@ class Reports:
         with self._changed:
             return self._late
 
-    def keep_in(self, file: Path, trial_id: int) -> None:
-        """Journal late values to a file; first queue those that an earlier process left in it."""
-        self._file = file
-        for step, value in _read(file):
+    def keep_in(self, folder: Path, trial_id: int) -> None:
+        """Journal late values; first queue those that an earlier process left there.
+
+        Args:
+            folder: of the trial's checkpoints.
+            trial_id: the trial's id.
+        """
+        self._folder = folder
+        for step, value in find(folder).unwritten:
             self.put(trial_id, step, value)
 
     def put(self, trial_id: int, step: int, value: float) -> None:
@@ -68,7 +68,7 @@ class Reports:
             if not self._late:
                 self._late = not self._empty(LATE_SECONDS)
             if self._late:
-                self._keep()
+                self._journal()
             self._raise()
 
     def flush(self, seconds: float) -> bool:
@@ -104,38 +104,11 @@ class Reports:
                 self._queue.popleft()
                 self._error = self._error or error
                 if not self._queue:
-                    self._forget()
+                    self._late = False
+                    self._journal()
                 self._changed.notify_all()
 
-    def _keep(self) -> None:
-        if self._file is not None:
-            partial = self._file.with_suffix(".new")
-            values = [(step, value) for _, step, value in self._queue]
-            try:
-                # Replaced in one step: a kill while writing must not lose the earlier values.
-                partial.write_text(json.dumps(values))
-                os.replace(partial, self._file)
-            except OSError as error:  # the disk may be full, too: they wait in memory alone
-                log.warning(
-                    "Values that wait for the database are in no file, so make room there: %s",
-                    error,
-                )
-                with contextlib.suppress(OSError):
-                    partial.unlink(missing_ok=True)
-
-    def _forget(self) -> None:
-        self._late = False
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # its values would only be reported twice
-                self._file.unlink(missing_ok=True)
-
-
-def _read(file: Path) -> list[tuple[int, float]]:
-    try:
-        pairs = json.loads(file.read_text())
-        return [(int(step), float(value)) for step, value in pairs]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError) as error:
-        log.warning("%s cannot be read, so look in `status` for what it misses: %s", file, error)
-        return []
+    def _journal(self) -> None:
+        """Write the values that wait into the journal, or take out those that do no longer."""
+        if self._folder is not None:
+            change(self._folder, unwritten=tuple((step, value) for _, step, value in self._queue))

@@ -157,7 +157,12 @@ def _trial_document(study: Study, ledger: Ledger, number: int, broker: Document 
         "submitted": run.submitted,
         "updated": run.updated,
         "checkpoints": [
-            {"path": each.path, "units": each.units, "size_bytes": each.size_bytes, "at": each.at}
+            {
+                "path": each.checkpoint.path,
+                "units": each.checkpoint.units,
+                "size_bytes": each.checkpoint.size_bytes,
+                "at": each.at,
+            }
             for each in ledger.load_checkpoints(key, number)
         ],
         "events": [

@@ -195,7 +195,7 @@ class Ledger(ABC):
         """
 
     @abstractmethod
-    def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:
+    def save_checkpoint(self, record: CheckpointRecord) -> None:
         """Add a checkpoint; the trial's older ones stay until ``drop_checkpoint``."""
 
     @abstractmethod

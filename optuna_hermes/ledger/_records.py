@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from optuna_hermes.model import TierName, TrialStatus
+from optuna_hermes.model import Checkpoint, TierName, TrialStatus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,21 +86,11 @@ class LeaseRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint that is completely written to disk.
-
-    Args:
-        path: absolute path of the file.
-        units: units the trial had reported when it was written.
-        size_bytes: length of the file.
-        sha256: hex digest of the file.
-    """
+    """A checkpoint of a trial, saved at ``at`` (Unix time)."""
 
     study: str
     number: int
-    path: str
-    units: int
-    size_bytes: int
-    sha256: str
+    checkpoint: Checkpoint
     at: float
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from optuna_hermes.ledger._records import ReportRecord
-from optuna_hermes.model import Curve
+from optuna_hermes.ledger._records import CheckpointRecord, ReportRecord
+from optuna_hermes.model import Checkpoint, Curve
 
 _LISTS = ("devices", "wants")
 
@@ -55,6 +55,12 @@ def report_of(study: str, found: Sequence[Any], at: float) -> ReportRecord:
         device_seconds=device_seconds,
         at=at,
     )
+
+
+def checkpoint_of(study: str, found: dict[str, Any]) -> CheckpointRecord:
+    """The record of a checkpoint from its row."""
+    number, at = found.pop("number"), found.pop("at")
+    return CheckpointRecord(study=study, number=number, checkpoint=Checkpoint(**found), at=at)
 
 
 def curves_of(rows: Iterable[Sequence[Any]]) -> dict[int, Curve]:

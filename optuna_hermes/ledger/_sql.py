@@ -25,6 +25,7 @@ from optuna_hermes.ledger._records import (
     TrialRecord,
 )
 from optuna_hermes.ledger._rows import (
+    checkpoint_of,
     curves_of,
     number_or_word,
     report_of,
@@ -32,7 +33,7 @@ from optuna_hermes.ledger._rows import (
     value_of,
     with_lists,
 )
-from optuna_hermes.ledger._schema import CHECKPOINTS, EVENTS, RUNS, create_tables
+from optuna_hermes.ledger._schema import EVENTS, RUNS, create_tables
 from optuna_hermes.ledger._sharing import (
     beat,
     check_owner,
@@ -232,15 +233,17 @@ class SqlLedger(Ledger):
         of = {"of_study": study, "of_epoch": since}
         return [LeaseRecord(**with_lists(found)) for found in self._database.rows(query, of)]
 
-    def save_checkpoint(self, checkpoint: CheckpointRecord) -> None:
+    def save_checkpoint(self, record: CheckpointRecord) -> None:
         """Add a checkpoint; the trial's older ones stay until ``drop_checkpoint``."""
-        self._add(sql.ADD_CHECKPOINT, row(checkpoint))
+        columns = row(record.checkpoint)
+        columns |= {"study": record.study, "number": record.number, "at": record.at}
+        self._add(sql.ADD_CHECKPOINT, columns)
 
     def load_checkpoints(self, study: str, number: int | None = None) -> list[CheckpointRecord]:
         """Checkpoints of a study, or of one trial, in the order they were saved."""
-        query = sql.load(CHECKPOINTS, CheckpointRecord, of_trial=number is not None)
+        query = sql.checkpoints(of_trial=number is not None)
         of = {"of_study": study, "of_number": number}
-        return [CheckpointRecord(**found) for found in self._database.rows(query, of)]
+        return [checkpoint_of(study, found) for found in self._database.rows(query, of)]
 
     def drop_checkpoint(self, study: str, path: str) -> None:
         """Remove the row of a checkpoint whose file is gone; an unknown one is no error."""

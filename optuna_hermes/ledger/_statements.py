@@ -39,6 +39,7 @@ from optuna_hermes.ledger._schema import (
     RUNS,
     SCHEMA,
 )
+from optuna_hermes.model import Checkpoint
 
 # Unix time of now, not of the transaction's begin, independent of the connection's time zone.
 _CLOCKS = {
@@ -211,6 +212,14 @@ def replace_host(backend: str) -> Update:
 
 
 # -- the rest of a study -----------------------------------------------------------------------
+
+
+@cache
+def checkpoints(*, of_trial: bool) -> Select[Any]:
+    """Select the checkpoints of a study, or of one trial."""
+    query = load(CHECKPOINTS, Checkpoint, of_trial=of_trial)
+    return query.add_columns(CHECKPOINTS.c.number, CHECKPOINTS.c.at)
+
 
 ADD_CHECKPOINT = insert(CHECKPOINTS)
 HAS_CHECKPOINT = select(CHECKPOINTS.c.id).where(_of_trial(CHECKPOINTS)).limit(1)

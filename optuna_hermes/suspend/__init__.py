@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from optuna_hermes.suspend._base import (
-    BatchChoice,
     Footprint,
     Session,
-    StoredState,
     Tier,
     TrialState,
 )
@@ -14,10 +12,8 @@ from optuna_hermes.suspend._disk import read, write
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 
 __all__ = [
-    "BatchChoice",
     "Footprint",
     "Session",
-    "StoredState",
     "Tier",
     "TrialState",
     "kept_rng",

@@ -19,13 +19,9 @@ _SMALLEST_BYTES = 1 << 20
 class Arena:
     """Blocks of host memory that storages are copied into one after another.
 
-    It grows to the largest amount it had to hold and is reused from then on: pinning memory costs
-    more than copying into it.
-
     Args:
         device: where the storages are; for a GPU the blocks are pinned, as far as that is possible.
-        block_bytes: size of a block, a power of two since the allocator of pinned memory rounds up
-            to one; the last block may be smaller.
+        block_bytes: size of a block, a power of two; the last block may be smaller.
     """
 
     def __init__(self, device: torch.device, block_bytes: int = 64 << 20) -> None:
@@ -84,7 +80,9 @@ class Arena:
             getattr(torch.accelerator, "empty_host_cache", old)()
 
     def _grow(self, wanted: int) -> None:
+        # It never shrinks: pinning memory costs more than copying into it.
         while (missing := wanted - self.size_bytes) > 0:
+            # The allocator of pinned memory rounds up to powers of two.
             size = max(_SMALLEST_BYTES, 1 << (missing - 1).bit_length())
             block = self._block(min(size, self._block_bytes))
             self._starts.append(self.size_bytes)

@@ -3,50 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from optuna_hermes.model import TierName
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredState:
-    """A checkpoint whose bytes are safe on disk (file fsync, rename and directory fsync are done).
-
-    Args:
-        path: absolute path of the file.
-        units: units the trial had reported when it was written.
-        size_bytes: length of the file.
-        sha256: hex digest of the file.
-    """
-
-    path: Path
-    units: int
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchChoice:
-    """The batch sizes that a trial may have, its present one, and the devices that it may have.
-
-    Args:
-        now: samples in its next batch.
-        least: the smallest size.
-        most: the largest size.
-        seconds: mean seconds of a batch, by the sizes that were measured.
-        unit_samples: samples in a unit, None if unknown.
-        most_devices: how many devices it may be given at once; batches are those of all together.
-    """
-
-    now: int
-    least: int
-    most: int
-    seconds: Mapping[int, float] = field(default_factory=dict)
-    unit_samples: int | None = None
-    most_devices: int = 1
+from optuna_hermes.model import BatchSizes, Checkpoint, TierName
 
 
 class TrialState(Protocol):
@@ -90,7 +52,7 @@ class Footprint:
 
     device_bytes: int
     host_bytes: int = 0
-    stored: StoredState | None = None
+    stored: Checkpoint | None = None
 
 
 class Tier(ABC):
@@ -147,7 +109,7 @@ class Session(Protocol):
     devices: tuple[str, ...]
     """Ids of the lease's devices; empty if they are not known."""
 
-    checkpoints: tuple[StoredState, ...]
+    checkpoints: tuple[Checkpoint, ...]
     """Checkpoints in the ledger, newest first: the trial resumes from them if its process is lost.
 
     Empty for a new trial. A checkpoint passed to ``saved`` appears here with a delay; until then
@@ -157,7 +119,7 @@ class Session(Protocol):
     def training(self, *, stores: bool) -> None:
         """Report that the first batch of the lease begins; ``stores``: the trial can go to disk."""
 
-    def stretches(self, sizes: BatchChoice) -> None:
+    def stretches(self, sizes: BatchSizes) -> None:
         """Report that the batch size or the number of devices may change, and the present sizes.
 
         To be called after each ``training``, after each change, and from time to time.
@@ -181,7 +143,7 @@ class Session(Protocol):
             memory_bytes: the most device memory it has needed until now, None if unknown.
         """
 
-    def saved(self, state: StoredState) -> None:
+    def saved(self, checkpoint: Checkpoint) -> None:
         """Report a checkpoint that is safe on disk while the trial goes on."""
 
     def park(self, state: TrialState) -> None:

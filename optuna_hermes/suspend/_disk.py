@@ -2,8 +2,7 @@
 
 A checkpoint is one safetensors file that any reader of that format opens: the tensors of the trial
 by number, and under ``tree`` the JSON text that puts them together (see ``_tree``). Its metadata
-name the trial and the version of the format. Torch and safetensors are imported inside functions,
-so that this module is cheap to import.
+name the trial and the version of the format.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.errors import CheckpointError, UnwritableError
-from optuna_hermes.suspend._base import StoredState
+from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend._safetensors import Content, digest
 from optuna_hermes.suspend._tree import pack, unpack
 
+# Torch and safetensors are imported inside functions: each session of a trial imports this module.
 if TYPE_CHECKING:
     import torch
 
@@ -41,7 +41,7 @@ _BRING_BACK = (
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 T = TypeVar("T")
-_Found = tuple[StoredState, Any, list[CheckpointError]]
+_Found = tuple[Checkpoint, Any, list[CheckpointError]]
 
 _writing = threading.Lock()
 """A suspension and the thread that saves the last unit both number files in one folder."""
@@ -56,8 +56,8 @@ def write(
     *,
     run: str,
     units: int,
-    known: Collection[StoredState] = (),
-) -> StoredState:
+    known: Collection[Checkpoint] = (),
+) -> Checkpoint:
     """Write a checkpoint that survives a crash at any moment, and remove outdated ones.
 
     Args:
@@ -65,8 +65,7 @@ def write(
         tree: the state, as ``pack`` takes it; must not change meanwhile.
         run: the trial, as messages name it.
         units: units the trial has reported.
-        known: the checkpoints that the ledger names. They stay, and so do all newer ones: the
-            process may die before they are recorded in the ledger.
+        known: the checkpoints that the ledger names. They stay, and so do all newer ones.
 
     Raises:
         CheckpointError: the tree holds what cannot be stored.
@@ -77,13 +76,13 @@ def write(
     with _writing:
         path = _next_path(folder.absolute(), units)
         size, sha256 = _put(path, tensors, {**_FORMAT, "run": run})
-        _tidy(folder, {state.path for state in known})
-    return StoredState(path=path, units=units, size_bytes=size, sha256=sha256)
+        _tidy(folder, {Path(state.path) for state in known})
+    return Checkpoint(path=str(path), units=units, size_bytes=size, sha256=sha256)
 
 
 def read(
-    states: Sequence[StoredState], run: str, folder: Path | None
-) -> tuple[StoredState, Any] | None:
+    states: Sequence[Checkpoint], run: str, folder: Path | None
+) -> tuple[Checkpoint, Any] | None:
     """Read the newest checkpoint that is intact; None only if there is none at all.
 
     Args:
@@ -108,24 +107,24 @@ def read(
     state, tree, problems = found
     if problems:
         warnings.warn(
-            f"{problems[0]} Going on from {state.path.name}, after unit {state.units}.",
+            f"{problems[0]} Going on from {Path(state.path).name}, after unit {state.units}.",
             RuntimeWarning,
             stacklevel=2,
         )
     return state, tree
 
 
-def read_ahead(states: Sequence[StoredState], run: str) -> None:
+def read_ahead(states: Sequence[Checkpoint], run: str) -> None:
     """Begin the next ``read`` on a thread.
 
     The result is dropped if ``read`` is then called for other checkpoints.
     """
     global _ahead
-    folder = states[0].path.parent if states else None  # ``read`` checks it against its own
+    folder = Path(states[0].path).parent if states else None  # ``read`` checks it against its own
     _ahead = _key(states, run), _on_thread(_search, tuple(states), run, folder)
 
 
-def _key(states: Sequence[StoredState], run: str) -> object:
+def _key(states: Sequence[Checkpoint], run: str) -> object:
     # With the process id: a thread that reads ahead does not survive a fork.
     return os.getpid(), run, [(state.path, state.sha256) for state in states]
 
@@ -244,7 +243,8 @@ def _tidy(folder: Path, known: Collection[Path]) -> None:
     named = (path for path in known if _is_named(path))  # paths from the database are not trusted
     newest_known = max((_number(path) for path in named), default=0)
     for path in _files(folder):
-        # Newer files than the newest known one stay: the ledger may not have recorded them yet.
+        # Newer files than the newest known one stay: the process that wrote one may have died
+        # before the ledger had it.
         if _number(path) < newest_known and path not in known:
             _remove(path)
     for pattern in (f"*{_PARTIAL}", _LIBRARY_PARTIAL):  # of a process killed while writing
@@ -269,7 +269,7 @@ def _number(path: Path) -> int:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def _search(states: Sequence[StoredState], run: str, folder: Path | None) -> _Found | None:
+def _search(states: Sequence[Checkpoint], run: str, folder: Path | None) -> _Found | None:
     """Return the newest usable checkpoint, its tree, and the errors of the newer ones."""
     problems: list[CheckpointError] = []
     for state in states:
@@ -291,18 +291,18 @@ def _search(states: Sequence[StoredState], run: str, folder: Path | None) -> _Fo
     ) from problems[0]
 
 
-def _is_in(folder: Path | None, state: StoredState) -> bool:
+def _is_in(folder: Path | None, state: Checkpoint) -> bool:
     """True if a checkpoint lies directly in a trial's folder, which must not be a link."""
     if folder is None or folder.is_symlink():
         return False
-    return state.path.parent.resolve() == folder.resolve()
+    return Path(state.path).parent.resolve() == folder.resolve()
 
 
-def _load(state: StoredState, run: str) -> Any:
+def _load(state: Checkpoint, run: str) -> Any:
     """Read and verify a checkpoint; return its tree."""
     name = f"Checkpoint {state.path} of {run}"
     try:
-        if not stat.S_ISREG(state.path.lstat().st_mode):
+        if not stat.S_ISREG(os.lstat(state.path).st_mode):
             raise CheckpointError(f"{name} must be a file, not a link or anything else.")
         # O_NOFOLLOW: the file may have become a link since lstat.
         handle = os.open(state.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -80,10 +80,8 @@ class ElasticReplay(Replay):
         return samples // size if self.drops_last else math.ceil(samples / size)
 
     def ends_alone(self, samples: int, size: int) -> bool:
-        """True if the last ``samples`` of an epoch leave a single one for the last batch.
-
-        Modules with batch normalisation raise there. False if the first size leaves one, too.
-        """
+        """True if the last ``samples`` of an epoch leave a single one for the last batch."""
+        # Modules with batch normalisation raise there, unless the user's own batches end so, too.
         alone = not self.drops_last and size > 1 and samples % size == 1
         return alone and self.samples % self.first_size != 1
 
@@ -215,8 +213,7 @@ class DividedReplay(Replay):
 def share(batch: list[Any], rank: int, count: int) -> list[Any]:
     """The part of a batch that one of ``count`` processes takes.
 
-    All parts have the same length. Where a batch cannot be divided some samples are taken twice, as
-    ``DistributedSampler`` does at the end of an epoch.
+    All parts have the same length.
 
     Example:
         >>> [share([1, 2, 3, 4, 5, 6], rank, 2) for rank in (0, 1)]
@@ -226,5 +223,6 @@ def share(batch: list[Any], rank: int, count: int) -> list[Any]:
     """
     if count == 1:
         return batch
+    # Some samples twice where it cannot be divided: as ``DistributedSampler`` at an epoch's end.
     length = max(-(-len(batch) // count), min(LEAST_SAMPLES, len(batch)))
     return [batch[(rank + count * place) % len(batch)] for place in range(length)]

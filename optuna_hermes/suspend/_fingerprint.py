@@ -1,11 +1,7 @@
 """Fingerprints of values, to detect changes between two moments.
 
 The surroundings of a training are left out: loaders and data sets, loggers, progress bars, open
-files, code. A fingerprint has to cost milliseconds for any value. Of a long container of plain
-values, each value counts; of any other long container, the identities of its items, and the content
-of a sample of them. Arrays are hashed whole up to 32 MB in all, larger ones by one word of each
-page; large tensors also count by their version counter. A small change within something large may
-be missed.
+files, code. A small change within something large may be missed.
 """
 
 from __future__ import annotations
@@ -49,6 +45,7 @@ _SHOWING = {
 """Libraries that show or log, or that look after their own state."""
 _OF_TORCH = ("torch.utils.data", "torch.utils.tensorboard", "torch.profiler", "torch.distributed")
 _PLAIN = {bool, int, float, complex, str, bytes, type(None)}
+# A fingerprint has to cost milliseconds for any value: these bound it.
 _SHORT = 8
 _LONG = 500
 _SAMPLES = 32
@@ -149,6 +146,7 @@ class _Walk:
         if len(octets) <= _CRC_BYTES and len(octets) <= self._bytes:
             self._bytes -= len(octets)
             return zlib.crc32(octets)
+        # Too large to be hashed whole: one word of each page.
         words = octets[: len(octets) // 8 * 8].view(np.uint64)
         step = max(_PAGE_WORDS, len(words) // _MOST_WORDS | 1)
         found = zlib.crc32(octets[-4096:], zlib.crc32(words[::step].copy()))
@@ -180,8 +178,6 @@ def _of_small(value: Any) -> Hashable:
         return str(value)
     if isinstance(value, GENERATORS):
         return fingerprint(generator_state(value))
-    if isinstance(value, np.random.RandomState):
-        return fingerprint(value.get_state(legacy=False))
     return None
 
 
@@ -189,7 +185,10 @@ def _inside(value: Any) -> Iterator[Sequence[Any]]:
     """Yield the parts of a value, as sequences."""
     if isinstance(value, Mapping):
         yield list(value.keys())
-        yield list(value.values()) if isinstance(value, dict) else _some_of(value)
+        if isinstance(value, dict):
+            yield list(value.values())
+        else:  # reading a value of another mapping may be slow
+            yield [value[key] for key in _sampled(list(value))]
     elif isinstance(value, set | frozenset):
         yield [hash(value if isinstance(value, frozenset) else frozenset(value))]
     elif isinstance(value, list | tuple | deque):
@@ -203,11 +202,6 @@ def _inside(value: Any) -> Iterator[Sequence[Any]]:
         yield [getattr(value, name, None) for name in slots]
 
 
-def _some_of(value: Mapping[Any, Any]) -> Sequence[Any]:
-    """Values of a sample of keys; reading a value of such a mapping may be slow."""
-    return [value[key] for key in _sampled(list(value))]
-
-
 def _at_once(items: Sequence[Any]) -> tuple[Hashable, Sequence[Any]]:
     """Return a hash of many items without looking into each, and the items to be looked into."""
     if len(items) <= _SHORT:
@@ -219,6 +213,7 @@ def _at_once(items: Sequence[Any]) -> tuple[Hashable, Sequence[Any]]:
         return hash((tuple(items), frozenset(kinds))), ()
     if len(items) <= _LONG:
         return None, items
+    # Of others the identities count, and the content of a sample of them.
     return hash(tuple(map(id, items))), _sampled(items)
 
 

@@ -18,17 +18,13 @@ log = logging.getLogger(__name__)
 
 
 class Host(Tier):
-    """The host tier: the tensors wait in host memory, the device is free, the process stays.
-
-    Storages are emptied and filled again; tensors and modules are not touched, so that references
-    to them stay valid.
-    """
+    """The host tier: the tensors wait in host memory, the device is free, the process stays."""
 
     name: TierName = "host"
 
     def __init__(self) -> None:
         self._arena = Arena(torch.device("cpu"))
-        self._run = "no run"
+        self._run = "no trial"
         self._sizes: dict[torch.UntypedStorage, int] = {}
         self._tree: dict[str, Any] | None = None
         self._logged = False
@@ -77,7 +73,7 @@ class Host(Tier):
         """
         if self._tree is None:
             raise SuspendError(
-                "Only a run that waits in host memory, and could be stored when it came there, "
+                "Only a trial that waits in host memory, and could be stored when it came there, "
                 f"goes on to disk: {self._run} does not."
             )
         places = {storage._cdata: index for index, storage in enumerate(self._sizes)}
@@ -101,10 +97,8 @@ class Host(Tier):
         return tree
 
     def abandon(self) -> None:
-        """Give up a trial that is resumed elsewhere, before its process unwinds.
-
-        Its tensors are left without elements: code that reads them while unwinding must not crash.
-        """
+        """Give up a trial that is resumed elsewhere, before its process unwinds."""
+        # Code that reads its tensors while unwinding must not crash.
         forget(self._sizes, self._arena.device)
         self._sizes, self._tree = {}, None
         self._arena.free()
@@ -122,6 +116,7 @@ class Host(Tier):
             ) from error
 
     def _empty(self) -> None:
+        # The storages, not the tensors over them: references to these stay valid.
         for storage in self._sizes:
             storage.resize_(0)
         if self._arena.device.type == "cuda":

@@ -103,8 +103,8 @@ class Replay:
         """
         if "size" in state:
             raise CheckpointError(
-                "A run that was trained with elastic_batch must go on with it, but HermesCallback "
-                "was given none: give it as before."
+                "A trial that was trained with elastic_batch must go on with it, but "
+                "HermesCallback was given none: give it as before."
             )
         self._resume = state
         self._pool.load_state(state)
@@ -274,6 +274,8 @@ class OwnStates:
 def idle(loader: Any) -> Replay | OwnStates:
     """Make the keeper of the state from which the next epoch of an idle loader begins."""
     if isinstance(loader, DataLoader) and loader.num_workers and loader.persistent_workers:
+        # A persistent pool's seed is drawn once only: drawing it again would advance the random
+        # numbers by one.
         return Replay(loader, lambda: 0)
     outer = getattr(loader, "batch_sampler", None)
     return OwnStates(loader, getattr(loader, "sampler", None) if outer is None else outer)

@@ -1,8 +1,6 @@
 """Live local variables of a user's loop, found by dataflow analysis of its bytecode.
 
-A variable is carried from round to round if a round may read it before it sets it. A variable that
-a round sets first (a batch, a loss) is not carried. One that never changes (a loader, a constant)
-is not lost, either.
+A variable is carried from round to round if a round may read it before it sets it.
 """
 
 from __future__ import annotations
@@ -26,12 +24,7 @@ _Key = tuple[CodeType, str]
 
 
 class Locals:
-    """The variables of a loop over epochs, and of the loop over batches in it.
-
-    A trial resumed within an epoch runs the code before its batches again. So a variable is lost if
-    it is carried from epoch to epoch and has changed since the first epoch of this process, or if
-    it is carried from batch to batch and has changed since the first batch of this epoch.
-    """
+    """The variables of a loop over epochs, and of the loop over batches in it."""
 
     def __init__(self) -> None:
         self._first_epoch: dict[_Key, int] | None = None
@@ -44,6 +37,7 @@ class Locals:
         self._at_epoch = carried(frame, known, self._lost)
         if self._first_epoch is None:
             self._first_epoch = self._at_epoch
+        # The next process has what they were before the first epoch of this one.
         self._lost |= _changed(self._first_epoch, self._at_epoch)
 
     def batches(self, frame: FrameType | None, known: Collection[int]) -> None:
@@ -52,6 +46,7 @@ class Locals:
     def lost(self, frame: FrameType | None, known: Collection[int], batch: int) -> set[str]:
         """Names of the variables that would have other values if the trial were resumed here."""
         if batch:
+            # A trial that resumes within an epoch executes the code before its batches again.
             self._lost |= _changed(self._at_batch, carried(frame, known, self._lost))
         return set(self._lost)
 

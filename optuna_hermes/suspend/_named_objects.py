@@ -190,11 +190,8 @@ def _leaves(value: object) -> Iterator[object]:
 
 
 def _put_into(present: Any, value: Any, given: Mapping[int, object]) -> Any:
-    """Return ``value``, in the present lists and dictionaries: the objective may refer to them.
-
-    Arrays and tensors that an earlier call has returned are filled in place, too. Others are left
-    alone: they may be parts of a model.
-    """
+    """Return ``value``, in the present lists and dictionaries: the objective may refer to them."""
+    # Only arrays and tensors of an earlier call are filled: others may be parts of a model.
     if id(present) in given and _fits(present, value):
         with torch.no_grad():
             present[...] = value
@@ -211,11 +208,7 @@ def _put_into(present: Any, value: Any, given: Mapping[int, object]) -> Any:
 
 
 def _state_of(owner: Any) -> dict[str, Any]:
-    """The state of an object, as a tree for ``_put_back``.
-
-    The ``state_dict`` of a module leaves out open gradients, buffers that are not persistent, the
-    states of torchmetrics, and which parts are frozen or evaluating: here they are too.
-    """
+    """The state of an object, as a tree for ``_put_back``."""
     state = owner.state_dict()
     if not isinstance(owner, nn.Module):
         return {"state": state}
@@ -225,8 +218,7 @@ def _state_of(owner: Any) -> dict[str, Any]:
         "state": state,
         "buffers": {name: part for name, part in owner.named_buffers() if name not in state},
         "gradients": {name: p.grad for name, p in parameters.items() if p.grad is not None},
-        "frozen": [name for name, p in parameters.items() if not p.requires_grad],
-        "evaluating": [name for name, part in owner.named_modules() if not part.training],
+        **modes(owner),
         "metrics": {name: metric_state(metric) for name, metric in _metrics(owner)},
     }
 
@@ -242,11 +234,24 @@ def _put_back(owner: Any, state: dict[str, Any]) -> None:
     for name, parameter in owner.named_parameters():
         gradient = state["gradients"].get(name)
         parameter.grad = None if gradient is None else gradient.to(parameter.device)
-        parameter.requires_grad_(name not in state["frozen"])
-    for name, part in owner.named_modules():
-        part.training = name not in state["evaluating"]
+    set_modes(owner, state)
     for name, metric in _metrics(owner):
         restore_metric(metric, moved(state["metrics"][name], metric.device))
+
+
+def modes(module: nn.Module) -> dict[str, list[str]]:
+    """The parts of a module that evaluate, and its frozen parameters."""
+    return {
+        "evaluating": [name for name, part in module.named_modules() if not part.training],
+        "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
+    }
+
+
+def set_modes(module: nn.Module, state: Mapping[str, Any]) -> None:
+    for name, part in module.named_modules():
+        part.training = name not in state["evaluating"]
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in state["frozen"])
 
 
 def _metrics(module: nn.Module) -> list[tuple[str, Any]]:

@@ -1,9 +1,7 @@
 """Serialisation of plain Python objects to trees of plain values, without pickle.
 
-A checkpoint names classes. They are only looked up in imported modules of the packages of the root
-object's class and its bases. No constructor is called, except that of extension types (Cython)
-without attributes whose ``__reduce__`` gives plain arguments. Functions and classes are not
-restored: they stay those that the objective has made.
+No code from a checkpoint runs: the classes that it names are only looked up in imported modules of
+the packages of the root object's class and its bases.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class _Writer:
         if kind in _PLAIN or (isinstance(value, np.generic) and value.dtype.kind in _NUMBERS):
             return ["plain", value]
         if isinstance(value, _CODE):
-            return ["present"]
+            return ["present"]  # it stays as the objective has made it
         if id(value) in self._seen:
             return ["same", self._seen[id(value)]]
         if kind in (list, tuple, set, frozenset):
@@ -102,6 +100,7 @@ class _Writer:
             if hasattr(value, "__dict__"):
                 parts = [[n, self.node(v, (*place, n))] for n, v in vars(value).items()]
                 return ["object", *name, parts]
+            # Extension types (Cython) without attributes: their constructors only take numbers.
             made = value.__reduce__()
             if made[0] is kind and len(made) == 2 and not kind.__flags__ & _HEAP_TYPE:
                 return ["made", *name, self.node(made[1], place)]
@@ -186,15 +185,18 @@ class _Reader:
         raise SuspendError(f"it holds a {kind!r}, which this version does not know")
 
     def _with_attributes(self, rest: list[Any], present: Any, number: int) -> Any:
-        made = self._class(*rest[:2])
-        value = present if type(present) is made else object.__new__(made)
-        self._seen[number] = value
-        attributes = vars(value)
-        before = dict(attributes)
+        module, name, parts = rest
+        value = self._seen[number] = self._instance(module, name, present)
+        before, attributes = dict(vars(value)), vars(value)
         attributes.clear()
-        for name, node in rest[2]:
-            attributes[name] = self.node(node, before.get(name))
+        for attribute, node in parts:
+            attributes[attribute] = self.node(node, before.get(attribute))
         return value
+
+    def _instance(self, module: str, name: str, present: Any) -> Any:
+        """Return ``present``, if it is of this class, or a new object without a constructor."""
+        made = self._class(module, name)
+        return present if type(present) is made else object.__new__(made)
 
     def _class(self, module: str, name: str) -> type:
         found: Any = sys.modules.get(module)

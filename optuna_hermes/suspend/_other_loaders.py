@@ -17,8 +17,7 @@ class OtherLoaders:
     """The loaders and accelerators made before the loop: they stay the same from epoch to epoch.
 
     Restored with the trial are the loaders' generators, their worker processes where these persist,
-    and the steps that an ``Accelerator`` counts to accumulate gradients. A persistent pool's seed
-    is drawn once only: drawing it again would advance the random numbers by one.
+    and the steps that an ``Accelerator`` counts to accumulate gradients.
     """
 
     def __init__(self) -> None:
@@ -36,8 +35,11 @@ class OtherLoaders:
             if issubclass(type(each), accelerator):
                 self._accelerators.append(weakref.ref(each))
             # Not isinstance: it reads __class__, which runs the code of proxies.
-            if issubclass(type(each), DataLoader) and not _is_watched(each):
-                self._idle[each] = idle(each)
+            if issubclass(type(each), DataLoader):
+                samplers = each.batch_sampler, each.sampler
+                # One that holds a ``Replay`` is another trial's.
+                if not any(isinstance(sampler, Replay) for sampler in samplers):
+                    self._idle[each] = idle(each)
 
     def release(self, loader: object) -> None:
         """Leave out a loader whose batches are counted, or that keeps its position itself."""
@@ -85,11 +87,6 @@ class OtherLoaders:
 def _leave(each: Replay | OwnStates) -> None:
     if isinstance(each, Replay):
         each.unwrap()
-
-
-def _is_watched(loader: DataLoader[Any]) -> bool:
-    """True if another trial has put its sampler into the loader."""
-    return isinstance(loader.batch_sampler, Replay) or isinstance(loader.sampler, Replay)
 
 
 def _is_new(state: dict[str, Any]) -> bool:

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from optuna_hermes.errors import Suspended
-from optuna_hermes.model import TierName
-from optuna_hermes.suspend._base import BatchChoice, StoredState
+from optuna_hermes.model import BatchSizes, Checkpoint, TierName
 from optuna_hermes.suspend._tree import frozen
 
 YIELD, STOP = 0, 1
@@ -93,7 +92,7 @@ class Rank:
         self.batch_size: int | None = None
         self.devices = channels.devices
         self.checkpoint_dir = channels.checkpoint_dir
-        self.checkpoints: tuple[StoredState, ...] = ()
+        self.checkpoints: tuple[Checkpoint, ...] = ()
         """Always empty: the process that starts the ranks reads checkpoints."""
         self._end = channels.rank_ends[rank]
         self._flags = channels.flags
@@ -111,7 +110,7 @@ class Rank:
     def training(self, *, stores: bool) -> None:
         self._tell("training", {"stores": stores})
 
-    def stretches(self, sizes: BatchChoice) -> None:
+    def stretches(self, sizes: BatchSizes) -> None:
         self._tell("stretches", {"sizes": sizes})
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
@@ -124,7 +123,7 @@ class Rank:
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         self._tell("beat", {"batches": batches, "memory_bytes": memory_bytes})
 
-    def saved(self, state: StoredState) -> None:
+    def saved(self, checkpoint: Checkpoint) -> None:
         """Do nothing: the process that saves reports it."""
 
     def begin(self, tree: Tree, *, units: int) -> None:
@@ -174,7 +173,7 @@ class Rank:
         answer: Answer = self._end.recv()
         self.leaves = answer in ("leave", "prune")
         if answer == "leave":
-            raise Suspended("The run goes on in other processes.")
+            raise Suspended("The trial goes on in other processes.")
         return answer
 
 

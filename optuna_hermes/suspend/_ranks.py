@@ -126,12 +126,8 @@ class Ranks:
             self.error = self.error or content
         elif kind == "ended":
             self._finish(*content)
-        elif kind == "beat":
-            self._leased.beat(**content)
-        elif kind == "stretches":
-            self._leased.stretches(**content)
-        elif kind == "training":
-            self._leased.training(**content)
+        elif kind in ("training", "stretches", "beat"):
+            getattr(self._leased, kind)(**content)
         else:
             self._requests[self._open[end]] = content
             self._parked_at = time.monotonic()
@@ -173,7 +169,8 @@ class Ranks:
             answer = "prune" if self._report(first.units, first.payload) else "go"
         elif first.kind == "save":
             assert self._save is not None
-            self._save(self._joined(self._payloads()), units=first.units)
+            parts = [self._requests[rank].payload for rank in range(self._count)]
+            self._save(self._joined(parts), units=first.units)
         else:
             self._leased.park(_Stop(self, first.units, stores=first.payload))
             # Before the answers: a rank that goes on must not see the point of this stop.
@@ -229,9 +226,6 @@ class Ranks:
     def closing(self) -> bool:
         """True if the ranks have ended."""
         return self._closing
-
-    def _payloads(self) -> list[bytes]:
-        return [self._requests[rank].payload for rank in range(self._count)]
 
     def _joined(self, packed: list[bytes]) -> Tree:
         return self._merge([unpacked(each) for each in packed])

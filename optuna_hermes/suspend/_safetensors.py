@@ -1,9 +1,8 @@
-"""Reads a safetensors file in one pass: the bytes that are hashed become the tensors.
+"""Reads a safetensors file in one pass: the bytes that are hashed become the tensors."""
 
-The library's own readers take a path, and would read the file again after its digest was checked,
-or they take bytes and copy them twice. Their tensors also lie in memory that torch cannot resize,
-so that a trial resumed from disk could not be suspended to host memory later.
-"""
+# The library's own readers take a path, and would read the file again after its digest was checked,
+# or they take bytes and copy them twice. Their tensors also lie in memory that torch cannot resize,
+# so that a trial resumed from disk could not be suspended to host memory later.
 
 from __future__ import annotations
 

@@ -113,8 +113,8 @@ def warn_of_lost(run: str, folder: Path | None, names: Iterable[str], way_out: s
     if not found:
         return
     log.warning(
-        "%s changes %s while it trains, and no checkpoint holds that: when the run comes back from "
-        "disk it is as in the beginning. %s",
+        "%s changes %s while it trains, and no checkpoint holds that: when the trial comes back "
+        "from disk it is as in the beginning. %s",
         run.capitalize(),
         ", ".join(found),
         way_out,

@@ -1,8 +1,6 @@
-"""Random states and seeds of a process, and the device of plain values.
+"""Random states and seeds of a process, and the device of plain values."""
 
-Torch is imported inside the functions: importing ``optuna_hermes.suspend`` must not cost seconds.
-Everything is encoded in what ``torch.load(weights_only=True)`` accepts: tensors, lists, numbers.
-"""
+# Torch is imported inside the functions: importing ``optuna_hermes.suspend`` must not cost seconds.
 
 from __future__ import annotations
 
@@ -23,6 +21,7 @@ def rng_state() -> dict[str, Any]:
     initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     _, key, position, has_gauss, gauss = np.random.get_state()
     version, words, next_gauss = random.getstate()
+    # Only what ``torch.load(weights_only=True)`` accepts, as all of a checkpoint of Lightning's.
     return {
         "torch": torch.get_rng_state(),
         # Asking for the states would initialize CUDA.

@@ -47,11 +47,11 @@ def device_of(roots: Iterable[object]) -> torch.device:
 def storages(roots: Iterable[object], device: torch.device) -> list[torch.UntypedStorage]:
     """Every storage on ``device`` that belongs to the trial and has memory.
 
-    On a GPU these are, besides what ``roots`` lead to, those of all tensors that Python knows: the
-    current batch, and any others that the user keeps. The process must serve one trial only.
+    On a GPU the process must serve one trial only.
     """
     found: dict[int, torch.UntypedStorage] = {}
     with torch._C.DisableTorchFunctionSubclass():  # run no code of tensor subclasses
+        # ``roots`` do not lead to the current batch, nor to what the user keeps elsewhere.
         known = _known_to_python(device) if device.type == "cuda" else []
         for tensor in _tensors([*roots, *known]):
             storage = _storage(tensor)
@@ -66,10 +66,8 @@ def movable(storage: torch.UntypedStorage) -> bool:
 
 
 def forget(storages: Collection[torch.UntypedStorage], device: torch.device) -> None:
-    """Empty every tensor over ``storages``, which have no memory any more.
-
-    Reading such a tensor would crash the process.
-    """
+    """Empty every tensor over ``storages``, which have no memory any more."""
+    # Reading such a tensor would crash the process.
     with torch._C.DisableTorchFunctionSubclass():
         for tensor in _tensors(_known_to_python(device)):
             if _storage(tensor) in storages:
@@ -112,11 +110,7 @@ class Gauge:
 
 
 def _tensors(roots: Iterable[object]) -> Iterator[torch.Tensor]:
-    """Every tensor that ``roots`` lead to.
-
-    The garbage collector, not the object, gives what an object refers to: so no code of the user
-    runs, and weak references are not followed.
-    """
+    """Every tensor that ``roots`` lead to."""
     seen: dict[int, object] = {}  # keeps objects alive, so that no id is reused
     closed: dict[type, bool] = {}
     level = list(roots)
@@ -129,6 +123,7 @@ def _tensors(roots: Iterable[object]) -> Iterator[torch.Tensor]:
             if not closed[kind] and id(each) not in seen:
                 seen[id(each)] = each
                 fresh.append(each)
+        # The garbage collector follows no weak references, and runs no code of the user's objects.
         level = gc.get_referents(*fresh)
         for each in fresh:
             if issubclass(type(each), torch.Tensor):  # isinstance may run the object's code

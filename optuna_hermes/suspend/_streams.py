@@ -115,8 +115,8 @@ class Stream:
         self._late = False
         vars(loader)["_get_iterator"] = self._start
         log.info(
-            "The run of %s comes back to its place in %s by passing over what it has trained.",
-            run,
+            "%s comes back to its place in %s by passing over what it has trained.",
+            run.capitalize(),
             type(loader.dataset).__name__,
         )
 
@@ -170,18 +170,15 @@ class Stream:
         return None
 
     def stores_here(self) -> bool:
-        """True if the trial can return to this batch; else only to the beginning of an epoch.
-
-        The batches passed over must be as they were: a data set that draws from what the training
-        changes (a replay buffer) gives others.
-        """
+        """True if the trial can return to this batch; else only to the beginning of an epoch."""
         if self._resume is not None or self._opened is None or self._trained() == self._before:
             return True
         if not self._whole:
             reason = self._why_whole()
             self._whole = reason is not None
             if self._whole:
-                log.info("The run of %s is stored between epochs only: %s.", self._run, reason)
+                run = self._run.capitalize()
+                log.info("%s is stored between epochs only: %s.", run, reason)
         return not self._whole
 
     def _why_whole(self) -> str | None:
@@ -190,6 +187,7 @@ class Stream:
             return f"it takes {self._seconds:.0f} s to pass over what it has fetched of {name}"
         if len(self._under) > MOST_STATES:
             return f"the training draws random numbers between batches, as {name} does"
+        # A data set that draws from it (a replay buffer) would give others when passed over.
         if self._marks() != self._shared:
             return f"the training changes what {name} gives"
         return None
@@ -231,7 +229,7 @@ class Stream:
                     batch = self.fetch(iterator)
                 except StopIteration:
                     raise CheckpointError(
-                        f"The run of {self._run} has fetched {skip + resume['ahead']} batches of "
+                        f"{self._run.capitalize()} has fetched {skip + resume['ahead']} batches of "
                         f"{type(data).__name__}, which ends after {number} now: it must give the "
                         "same again whenever its epoch is opened."
                     ) from None

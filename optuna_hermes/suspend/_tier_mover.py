@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from optuna_hermes.errors import CheckpointError, SuspendError, UnwritableError
-from optuna_hermes.model import TierName
-from optuna_hermes.suspend._base import Footprint, StoredState, Tier, TrialState
+from optuna_hermes.model import Checkpoint, TierName
+from optuna_hermes.suspend._base import Footprint, Tier, TrialState
 from optuna_hermes.suspend._disk import write
 from optuna_hermes.suspend._host import Host
 from optuna_hermes.suspend._storages import device_of, held_bytes
@@ -37,7 +37,7 @@ class TierMover:
         known: the checkpoints that the ledger names, whose files must stay.
     """
 
-    def __init__(self, folder: Path | None, known: Callable[[], Collection[StoredState]]) -> None:
+    def __init__(self, folder: Path | None, known: Callable[[], Collection[Checkpoint]]) -> None:
         self.tier: TierName | None = None
         self._folder = folder
         self._known = known

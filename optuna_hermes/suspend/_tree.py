@@ -2,8 +2,7 @@
 
 JSON's own types are written as they are. Everything else is an object with one key that begins with
 a dollar: ``{"$tuple": [1, 2]}``. A dictionary that would look like one, or whose keys are not all
-text, is written as ``{"$dict": [[key, value], ...]}``. Torch is imported inside the functions:
-importing ``optuna_hermes.suspend`` must not cost seconds.
+text, is written as ``{"$dict": [[key, value], ...]}``.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import numpy as np
 from optuna_hermes.errors import CheckpointError, UnstorableError
 from optuna_hermes.suspend._safetensors import DTYPES
 
+# Torch is imported inside the functions: importing ``optuna_hermes.suspend`` must not cost seconds.
 if TYPE_CHECKING:
     import torch
 
@@ -67,17 +67,14 @@ def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> Any:
 
 
 def frozen(tree: Any) -> Any:
-    """Copy a tree into main memory, so that later changes of the original do not affect it.
-
-    Values that ``pack`` refuses are left as they are, so that ``pack`` raises its error.
-    """
+    """Copy a tree into main memory, so that later changes of the original do not affect it."""
     copies: dict[int, torch.Tensor] = {}
 
     def copy(value: Any) -> Any:
         if type(value) is np.ndarray:
             return value.copy()
         if not _storable(value):
-            return value
+            return value  # also what cannot be stored: ``pack`` raises its error
         if id(value) not in copies:  # a tensor that occurs twice stays one object
             copies[id(value)] = value.detach().to("cpu", copy=True)
         return copies[id(value)]

@@ -1,7 +1,4 @@
-"""Attributes that change during training but are in no ``state_dict``: saved, or reported.
-
-Only attributes that changed since the first batch matter: the objective makes the others again.
-"""
+"""Attributes that change during training but are in no ``state_dict``: saved, or reported."""
 
 from __future__ import annotations
 
@@ -69,6 +66,7 @@ class Attributes:
         state = {}
         for name, value in self._all().items():
             if name not in self._changed:
+                # What has not changed since the first batch the objective makes again.
                 if self._before.get(name) == fingerprint(value, self._known):
                     continue
                 self._changed.add(name)  # saved from now on, without comparing fingerprints

@@ -187,11 +187,11 @@ class _ValueReader(_Reader):
             items = self._items(rest[0], present)
             if kind == "tuple":
                 return tuple(items)
-            return _filled(present, list, items) if self._take(present) else items
+            return filled(present, list, items) if self._take(present) else items
         if kind == "dict":
             there = present if type(present) is dict else {}
             pairs = self._pairs(rest[0], there)
-            return _filled(present, dict, pairs) if self._take(present) else pairs
+            return filled(present, dict, pairs) if self._take(present) else pairs
         if kind in ("object", "stateful", "tensor", "drawing") and not self._take(present):
             present = None  # two values must not become one object
         return super().node(node, present)
@@ -202,13 +202,13 @@ class _ValueReader(_Reader):
         if kind == "deque":
             ring = deque(self._items(rest[0], present), rest[1])
             same = type(present) is deque and present.maxlen == rest[1]
-            return _filled(present, deque, ring) if same else ring
+            return filled(present, deque, ring) if same else ring
         if kind == "mapping":
             same = type(present) is _MAPPINGS[rest[0]]
             if not same and rest[0] == "defaultdict":
                 raise SuspendError("it holds a defaultdict, and what makes its values is not known")
             there = present if same else _MAPPINGS[rest[0]]()
-            return _filled(there, type(there), self._pairs(rest[1], there))
+            return filled(there, type(there), self._pairs(rest[1], there))
         if kind == "drawing":
             made = {"Generator": torch.Generator, "Random": random.Random}[rest[0]]
             generator = present if type(present) is made else made()
@@ -230,15 +230,10 @@ class _ValueReader(_Reader):
             return present
         return super()._without(kind, rest, present)
 
-    def _with_attributes(self, rest: list[Any], present: Any, number: int) -> Any:
-        there = _is_a(present, *rest[:2])
-        value = present if there else object.__new__(self._class(*rest[:2]))
-        self._seen[number] = value
-        before, attributes = dict(vars(value)), vars(value)
-        attributes.clear()
-        for name, node in rest[2]:
-            attributes[name] = self.node(node, before.get(name))
-        return value
+    def _instance(self, module: str, name: str, present: Any) -> Any:
+        # A present object needs no class that can be named: its class may be local to a function.
+        there = _is_a(present, module, name)
+        return present if there else object.__new__(self._class(module, name))
 
     def _class(self, module: str, name: str) -> type:
         found = self._classes.find(module, name)
@@ -267,7 +262,7 @@ def _is_a(value: object, module: str, name: str) -> bool:
     return (type(value).__module__, type(value).__qualname__) == (module, name)
 
 
-def _filled(present: Any, kind: Any, items: Any) -> Any:
+def filled(present: Any, kind: Any, items: Any) -> Any:
     """Return a container with these items: ``present``, if it is of that kind."""
     if type(present) is not kind:
         return items

@@ -1,8 +1,7 @@
 """Random generators of a loader's worker processes: their states, and draws from them.
 
 A worker writes the states of its generators after each batch to memory that it shares with the
-training process. As it fetches ahead, the newest of these states are kept in a ring; the one that
-counts is that after the last trained batch.
+training process.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ class Workers:
     """
 
     def __init__(self, loader: DataLoader[Any], states: list[str | None] | None = None) -> None:
+        # A ring: workers fetch ahead, but the state after the last trained batch is asked for.
         count, ring = loader.num_workers, (loader.prefetch_factor or 2) + 2
         self.lost = False
         """True if a state that was asked for could not be read."""
@@ -88,7 +88,7 @@ def random_warning(loader: Any) -> str:
     return (
         f"{type(data).__name__} draws random numbers in loader workers "
         f"(num_workers={loader.num_workers}): after a suspension to disk it draws others "
-        "than an uninterrupted run would. Draw them in training_step, or use num_workers=0."
+        "than an uninterrupted trial would. Draw them in training_step, or use num_workers=0."
     )
 
 

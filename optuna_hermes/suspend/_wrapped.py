@@ -59,13 +59,11 @@ class Wrapped:
 
 
 class _LazyReplay(Replay):
-    """A ``Replay`` that fetches batches again under the random states of their first fetch.
-
-    Worker processes have random states of their own, so that loaders with workers need none of it.
-    """
+    """A ``Replay`` that fetches batches again under the random states of their first fetch."""
 
     def __init__(self, loader: DataLoader[Any], trained: Callable[[], int]) -> None:
         super().__init__(loader, trained)
+        # Worker processes have random states of their own, which ``Replay`` restores.
         self._fetches = not loader.num_workers
         self._under: deque[dict[str, Any]] = deque(maxlen=2)
         self._again_under: list[dict[str, Any]] = []

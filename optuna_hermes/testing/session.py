@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import Suspended
-from optuna_hermes.model import TierName
-from optuna_hermes.suspend import BatchChoice, StoredState, TrialState
+from optuna_hermes.model import BatchSizes, Checkpoint, TierName
+from optuna_hermes.suspend import TrialState
 
 if TYPE_CHECKING:
     from optuna_hermes.suspend._tier_mover import TierMover
@@ -39,7 +39,7 @@ class FakeSession:
         yields: Mapping[int, TierName] | None = None,
         *,
         checkpoint_dir: Path | None = None,
-        checkpoints: tuple[StoredState, ...] = (),
+        checkpoints: tuple[Checkpoint, ...] = (),
         while_parked: Callable[[], None] = lambda: None,
         evicts: tuple[TierName, ...] = (),
         devices: tuple[str, ...] = ("cpu:0",),
@@ -48,7 +48,7 @@ class FakeSession:
         self.must_yield = False
         self.sizes = dict(batch_sizes or {})
         self.batch_size = self._next_size = self.sizes.pop(0, None)
-        self.stretched: list[BatchChoice] = []
+        self.stretched: list[BatchSizes] = []
         self.devices = devices
         self.checkpoint_dir = checkpoint_dir
         self.checkpoints = checkpoints
@@ -57,7 +57,7 @@ class FakeSession:
         self.units_left: list[int | None] = []
         self.beats: list[int] = []
         self.parks: list[TierName] = []
-        self.states: list[StoredState] = []
+        self.states: list[Checkpoint] = []
         self.script = dict(yields or {})
         self._while_parked = while_parked
         self._evicts = evicts
@@ -94,7 +94,7 @@ class FakeSession:
         """See ``suspend.Session``."""
         self.trainings.append(stores)
 
-    def stretches(self, sizes: BatchChoice) -> None:
+    def stretches(self, sizes: BatchSizes) -> None:
         """See ``suspend.Session``."""
         self.stretched.append(sizes)
 
@@ -107,10 +107,10 @@ class FakeSession:
         """See ``suspend.Session``."""
         self.beats.append(batches)
 
-    def saved(self, state: StoredState) -> None:
+    def saved(self, checkpoint: Checkpoint) -> None:
         """See ``suspend.Session``."""
-        self.states.append(state)
-        self.checkpoints = (state, *self.checkpoints[:1])
+        self.states.append(checkpoint)
+        self.checkpoints = (checkpoint, *self.checkpoints[:1])
 
     def park(self, state: TrialState) -> None:
         """See ``suspend.Session``.

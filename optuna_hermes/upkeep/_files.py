@@ -9,14 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker._client._journal import NAME as UNCONFIRMED
-from optuna_hermes.ledger import Ledger
+from optuna_hermes.broker._client._journal import NAME as JOURNAL
+from optuna_hermes.ledger import CheckpointRecord, Ledger
 
 LOG_NAME = "output.log"
 """The output of a trial: kept, since it is no checkpoint."""
-
-UNWRITTEN = "unwritten.json"
-"""Values of an unfinished trial that its next process reports."""
 
 ORPHAN_SECONDS = 3600.0
 """Age in seconds from which on a file that the ledger does not name is garbage."""
@@ -69,11 +66,11 @@ def find_litter(
     over = {trial.number for trial in trials if trial.state.is_finished()}
     rows = ledger.load_checkpoints(_optuna.study_key(study))
     # The ledger may name any path: files outside of the folders are neither removed nor forgotten.
-    here = [row for row in rows if _is_below(folders, Path(row.path))]
+    here = [row for row in rows if _is_below(folders, _path(row))]
     stale = [row for row in here if row.number in over]
-    elsewhere = {str(_root(Path(row.path))) for row in rows if row not in here}
-    needed = {Path(row.path) for row in rows if row.number not in over}
-    unconfirmed = {file.path.parent for file in found if file.path.name == UNCONFIRMED}
+    elsewhere = {str(_root(_path(row))) for row in rows if row not in here}
+    needed = {_path(row) for row in rows if row.number not in over}
+    unconfirmed = {file.path.parent for file in found if file.path.name == JOURNAL}
     litter = [
         file
         for file in found
@@ -81,18 +78,18 @@ def find_litter(
         and file.number not in held
         and (
             file.number in over
-            or (
-                now - file.changed > ORPHAN_SECONDS
-                and file.path.parent not in unconfirmed
-                and file.path.name != UNWRITTEN
-            )
+            or (now - file.changed > ORPHAN_SECONDS and file.path.parent not in unconfirmed)
         )
     ]
     return Litter(
         files={file.path: file.size_bytes for file in litter},
-        rows=tuple(row.path for row in stale),
+        rows=tuple(row.checkpoint.path for row in stale),
         elsewhere=tuple(sorted(elsewhere)),
     )
+
+
+def _path(row: CheckpointRecord) -> Path:
+    return Path(row.checkpoint.path)
 
 
 def _root(path: Path) -> Path:

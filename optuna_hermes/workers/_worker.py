@@ -127,7 +127,7 @@ class _Engagement:
         _optuna.reseed(self._study.sampler, self._job.seed, trial.number)
         seed_everything(trial_seed(self._job.seed, trial.number))
         try:
-            _optuna.keep_reports(self._study, _optuna.trial_id(trial), folder / "unwritten.json")
+            _optuna.keep_reports(self._study, _optuna.trial_id(trial), folder)
             self._train(trial, objective, notes)
         except Suspended:  # the session has reported it to the broker
             _optuna.flush_reports(self._study, LEAVE_SECONDS)

@@ -377,9 +377,9 @@ def test_a_damaged_checkpoint_is_never_a_silent_restart(
         runs = ledger.load_trials(_optuna.study_key(load(storage_url)))
         stored = [run.number for run in runs if run.state == "stored"]
         saved = ledger.load_checkpoints(_optuna.study_key(load(storage_url)))
-    for checkpoint in saved:
-        if checkpoint.number in stored and Path(checkpoint.path).exists():
-            os.truncate(checkpoint.path, 100)
+    for record in saved:
+        if record.number in stored and Path(record.checkpoint.path).exists():
+            os.truncate(record.checkpoint.path, 100)
     done = cli(*command(storage_url))
     assert done.returncode == 2
     assert "heckpoint" in done.stderr

@@ -380,7 +380,7 @@ def test_no_good_checkpoint(case: str, tmp_path: Path) -> None:
     """A run none of whose checkpoints is good is an error, never a restart from round 0."""
     session = suspended(FakeSession({7: "disk"}, checkpoint_dir=tmp_path), case)
     for state in session.checkpoints:
-        state.path.write_bytes(state.path.read_bytes()[:-1])
+        Path(state.path).write_bytes(Path(state.path).read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"No checkpoint of trial 0 can be used.*must have"):
         train(session, case)
 

@@ -51,8 +51,8 @@ from torch.utils.data import (
 
 from optuna_hermes.errors import CheckpointError, Suspended
 from optuna_hermes.lightning import HermesCallback
+from optuna_hermes.model import Checkpoint
 from optuna_hermes.pytorch import Run
-from optuna_hermes.suspend import StoredState
 from optuna_hermes.testing import FakeSession
 
 EPOCHS = 4
@@ -949,7 +949,7 @@ def test_new_process(tmp_path: Path) -> None:
         session = FakeSession({BATCHES + 3: "disk"}, checkpoint_dir=folder)
         with pytest.raises(Suspended):
             train(session, traces[name])
-        state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
+        state = asdict(session.checkpoints[0])
         (folder / "state.json").write_text(json.dumps(state))
     root = str(Path(__file__).parents[2])
     done = subprocess.run(
@@ -970,7 +970,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     for name, train in PROCESSES.items():
         state = json.loads((folder / name / "state.json").read_text())
-        stored = StoredState(**{**state, "path": Path(state["path"])})
+        stored = Checkpoint(**state)
         trace = Trace()
         train(FakeSession(checkpoint_dir=folder / name, checkpoints=(stored,)), trace)
         torch.save(trace.seen, folder / name / "trace.pt")

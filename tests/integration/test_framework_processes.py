@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.suspend import StoredState
+from optuna_hermes.model import Checkpoint
 from optuna_hermes.testing import FakeSession
 
 HERE = Path(__file__).parent
@@ -115,7 +115,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for module, case, place, more in frameworks(Path(sys.argv[1])):
         found = json.loads((place / "state.json").read_text())
-        stored = StoredState(**{**found, "path": Path(found["path"])})
+        stored = Checkpoint(**found)
         session = FakeSession(checkpoint_dir=place, checkpoints=(stored,))
         options = {"seed": 99} if more else {}
         left = module.train(session, *(place / "out" for _ in more), case, **options)

@@ -272,6 +272,6 @@ def test_no_good_checkpoint(tmp_path: Path) -> None:
     """A run none of whose checkpoints is good is an error, never a restart from step 0."""
     session = suspended(FakeSession({3: "disk"}, checkpoint_dir=tmp_path), tmp_path, "plain")
     for state in session.checkpoints:
-        state.path.write_bytes(state.path.read_bytes()[:-1])
+        Path(state.path).write_bytes(Path(state.path).read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"No checkpoint of trial 0 can be used.*must have"):
         train(session, tmp_path / "out")

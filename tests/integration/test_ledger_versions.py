@@ -29,6 +29,7 @@ from optuna_hermes.ledger import (
     open_ledger,
     schema_version,
 )
+from optuna_hermes.model import Checkpoint
 
 RUN = TrialRecord(
     study="key",
@@ -52,7 +53,10 @@ LEASE = LeaseRecord(
     study="key", epoch=7, number=0, devices=("a/cpu:0",), host="a", started=1.5, ended=2.5
 )
 CHECKPOINT = CheckpointRecord(
-    study="key", number=0, path="/c/1", units=2, size_bytes=1024, sha256="abc", at=4.5
+    study="key",
+    number=0,
+    checkpoint=Checkpoint(path="/c/1", units=2, size_bytes=1024, sha256="abc"),
+    at=4.5,
 )
 PARKED = EventRecord(study="key", number=0, kind="parked", at=5.5, detail={"x": 1})
 

@@ -49,8 +49,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision,
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
-from optuna_hermes.model import TierName
-from optuna_hermes.suspend import StoredState, TrialState
+from optuna_hermes.model import Checkpoint, TierName
+from optuna_hermes.suspend import TrialState
 from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.testing import FakeSession
 
@@ -806,12 +806,12 @@ def in_child(call: Callable[[], Any]) -> int:
     return process.exitcode
 
 
-def newest(folder: Path) -> tuple[StoredState, ...]:
+def newest(folder: Path) -> tuple[Checkpoint, ...]:
     """The checkpoint that the ledger would name."""
     path = max(folder.glob("*.safetensors"))
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     units = int(path.stem.rpartition("-")[2])
-    return (StoredState(path=path, units=units, size_bytes=path.stat().st_size, sha256=sha256),)
+    return (Checkpoint(path=str(path), units=units, size_bytes=path.stat().st_size, sha256=sha256),)
 
 
 def suspended_and_killed(

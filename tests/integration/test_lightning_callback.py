@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
 from optuna_hermes.lightning import HermesCallback
-from optuna_hermes.suspend import StoredState
+from optuna_hermes.model import Checkpoint
 from optuna_hermes.testing import FakeSession
 
 
@@ -322,8 +322,8 @@ def test_damaged_checkpoint(damage: Callable[[Path], None], message: str, tmp_pa
     """The checkpoint before a damaged one is used, with a warning that names the file and trial."""
     session = stored(tmp_path)
     newest, before = session.checkpoints
-    damage(newest.path)
-    with pytest.warns(RuntimeWarning, match=f"{newest.path.name} of trial 0 {message}"):
+    damage(Path(newest.path))
+    with pytest.warns(RuntimeWarning, match=f"{Path(newest.path).name} of trial 0 {message}"):
         fit(session)
     assert [unit for unit, *_ in session.reports] == [3]
     assert before.units == 2
@@ -334,7 +334,7 @@ def test_no_good_checkpoint(damage: Callable[[Path], None], message: str, tmp_pa
     """A run none of whose checkpoints is good is an error, never a restart from epoch 0."""
     session = stored(tmp_path)
     for state in session.checkpoints:
-        damage(state.path)
+        damage(Path(state.path))
     with pytest.raises(CheckpointError, match=f"No checkpoint of trial 0 can be used.*{message}"):
         fit(session)
     assert session.reports == []
@@ -343,7 +343,7 @@ def test_no_good_checkpoint(damage: Callable[[Path], None], message: str, tmp_pa
 class Unheard(FakeSession):
     """A session whose ledger hears of nothing any more, as after the death of the broker."""
 
-    def saved(self, state: StoredState) -> None:
+    def saved(self, state: Checkpoint) -> None:
         self.states.append(state)
 
 
@@ -353,7 +353,7 @@ def test_what_the_ledger_names_outlives_later_checkpoints(tmp_path: Path) -> Non
     session = Unheard(checkpoint_dir=tmp_path, checkpoints=known)
     fit(session, max_epochs=8)
     assert len(session.states) >= 3
-    assert all(state.path.exists() for state in known)
+    assert all(Path(state.path).exists() for state in known)
 
 
 def test_checkpoint_of_another_trial(tmp_path: Path) -> None:
@@ -367,11 +367,11 @@ def test_checkpoint_of_another_trial(tmp_path: Path) -> None:
 def test_foreign_file(tmp_path: Path) -> None:
     """A file that would have to be unpickled is refused even if its digest is right."""
     session = stored(tmp_path)
-    path = session.checkpoints[0].path
+    path = Path(session.checkpoints[0].path)
     torch.save({"optuna_hermes": object()}, path)
     content = path.read_bytes()
-    forged = StoredState(
-        path=path, units=2, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()
+    forged = Checkpoint(
+        path=str(path), units=2, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()
     )
     session.checkpoints = (forged,)
     with pytest.raises(CheckpointError, match="must be a file that optuna-hermes wrote"):

@@ -40,8 +40,7 @@ from optuna_hermes.errors import (
     SuspendError,
 )
 from optuna_hermes.lightning import HermesCallback
-from optuna_hermes.model import TierName
-from optuna_hermes.suspend import StoredState
+from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.testing import FakeSession, RankedSession
 
 pytestmark = [
@@ -292,7 +291,7 @@ def test_new_process(tmp_path: Path, expected: Any) -> None:
     """The ranks of another process, with another seed, go on as those of the first."""
     session = RankedSession({15: "disk"}, checkpoint_dir=tmp_path / "run")
     session = suspended(session, tmp_path / "seen")
-    state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
+    state = asdict(session.checkpoints[0])
     (tmp_path / "state.json").write_text(json.dumps(state))
     done = subprocess.run(
         [sys.executable, __file__, str(tmp_path), "99"],
@@ -455,7 +454,7 @@ def test_slicing_changes_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def main(folder: Path, seed: int) -> None:
     """Go on from the checkpoint described in ``folder``, and write down the rest of the run."""
     state = json.loads((folder / "state.json").read_text())
-    stored = StoredState(**{**state, "path": Path(state["path"])})
+    stored = Checkpoint(**state)
     train(
         FakeSession(checkpoint_dir=folder / "run", checkpoints=(stored,)),
         folder / "seen",

@@ -40,8 +40,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
-from optuna_hermes.model import TierName
-from optuna_hermes.suspend import StoredState
+from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.testing import FakeSession
 
 pytestmark = pytest.mark.filterwarnings(
@@ -512,7 +511,7 @@ def test_new_process(loader: str, tmp_path: Path) -> None:
     trace = Trace()
     session = FakeSession({47: "disk"}, checkpoint_dir=tmp_path)
     session = suspended(session, trace, loader=LOADERS[loader])
-    state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
+    state = asdict(session.checkpoints[0])
     (tmp_path / "state.json").write_text(json.dumps(state))
     command = [sys.executable, __file__, str(tmp_path), "99", loader]
     root = str(Path(__file__).parents[2])
@@ -567,7 +566,7 @@ def main(folder: Path, seed: int, loader: str) -> None:
     """Go on from the checkpoint described in ``folder``, and write down the rest of the run."""
     torch.set_num_threads(1)
     state = json.loads((folder / "state.json").read_text())
-    stored = StoredState(**{**state, "path": Path(state["path"])})
+    stored = Checkpoint(**state)
     trace = Trace()
     session = FakeSession(checkpoint_dir=folder, checkpoints=(stored,))
     train(session, trace, seed=seed, loader=LOADERS[loader])

@@ -33,9 +33,8 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended, UnstorableError
-from optuna_hermes.model import TierName
+from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.pytorch import Run, suspendable
-from optuna_hermes.suspend import StoredState
 from optuna_hermes.testing import FakeSession
 from optuna_hermes.workers._fault import is_misuse
 
@@ -346,7 +345,7 @@ def test_new_process(tmp_path: Path) -> None:
     for case, trace in traces.items():
         session = FakeSession({17: "disk"}, checkpoint_dir=tmp_path / case)
         session = suspended(session, trace, case=case)
-        state = {**asdict(session.checkpoints[0]), "path": str(session.checkpoints[0].path)}
+        state = asdict(session.checkpoints[0])
         (tmp_path / case / "state.json").write_text(json.dumps(state))
     command = [sys.executable, __file__, str(tmp_path), "99", *traces]
     root = str(Path(__file__).parents[2])
@@ -882,7 +881,7 @@ def stored(folder: Path, **named: Any) -> FakeSession:
 def test_other_objects(named: dict[str, Any], message: str, tmp_path: Path) -> None:
     """A checkpoint that does not fit what the objective makes now is named, with the reason."""
     session = stored(tmp_path, other=nn.Linear(2, 2))
-    path = session.checkpoints[0].path
+    path = Path(session.checkpoints[0].path)
     with pytest.raises(CheckpointError, match=rf"(?s){path.name} of trial 0 must fit.*{message}"):
         tiny(session, **named)
 
@@ -891,7 +890,7 @@ def test_no_good_checkpoint(tmp_path: Path) -> None:
     """A run none of whose checkpoints is good is an error, never a restart from epoch 0."""
     session = stored(tmp_path)
     for state in session.checkpoints:
-        state.path.write_bytes(state.path.read_bytes()[:-1])
+        Path(state.path).write_bytes(Path(state.path).read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"No checkpoint of trial 0 can be used.*must have"):
         tiny(session)
     assert session.reports == []
@@ -966,7 +965,7 @@ def main(folder: Path, seed: int, case: str) -> None:
     """Go on from the checkpoint described in ``folder``, and write down the rest of the run."""
     torch.set_num_threads(1)
     state = json.loads((folder / "state.json").read_text())
-    stored = StoredState(**{**state, "path": Path(state["path"])})
+    stored = Checkpoint(**state)
     trace = Trace()
     session = FakeSession(checkpoint_dir=folder, checkpoints=(stored,))
     train(session, trace, seed=seed, case=case)

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.model import BatchSizes, Checkpoint
 
 _MANY = 64
 """Most connections left open at once; the oldest is closed first."""
@@ -41,7 +42,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
         folders=random.choice([(), ("/no/such/folder",)]),
         slice_seconds=random.choice([0.0, 0.01, 1e9]),
     )
-    checkpoint = wire.SavedCheckpoint(
+    checkpoint = Checkpoint(
         path=random.choice(["/c", "../../c", "c\0", "c" * 4096]),
         units=number,
         size_bytes=2**53,
@@ -73,7 +74,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
         wire.Beat(epoch=epoch, batches=0, memory_bytes=2**53),
         wire.Stretches(
             epoch=epoch,
-            sizes=wire.BatchSizes(
+            sizes=BatchSizes(
                 now=random.choice([1, 2**53]), least=8, most=4, seconds={1: 0.0, 2**53: 1e9}
             ),
         ),

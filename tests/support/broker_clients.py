@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.model import TierName
+from optuna_hermes.model import BatchSizes, Checkpoint, TierName
 
 UNITS = 4
 """Units that a trial trains; three times as many if it can be trained on several devices."""
@@ -58,12 +58,12 @@ class Trial:
         """Number of units that it trains."""
         return UNITS if self.most_devices == 1 else 3 * UNITS
 
-    def save(self) -> wire.SavedCheckpoint:
+    def save(self) -> Checkpoint:
         """Write a checkpoint of its present units."""
         self.saves += 1
         path = f"/{self.study}/{self.number}/{self.saves}-{self.units}"
         self.files[path] = self.units
-        return wire.SavedCheckpoint(path=path, units=self.units, size_bytes=1, sha256="0")
+        return Checkpoint(path=path, units=self.units, size_bytes=1, sha256="0")
 
     def keep(self, path: str) -> None:
         """Acknowledge a checkpoint: delete all files before the one acknowledged before it."""
@@ -138,7 +138,7 @@ class Process:
     inbox: list[wire.FromBroker] = field(default_factory=list)
     report: wire.Report | None = None
     parked: wire.Parked | None = None
-    saved: list[wire.SavedCheckpoint] = field(default_factory=list)
+    saved: list[Checkpoint] = field(default_factory=list)
     mixed: Mixed | None = None
     late: wire.FromClient | None = None
 
@@ -163,13 +163,13 @@ class Process:
             sizes=self.sizes(),
         )
 
-    def sizes(self) -> wire.BatchSizes | None:
+    def sizes(self) -> BatchSizes | None:
         """Its batch sizes and devices; None if neither can change."""
         if self.trial is None or self.trial.most_devices == 1:
             return None
         seconds = {8: 1 / max(1, len(self.devices))}
         most = self.trial.most_devices
-        return wire.BatchSizes(now=8, least=8, most=8, seconds=seconds, most_devices=most)
+        return BatchSizes(now=8, least=8, most=8, seconds=seconds, most_devices=most)
 
 
 class Behaviour:

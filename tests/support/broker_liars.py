@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.model import TierName
+from optuna_hermes.model import BatchSizes, TierName
 from support.broker_clients import Process, Trial
 from support.broker_world import World
 
@@ -79,7 +79,7 @@ def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
         wire.Beat(epoch=epoch, batches=0, memory_bytes=taken),
         wire.Stretches(
             epoch=epoch,
-            sizes=wire.BatchSizes(
+            sizes=BatchSizes(
                 now=random.randint(1, 9), least=2, most=8, most_devices=random.randint(1, 4)
             ),
         ),

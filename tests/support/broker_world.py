@@ -292,10 +292,11 @@ class World:
         if isinstance(item, LeaseRecord):
             self.epochs.append(item.epoch)
         elif isinstance(item, CheckpointRecord):
-            self._written.add(item.path)
+            saved = item.checkpoint
+            self._written.add(saved.path)
             trials = self.studies[item.study].trials
-            if item.number < len(trials) and item.path in trials[item.number].files:
-                trials[item.number].safe = max(trials[item.number].safe, item.units)
+            if item.number < len(trials) and saved.path in trials[item.number].files:
+                trials[item.number].safe = max(trials[item.number].safe, saved.units)
         elif isinstance(item, TrialRecord) and item.state in ("done", "failed"):
             self.done.add((item.study, item.number))
 
@@ -576,7 +577,7 @@ def _leases(writes: Sequence[Write]) -> list[int]:
 
 
 def _paths(writes: Sequence[Write]) -> list[str]:
-    return [item.path for item in writes if isinstance(item, CheckpointRecord)]
+    return [item.checkpoint.path for item in writes if isinstance(item, CheckpointRecord)]
 
 
 def _changes_memory(event: Event) -> bool:

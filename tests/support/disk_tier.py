@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from optuna_hermes.errors import CheckpointError, SuspendError
-from optuna_hermes.model import TierName
-from optuna_hermes.suspend import Footprint, StoredState, Tier, TrialState, write
+from optuna_hermes.model import Checkpoint, TierName
+from optuna_hermes.suspend import Footprint, Tier, TrialState, write
 from optuna_hermes.suspend._disk import _load
 
 
@@ -17,10 +17,10 @@ class Disk(Tier):
 
     name: TierName = "disk"
 
-    def __init__(self, folder: Path, known: Callable[[], Collection[StoredState]]) -> None:
+    def __init__(self, folder: Path, known: Callable[[], Collection[Checkpoint]]) -> None:
         self._folder = folder
         self._known = known
-        self._stored: tuple[StoredState, str] | None = None
+        self._stored: tuple[Checkpoint, str] | None = None
 
     def suspend(self, state: TrialState) -> Footprint:
         """See ``Tier``. The caller frees what the trial has in memory."""

@@ -9,6 +9,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Kill, Send
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import TrialRecord
+from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 
 KEY = "s"
@@ -186,9 +187,7 @@ class Host:
         worker.trains = False
         if tier == "disk":
             path = f"/c/{worker.number}/{worker.units}-{worker.epoch}-{self.name}"
-            checkpoint = wire.SavedCheckpoint(
-                path=path, units=worker.units, size_bytes=1, sha256="0"
-            )
+            checkpoint = Checkpoint(path=path, units=worker.units, size_bytes=1, sha256="0")
         message = wire.Parked(
             epoch=worker.epoch,
             tier="disk" if tier == "disk" else "resident",

@@ -21,6 +21,7 @@ from optuna_hermes.ledger import (
     ReportRecord,
     TrialRecord,
 )
+from optuna_hermes.model import Checkpoint
 
 STUDY = "study"
 OTHER = "another study"
@@ -51,9 +52,12 @@ def lease(epoch: int, *, number: int | None = 0, **fields: Any) -> LeaseRecord:
 
 
 def checkpoint(path: str, *, number: int = 0, **fields: Any) -> CheckpointRecord:
-    """A checkpoint at a path."""
-    defaults = {"study": STUDY, "units": 3, "size_bytes": 2**40, "sha256": "0" * 64, "at": 2.5}
-    return CheckpointRecord(**{**defaults, **fields}, number=number, path=path)
+    """A record of a checkpoint at a path."""
+    return CheckpointRecord(
+        **{"study": STUDY, "at": 2.5, **fields},
+        number=number,
+        checkpoint=Checkpoint(path=path, units=3, size_bytes=2**40, sha256="0" * 64),
+    )
 
 
 def event(kind: str, *, number: int | None = 0, **fields: Any) -> EventRecord:
@@ -205,10 +209,13 @@ _checkpoints = st.builds(
     CheckpointRecord,
     study=st.just(""),
     number=_numbers,
-    path=_paths,
-    units=_big,
-    size_bytes=_big,
-    sha256=st.text("0123456789abcdef", min_size=64, max_size=64),
+    checkpoint=st.builds(
+        Checkpoint,
+        path=_paths,
+        units=_big,
+        size_bytes=_big,
+        sha256=st.text("0123456789abcdef", min_size=64, max_size=64),
+    ),
     at=_finite,
 )
 _events = st.builds(

@@ -8,6 +8,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -273,7 +274,7 @@ class TierContract:
             assert held.device_bytes + held.host_bytes >= before
             assert held.host_bytes == 0 or held.device_bytes < before
         else:
-            content = held.stored.path.read_bytes()
+            content = Path(held.stored.path).read_bytes()
             assert (held.device_bytes, held.host_bytes) == (0, 0)
             assert held.stored.units == training.units
             assert held.stored.size_bytes == len(content)

@@ -14,6 +14,7 @@ from optuna_hermes.broker._core._events import (
     WritesFailed,
 )
 from optuna_hermes.broker._core._outage import AWAY_SECONDS, to_answer
+from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 
 SLICE = 1.0
@@ -162,7 +163,7 @@ def test_a_database_that_stays_away_sends_all_to_disk() -> None:
     assert broker.last(held, "Dismiss") is not None
     assert shown(broker)["unstarted"] == unstarted + 1
     assert not shown(broker)["finished"]
-    saved = wire.SavedCheckpoint(path="/c", units=1, size_bytes=1, sha256="0")
+    saved = Checkpoint(path="/c", units=1, size_bytes=1, sha256="0")
     parked = wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved)
     broker.say(first, parked)
     assert shown(broker)["finished"]

@@ -8,7 +8,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import DevicesPolled
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.ledger._base import EventRecord
-from optuna_hermes.model import Device, TierName
+from optuna_hermes.model import Checkpoint, Device, TierName
 from support.broker import FakeBroker
 
 
@@ -67,7 +67,7 @@ def told(broker: FakeBroker, kind: str) -> list[tuple[int | None, dict[str, Any]
 
 def park(broker: FakeBroker, worker: int, epoch: int, tier: TierName, *, held: int = 5) -> None:
     """A trial says in which tier it is."""
-    saved = wire.SavedCheckpoint(path="/c", units=1, size_bytes=1, sha256="0" * 64)
+    saved = Checkpoint(path="/c", units=1, size_bytes=1, sha256="0" * 64)
     message = wire.Parked(
         epoch=epoch,
         tier=tier,

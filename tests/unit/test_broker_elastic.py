@@ -7,14 +7,20 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.model import Assignment, Decision, Elastic, Snapshot, Speed, TrialView
+from optuna_hermes.model import (
+    Assignment,
+    BatchSizes,
+    Decision,
+    Elastic,
+    Snapshot,
+    Speed,
+    TrialView,
+)
 from optuna_hermes.policies import Policy, RoundRobin
 from optuna_hermes.view.tables import event_text
 from support.broker import FakeBroker
 
-SIZES = wire.BatchSizes(
-    now=8, least=4, most=32, seconds={8: 0.5, 16: 0.75, 4: 0.0}, unit_samples=90
-)
+SIZES = BatchSizes(now=8, least=4, most=32, seconds={8: 0.5, 16: 0.75, 4: 0.0}, unit_samples=90)
 
 
 class Sizing(Policy):
@@ -62,7 +68,7 @@ def begin(broker: FakeBroker, worker: int, number: int, sizes: Any = SIZES) -> i
 
 
 def stretch(broker: FakeBroker, worker: int, epoch: int, now: int) -> None:
-    sizes = wire.BatchSizes(now=now, least=4, most=32)
+    sizes = BatchSizes(now=now, least=4, most=32)
     broker.say(worker, wire.Stretches(epoch=epoch, sizes=sizes))
 
 
@@ -98,7 +104,7 @@ def test_nobody_else_is_elastic(broker: FakeBroker, sizing: Sizing) -> None:
     epoch = begin(broker, worker, 0, sizes=None)
     broker.advance(1.0)
     assert sizing.trial(0).elastic is None
-    nonsense = wire.BatchSizes(now=2, least=4, most=32)
+    nonsense = BatchSizes(now=2, least=4, most=32)
     broker.say(worker, wire.Stretches(epoch=epoch, sizes=nonsense))
     broker.advance(1.0)
     assert sizing.trial(0).elastic is None
@@ -175,7 +181,7 @@ def test_the_next_broker_is_told_too(broker: FakeBroker, now: int, known: bool) 
     epoch = begin(broker, worker, 0)
     after = broker.successor()
     after.driver(policy="round-robin")
-    sizes = wire.BatchSizes(now=now, least=4, most=32)
+    sizes = BatchSizes(now=now, least=4, most=32)
     spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
     resume = wire.Resume(
         study=spec, epoch=epoch, device="cpu:0", number=0, trial_id=0, training=True, sizes=sizes

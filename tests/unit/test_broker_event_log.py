@@ -7,6 +7,7 @@ from typing import Any
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import StudyRead
 from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, TrialRecord
+from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 
 
@@ -26,8 +27,8 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
     return epoch
 
 
-def saved(units: int) -> wire.SavedCheckpoint:
-    return wire.SavedCheckpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
+def saved(units: int) -> Checkpoint:
+    return Checkpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
 
 
 def park(broker: FakeBroker, worker: int, epoch: int, tier: Any, **fields: Any) -> None:
@@ -149,7 +150,10 @@ def stored(host: str, units: int = 5) -> StudyRead:
     trial = TrialRecord(study="s", number=0, trial_id=0, state="stored", host=host, slices=2)
     checkpoints = tuple(
         CheckpointRecord(
-            study="s", number=0, path=f"/c/{n}", units=n, size_bytes=1, sha256="0", at=0.0
+            study="s",
+            number=0,
+            checkpoint=Checkpoint(path=f"/c/{n}", units=n, size_bytes=1, sha256="0"),
+            at=0.0,
         )
         for n in (units - 1, units)
     )

@@ -6,7 +6,15 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._elastic import pays
-from optuna_hermes.model import Assignment, Decision, Elastic, Snapshot, Speed
+from optuna_hermes.model import (
+    Assignment,
+    BatchSizes,
+    Checkpoint,
+    Decision,
+    Elastic,
+    Snapshot,
+    Speed,
+)
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import free_devices, opened, unopened
 from support.broker import FakeBroker
@@ -95,13 +103,13 @@ def begin(broker: FakeBroker, worker: int, number: int, seconds: float = 1.0) ->
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
     broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
-    sizes = wire.BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
+    sizes = BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
     broker.say(worker, wire.Stretches(epoch=epoch, sizes=sizes))
     return epoch
 
 
 def store(broker: FakeBroker, worker: int, epoch: int) -> None:
-    saved = wire.SavedCheckpoint(path=f"/{epoch}", units=0, size_bytes=1, sha256="0")
+    saved = Checkpoint(path=f"/{epoch}", units=0, size_bytes=1, sha256="0")
     broker.say(worker, wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=saved))
     broker.hang_up(worker)
 

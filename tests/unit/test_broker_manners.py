@@ -8,11 +8,12 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import Reservation
 from optuna_hermes.broker._core._events import Kill, LedgerAway, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import TrialRecord
+from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
 OPENING = wire.OpenStudy(study=SPEC, unstarted=1, max_alive=1)
-CHECKPOINT = wire.SavedCheckpoint(path="/c", units=1, size_bytes=1, sha256="0")
+CHECKPOINT = Checkpoint(path="/c", units=1, size_bytes=1, sha256="0")
 
 
 def register(broker: FakeBroker, connection: int, number: int, **known: object) -> None:

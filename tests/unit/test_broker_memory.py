@@ -8,7 +8,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Send
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.ledger._base import EventRecord
-from optuna_hermes.model import Device
+from optuna_hermes.model import Checkpoint, Device
 from support.broker import FakeBroker
 
 GPU = "GPU-0"
@@ -46,8 +46,8 @@ def park(broker: FakeBroker, worker: int, epoch: int, *, free: int | None, **sai
     broker.say(worker, wire.Parked(epoch=epoch, suspend_seconds=0.1, **known))
 
 
-def checkpoint() -> wire.SavedCheckpoint:
-    return wire.SavedCheckpoint(path="/c", units=1, size_bytes=1, sha256="0")
+def checkpoint() -> Checkpoint:
+    return Checkpoint(path="/c", units=1, size_bytes=1, sha256="0")
 
 
 def leaving(broker: FakeBroker) -> tuple[int, int]:

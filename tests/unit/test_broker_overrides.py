@@ -10,7 +10,7 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._trial_order import boosted_first
 from optuna_hermes.ledger import MemoryLedger
-from optuna_hermes.model import Decision, Device, Snapshot, TrialView
+from optuna_hermes.model import Checkpoint, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import make_policy
 from support.broker import FakeBroker
 
@@ -113,7 +113,7 @@ def test_overrides_outlive_the_broker() -> None:
         worker, epoch = training(broker, number)
         override(broker, number, {0: "held", 2: "boosted"}.get(number))
         broker.advance(1.5)
-        saved = wire.SavedCheckpoint(path=f"/c/{number}", units=1, size_bytes=1, sha256="0")
+        saved = Checkpoint(path=f"/c/{number}", units=1, size_bytes=1, sha256="0")
         park(broker, worker, epoch, tier="disk", checkpoint=saved)
     assert broker.ledger.load_overrides("s") == {0: "held", 2: "boosted"}
     after = broker.successor(known=())
@@ -235,7 +235,7 @@ def test_a_trial_that_trains_is_stored_and_then_done() -> None:
     assert ask(FINISH) == wire.Agreed(waits=True)
     assert broker.last(worker, "Yield").tier == "disk"
     assert "has not stopped yet" in refused(ask(FINISHED))
-    saved = wire.SavedCheckpoint(path="/c/0", units=1, size_bytes=1, sha256="0")
+    saved = Checkpoint(path="/c/0", units=1, size_bytes=1, sha256="0")
     park(broker, worker, epoch, tier="disk", checkpoint=saved)
     spare = broker.worker()
     assert broker.last(spare, "Grant") is None

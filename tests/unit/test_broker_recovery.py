@@ -12,13 +12,14 @@ from optuna_hermes.broker._core._events import EndLease, Tick
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
 
 
-def checkpoint(units: int = 1) -> wire.SavedCheckpoint:
-    return wire.SavedCheckpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
+def checkpoint(units: int = 1) -> Checkpoint:
+    return Checkpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
 
 
 def begin(broker: FakeBroker, worker: int, number: int) -> int:
@@ -235,7 +236,7 @@ def test_a_checkpoint_that_was_not_written_is_kept_now() -> None:
     broker.say(pid, wire.Saved(epoch=epoch, checkpoint=checkpoint(2)))
     after = broker.successor()
     worker = after.resume(pid, resume(epoch, checkpoints=(checkpoint(1), checkpoint(2))))
-    assert [each.path for each in after.ledger.load_checkpoints("s")] == ["/c/1", "/c/2"]
+    assert [each.checkpoint.path for each in after.ledger.load_checkpoints("s")] == ["/c/1", "/c/2"]
     assert [m.path for m in after.sent(worker) if isinstance(m, wire.Kept)] == ["/c/1", "/c/2"]
 
 
@@ -264,7 +265,7 @@ def test_a_trial_that_went_to_disk_is_stored_with_its_checkpoint(heard: bool) ->
     worker = after.resume(pid, resume(epoch, checkpoints=(checkpoint(3),), parked=stored))
     assert after.last(worker, "Kept").path == "/c/3"
     assert shown(after)["state"] == "stored"
-    assert [each.path for each in after.ledger.load_checkpoints("s")] == ["/c/3"]
+    assert [each.checkpoint.path for each in after.ledger.load_checkpoints("s")] == ["/c/3"]
     assert after.last(worker, "Refused") is None
 
 

@@ -11,7 +11,15 @@ from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._events import WritesFailed
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.ledger._base import LeaseRecord
-from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialView
+from optuna_hermes.model import (
+    Assignment,
+    BatchSizes,
+    Checkpoint,
+    Decision,
+    Device,
+    Snapshot,
+    TrialView,
+)
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import free_devices, opened, unopened
 from support.broker import FakeBroker
@@ -61,13 +69,13 @@ class Host:
         epoch: int = broker.last(worker, "Grant").epoch
         broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
         broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
-        sizes = wire.BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
+        sizes = BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
         broker.say(worker, wire.Stretches(epoch=epoch, sizes=sizes))
         return epoch
 
     def leave(self, tier: str = "disk") -> None:
         """The trial does as it was asked to, and its process ends."""
-        saved = wire.SavedCheckpoint(path="/c", units=0, size_bytes=1, sha256="0")
+        saved = Checkpoint(path="/c", units=0, size_bytes=1, sha256="0")
         parked = wire.Parked(
             epoch=self.epoch,
             tier=tier,  # type: ignore[arg-type]
@@ -271,7 +279,7 @@ def test_the_next_broker_takes_both_over(host: Host) -> None:
     policy = host.serve(after)
     other = after.worker()
     assert after.last(other, "Grant") is None
-    sizes = wire.BatchSizes(now=8, least=8, most=8, seconds={8: 0.6}, most_devices=2)
+    sizes = BatchSizes(now=8, least=8, most=8, seconds={8: 0.6}, most_devices=2)
     resume = wire.Resume(
         study=wire.StudySpec(key="s", name="s", ledger_url="memory:"),
         epoch=host.epoch,

@@ -11,6 +11,7 @@ from optuna_hermes.broker._core._events import LedgerAway, LedgerBack
 from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._core._sharing import DEAD_SECONDS, REFRESH_SECONDS
 from optuna_hermes.ledger import MemoryLedger
+from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 
 
@@ -46,9 +47,9 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
     return epoch
 
 
-def checkpoint(number: int, units: int = 1) -> wire.SavedCheckpoint:
+def checkpoint(number: int, units: int = 1) -> Checkpoint:
     path = f"/c/{number}/{units}"
-    return wire.SavedCheckpoint(path=path, units=units, size_bytes=1, sha256="0")
+    return Checkpoint(path=path, units=units, size_bytes=1, sha256="0")
 
 
 def report(epoch: int, unit: int, value: float = 0.5) -> wire.Report:

@@ -10,12 +10,12 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, NameLease, StudyRead, WritesFailed
 from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, TrialRecord
-from optuna_hermes.model import Assignment, Curve, Decision
+from optuna_hermes.model import Assignment, Checkpoint, Curve, Decision
 from support.broker import FakeBroker
 
 
-def checkpoint(units: int = 1) -> wire.SavedCheckpoint:
-    return wire.SavedCheckpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
+def checkpoint(units: int = 1) -> Checkpoint:
+    return Checkpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
 
 
 def begin(broker: FakeBroker, worker: int, number: int, *, stores: bool = True) -> int:
@@ -432,7 +432,10 @@ def checkpoint_record(study: str, number: int):  # type: ignore[no-untyped-def]
     from optuna_hermes.ledger._base import CheckpointRecord
 
     return CheckpointRecord(
-        study=study, number=number, path="/c", units=1, size_bytes=1, sha256="0", at=0.0
+        study=study,
+        number=number,
+        checkpoint=Checkpoint(path="/c", units=1, size_bytes=1, sha256="0"),
+        at=0.0,
     )
 
 

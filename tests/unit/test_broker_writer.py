@@ -20,6 +20,7 @@ from optuna_hermes.broker._server._writer import (
 )
 from optuna_hermes.errors import LedgerAwayError, LedgerError
 from optuna_hermes.ledger import CheckpointRecord, LeaseRecord, MemoryLedger, ReportRecord
+from optuna_hermes.model import Checkpoint
 
 DEADLINE = 20.0
 
@@ -38,7 +39,10 @@ def lease(epoch: int) -> LeaseRecord:
 
 def checkpoint(units: int) -> CheckpointRecord:
     return CheckpointRecord(
-        study="s", number=0, path=f"/{units}", units=units, size_bytes=1, sha256="0", at=0.0
+        study="s",
+        number=0,
+        checkpoint=Checkpoint(path=f"/{units}", units=units, size_bytes=1, sha256="0"),
+        at=0.0,
     )
 
 
@@ -182,7 +186,7 @@ def test_a_stale_lease_takes_nothing_else_with_it(bench: Bench) -> None:
     assert refused.items == (lease(5),)
     assert "above every earlier one" in refused.reason
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
-    assert [each.path for each in bench.ledger.inner.load_checkpoints("s")] == ["/1"]
+    assert [each.checkpoint.path for each in bench.ledger.inner.load_checkpoints("s")] == ["/1"]
     assert [each.epoch for each in bench.ledger.inner.load_leases()] == [5, 6]
 
 

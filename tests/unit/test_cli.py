@@ -21,6 +21,7 @@ from optuna_hermes.cli import _optuna_verbs, run
 from optuna_hermes.cli._app import VERBS
 from optuna_hermes.cli._output import show_json
 from optuna_hermes.errors import BrokerError, InvalidInputError, ObjectiveError
+from optuna_hermes.model import Checkpoint
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.workers import _optimize, _worker_pool
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
@@ -531,10 +532,7 @@ def test_gc_names_the_folders_it_did_not_look_in(
         CheckpointRecord(
             study=_optuna.study_key(suspended),
             number=0,
-            path=str(path),
-            units=1,
-            size_bytes=2048,
-            sha256="",
+            checkpoint=Checkpoint(path=str(path), units=1, size_bytes=2048, sha256=""),
             at=0.0,
         )
     )

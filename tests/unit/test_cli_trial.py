@@ -19,6 +19,7 @@ from optuna_hermes.ledger import (
     TrialRecord,
     open_ledger,
 )
+from optuna_hermes.model import Checkpoint
 
 STUDY = ("--storage", "sqlite:///s.db", "--study-name", "digits")
 
@@ -47,7 +48,12 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[optuna.St
             )
         )
     ledger.save_checkpoint(
-        CheckpointRecord(study=key, number=0, path="/c", units=2, size_bytes=9, sha256="", at=3.0)
+        CheckpointRecord(
+            study=key,
+            number=0,
+            checkpoint=Checkpoint(path="/c", units=2, size_bytes=9, sha256=""),
+            at=3.0,
+        )
     )
     for n, kind in ((number, "admitted"), (1, "of another trial")):
         ledger.add_event(EventRecord(study=key, number=n, kind=kind, at=1.0))

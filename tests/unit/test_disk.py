@@ -20,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from optuna_hermes.errors import CheckpointError, UnwritableError
-from optuna_hermes.suspend import StoredState, _disk, read, write
+from optuna_hermes.model import Checkpoint
+from optuna_hermes.suspend import _disk, read, write
 from optuna_hermes.suspend._disk import read_ahead
 from support.disk_tier import Disk
 
@@ -31,21 +32,21 @@ def tree(units: int = 1) -> dict[str, Any]:
     return {"units": units, "weight": torch.full((4,), float(units))}
 
 
-def stored(folder: Path, units: int = 1, **options: Any) -> StoredState:
+def stored(folder: Path, units: int = 1, **options: Any) -> Checkpoint:
     return write(folder, tree(units), run=RUN, units=units, **options)
 
 
-def found(*states: StoredState) -> tuple[StoredState, Any]:
-    result = read(states, RUN, states[0].path.parent)
+def found(*states: Checkpoint) -> tuple[Checkpoint, Any]:
+    result = read(states, RUN, Path(states[0].path).parent)
     assert result is not None
     return result
 
 
-def as_written(path: Path) -> StoredState:
+def as_written(path: Path) -> Checkpoint:
     """What the ledger would say of a file as it is now."""
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    return StoredState(path=path, units=1, size_bytes=len(data), sha256=digest)
+    return Checkpoint(path=str(path), units=1, size_bytes=len(data), sha256=digest)
 
 
 def names(folder: Path) -> list[str]:
@@ -69,13 +70,13 @@ def largest_file(size_bytes: int) -> Iterator[None]:
 def test_size_and_digest_are_those_of_the_file(tmp_path: Path) -> None:
     """What is said of a checkpoint is what is in its file."""
     state = stored(tmp_path / "run", 3)
-    assert state == StoredState(
-        path=tmp_path / "run" / "000001-unit-3.safetensors",
+    assert state == Checkpoint(
+        path=str(tmp_path / "run" / "000001-unit-3.safetensors"),
         units=3,
-        size_bytes=state.path.stat().st_size,
-        sha256=hashlib.sha256(state.path.read_bytes()).hexdigest(),
+        size_bytes=Path(state.path).stat().st_size,
+        sha256=hashlib.sha256(Path(state.path).read_bytes()).hexdigest(),
     )
-    assert names(tmp_path / "run") == [state.path.name]
+    assert names(tmp_path / "run") == [Path(state.path).name]
 
 
 def test_anybody_can_see_what_it_is(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_what_the_ledger_names_stays_with_all_that_is_newer(tmp_path: Path) -> N
     states = [stored(tmp_path, units) for units in (1, 2, 2, 3, 4)]
     assert len(names(tmp_path)) == 6, "while the ledger knows none, all may be needed"
     last = stored(tmp_path, 5, known=(states[3], states[1]))
-    kept = [*(states[i].path.name for i in (1, 3, 4)), last.path.name, "output.log"]
+    kept = [*(Path(states[i].path).name for i in (1, 3, 4)), Path(last.path).name, "output.log"]
     assert names(tmp_path) == kept
 
 
@@ -117,7 +118,7 @@ def test_full_disk(tmp_path: Path) -> None:
         pytest.raises(CheckpointError, match=r"000002-unit-2\.safetensors: .*File too large"),
     ):
         write(tmp_path, big, run=RUN, units=2)
-    assert names(tmp_path) == [state.path.name]
+    assert names(tmp_path) == [Path(state.path).name]
     assert found(state)[0] == state
 
 
@@ -131,7 +132,7 @@ def test_a_disk_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(CheckpointError, match=r"unit-2\.safetensors: Input/output error"):
         stored(tmp_path, 2)
-    assert names(tmp_path) == [state.path.name]
+    assert names(tmp_path) == [Path(state.path).name]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -150,7 +151,7 @@ def test_no_room_turns_out_late(
         UnwritableError, match=rf"unit-2\.safetensors: {os.strerror(number)}\. Make"
     ):
         stored(tmp_path, 2)
-    assert names(tmp_path) == [state.path.name]
+    assert names(tmp_path) == [Path(state.path).name]
 
 
 def test_no_room_for_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +164,7 @@ def test_no_room_for_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_disk, "_sync_folder", refuse)
     with pytest.raises(UnwritableError):
         stored(tmp_path, 2)
-    assert names(tmp_path) == [state.path.name]
+    assert names(tmp_path) == [Path(state.path).name]
 
 
 def test_no_room_as_safetensors_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +207,7 @@ def test_stopped_before_the_rename(
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises((CheckpointError, KeyboardInterrupt)):
         stored(tmp_path, 2)
-    assert names(tmp_path) == [state.path.name]
+    assert names(tmp_path) == [Path(state.path).name]
 
 
 def test_no_folder_can_be_made(tmp_path: Path) -> None:
@@ -283,8 +284,9 @@ def test_the_one_before_is_read_when_the_newest_is_bad(
 ) -> None:
     """A warning names file, trial and reason, and says from where the run goes on."""
     older, newest = stored(tmp_path, 1), stored(tmp_path, 2)
-    harm(newest.path)
-    expected = rf"{newest.path.name} of trial 7 {reason}.* Going on from {older.path.name}, after"
+    harm(Path(newest.path))
+    new, old = Path(newest.path).name, Path(older.path).name
+    expected = rf"{new} of trial 7 {reason}.* Going on from {old}, after"
     with pytest.warns(RuntimeWarning, match=expected) as caught:
         state, back = found(newest, older)
     assert state == older
@@ -295,8 +297,8 @@ def test_the_one_before_is_read_when_the_newest_is_bad(
 def test_none_is_good(tmp_path: Path) -> None:
     """Checkpoints of which none can be read are an error that names them all."""
     states = stored(tmp_path, 2), stored(tmp_path, 1)
-    cut(states[0].path)
-    states[1].path.unlink()
+    cut(Path(states[0].path))
+    Path(states[1].path).unlink()
     with pytest.raises(
         CheckpointError, match=r"No checkpoint of trial 7 .*000001-unit-2.*000002-unit-1"
     ):
@@ -306,17 +308,17 @@ def test_none_is_good(tmp_path: Path) -> None:
 def test_every_byte_counts(tmp_path: Path) -> None:
     """One flipped bit, wherever it is, is noticed and called damage."""
     state = stored(tmp_path)
-    good = state.path.read_bytes()
+    good = Path(state.path).read_bytes()
     for position in range(len(good)):
         bad = bytearray(good)
         bad[position] ^= 1 << position % 8
-        state.path.write_bytes(bad)
+        Path(state.path).write_bytes(bad)
         with pytest.raises(CheckpointError, match="is damaged"):
             read((state,), RUN, tmp_path)
 
 
 def of_another_trial(path: Path) -> None:
-    write(path.parent, tree(), run="trial 8", units=1).path.rename(path)
+    Path(write(path.parent, tree(), run="trial 8", units=1).path).rename(path)
 
 
 def of_a_later_version(path: Path) -> None:
@@ -380,13 +382,13 @@ def test_whole_but_not_a_checkpoint_of_this_run(
 ) -> None:
     """A file that the ledger takes for ours, and is not, is an error like damage is."""
     older, newest = stored(tmp_path, 1), stored(tmp_path, 2)
-    content = newest.path.read_bytes()
-    wrote(newest.path)
-    assert newest.path.read_bytes() != content
-    with pytest.raises(CheckpointError, match=f"{newest.path.name} of trial 7 {reason}"):
-        read((as_written(newest.path),), RUN, tmp_path)
-    with pytest.warns(RuntimeWarning, match=f"Going on from {older.path.name}"):
-        assert found(as_written(newest.path), older)[0] == older
+    content = Path(newest.path).read_bytes()
+    wrote(Path(newest.path))
+    assert Path(newest.path).read_bytes() != content
+    with pytest.raises(CheckpointError, match=f"{Path(newest.path).name} of trial 7 {reason}"):
+        read((as_written(Path(newest.path)),), RUN, tmp_path)
+    with pytest.warns(RuntimeWarning, match=f"Going on from {Path(older.path).name}"):
+        assert found(as_written(Path(newest.path)), older)[0] == older
 
 
 class Bomb:
@@ -402,7 +404,7 @@ class Bomb:
 @pytest.mark.parametrize("save", [torch.save, pickle.dump])
 def test_nothing_is_unpickled(save: Callable[..., object], tmp_path: Path) -> None:
     """A pickle in the place of a checkpoint is refused and does nothing, in all its forms."""
-    marker, path = tmp_path / "exploded", stored(tmp_path).path
+    marker, path = tmp_path / "exploded", Path(stored(tmp_path).path)
     with path.open("wb") as file:
         save(Bomb(marker), file)
     with pytest.raises(CheckpointError, match="must be a file that optuna-hermes wrote"):
@@ -432,7 +434,7 @@ def test_read_ahead(tmp_path: Path, read_threads: Callable[[], None]) -> None:
     states = [stored(tmp_path)]
     read_ahead(states, RUN)
     read_threads()
-    states[0].path.unlink()
+    Path(states[0].path).unlink()
     assert read(tuple(states), RUN, tmp_path) is not None
     with pytest.raises(CheckpointError, match="No such file"):
         read(states, RUN, tmp_path)
@@ -441,10 +443,10 @@ def test_read_ahead(tmp_path: Path, read_threads: Callable[[], None]) -> None:
 def test_a_warning_of_reading_ahead(tmp_path: Path, read_threads: Callable[[], None]) -> None:
     """What was wrong is said where the checkpoint is asked for."""
     older, newest = stored(tmp_path, 1), stored(tmp_path, 2)
-    cut(newest.path)
+    cut(Path(newest.path))
     read_ahead((newest, older), RUN)
     read_threads()
-    with pytest.warns(RuntimeWarning, match=f"Going on from {older.path.name}") as caught:
+    with pytest.warns(RuntimeWarning, match=f"Going on from {Path(older.path).name}") as caught:
         read((newest, older), RUN, tmp_path)
     assert caught[0].filename == __file__
 
@@ -452,7 +454,7 @@ def test_a_warning_of_reading_ahead(tmp_path: Path, read_threads: Callable[[], N
 def test_an_error_of_reading_ahead(tmp_path: Path) -> None:
     """That there is nothing to go on from is raised where it is asked for."""
     state = stored(tmp_path)
-    cut(state.path)
+    cut(Path(state.path))
     read_ahead((state,), RUN)
     with pytest.raises(CheckpointError, match="No checkpoint of trial 7"):
         read((state,), RUN, tmp_path)
@@ -476,7 +478,7 @@ def test_what_another_process_read_ahead(
     state = stored(tmp_path)
     read_ahead((state,), RUN)
     read_threads()
-    state.path.unlink()
+    Path(state.path).unlink()
     monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(CheckpointError, match="No such file"):
         read((state,), RUN, tmp_path)
@@ -516,7 +518,7 @@ def test_the_tier_gives_back_what_it_stored_last(tmp_path: Path) -> None:
 
 def test_the_tier_keeps_what_the_ledger_names_now(tmp_path: Path) -> None:
     """Which files must stay is asked at each suspension."""
-    known: list[StoredState] = []
+    known: list[Checkpoint] = []
     disk = Disk(tmp_path, lambda: known)
     states = [disk.suspend(Run(units)).stored for units in (1, 2)]
     known += [state for state in states[1:] if state is not None]
@@ -531,6 +533,6 @@ def test_the_tier_reads_what_it_wrote_or_says_so(tmp_path: Path) -> None:
         disk.resume()
     held = disk.suspend(Run())
     assert held.stored is not None
-    cut(held.stored.path)
+    cut(Path(held.stored.path))
     with pytest.raises(CheckpointError, match=r"of trial 7 must have \d+ bytes"):
         disk.resume()

@@ -19,22 +19,22 @@ import pytest
 import torch
 
 from optuna_hermes.errors import CheckpointError
+from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import read, write
-from optuna_hermes.suspend._base import StoredState
 from optuna_hermes.suspend._disk import read_ahead
 
 RUN = "trial 7"
 
 
-def stored(folder: Path, units: int = 1, **options: Any) -> StoredState:
+def stored(folder: Path, units: int = 1, **options: Any) -> Checkpoint:
     return write(folder, {"weight": torch.ones(3)}, run=RUN, units=units, **options)
 
 
-def as_written(path: Path) -> StoredState:
+def as_written(path: Path) -> Checkpoint:
     """What a forged ledger would say of a file: all that can be checked is right."""
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    return StoredState(path=path, units=1, size_bytes=len(data), sha256=digest)
+    return Checkpoint(path=str(path), units=1, size_bytes=len(data), sha256=digest)
 
 
 def forged(tree: object, **header: Any) -> bytes:
@@ -132,8 +132,8 @@ def test_a_row_that_names_another_folder_is_refused(
     own, other = tmp_path / "trial-00007", tmp_path / "trial-00008"
     own.mkdir()
     state = stored(other)
-    path = Path(place.format(root=tmp_path, name=state.path.name))
-    named = dataclasses.replace(state, path=path)
+    path = Path(place.format(root=tmp_path, name=Path(state.path).name))
+    named = dataclasses.replace(state, path=str(path))
     if ahead:
         read_ahead((named,), RUN)
     with pytest.raises(
@@ -149,7 +149,7 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     state = stored(real)
     link.symlink_to(real)
     with pytest.raises(CheckpointError, match="that is no link"):
-        read((dataclasses.replace(state, path=link / state.path.name),), RUN, link)
+        read((dataclasses.replace(state, path=str(link / Path(state.path).name)),), RUN, link)
     before = sorted(real.iterdir())
     with pytest.raises(CheckpointError, match=f"{link} must be a folder, not a link: remove"):
         stored(link, units=2)
@@ -161,9 +161,9 @@ def test_a_checkpoint_that_is_a_link_is_refused(tmp_path: Path) -> None:
     own, other = tmp_path / "trial-00007", tmp_path / "trial-00008"
     state = stored(other)
     own.mkdir()
-    (own / state.path.name).symlink_to(state.path)
+    (own / Path(state.path).name).symlink_to(state.path)
     with pytest.raises(CheckpointError, match="must be a file, not a link or anything else"):
-        read((dataclasses.replace(state, path=own / state.path.name),), RUN, own)
+        read((dataclasses.replace(state, path=str(own / Path(state.path).name)),), RUN, own)
 
 
 # -- writing
@@ -201,5 +201,5 @@ def test_a_ledger_with_foreign_names_removes_nothing(tmp_path: Path) -> None:
     first = stored(folder)
     odd = [dataclasses.replace(first, path=Path(path)) for path in ("/etc/passwd", "999999x", "..")]
     second = stored(folder, units=2, known=odd)
-    assert first.path.exists()
-    assert second.path.exists()
+    assert Path(first.path).exists()
+    assert Path(second.path).exists()

@@ -23,6 +23,7 @@ from optuna_hermes.ledger import (
     open_ledger,
     schema_version,
 )
+from optuna_hermes.model import Checkpoint
 
 STORAGE = ("--storage", "sqlite:///s.db")
 
@@ -105,10 +106,7 @@ def test_a_checkpoint_that_is_gone_fails(here: Path, capsys: pytest.CaptureFixtu
             CheckpointRecord(
                 study=key,
                 number=number,
-                path=str(path),
-                units=1,
-                size_bytes=1,
-                sha256="",
+                checkpoint=Checkpoint(path=str(path), units=1, size_bytes=1, sha256=""),
                 at=0.0,
             )
         )

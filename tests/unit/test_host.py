@@ -493,7 +493,7 @@ def test_a_tree_is_in_host_memory() -> None:
 def test_only_what_could_be_stored_has_a_tree() -> None:
     """Before it comes, after it went, or without a whole state there is none."""
     host = Host()
-    with pytest.raises(SuspendError, match="no run does not"):
+    with pytest.raises(SuspendError, match="no trial does not"):
         host.tree()
     host.suspend(Point(ones()))
     with pytest.raises(SuspendError, match="trial 7 does not"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import threading
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 
 from optuna_hermes._optuna import _reports
 from optuna_hermes._optuna._reports import Reports
+from optuna_hermes.broker._client import _journal
 
 
 class Database:
@@ -34,7 +34,7 @@ def database(monkeypatch: pytest.MonkeyPatch) -> Database:
     return Database()
 
 
-@pytest.mark.parametrize("name", ["write_text", "replace"])
+@pytest.mark.parametrize("name", ["write_bytes", "replace"])
 def test_no_room_for_the_file_fails_no_trial(
     name: str,
     database: Database,
@@ -48,12 +48,12 @@ def test_no_room_for_the_file_fails_no_trial(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     reports = Reports(database.write)
-    reports.keep_in(tmp_path / "unwritten.json", 7)
+    reports.keep_in(tmp_path, 7)
     with monkeypatch.context() as patch:
-        patch.setattr(Path if name == "write_text" else os, name, refuse)
+        patch.setattr(Path if name == "write_bytes" else os, name, refuse)
         reports.put(7, 1, 0.5)
         reports.put(7, 2, 0.25)
-    assert "are in no file, so make room there: [Errno 28] No space left" in caplog.text
+    assert "cannot be written, so make room there: [Errno 28] No space left" in caplog.text
     assert list(tmp_path.iterdir()) == []
     database.back.set()
     assert reports.flush(30)
@@ -71,11 +71,10 @@ def test_a_file_that_cannot_be_removed_stops_no_values(
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    file = tmp_path / "unwritten.json"
     reports = Reports(database.write)
-    reports.keep_in(file, 7)
+    reports.keep_in(tmp_path, 7)
     reports.put(7, 1, 0.5)
-    assert json.loads(file.read_text()) == [[1, 0.5]]
+    assert _journal.find(tmp_path).unwritten == ((1, 0.5),)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
         database.back.set()

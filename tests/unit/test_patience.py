@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from optuna.trial import TrialState
 from optuna_hermes import HermesPruner, _optuna
 from optuna_hermes._optuna import _patience, _patient, _reports
 from optuna_hermes._optuna._reports import Reports
+from optuna_hermes.broker._client import _journal
 from optuna_hermes.errors import LedgerAwayError, StorageError
 from optuna_hermes.ledger import mends
 
@@ -163,20 +165,19 @@ def test_training_goes_on_while_values_wait(
     """A report returns although the database hangs, nobody is pruned, and all comes in order."""
     monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
     trial = _optuna.open_trial(study)
-    kept = tmp_path / "unwritten.json"
-    _optuna.keep_reports(study, _optuna.trial_id(trial), kept)
+    _optuna.keep_reports(study, _optuna.trial_id(trial), tmp_path)
     flaky.open.clear()
     for unit in (1, 2, 3):
         trial.report(1 / unit, unit)
         assert not trial.should_prune()
     assert _optuna.is_late(study)
-    assert _reports._read(kept) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert _journal.find(tmp_path).unwritten == ((1, 1.0), (2, 0.5), (3, 1 / 3))
     assert not _optuna.flush_reports(study, 0.01)
     flaky.open.set()
     assert _optuna.flush_reports(study, DEADLINE)
     assert study.trials[0].intermediate_values == {1: 1.0, 2: 0.5, 3: 1 / 3}
     assert not _optuna.is_late(study)
-    assert not kept.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrapped_pruner_is_not_asked_what_it_cannot_know(
@@ -201,25 +202,23 @@ def test_a_wrapped_pruner_is_not_asked_what_it_cannot_know(
 
 def test_values_of_a_process_that_died_are_written_by_the_next(tmp_path: Path) -> None:
     """What it kept in its file is reported before anything else, whatever number it is."""
-    file = tmp_path / "unwritten.json"
-    file.write_text("[[3, 0.5], [4, NaN]]")
+    _journal.change(tmp_path, unwritten=((3, 0.5), (4, math.nan)))
     written: list[tuple[int, int, float]] = []
     reports = Reports(lambda *each: written.append(each))
-    reports.keep_in(file, 7)
+    reports.keep_in(tmp_path, 7)
     reports.put(7, 5, 0.25)
     assert reports.flush(DEADLINE)
     assert [step for _, step, _ in written] == [3, 4, 5]
-    assert not file.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_read_is_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever is in it, the trial goes on, and says so."""
-    file = tmp_path / "unwritten.json"
-    file.write_text("[[3,")
-    Reports(lambda *each: None).keep_in(file, 7)
-    assert "unwritten.json cannot be read" in caplog.text
+    (tmp_path / _journal.NAME).write_bytes(b"[[3,")
+    Reports(lambda *each: None).keep_in(tmp_path, 7)
+    assert f"{_journal.NAME} cannot be read" in caplog.text
 
 
 def test_an_error_that_does_not_mend_reaches_whoever_reports(study: optuna.Study) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.errors import ProtocolError
+from optuna_hermes.model import MOST_SIZES, BatchSizes, Checkpoint
 
 numbers = st.integers(0, 2**40)
 values = st.floats(allow_nan=False)
@@ -19,7 +20,7 @@ tiers = st.sampled_from(["resident", "host", "disk"])
 seconds = st.floats(0, 1e9)
 keys = st.text(min_size=1, max_size=255)
 checkpoints = st.builds(
-    wire.SavedCheckpoint,
+    Checkpoint,
     path=st.text(),
     units=numbers,
     size_bytes=numbers,
@@ -53,11 +54,11 @@ parkings = st.builds(
     moves=st.booleans(),
 )
 sizes = st.builds(
-    wire.BatchSizes,
+    BatchSizes,
     now=st.integers(1, 2**40),
     least=st.integers(1, 2**40),
     most=st.integers(1, 2**40),
-    seconds=st.dictionaries(st.integers(1, 2**40), seconds, max_size=wire.MOST_SIZES),
+    seconds=st.dictionaries(st.integers(1, 2**40), seconds, max_size=MOST_SIZES),
     unit_samples=st.none() | st.integers(1, 2**40),
 )
 from_client = st.one_of(

@@ -7,7 +7,7 @@ import pytest
 
 from optuna_hermes import _optuna
 from optuna_hermes.ledger import CheckpointRecord, MemoryLedger, TrialRecord
-from optuna_hermes.model import TrialStatus
+from optuna_hermes.model import Checkpoint, TrialStatus
 from optuna_hermes.workers._result import trial_results
 
 
@@ -41,7 +41,10 @@ def ledger_with(study: optuna.Study, state: TrialStatus, *, stored: bool) -> Mem
     if stored:
         ledger.save_checkpoint(
             CheckpointRecord(
-                study=key, number=0, path="/c", units=1, size_bytes=1, sha256="0", at=1.0
+                study=key,
+                number=0,
+                checkpoint=Checkpoint(path="/c", units=1, size_bytes=1, sha256="0"),
+                at=1.0,
             )
         )
     return ledger

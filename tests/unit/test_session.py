@@ -18,7 +18,7 @@ from optuna_hermes.broker import TrialSession
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _journal, _reconnecting, _session
 from optuna_hermes.errors import BrokerError
-from optuna_hermes.suspend import BatchChoice, StoredState
+from optuna_hermes.model import BatchSizes, Checkpoint
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
 READY = wire.Ready(study="s")
@@ -116,8 +116,8 @@ def lose(brokers: Brokers, wait_for: Callable[..., Any]) -> Wire:
     return brokers.last
 
 
-def stored(units: int) -> StoredState:
-    return StoredState(path=Path(f"/c/{units}"), units=units, size_bytes=1, sha256="0")
+def stored(units: int) -> Checkpoint:
+    return Checkpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
 
 
 def test_a_worker_that_waits_says_so_to_the_next_broker(
@@ -217,7 +217,7 @@ def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     wait_for(lambda: session.batch_size)
     assert session.batch_size == 16
     seconds = {size: 0.1 for size in range(1, 100)}
-    session.stretches(BatchChoice(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
+    session.stretches(BatchSizes(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
     (told,) = brokers.last.of(wire.Stretches)
     assert (told.epoch, told.sizes.now, told.sizes.unit_samples) == (7, 16, 90)
     assert set(told.sizes.seconds) == set(range(36, 100)), "those that were measured last"
@@ -325,26 +325,22 @@ def test_a_process_leaves_when_the_end_of_its_trial_is_known(
 
 def left_behind(folder: Path, *units: int, value: float = 0.5) -> None:
     """What a process leaves that stored its run while nobody could write that down."""
-    said = wire.Resume(
-        study=SPEC,
-        epoch=7,
-        device="cpu:0",
-        number=3,
+    _journal.change(
+        folder,
+        at=time.time(),
         reports=tuple(
             wire.Report(epoch=7, unit=unit, step=unit, value=value, age_seconds=1.0)
             for unit in units
         ),
         checkpoints=tuple(
-            wire.SavedCheckpoint(path=f"/c/{unit}", units=unit, size_bytes=1, sha256="0")
-            for unit in units
+            Checkpoint(path=f"/c/{unit}", units=unit, size_bytes=1, sha256="0") for unit in units
         ),
     )
-    _journal.keep(folder, said)
 
 
 def went_on(brokers: Brokers, session: TrialSession, folder: Path, units: int) -> None:
     """The next process of the trial is granted what the ledger knows, and looks into its folder."""
-    known = wire.SavedCheckpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
+    known = Checkpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
     brokers.last.say(
         wire.Grant(epoch=9, devices=("cpu:0",), number=3, trial_id=3, checkpoints=(known,))
     )
@@ -381,7 +377,6 @@ def test_what_is_stored_is_left_behind_until_the_ledger_has_it(
     for units in (2, 3):
         session.saved(stored(units))
     left = _journal.find(tmp_path)
-    assert left is not None
     assert [each.path for each in left.newest_first] == ["/c/3", "/c/2"]
     brokers.last.say(wire.Kept(path="/c/2"))
     brokers.last.say(wire.Kept(path="/c/3"))
@@ -405,7 +400,6 @@ def test_a_value_that_is_no_number_costs_no_checkpoint(value: float, tmp_path: P
     """A trial that has diverged goes on from its newest checkpoint like others."""
     left_behind(tmp_path, 1, 2, value=value)
     journal = _journal.find(tmp_path)
-    assert journal is not None
     assert [each.units for each in journal.newest_first] == [2, 1]
     assert all(struct.pack("d", each.value) == struct.pack("d", value) for each in journal.reports)
 
@@ -417,13 +411,14 @@ def test_what_cannot_be_kept_or_read_is_said(
     left_behind(tmp_path / "missing", 1)
     file = tmp_path / _journal.NAME
     file.write_bytes(msgspec.msgpack.encode({"at": "noon"}))
-    assert _journal.find(tmp_path) is None
+    assert _journal.find(tmp_path) == _journal.Journal()
     assert len(caplog.messages) == 2
     assert caplog.messages[0].startswith(
         f"{tmp_path}/missing/unconfirmed.msgpack cannot be written, so make room there: [Errno 2]"
     )
     assert caplog.messages[1].startswith(
-        f"{file} cannot be read, so units may be trained again: Expected `float`, got `str`"
+        f"{file} cannot be read, so units may be trained again, and `status` has values that "
+        "Optuna misses: Expected `float`, got `str`"
     )
 
 
@@ -439,7 +434,7 @@ def test_several_devices_are_named_and_their_time_is_counted(
     session.wait_for_grant()
     assert session.devices == ("cpu:0", "cpu:2")
     session.started(stores=True)
-    session.stretches(BatchChoice(now=8, least=8, most=8, most_devices=4))
+    session.stretches(BatchSizes(now=8, least=8, most=8, most_devices=4))
     assert brokers.last.of(wire.Stretches)[-1].sizes.most_devices == 4
     at = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: at)

@@ -121,7 +121,7 @@ def test_every_tree_comes_back_from_a_file(
 ) -> None:
     """What is written is read with equal types, bits and order."""
     state = write(tmp_path_factory.mktemp("run"), tree, run="trial 7", units=1)
-    assert exact(read((state,), "trial 7", state.path.parent)) == exact((state, tree))
+    assert exact(read((state,), "trial 7", Path(state.path).parent)) == exact((state, tree))
 
 
 @given(trees)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 import types
@@ -11,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import optuna
 import pytest
 
 from optuna_hermes import _optuna, optimize
-from optuna_hermes._optuna import _patient, _reports
+from optuna_hermes._optuna import _patient
+from optuna_hermes.broker._client import _journal
 from optuna_hermes.cli import run
 from optuna_hermes.errors import (
     BrokerError,
@@ -226,7 +227,7 @@ def test_errors_that_are_the_device_s(
 def test_no_checkpoint_can_be_used(tmp_path: Path) -> None:
     """What is wrong with each is said, and both ways out."""
     state = write(tmp_path, {"units": 1}, run="trial 7", units=1)
-    state.path.unlink()
+    Path(state.path).unlink()
     with pytest.raises(CheckpointError) as error:
         read((state,), "trial 7", tmp_path)
     assert str(error.value) == (
@@ -265,12 +266,12 @@ def test_values_that_wait_longer_than_anybody(monkeypatch: pytest.MonkeyPatch) -
 
 def test_values_in_a_file_that_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The file is named, and where the values can still be seen."""
-    file = tmp_path / "unwritten.json"
-    file.write_text(json.dumps([["x", 1]]))
-    assert _reports._read(file) == []
+    file = tmp_path / _journal.NAME
+    file.write_bytes(msgspec.msgpack.encode({"unwritten": [["x", 1]]}))
+    assert _journal.find(tmp_path) == _journal.Journal()
     assert caplog.messages == [
-        f"{file} cannot be read, so look in `status` for what it misses: invalid literal for int() "
-        "with base 10: 'x'"
+        f"{file} cannot be read, so units may be trained again, and `status` has values that "
+        "Optuna misses: Expected `int`, got `str` - at `$.unwritten[0][0]`"
     ]
 
 

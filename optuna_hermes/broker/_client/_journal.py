@@ -1,7 +1,7 @@
-"""Journal of reports and checkpoints that the ledger may not have, beside a trial's checkpoints.
+"""Journal of what the databases may not have of a trial: one file beside its checkpoints.
 
-Its process may end or be killed, and the broker that has them may die before they are in the
-database, or never get them at all.
+Its process may end or be killed, and the broker that has its reports and checkpoints may die before
+they are in the ledger, or never get them at all; and Optuna's database may not answer.
 """
 
 from __future__ import annotations
@@ -9,57 +9,77 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
+import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from optuna_hermes.broker._protocol import Report, Resume, SavedCheckpoint
+from optuna_hermes.broker._protocol import Report
+from optuna_hermes.model import Checkpoint
 
 NAME = "unconfirmed.msgpack"  # JSON has no number for a trial that diverged
 
 log = logging.getLogger(__name__)
 
+_changing = threading.Lock()
+"""The connection's thread, the one that writes to Optuna and the training change the file."""
+
 
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports and checkpoints that may not be in the ledger, as of ``at`` (Unix time)."""
+    """Values and checkpoints that may not be in a database.
 
-    at: float
-    reports: tuple[Report, ...]
-    checkpoints: tuple[SavedCheckpoint, ...]
+    Args:
+        at: Unix time to which the ages of ``reports`` refer.
+        reports: those that may not be in the ledger.
+        checkpoints: those that may not be in the ledger.
+        unwritten: steps and values that are not in Optuna's tables.
+    """
+
+    at: float = 0.0
+    reports: tuple[Report, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    unwritten: tuple[tuple[int, float], ...] = ()
 
     @property
-    def newest_first(self) -> list[SavedCheckpoint]:
+    def newest_first(self) -> list[Checkpoint]:
         """The checkpoints, newest first; files are numbered in their order."""
         order = [(each.units, Path(each.path).name, each) for each in self.checkpoints]
         return [each for *_, each in sorted(order, key=lambda row: row[:2], reverse=True)]
 
 
-def keep(folder: Path, resume: Resume) -> None:
-    """Write down what the next broker would be sent."""
-    journal = Journal(at=time.time(), reports=resume.reports, checkpoints=resume.checkpoints)
-    partial = folder / f"{NAME}.new"
-    try:
-        partial.write_bytes(msgspec.msgpack.encode(journal))
-        os.replace(partial, folder / NAME)
-    except OSError as error:
-        log.warning("%s cannot be written, so make room there: %s", folder / NAME, error)
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+def change(folder: Path, **parts: Any) -> None:
+    """Write parts of the journal anew; the file goes when nothing is left in it."""
+    file, partial = folder / NAME, folder / f"{NAME}.new"
+    with _changing:
+        # Read again: a process that leaves, and the next one of its trial, may both change it.
+        found = find(folder)
+        journal = msgspec.structs.replace(found, **parts)
+        if not (journal.reports or journal.checkpoints or journal.unwritten):
+            with contextlib.suppress(OSError):  # the next process would repeat what is there
+                file.unlink(missing_ok=True)
+        elif journal != found:
+            try:
+                partial.write_bytes(msgspec.msgpack.encode(journal))
+                # Replaced in one step: a kill while writing must not lose what is there.
+                os.replace(partial, file)
+            except OSError as error:
+                log.warning("%s cannot be written, so make room there: %s", file, error)
+                with contextlib.suppress(OSError):
+                    partial.unlink(missing_ok=True)
 
 
-def find(folder: Path) -> Journal | None:
-    """Return the journal of an earlier process, None if there is none that can be read."""
+def find(folder: Path) -> Journal:
+    """Return the journal of a trial, an empty one if there is none that can be read."""
     try:
         return msgspec.msgpack.decode((folder / NAME).read_bytes(), type=Journal)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return Journal()
     except (OSError, msgspec.MsgspecError, ValueError) as error:
-        log.warning("%s cannot be read, so units may be trained again: %s", folder / NAME, error)
-        return None
-
-
-def forget(folder: Path) -> None:
-    """Remove the journal: the ledger has all of it."""
-    with contextlib.suppress(OSError):
-        (folder / NAME).unlink(missing_ok=True)
+        log.warning(
+            "%s cannot be read, so units may be trained again, and `status` has values that "
+            "Optuna misses: %s",
+            folder / NAME,
+            error,
+        )
+        return Journal()

@@ -6,14 +6,15 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._client._connection import Connection
-from optuna_hermes.broker._client._journal import find, forget, keep
 from optuna_hermes.broker._client._lease_state import LeaseState
 from optuna_hermes.broker._client._reconnecting import (
     AWAY_SECONDS,
@@ -22,8 +23,8 @@ from optuna_hermes.broker._client._reconnecting import (
 )
 from optuna_hermes.broker._client._sessions import sessions
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
-from optuna_hermes.model import TierName, TrialStatus
-from optuna_hermes.suspend._base import BatchChoice, Footprint, StoredState, TrialState
+from optuna_hermes.model import MOST_SIZES, BatchSizes, Checkpoint, TierName, TrialStatus
+from optuna_hermes.suspend._base import Footprint, TrialState
 from optuna_hermes.suspend._disk import read_ahead
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class TrialSession:
         self.managed = False
         self.checkpoint_dir = checkpoint_dir
         self.batch_size: int | None = None
-        self.checkpoints: tuple[StoredState, ...] = ()
+        self.checkpoints: tuple[Checkpoint, ...] = ()
         self.devices: tuple[str, ...] = ()
         self.alone = True
         self.noted = noted
@@ -89,7 +90,7 @@ class TrialSession:
         self._noted_end = False
         self._parked_in: TierMover | None = None
         self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
-        self._lease = LeaseState()
+        self._lease = LeaseState.none(study)
         self._connection = ReconnectingConnection(
             connection,
             reconnect=reconnect,
@@ -106,7 +107,7 @@ class TrialSession:
         if self._granted_at is None:
             return self._had_seconds
         held = time.monotonic() - self._granted_at
-        return self._had_seconds + held * (1 + len(self._lease.others))
+        return self._had_seconds + held * (1 + len(self._lease.resume.others))
 
     @property
     def holds(self) -> bool:
@@ -142,24 +143,23 @@ class TrialSession:
                 self._take(message)
                 return message
             if isinstance(message, wire.Prepare):
-                states = tuple(_from_wire(saved) for saved in message.checkpoints)
-                read_ahead(states, f"trial {message.number}")
+                read_ahead(message.checkpoints, f"trial {message.number}")
 
     def begin(self, number: int, trial_id: int) -> None:
         """Tell the broker which trial a lease for a new one went to."""
         with self._connection.lock:
-            self._lease.number, self._lease.trial_id = number, trial_id
+            self._lease.change(number=number, trial_id=trial_id)
             begin = wire.Begin(epoch=self._lease.epoch, number=number, trial_id=trial_id)
             self._connection.send(begin)
 
     def find(self) -> None:
         """Take up the journal of an earlier process of the trial, if it has newer checkpoints."""
         assert self.checkpoint_dir is not None
-        left = find(self.checkpoint_dir)
+        left = _journal.find(self.checkpoint_dir)
         known = max((each.units for each in self.checkpoints), default=0)
-        newest = [] if left is None else [e for e in left.newest_first if e.units > known]
-        if left is None or not newest:
-            forget(self.checkpoint_dir)
+        newest = [each for each in left.newest_first if each.units > known]
+        if not newest:
+            self._confirmed()
             return
         # Never 0, even if the clock went back: an age is what marks a report as late.
         age = max(0.001, time.time() - left.at)
@@ -167,8 +167,8 @@ class TrialSession:
             if report.unit > known:
                 self._say_again(report, report.age_seconds + age)
         # Should the newest be damaged, the one before it is as good as its process left it.
-        self.checkpoints = (*map(_from_wire, newest[:2]), *self.checkpoints[:1])
-        self.saved(_from_wire(newest[0]))
+        self.checkpoints = (*newest[:2], *self.checkpoints[:1])
+        self.saved(newest[0])
 
     def _say_again(self, report: wire.Report, age: float) -> None:
         with self._connection.lock:
@@ -192,16 +192,17 @@ class TrialSession:
             self._described = bool(params)
             with self._connection.lock:
                 lease = self._lease
-                lease.training, lease.stores, lease.params = True, stores, params or lease.params
+                lease.change(training=True, stores=stores, params=params or lease.resume.params)
                 self._connection.send(
                     wire.FirstBatch(epoch=lease.epoch, stores=stores, params=params)
                 )
 
-    def stretches(self, sizes: BatchChoice) -> None:
+    def stretches(self, sizes: BatchSizes) -> None:
         """See ``suspend.Session``."""
-        told = _sizes_to_wire(sizes)
+        # Those measured last: a message takes no more.
+        told = replace(sizes, seconds=dict([*sizes.seconds.items()][-MOST_SIZES:]))
         with self._connection.lock:
-            self._lease.sizes = told
+            self._lease.change(sizes=told)
             self._connection.send(wire.Stretches(epoch=self._lease.epoch, sizes=told))
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
@@ -219,7 +220,7 @@ class TrialSession:
                 units_left=units_left,
                 params=params,
             )
-            lease.units_left, lease.params = units_left, params or lease.params
+            lease.change(units_left=units_left, params=params or lease.resume.params)
             lease.reports.append((time.monotonic(), message))
             self._connection.send(message)
 
@@ -230,15 +231,14 @@ class TrialSession:
             self._last_beat = now
             with self._connection.lock:
                 if memory_bytes is not None:
-                    self._lease.need_bytes = memory_bytes
+                    self._lease.change(need_bytes=memory_bytes)
                 epoch = self._lease.epoch
                 self._connection.send(
                     wire.Beat(epoch=epoch, batches=batches, memory_bytes=memory_bytes)
                 )
 
-    def saved(self, state: StoredState) -> None:
+    def saved(self, checkpoint: Checkpoint) -> None:
         """See ``suspend.Session``."""
-        checkpoint = _to_wire(state)
         with self._connection.lock:
             self._lease.checkpoints[checkpoint.path] = checkpoint
             self._keep_unconfirmed()  # this process and the broker may die before it is written
@@ -320,32 +320,39 @@ class TrialSession:
     def _say_parked(
         self, state: TrialState | None, tier: TierName, held: Footprint | None, spent: float
     ) -> None:
-        stored = None if held is None or held.stored is None else _to_wire(held.stored)
+        stored = None if held is None else held.stored
         stores = state is not None and self._parking().stores(state)
         with self._connection.lock:
             lease = self._lease
             if not lease.epoch:
                 return  # it has no lease to give back
-            lease.asked = None
-            lease.parked = wire.Parked(
+            parked = wire.Parked(
                 epoch=lease.epoch,
                 tier=tier,
                 suspend_seconds=spent,
                 checkpoint=stored,
                 # What its ranks hold this process does not know.
-                held_bytes=None if held is None or lease.others else held.device_bytes,
+                held_bytes=None if held is None or lease.resume.others else held.device_bytes,
                 host_bytes=0 if held is None else held.host_bytes,
                 stores=stores,
                 moves=state is not None and state.moves and sessions.worker is self,
             )
+            lease.change(asked=None, parked=parked)
             if stored is not None:
                 lease.checkpoints[stored.path] = stored
                 self._keep_unconfirmed()
-            self._connection.send(lease.parked)
+            self._connection.send(parked)
 
     def _keep_unconfirmed(self) -> None:
         if self.checkpoint_dir is not None:
-            keep(self.checkpoint_dir, self._resume())
+            lease = self._resume()
+            parts = {"reports": lease.reports, "checkpoints": lease.checkpoints}
+            _journal.change(self.checkpoint_dir, at=time.time(), **parts)
+
+    def _confirmed(self) -> None:
+        """Take out of the journal what the ledger has: all that the session has put into it."""
+        if self.checkpoint_dir is not None:
+            _journal.change(self.checkpoint_dir, reports=(), checkpoints=())
 
     def _wait(self, state: TrialState | None) -> None:
         begin = time.monotonic()
@@ -369,7 +376,7 @@ class TrialSession:
 
     def _is_present(self, grant: wire.Grant) -> bool:
         """True if a grant is of the current lease, under which the trial has not parked yet."""
-        return grant.epoch == self._lease.epoch and self._lease.parked is None
+        return grant.epoch == self._lease.epoch and self._lease.resume.parked is None
 
     def _next(self, state: TrialState | None, begin: float) -> wire.FromBroker | None:
         while True:
@@ -410,7 +417,7 @@ class TrialSession:
         return [resume] if lease.end is None else [resume, lease.end]
 
     def _resume(self) -> wire.Resume:
-        return self._lease.resume(self._study, time.monotonic(), self.device_seconds)
+        return self._lease.message(time.monotonic(), self.device_seconds)
 
     def _forget_requests(self) -> None:
         """Drop requests of a dead broker that are not begun; keep grants: the ledger has them."""
@@ -420,7 +427,7 @@ class TrialSession:
                 while True:
                     message = self._inbox.get_nowait()
                     if isinstance(message, wire.Evict | wire.Recall):
-                        self._lease.asked = None
+                        self._lease.change(asked=None)
                     elif isinstance(message, wire.Grant):
                         kept.append(message)
             for message in kept:
@@ -431,7 +438,8 @@ class TrialSession:
             if message is None:
                 self._stop()
             elif isinstance(message, wire.Yield):
-                self.asked = self._lease.asked = message.tier
+                self._lease.change(asked=message.tier)
+                self.asked = message.tier
                 self.must_yield = True
             elif isinstance(message, wire.Resize):
                 # A size for an earlier lease is too late: the grant has said which one holds.
@@ -447,14 +455,14 @@ class TrialSession:
                 if isinstance(message, wire.Grant):
                     self._granted(message)
                 elif isinstance(message, wire.Evict):
-                    self._lease.asked = message.tier
+                    self._lease.change(asked=message.tier)
                 elif isinstance(message, wire.Recall):
-                    self._lease.asked = "resident"
+                    self._lease.change(asked="resident")
                 self._inbox.put(message)
 
     def _granted(self, grant: wire.Grant) -> None:
         now = time.monotonic()
-        self._lease = self._lease.granted(grant, now)
+        self._lease.granted(grant, now)
         self._had_seconds, self._granted_at = grant.device_seconds, now
         self._trained = False
         if grant.batch_size is not None:
@@ -464,16 +472,16 @@ class TrialSession:
         saved = self._lease.checkpoints.pop(message.path, None)
         if saved is None:
             return
-        if not self._lease.checkpoints and self.checkpoint_dir is not None:
-            forget(self.checkpoint_dir)
-        if _from_wire(saved) not in self.checkpoints:
+        if not self._lease.checkpoints:
+            self._confirmed()
+        if saved not in self.checkpoints:
             # Two are kept, as the broker does: the older one is for a damaged newer one.
-            self.checkpoints = (_from_wire(saved), *self.checkpoints[:1])
+            self.checkpoints = (saved, *self.checkpoints[:1])
 
     def _let_go(self, reason: str) -> None:
         """Give up a lease that is another's by now: a plain trial asks again, a worker ends."""
         if isinstance(self._ask, wire.Register):
-            self._lease = LeaseState()
+            self._lease = LeaseState.none(self._study)
             self.must_yield = True
             self._connection.send(self._ask)
         else:
@@ -492,35 +500,12 @@ class TrialSession:
     def _take(self, grant: wire.Grant) -> None:
         self.devices, self.alone = grant.devices, grant.alone
         if not self.managed:  # the loop read them when it started
-            self.checkpoints = tuple(_from_wire(c) for c in grant.checkpoints)
+            self.checkpoints = grant.checkpoints
 
     def _unconfirmed(self) -> bool:
         """True if the trial is over or on disk, and the ledger may not know it."""
         lease = self._lease
         if lease.end is not None:
             return not self._noted_end
-        return lease.parked is not None and lease.parked.tier == "disk" and bool(lease.checkpoints)
-
-
-def _to_wire(state: StoredState) -> wire.SavedCheckpoint:
-    return wire.SavedCheckpoint(
-        path=str(state.path), units=state.units, size_bytes=state.size_bytes, sha256=state.sha256
-    )
-
-
-def _from_wire(saved: wire.SavedCheckpoint) -> StoredState:
-    return StoredState(
-        path=Path(saved.path), units=saved.units, size_bytes=saved.size_bytes, sha256=saved.sha256
-    )
-
-
-def _sizes_to_wire(sizes: BatchChoice) -> wire.BatchSizes:
-    """Batch sizes as a message holds them, with the ``MOST_SIZES`` speeds measured last."""
-    return wire.BatchSizes(
-        now=sizes.now,
-        least=sizes.least,
-        most=sizes.most,
-        seconds=dict([*sizes.seconds.items()][-wire.MOST_SIZES :]),
-        unit_samples=sizes.unit_samples,
-        most_devices=sizes.most_devices,
-    )
+        parked = lease.resume.parked
+        return parked is not None and parked.tier == "disk" and bool(lease.checkpoints)

@@ -224,11 +224,7 @@ def known_trial(
 ) -> LiveTrial:
     """LiveTrial as its ledger left it: its process is gone, so it is stored or begins again."""
     curve = event.curves.get(known.number, Curve())
-    saved = [
-        wire.SavedCheckpoint(path=c.path, units=c.units, size_bytes=c.size_bytes, sha256=c.sha256)
-        for c in event.checkpoints
-        if c.number == known.number
-    ]
+    saved = [each.checkpoint for each in event.checkpoints if each.number == known.number]
     trial = LiveTrial(
         study=known.study,
         number=known.number,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._protocol import BatchSizes
-from optuna_hermes.model import Elastic, Speed
+from optuna_hermes.model import BatchSizes, Elastic, Speed
 
 WORTH = 1.1
 """Factor by which the gain of a change must exceed its cost."""

@@ -6,9 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.broker._protocol import BatchSizes, Ending, Params, Parked, SavedCheckpoint
+from optuna_hermes.broker._protocol import Ending, Params, Parked
 from optuna_hermes.ledger._base import TrialRecord
-from optuna_hermes.model import Curve, Speed, TierName, TrialStatus, TrialView
+from optuna_hermes.model import (
+    BatchSizes,
+    Checkpoint,
+    Curve,
+    Speed,
+    TierName,
+    TrialStatus,
+    TrialView,
+)
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._core._broker_state import Lease, Slot
@@ -108,7 +116,7 @@ class LiveTrial:
     awaited: bool = False
     owner: str | None = None
     row: TrialRecord | None = field(default=None, repr=False, compare=False)
-    checkpoints: list[SavedCheckpoint] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
 
     @property
     def live(self) -> bool:

@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
-from optuna_hermes.model import Curve
+from optuna_hermes.model import Checkpoint, Curve
 
 
 def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
@@ -131,7 +131,7 @@ def saved(turn: Turn, connection: int, trial: LiveTrial, message: wire.Saved) ->
     turn.send(connection, kept)
 
 
-def keep(turn: Turn, trial: LiveTrial, checkpoint: wire.SavedCheckpoint) -> None:
+def keep(turn: Turn, trial: LiveTrial, checkpoint: Checkpoint) -> None:
     """Add a checkpoint to the ledger, unless it is there, and drop those that it replaces."""
     if any(each.path == checkpoint.path for each in trial.checkpoints):
         return
@@ -142,10 +142,7 @@ def keep(turn: Turn, trial: LiveTrial, checkpoint: wire.SavedCheckpoint) -> None
         CheckpointRecord(
             study=trial.study,
             number=trial.number,
-            path=checkpoint.path,
-            units=checkpoint.units,
-            size_bytes=checkpoint.size_bytes,
-            sha256=checkpoint.sha256,
+            checkpoint=checkpoint,
             at=turn.wall,
         )
     )

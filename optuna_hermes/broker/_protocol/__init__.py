@@ -49,16 +49,10 @@ from optuna_hermes.broker._protocol._from_client import Resume as Resume
 from optuna_hermes.broker._protocol._from_client import Saved as Saved
 from optuna_hermes.broker._protocol._from_client import SetOverrides as SetOverrides
 from optuna_hermes.broker._protocol._from_client import Stretches as Stretches
-from optuna_hermes.broker._protocol._values import MOST_SIZES as MOST_SIZES
-from optuna_hermes.broker._protocol._values import BatchSizes as BatchSizes
-from optuna_hermes.broker._protocol._values import Count as Count
 from optuna_hermes.broker._protocol._values import Ending as Ending
 from optuna_hermes.broker._protocol._values import Key as Key
 from optuna_hermes.broker._protocol._values import Numbers as Numbers
 from optuna_hermes.broker._protocol._values import Params as Params
-from optuna_hermes.broker._protocol._values import SavedCheckpoint as SavedCheckpoint
-from optuna_hermes.broker._protocol._values import Seconds as Seconds
-from optuna_hermes.broker._protocol._values import Size as Size
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
 VERSION = 9

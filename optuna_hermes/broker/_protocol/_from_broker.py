@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from optuna_hermes.broker._protocol._values import Message, SavedCheckpoint
-from optuna_hermes.model import TierName
+from optuna_hermes.broker._protocol._values import Message
+from optuna_hermes.model import Checkpoint, TierName
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Grant(Message, frozen=True, kw_only=True):
     alone: bool = True
     number: int | None = None
     trial_id: int | None = None
-    checkpoints: tuple[SavedCheckpoint, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
     device_seconds: float = 0.0
     lost: tuple[int, ...] = ()
     batch_size: int | None = None
@@ -87,7 +87,7 @@ class Prepare(Message, frozen=True, kw_only=True):
     """A worker that waits will probably get this trial: it may read a checkpoint ahead of time."""
 
     number: int
-    checkpoints: tuple[SavedCheckpoint, ...]
+    checkpoints: tuple[Checkpoint, ...]
 
 
 class Kept(Message, frozen=True, kw_only=True):

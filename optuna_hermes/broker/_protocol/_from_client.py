@@ -7,18 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from optuna_hermes.broker._protocol._values import (
-    BatchSizes,
-    Count,
     Ending,
     Key,
     Message,
     Numbers,
     Params,
-    SavedCheckpoint,
-    Seconds,
     StudySpec,
 )
-from optuna_hermes.model import TierName
+from optuna_hermes.model import BatchSizes, Checkpoint, Count, Seconds, TierName
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -146,7 +142,7 @@ class Saved(Message, frozen=True, kw_only=True):
     """A checkpoint is safe; the trial goes on."""
 
     epoch: Count
-    checkpoint: SavedCheckpoint
+    checkpoint: Checkpoint
 
 
 class Parked(Message, frozen=True, kw_only=True):
@@ -165,7 +161,7 @@ class Parked(Message, frozen=True, kw_only=True):
     epoch: Count
     tier: TierName
     suspend_seconds: Seconds
-    checkpoint: SavedCheckpoint | None = None
+    checkpoint: Checkpoint | None = None
     held_bytes: Count | None = None
     host_bytes: Count = 0
     stores: bool = False
@@ -211,7 +207,7 @@ class Resume(Message, frozen=True, kw_only=True):
     units_left: Count | None = None
     params: Params = msgspec.field(default_factory=dict)
     reports: tuple[Report, ...] = ()
-    checkpoints: tuple[SavedCheckpoint, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
     parked: Parked | None = None
     sizes: BatchSizes | None = None
     others: tuple[str, ...] = ()

@@ -6,17 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-MOST_SIZES = 64
-"""Largest number of batch sizes whose speed a trial reports."""
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-"""A count that fits into any database and any JSON, also when some of them are added up."""
-
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-"""A length of time in seconds, finite."""
-
-Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-"""Number of samples in a batch."""
+from optuna_hermes.model import Count, Seconds
 
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 """A study's key, no longer than the ledger's columns."""
@@ -58,37 +48,3 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int = 0
     maximize: bool = False
     hang_seconds: Seconds | None = None
-
-
-class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint whose bytes are on disk, fsync included."""
-
-    path: Annotated[str, msgspec.Meta(max_length=4096)]
-    units: Count
-    size_bytes: Count
-    sha256: Annotated[str, msgspec.Meta(max_length=64)]
-
-
-class BatchSizes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The sizes that the batches of a trial may have, the one that they have, and its devices.
-
-    Args:
-        now: samples in its next batch.
-        least: the smallest size.
-        most: the largest size.
-        seconds: what a batch took, by the sizes that were measured.
-        unit_samples: samples in a unit, None if unknown.
-        most_devices: how many devices it may be given at once; batches are those of all together.
-    """
-
-    now: Size
-    least: Size
-    most: Size
-    seconds: Annotated[dict[Size, Seconds], msgspec.Meta(max_length=MOST_SIZES)] = {}
-    unit_samples: Size | None = None
-    most_devices: Size = 1
-
-    @property
-    def valid(self) -> bool:
-        """True if they are in order."""
-        return self.least <= self.now <= self.most

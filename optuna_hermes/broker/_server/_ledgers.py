@@ -229,7 +229,8 @@ class Ledgers:
             self._is_back(url)
             return
         epochs = tuple(item.epoch for item in news.items if isinstance(item, LeaseRecord))
-        paths = tuple(item.path for item in news.items if isinstance(item, CheckpointRecord))
+        saved = [item.checkpoint for item in news.items if isinstance(item, CheckpointRecord)]
+        paths = tuple(checkpoint.path for checkpoint in saved)
         paths += tuple(proof_of_end(i.epoch) for i in news.items if isinstance(i, events.EndLease))
         if isinstance(news, Written):
             if news.items:

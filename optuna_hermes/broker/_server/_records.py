@@ -93,7 +93,7 @@ def outrun(
         study=study,
         epochs=tuple(lease.epoch for lease in leases),
         numbers=() if lost is None else (lost,),
-        paths=tuple(item.path for item in saved),
+        paths=tuple(item.checkpoint.path for item in saved),
         full=isinstance(error, StudyFullError),
         last_epoch=last_epoch,
     )

@@ -510,7 +510,7 @@ def _proof(record: events.Write) -> int | str | None:
         return record.epoch
     if isinstance(record, events.EndLease):
         return proof_of_end(record.epoch)
-    return record.path if isinstance(record, CheckpointRecord) else None
+    return record.checkpoint.path if isinstance(record, CheckpointRecord) else None
 
 
 def _other_version() -> str:

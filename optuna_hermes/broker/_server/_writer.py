@@ -344,7 +344,7 @@ def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
             return any((x.epoch, x.host, x.started) == _lease_id(item) for x in leases)
         if isinstance(item, CheckpointRecord):
             known = ledger.load_checkpoints(item.study, item.number)
-            return any((x.path, x.at) == (item.path, item.at) for x in known)
+            return any((x.checkpoint.path, x.at) == (item.checkpoint.path, item.at) for x in known)
         if isinstance(item, EventRecord):
             return item in ledger.load_events(item.study, item.number)
         if isinstance(item, ReportRecord):

@@ -52,7 +52,7 @@ def study(url: str, name: str) -> Iterator[Check]:
     with study_and_ledger(url, name) as (found, ledger):
         key = _optuna.study_key(found)
         runs = ledger.load_trials(key)
-        newest = {row.number: row for row in ledger.load_checkpoints(key)}
+        newest = {row.number: row.checkpoint for row in ledger.load_checkpoints(key)}
     stored = [run.number for run in runs if run.state == "stored" and run.number in newest]
     gone = [number for number in stored if not Path(newest[number].path).is_file()]
     problem = (
