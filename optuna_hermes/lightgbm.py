@@ -113,9 +113,9 @@ class HermesCallback:
         )
         if rounds.storable and params["force_row_wise"] == params["force_col_wise"] == "0":
             log.warning(
-                "The run of %s may differ in the last bits: LightGBM chooses the order of its sums "
-                "by a race. Give it force_row_wise=True, or force_col_wise=True.",
-                rounds._run,
+                "%s may differ in the last bits: LightGBM chooses the order of its sums by a "
+                "race. Give it force_row_wise=True, or force_col_wise=True.",
+                rounds._run.capitalize(),
             )
         if rounds.model is not None:
             _go_on(model, env.params, rounds.model.decode())

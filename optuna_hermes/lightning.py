@@ -350,7 +350,7 @@ class _FitLoop(CooperativeLoop):
         self.begin(problem)
         inexact = why_not_exact(trainer)
         if self.storable and inexact is not None and trainer.is_global_zero:
-            log.warning("The run of %s may differ in the last bits: %s.", self._run, inexact)
+            log.warning("%s may differ in the last bits: %s.", self._run.capitalize(), inexact)
         if self.elastic is not None:
             if self._number > 1:
                 raise self.elastic.refused("the objective calls fit more than once")

@@ -165,5 +165,5 @@ def test_records_that_are_lost_are_counted(
     asyncio.run(serve())
     assert caplog.messages == [
         "3 records did not reach the ledger: bring the database back before `optimize` is run "
-        "again; runs that live say theirs again"
+        "again; live trials send theirs again"
     ]

@@ -61,7 +61,7 @@ AT_ONCE = 8
 """Messages of one connection after which the others have their turn."""
 OF_JOBS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that all processes of a job may be sent."""
-_LOST = "bring the database back before `optimize` is run again; runs that live say theirs again"
+_LOST = "bring the database back before `optimize` is run again; live trials send theirs again"
 
 _CHANGES_MEMORY = (wire.Parked, wire.Ended, wire.Released)
 """Messages whose outcome depends on the memory that is free at that moment."""
