@@ -119,7 +119,7 @@ def mariadb_server() -> Iterator[DatabaseServer]:
     # Not below pytest's own folder, which only its user may enter: the server is another one.
     with tempfile.TemporaryDirectory(prefix="hermes-my-") as folder:
         user = _unprivileged(folder)
-        options = (f"--datadir={folder}/data", f"--user={user}")
+        options = (f"--datadir={folder}/data", f"--tmpdir={folder}", f"--user={user}")
         _make_mariadb(options)
         process = subprocess.Popen(
             (
