@@ -118,6 +118,7 @@ class HermesSampler(BaseSampler):
                 "study.optimize() was called while a worker imported the objective's file: put the "
                 'call under `if __name__ == "__main__":`.'
             )
+        # Before anything is suggested: the proposal uses all that is known when training begins.
         _optuna.begin_trial(study, trial, self.terms)
         self._base.before_trial(_optuna.StudyView(study), trial)
 

@@ -57,10 +57,8 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
 
 @contextlib.contextmanager
 def _log_to(stream: TextIO) -> Iterator[None]:
-    """Send Optuna's log to a stream; else it goes to the standard error of Optuna's import.
-
-    Optuna's command line also changes the root logger's level and handlers: they are restored.
-    """
+    """Send Optuna's log to a stream; else it goes to the standard error of Optuna's import."""
+    # Optuna's command line changes the root logger, too: it is restored.
     root = logging.getLogger()
     level, roots = root.level, root.handlers[:]
     handlers = [

@@ -47,11 +47,8 @@ def claim_ledger(study: optuna.Study) -> None:
 
 
 def _claimed(study: optuna.Study, here: str) -> list[str]:
-    """Mark a study unless others claim it at this moment; return those others.
-
-    Each host claims first and reads then: of two at least one sees the other. A host sets its mark
-    before it withdraws its claim, so the mark is read after the claims.
-    """
+    """Mark a study unless others claim it at this moment; return those others."""
+    # Each host claims first and reads then: of two at least one sees the other.
     storage, study_id = study._storage, study._study_id
     storage.set_study_system_attr(study_id, _CLAIM + here, True)
     claims = storage.get_study_system_attrs(study_id)
@@ -60,6 +57,7 @@ def _claimed(study: optuna.Study, here: str) -> list[str]:
         for name, stands in claims.items()
         if name.startswith(_CLAIM) and stands and name != _CLAIM + here
     ]
+    # A host sets its mark before it withdraws its claim, so the mark is read after the claims.
     if not others and not study.user_attrs.get(LEDGER_ATTRIBUTE):
         study.set_user_attr(LEDGER_ATTRIBUTE, here)
     storage.set_study_system_attr(study_id, _CLAIM + here, False)
@@ -67,10 +65,8 @@ def _claimed(study: optuna.Study, here: str) -> list[str]:
 
 
 def _here() -> str:
-    """The name of this user's ledgers on this host, drawn once and kept beside them.
-
-    Not the host's name: containers change it, and two users of a host have two ledgers.
-    """
+    """The name of this user's ledgers on this host, drawn once and kept beside them."""
+    # Not the host's name: containers change it, and two users of a host have two ledgers.
     path = state_dir() / "ledgers" / "id"
     with only_here():
         if not path.exists():

@@ -118,6 +118,7 @@ def tell(
                 raise away(error) from error
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        # The call is not idempotent: a second one would fail if the first was committed.
         known = study._storage.get_trial(trial._trial_id)
         if known.state.is_finished():
             return known  # it was committed, but the answer was lost

@@ -132,6 +132,7 @@ def session_of(trial: Any) -> TrialSession | None:
     if session is not None or sessions.worker is not None or terms is None:
         return session
     outer = sessions.of_thread()
+    # A trial within a training uses that one's device: another would wait for its own end.
     if outer is not None and not outer.lazy:
         return None
     if outer is not None:
@@ -223,7 +224,8 @@ _alive: weakref.WeakValueDictionary[tuple[str, int], optuna.Trial] = weakref.Wea
 
 
 def _trial_being_made() -> optuna.Trial | None:
-    """The trial whose constructor is calling the sampler; from the stack, as Optuna passes none."""
+    """The trial whose constructor is calling the sampler."""
+    # Optuna passes a frozen one; only the stack has the object whose life is followed.
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

@@ -182,6 +182,7 @@ def for_workers(study: optuna.Study) -> bytes:
     if not isinstance(backend, RDBStorage) or backend.engine.dialect.name == "sqlite":
         return _pickled(study)
     chosen = backend.engine_kwargs
+    # The study keeps its own setting: it is changed for the time of pickling only.
     backend.engine_kwargs = few_connections(chosen)
     try:
         return _pickled(study)
@@ -196,20 +197,19 @@ def _pickled(study: optuna.Study) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickles a storage so that loading it skips the check of its tables.
-
-    For that check Optuna imports alembic, which is more than half of a worker's start time.
-    """
+    """Pickles a storage so that loading it skips the check of its tables."""
 
     def reducer_override(self, obj: Any) -> Any:
+        # For that check Optuna imports alembic, which is more than half of a worker's start time.
         if type(obj) is RDBStorage:
             return _with_tables, (obj.__getstate__(),)
         return super().reducer_override(obj)
 
 
 def _with_tables(state: dict[str, Any]) -> RDBStorage:
-    """A storage of a database that has its tables, without Optuna's check and upgrade of them."""
+    """A storage of a database that has its tables."""
     module: Any = rdb
+    # Its constructor would check and upgrade the tables.
     storage = RDBStorage.__new__(RDBStorage)
     storage.__dict__.update(state)
     storage.engine = module.sqlalchemy.engine.create_engine(storage.url, **storage.engine_kwargs)

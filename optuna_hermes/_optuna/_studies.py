@@ -83,6 +83,7 @@ def study_seed(study: optuna.Study, seed: int | None) -> int:
 def _given(study: optuna.Study, name: str, value: Any) -> Any:
     """Set a system attribute if it is not set; return the value that all processes now see."""
     storage, study_id, backend = study._storage, study._study_id, backend_of(study)
+    # Of several processes that draw a value at once all must use the same one.
     if isinstance(backend, RDBStorage):
         patiently(_add_attribute, backend, study_id, name, value)
     else:
@@ -93,10 +94,8 @@ def _given(study: optuna.Study, name: str, value: Any) -> Any:
 
 
 def _add_attribute(backend: RDBStorage, study_id: int, name: str, value: Any) -> None:
-    """Insert an attribute's row; the unique constraint lets only the first process succeed.
-
-    Optuna's own call would replace a value that another process uses already.
-    """
+    """Insert an attribute's row; the unique constraint lets only the first process succeed."""
+    # Optuna's own call would replace a value that another process uses already.
     row = StudySystemAttributeModel(study_id=study_id, key=name, value_json=json.dumps(value))
     with _create_scoped_session(backend.scoped_session, ignore_integrity_error=True) as session:
         session.add(row)
@@ -139,6 +138,7 @@ def ledger_url(study: optuna.Study) -> str:
     if url is None:
         return f"sqlite:///{state_dir() / 'ledgers' / study_key(study)}.db"
     if url.get_backend_name() == "sqlite":
+        # The broker has another working folder.
         url = url.set(database=str(Path(url.database).absolute()))
     return str(url.render_as_string(hide_password=False))
 

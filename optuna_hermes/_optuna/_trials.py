@@ -32,11 +32,9 @@ _OPENED_ATTRIBUTE = "hermes:opened"
 def open_trial(
     study: optuna.Study, *, name: str | None = None, lost: Collection[str] = ()
 ) -> optuna.Trial:
-    """Create the next trial, or take the first that waits in the queue.
+    """Create the next trial, or take the first that waits in the queue; as ``study.ask()``.
 
-    As ``study.ask()``, but the trial is marked as ours in the same transaction: a process that dies
-    before it reaches the ledger leaves a trial that can be found. The call is retried during an
-    outage, without creating a second trial.
+    The call is retried during an outage, without creating a second trial.
 
     Args:
         study: of the trial.
@@ -74,6 +72,8 @@ def _open(study: optuna.Study, mark: str, lost: set[str], missed: set[int]) -> o
     for trial in trials:
         if trial.state == TrialState.WAITING and _take(storage, trial, mark, missed):
             return optuna.Trial(study, trial._trial_id)
+    # Marked in the same transaction: a process that dies before it reaches the ledger leaves a
+    # trial that can be found.
     template = optuna.trial.create_trial(state=TrialState.RUNNING, system_attrs={mark: True})
     return optuna.Trial(study, storage.create_new_trial(study_id, template))
 
@@ -107,7 +107,8 @@ def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
 
 
 def report(trial: Any, value: float, step: int) -> None:
-    """As ``trial.report``; a trial of several objectives has no intermediate values in Optuna."""
+    """As ``trial.report``, for any trial."""
+    # A trial of several objectives has no intermediate values in Optuna.
     if not _has_several_objectives(trial):
         type(trial).report(trial, value, step=step)  # not the wrapper that ``hear`` has set
 
@@ -155,12 +156,14 @@ def _plain(value: Any) -> float | int | bool | str | None:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
+        # Larger integers fit neither msgpack nor a database.
         return int(value) if abs(value) < 2**63 else float(value)
     return float(value) if isinstance(value, float) else str(value)
 
 
 def trial_states(study: optuna.Study) -> dict[int, TrialState]:
-    """The state of each trial by its number; read alone, since other columns are slow to read."""
+    """The state of each trial by its number."""
+    # Read alone from a database: the other columns are slow to read.
     storage = study._storage
     backend = storage._backend if isinstance(storage, _CachedStorage) else storage
     if not isinstance(backend, RDBStorage):
@@ -243,10 +246,8 @@ def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> Non
 
 
 def fail_trial(study: optuna.Study, number: int) -> TrialState:
-    """Set a trial to FAIL in Optuna unless it has ended; return its final state.
-
-    By its number and not by an ``optuna.Trial``, whose constructor would wait for a lease.
-    """
+    """Set a trial to FAIL in Optuna unless it has ended; return its final state."""
+    # By its number, since the constructor of an optuna.Trial would wait for a lease.
     told = patiently(study.tell, number, state=TrialState.FAIL, skip_if_finished=True)
     return told.state
 

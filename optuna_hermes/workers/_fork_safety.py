@@ -37,9 +37,9 @@ class Unsafe(Enum):
 def why_not_fork() -> Unsafe | None:
     """The reason why workers must be fresh processes; None if this process can be forked.
 
-    Call it in the main thread, once all is imported. Idle threads of OpenMP, which operations of
-    torch leave behind, are ended; OpenMP starts them again when it needs them.
+    Call it in the main thread, once all is imported.
     """
+    # Operations of torch leave idle threads behind; OpenMP starts them again when it needs them.
     _end_openmp_threads()
     if not _probe():
         return Unsafe.CUDA
@@ -59,12 +59,9 @@ def _end_openmp_threads() -> None:
 
 
 def _probe() -> bool:
-    """Fork once; True if CUDA can be used in the fork.
-
-    The fork has a side effect that is wanted: OpenBLAS ends its threads before a fork, and starts
-    them again when it needs them.
-    """
+    """Fork once; True if CUDA can be used in the fork."""
     ours, theirs = os.pipe()
+    # Also wanted: OpenBLAS ends its threads before a fork, and starts them when it needs them.
     pid = os.fork()
     if pid == 0:
         os.write(theirs, b"y" if _cuda_works() else b"n")

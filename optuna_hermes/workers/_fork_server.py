@@ -98,6 +98,7 @@ def _order(content: object) -> int:
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, for any reason."""
+    # SIGKILL to the driver leaves it no time to end its children.
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -160,6 +161,7 @@ class _ForkServer:
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
         with contextlib.suppress(ConnectionError):  # the driver is gone
             self._serve()
+        # The driver has suspended what it wanted: what is left here has no driver.
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -172,6 +174,7 @@ class _ForkServer:
             selector.register(self._wake, selectors.EVENT_READ)
             while True:
                 ready = [key.fileobj for key, _ in selector.select()]
+                # Exits first, so that the driver hears of an end before it hears of a new worker.
                 if self._wake in ready:
                     self._wake.recv(4096)
                     self._reap()

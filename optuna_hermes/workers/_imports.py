@@ -57,16 +57,14 @@ def _find_in_libraries(name: str) -> ModuleSpec | None:
 
 
 def _asked_by_library() -> bool:
-    """True if the import in progress is a statement in a library's file.
-
-    Names that a library gives to ``importlib.import_module`` mostly come from its user.
-    """
+    """True if the import in progress is a statement in a library's file."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_machinery(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return False
     file = frame.f_code.co_filename
+    # Names that a library gives to importlib.import_module mostly come from its user.
     if any(each in file for each in _FOR_USERS) or frame.f_globals["__name__"] == "importlib":
         return False
     return file.startswith((*_FOLDERS, _OURS, "<frozen"))

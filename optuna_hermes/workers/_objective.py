@@ -47,11 +47,9 @@ def file_of(objective: bytes | str) -> Path | None:
 
 
 def arguments(objective: bytes | str) -> list[str]:
-    """The ``sys.argv`` for the import of an objective in another process.
-
-    This process's arguments are for its own script: another file, which may parse them, gets none.
-    """
+    """The ``sys.argv`` for the import of an objective in another process."""
     file = file_of(objective)
+    # These are of this process's own script: another file, which may parse them, gets none.
     script = getattr(sys.modules["__main__"], "__file__", None)
     if file is None or (script is not None and file.resolve() == Path(script).resolve()):
         return sys.argv
@@ -99,6 +97,7 @@ def _split(target: str) -> tuple[str, str]:
 
 def _load_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent.absolute()))
+    # A file called random.py must not stand for the library in everything that is imported next.
     name = f"objective_{path.stem}" if is_library(path.stem) else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -16,8 +16,7 @@ def write_output_to(path: Path) -> bool:
     """Redirect this process's output to a file, since many trials share one terminal.
 
     Returns False, and changes nothing, if the file cannot be created. A line that cannot be written
-    is left out. Warnings of ``optuna_hermes.suspend`` (a checkpoint cannot be written) still go to
-    the former standard error: the file may be on the same full disk.
+    is left out.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -28,6 +27,8 @@ def write_output_to(path: Path) -> bool:
         handle = os.open(path, _FLAGS, 0o644)
     except OSError:
         return False
+    # A checkpoint that cannot be written is still told on the screen: this file may be on the same
+    # full disk.
     _keep_warnings(os.dup(2))
     os.dup2(handle, 1)
     os.dup2(handle, 2)

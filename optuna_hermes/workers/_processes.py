@@ -18,11 +18,9 @@ _START = (
 
 
 def command(module: str, *arguments: object) -> list[str]:
-    """The command line that runs ``main`` of a module in this folder.
-
-    Its garbage collection is off, since imports make many objects that stay: ``main`` enables it.
-    Not ``python -m``, which would import from the current folder first.
-    """
+    """The command line that runs ``main`` of a module in this folder."""
+    # Not `python -m`, which would import from the current folder first. Garbage is not collected
+    # until `main` enables it: imports make many objects that stay.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [sys.executable, "-c", _START.format(package, module), *map(str, arguments)]
 

@@ -153,13 +153,11 @@ def _trial(trial: FrozenTrial, record: TrialRecord | None, stored: bool) -> Tria
 
 
 def _state(trial: FrozenTrial, record: TrialRecord | None, stored: bool) -> str:
-    """Optuna's state of a finished trial; STORED, PENDING or the ledger's state of another one.
-
-    The ledger may lack the opening of a trial, or its suspension, if the worker ended first. No
-    worker is alive when this is called: a checkpoint makes the trial STORED, else it starts anew.
-    """
+    """Optuna's state of a finished trial; STORED, PENDING or the ledger's state of another one."""
     if trial.state != TrialState.RUNNING:
         return str(trial.state.name)
+    # The ledger may lack the opening of a trial, or its suspension, if the worker ended first. No
+    # worker is alive now: a checkpoint makes the trial STORED, else it starts anew.
     if _optuna.ours(trial) and (record is None or record.state in ("running", "parked")):
         return "STORED" if stored else "PENDING"
     return "RUNNING" if record is None else record.state.upper()

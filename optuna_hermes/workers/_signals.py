@@ -36,10 +36,7 @@ _pipe: tuple[int, int] = (-1, -1)
 def leave_to_driver() -> None:
     """Ignore these signals in this process, also after a library has set a handler for one.
 
-    Handlers that Lightning sets, which end a training, are remembered and never called. Signals
-    are ignored by a handler and not by SIG_IGN, which programs started from here would inherit:
-    they could not be terminated. Forked processes ignore a signal if this process was sent it too,
-    since data loaders must outlive it; a SIGTERM to them alone closes a pool, and ends them.
+    Forked processes ignore a signal only if this process was sent it too.
     """
     global _seen, _pipe
     if _seen is None:
@@ -49,8 +46,10 @@ def leave_to_driver() -> None:
         os.set_blocking(end, False)
     # The pipe is written at once, even while a long operation delays Python's handlers.
     signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
+    # Not by SIG_IGN, which programs started from here would inherit: they could not be terminated.
     for number in LEFT_TO_DRIVER:
         _python_signal(number, _ignore)
+    # Lightning sets handlers that end a training: they are remembered and never called.
     signal.signal, signal.getsignal = _set_handler, _get_handler  # type: ignore[assignment]
 
 
@@ -83,6 +82,7 @@ def _begin_loader(begin: Callable[[], None]) -> None:
 
 def _act_if_alone(number: int, frame: FrameType | None) -> None:
     """Act on a signal, unless the parent process was sent it as well."""
+    # Data loaders outlive a signal to the whole job; one to them alone closes a pool.
     deadline = time.monotonic() + _BETWEEN_SECONDS
     while not _was_sent(number):
         if time.monotonic() > deadline:

@@ -36,11 +36,7 @@ def sayer(pipe: int) -> Say:
 
 
 class Starts:
-    """Counts workers that end before they have found their trial.
-
-    Workers that end while they wait for a lease are not counted: they were killed. Of workers that
-    are alive at the same time only one is counted, since they share the cause.
-    """
+    """Counts workers that end before they have found their trial."""
 
     def __init__(self) -> None:
         self.failed_in_a_row = 0
@@ -67,6 +63,8 @@ class Starts:
         """Record a worker's exit; ``how`` describes it in words."""
         last, reason = self._last.pop(pid, None), self._reasons.pop(pid, "")
         before = self._failed_before.pop(pid, None)
+        # One that waits for a lease was killed. Of those alive at the same time only one is
+        # counted, since they share the cause.
         if last in (None, GRANTED, FAILED) and before == self._failed:
             self._failed += 1
             self.failed_in_a_row += 1

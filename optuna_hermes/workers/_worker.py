@@ -71,6 +71,7 @@ def work(job: WorkerInput, objective: Objective, say: Say) -> None:
 
 def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say) -> None:
     study.get_trials(deepcopy=False)  # fills the cache before a device waits for it
+    # A server has room for few connections, and this wait may be long.
     _optuna.disconnect(study)
     ready = Ready(study=job.spec.key)
     connection = connect_patiently("worker")
@@ -81,6 +82,7 @@ def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say)
     end = LEFT
     if grant is not None:
         say(GRANTED, "")
+        # Before the objective is called: CUDA reads it once, when it is initialised.
         os.environ.update(environment(grant.devices))
         engagement = _Engagement(job, study, session, say)
         engagement.serve(grant, objective)
@@ -124,6 +126,7 @@ class _Engagement:
         self._session.checkpoint_dir = folder
         self._session.find()
         self._session.noted = notes.put
+        # By the trial's number: the order in which workers begin trials changes no value.
         _optuna.reseed(self._study.sampler, self._job.seed, trial.number)
         seed_everything(trial_seed(self._job.seed, trial.number))
         try:
@@ -164,6 +167,7 @@ class _Engagement:
             if self._is_not_the_trial_s(raised):
                 raise
             traceback.print_exc()
+            # A data loader, or a process that it talks to, may have ended by the signal.
             if sent_to_all():
                 _die(f"Trial {trial.number} goes on: a signal has ended what it needs.")
             if is_of_device(raised, os.environ.get("CUDA_VISIBLE_DEVICES", "")):
@@ -220,6 +224,7 @@ def _opening(root: Path) -> Iterator[None]:
 def _die(words: str) -> NoReturn:
     """End as if killed: the trial goes on from its last checkpoint and does not fail."""
     print(words, flush=True)
+    # Cleaning up could wait for what the signal or the device has taken away.
     os._exit(1)
 
 

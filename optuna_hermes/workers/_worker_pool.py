@@ -35,10 +35,7 @@ END_SECONDS = 10.0
 
 @contextlib.contextmanager
 def start(objective: Objective | str, settings: Settings) -> Iterator[WorkerPool]:
-    """Start the fork server, and beside it the broker, which both take long.
-
-    The caller can open its database in the meantime. Errors of the broker are left to the next
-    connection to it.
+    """Start the fork server, and beside it the broker, while the caller opens its database.
 
     Raises:
         InvalidInputError: the policy or the objective does not exist, or this process was itself
@@ -49,7 +46,7 @@ def start(objective: Objective | str, settings: Settings) -> Iterator[WorkerPool
         make_policy(settings.policy)
 
     def start_broker() -> None:
-        with contextlib.suppress(HermesError):
+        with contextlib.suppress(HermesError):  # the driver's own connection will raise it again
             connect_or_start("driver", settings.devices, settings.power).close()
 
     thread = threading.Thread(target=start_broker, name="hermes-broker-start", daemon=True)
@@ -196,16 +193,13 @@ class WorkerPool:
 
 
 def _environment(devices: str) -> dict[str, str]:
-    """The environment of workers.
-
-    CPU slots share the cores (OMP_NUM_THREADS), unless the user has set it. Torch looks for GPUs
-    by NVML, since forks cannot use CUDA once it is initialised. MASTER_PORT is left out: a fit in
-    several processes leaves it behind, Lightning would take it for each next fit, and of two
-    trials that are alive at once the second could not bind it.
-    """
+    """The environment of workers; CPU slots share the cores, unless the user has said how many."""
     slots = devices.removeprefix("cpu:")
     share = max(1, usable_cpus() // int(slots)) if slots.isdigit() and int(slots) else 1
+    # A fit in several processes leaves its port behind: Lightning would take it for each next fit,
+    # and of two trials that are alive at once the second could not bind it.
     own = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
+    # Torch looks for GPUs by NVML then: forks cannot use CUDA once it is initialised.
     asked = {"OMP_NUM_THREADS": str(share), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     return {**asked, **own, INSIDE_VARIABLE: "1"}
 
