@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.ledger._base import (
+from optuna_hermes.ledger._records import (
+    DEAD_SECONDS,
     CheckpointRecord,
     EventRecord,
     HostRecord,
     LeaseRecord,
-    Ledger,
     ReportRecord,
     TrialRecord,
 )
-from optuna_hermes.ledger._claims import DEAD_SECONDS
 
 if TYPE_CHECKING:
     from optuna_hermes.ledger._away import FULL, is_full, lost_race, mends
+    from optuna_hermes.ledger._base import Ledger
     from optuna_hermes.ledger._engine import few_connections, rest_when_idle
     from optuna_hermes.ledger._schema import SCHEMA_VERSION, schema_version
     from optuna_hermes.ledger._sql import MemoryLedger, SqlLedger
@@ -48,6 +48,7 @@ __all__ = [
 
 _HOMES = {
     "FULL": "_away",
+    "Ledger": "_base",
     "MemoryLedger": "_sql",
     "SCHEMA_VERSION": "_schema",
     "SqlLedger": "_sql",

@@ -55,16 +55,6 @@ from optuna_hermes.ledger._records import (
 )
 from optuna_hermes.model import Curve, Override
 
-__all__ = [
-    "CheckpointRecord",
-    "EventRecord",
-    "HostRecord",
-    "LeaseRecord",
-    "Ledger",
-    "ReportRecord",
-    "TrialRecord",
-]
-
 
 class Ledger(ABC):
     """Durable store of a study's schedule. See the rules at the top of this file."""

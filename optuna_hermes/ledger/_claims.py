@@ -8,9 +8,6 @@ from dataclasses import replace
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
 from optuna_hermes.ledger._records import HostRecord, LeaseRecord, TrialRecord
 
-DEAD_SECONDS = 30.0
-"""Age of its last heartbeat from which a broker counts as gone."""
-
 _UNFINISHED = ("pending", "running", "parked", "stored")
 _WAITING = ("pending", "stored")
 

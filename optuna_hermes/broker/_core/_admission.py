@@ -10,7 +10,7 @@ from optuna_hermes.broker._core._events import Refreshed, SaveOverride, StudyRea
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.ledger._base import LeaseRecord, TrialRecord
+from optuna_hermes.ledger._records import LeaseRecord, TrialRecord
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 

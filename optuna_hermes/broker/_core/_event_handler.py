@@ -39,7 +39,7 @@ from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, Watchdog, record_heartbeat
-from optuna_hermes.ledger._base import HostRecord
+from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.model import Device
 
 if TYPE_CHECKING:

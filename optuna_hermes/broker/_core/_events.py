@@ -14,7 +14,7 @@ from typing import Any, Literal
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._protocol import FromBroker, FromClient, OpenStudy, Register, Resume
-from optuna_hermes.ledger._base import (
+from optuna_hermes.ledger._records import (
     CheckpointRecord,
     EventRecord,
     HostRecord,

@@ -13,7 +13,7 @@ from optuna_hermes.broker._core._events import DropCheckpoint, NameLease
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
+from optuna_hermes.ledger._records import CheckpointRecord, ReportRecord
 from optuna_hermes.model import Checkpoint, Curve
 
 

@@ -21,7 +21,7 @@ from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Grant, Prepare, Resize, Yield
-from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import Assignment, Decision, TierName
 
 SWITCH_SHARE = 60

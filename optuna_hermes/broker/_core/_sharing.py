@@ -18,8 +18,7 @@ from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Refused
-from optuna_hermes.ledger._base import HostRecord, TrialRecord
-from optuna_hermes.ledger._claims import DEAD_SECONDS as DEAD_SECONDS
+from optuna_hermes.ledger._records import DEAD_SECONDS, HostRecord, TrialRecord
 
 REFRESH_SECONDS = 3.0
 """Interval at which a broker notes that it lives, and reads what others have done."""

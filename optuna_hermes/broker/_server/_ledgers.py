@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._server._meter import Times
@@ -22,14 +22,17 @@ from optuna_hermes.broker._server._writer import (
     Written,
 )
 from optuna_hermes.errors import LedgerError
-from optuna_hermes.ledger import Ledger, open_ledger
-from optuna_hermes.ledger._base import (
+from optuna_hermes.ledger import open_ledger
+from optuna_hermes.ledger._records import (
     CheckpointRecord,
     EventRecord,
     HostRecord,
     LeaseRecord,
     ReportRecord,
 )
+
+if TYPE_CHECKING:
+    from optuna_hermes.ledger import Ledger
 
 SLOW_SECONDS = 1.0
 """Time without progress after which a ledger counts as away: devices would wait for it."""

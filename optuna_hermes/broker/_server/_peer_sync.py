@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import Event, Refreshed
 from optuna_hermes.broker._core._sharing import REFRESH_SECONDS, watched
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._server._ledgers import Ledgers
-from optuna_hermes.ledger import Ledger
-from optuna_hermes.ledger._base import HostRecord, TrialRecord
+from optuna_hermes.ledger._records import HostRecord, TrialRecord
+
+if TYPE_CHECKING:
+    from optuna_hermes.ledger import Ledger
 
 _FEW = 500
 """Trials up to which the database is asked for their curves alone."""

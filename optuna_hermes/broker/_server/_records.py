@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core import _events as events
-from optuna_hermes.broker._core._sharing import DEAD_SECONDS
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
-from optuna_hermes.ledger import Ledger
-from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, ReportRecord, TrialRecord
-from optuna_hermes.ledger._claims import not_owner
+from optuna_hermes.ledger._records import (
+    DEAD_SECONDS,
+    CheckpointRecord,
+    LeaseRecord,
+    ReportRecord,
+    TrialRecord,
+)
+
+if TYPE_CHECKING:
+    from optuna_hermes.ledger import Ledger
 
 _RACES = (NotOwnerError, StaleEpochError, StudyFullError)
 
@@ -115,4 +122,4 @@ def _claim(ledger: Ledger, item: events.Claim, terms: WriterTerms) -> None:
     )
     # With other slices another broker has trained it since it was read here.
     if trial is None or trial.slices != item.slices:
-        raise not_owner(item.study, item.number, "another broker", terms.instance)
+        raise NotOwnerError(f"Another broker has trial {item.number}.", item.number)

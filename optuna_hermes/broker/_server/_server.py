@@ -41,7 +41,7 @@ from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketSer
 from optuna_hermes.broker._server._succession import Succession, instance_in
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import load as load_ledger
-from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
+from optuna_hermes.ledger._records import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
 
 if TYPE_CHECKING:

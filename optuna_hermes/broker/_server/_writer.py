@@ -9,19 +9,22 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core._events import Outrun, SaveMemory, Write
 from optuna_hermes.broker._server._records import WriterTerms, is_race, outrun, write
 from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
-from optuna_hermes.ledger import Ledger, open_ledger
-from optuna_hermes.ledger._base import (
+from optuna_hermes.ledger import open_ledger
+from optuna_hermes.ledger._records import (
     CheckpointRecord,
     EventRecord,
     LeaseRecord,
     ReportRecord,
     TrialRecord,
 )
+
+if TYPE_CHECKING:
+    from optuna_hermes.ledger import Ledger
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
