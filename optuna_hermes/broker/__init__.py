@@ -10,12 +10,12 @@ if TYPE_CHECKING:
         Connection,
         broker_status,
         connect,
-        connect_or_start,
         connect_patiently,
     )
     from optuna_hermes.broker._client._reconnecting import pending_endings
     from optuna_hermes.broker._client._session import TrialSession
     from optuna_hermes.broker._client._sessions import OwnSession, sessions
+    from optuna_hermes.broker._client._starting import connect_or_start
     from optuna_hermes.broker._protocol import OpenStudy, StudySpec
 
 __all__ = [
@@ -41,7 +41,7 @@ _MODULES = {
     "StudySpec": "_protocol",
     "broker_status": "_client._connection",
     "connect": "_client._connection",
-    "connect_or_start": "_client._connection",
+    "connect_or_start": "_client._starting",
     "connect_patiently": "_client._connection",
     "pending_endings": "_client._reconnecting",
     "sessions": "_client._sessions",

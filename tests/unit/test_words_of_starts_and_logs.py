@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _election as election
+from optuna_hermes.broker._client import _starting
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import Kill, LedgerAway, LedgerBack, WritesFailed
 from optuna_hermes.broker._devices import _nvml
@@ -61,9 +62,9 @@ def test_a_broker_that_does_not_start(
     stand_in.write_text(f"#!/bin/sh\n{python}\n")
     stand_in.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(stand_in))
-    monkeypatch.setattr(election, "START_SECONDS", 0.3)
+    monkeypatch.setattr(_starting, "START_SECONDS", 0.3)
     with pytest.raises(BrokerError, match=words.format(runtime_dir)):
-        election.start(runtime_dir, "cpu:1")
+        _starting.start(runtime_dir, "cpu:1")
 
 
 def test_gpus_that_lie_idle_are_spoken_of(

@@ -25,7 +25,6 @@ from optuna_hermes.broker._core._admission import (
     take_charge,
 )
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease, Slot
-from optuna_hermes.broker._core._curve_shape import Shape, shape_of
 from optuna_hermes.broker._core._device_changes import DeviceChanges
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
@@ -43,6 +42,8 @@ from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.model import Device
 
 if TYPE_CHECKING:
+    from optuna_hermes.broker._core._curve_shape import Shape
+    from optuna_hermes.broker._core._power import Power
     from optuna_hermes.curves import CurveCache
 
 _OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.FirstBatch | wire.Begin
@@ -65,7 +66,6 @@ class EventHandler:
         host_budget_bytes: host memory that trials may take for what they move off their devices.
         grace_seconds: see ``GRACE_SECONDS``.
         powers: whether there are commands that power devices up and down.
-        unpowered: devices that the broker before this one may have powered down.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class EventHandler:
         host_budget_bytes: int = 0,
         grace_seconds: float = GRACE_SECONDS,
         powers: bool = False,
-        unpowered: Collection[str] = (),
     ) -> None:
         self.state = BrokerState(
             host=host,
@@ -100,7 +99,16 @@ class EventHandler:
         self._owes_decision = False
         self._recovery = Recovery(self.state)
         self._overrides = Overrides(self.state, self._memory, self._scheduler)
-        self._devices.expect_off(unpowered)
+        self._power: Power | None = None
+        if powers:
+            from optuna_hermes.broker._core._power import Power  # few hosts have such commands
+
+            self._power = Power(self.state)
+
+    def expect_off(self, devices: Collection[str]) -> None:
+        """Take these devices for powered down: the broker before this one left them so."""
+        if self._power is not None:
+            self._power.expect_off(devices)
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Handle an event and return the commands, in order."""
@@ -144,8 +152,8 @@ class EventHandler:
         elif isinstance(event, events.LedgerBack):
             outage.end(turn, event)
             self._scheduler.schedule(turn)
-        elif isinstance(event, events.PowerSwitched):
-            self._devices.switched(turn, event)
+        elif isinstance(event, events.PowerSwitched) and self._power is not None:
+            self._power.switched(turn, event)
         elif isinstance(event, events.Observed):
             self._watchdog.observed(event, now)
         elif isinstance(event, events.Tick):
@@ -159,7 +167,8 @@ class EventHandler:
             if study.problem and not study.draining:
                 self._drain(turn, study.spec.key)
         self._overrides.heed(turn)
-        self._devices.switch_power(turn)
+        if self._power is not None:
+            self._power.switch(turn)
         return turn.commands
 
     def next_wakeup(self, now: float) -> float | None:
@@ -202,7 +211,9 @@ class EventHandler:
 
     @cached_property
     def _shapes(self) -> CurveCache[Shape]:
-        from optuna_hermes.curves import CurveCache  # imports NumPy; few ask for shapes
+        # Few clients ask for shapes, and the cache imports NumPy.
+        from optuna_hermes.broker._core._curve_shape import shape_of
+        from optuna_hermes.curves import CurveCache
 
         return CurveCache(shape_of)
 

@@ -11,7 +11,7 @@ from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._elastic import elastic_of
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.broker._core._trial_order import boosted_first, wanted_first
+from optuna_hermes.broker._core._trial_order import wanted_first
 from optuna_hermes.model import Decision, Override, Resources, Snapshot, TrialView, Unstarted
 
 _PREFERENCE: dict[Override | None, int] = {"boosted": 0, None: 1, "held": 2, "finishing": 2}
@@ -43,9 +43,11 @@ class PolicyRunner:
                 _fixed(trial) if trial.number in fixed else trial for trial in snapshot.trials
             )
             snapshot = replace(snapshot, trials=tuple(trials))
-        if study.draining or study.problem or not study.overrides:
-            return _ask(study, snapshot)
         boosted = frozenset(n for n, override in study.overrides.items() if override == "boosted")
+        if study.draining or study.problem or not boosted:
+            return _ask(study, snapshot)
+        from optuna_hermes.broker._core._boosts import boosted_first  # few trials are boosted
+
         return boosted_first(partial(_ask, study), snapshot, boosted)
 
     def wanted_last(self, trials: Iterable[LiveTrial], now: float) -> list[LiveTrial]:

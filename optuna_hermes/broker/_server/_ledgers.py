@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core import _events as events
-from optuna_hermes.broker._server._meter import Times
 from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._writer import (
@@ -32,6 +31,7 @@ from optuna_hermes.ledger._records import (
 )
 
 if TYPE_CHECKING:
+    from optuna_hermes.broker._server._metrics import Times
     from optuna_hermes.ledger import Ledger
 
 SLOW_SECONDS = 1.0
@@ -73,7 +73,7 @@ class Ledgers:
         hear: called with the outcome of writes, in the thread that ``post`` calls in.
         post: calls a function soon, in the thread that uses this object.
         opener: opens a ledger.
-        times: histogram of the durations of transactions.
+        times: histogram of the durations of transactions, None if they are not measured.
         terms: see ``WriterTerms``.
     """
 
@@ -86,7 +86,7 @@ class Ledgers:
         terms: WriterTerms | None = None,
     ) -> None:
         self._terms = terms or WriterTerms()
-        self._times = times or Times()
+        self._times = times
         self._hear = hear
         self._post = post
         self._opener = opener
@@ -236,7 +236,7 @@ class Ledgers:
         paths = tuple(checkpoint.path for checkpoint in saved)
         paths += tuple(proof_of_end(i.epoch) for i in news.items if isinstance(i, events.EndLease))
         if isinstance(news, Written):
-            if news.items:
+            if news.items and self._times is not None:
                 self._times.add(news.seconds)
             self._hear(Committed(epochs=epochs, paths=paths))
         else:

@@ -10,12 +10,15 @@ import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core._events import DevicesPolled
 from optuna_hermes.broker._devices._source import DeviceSource
-from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.broker._server._processes import soon
 from optuna_hermes.model import Device
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._devices._xid import Xid
 
 PATIENCE_SECONDS = 1.0
 """Time after which a reading is not waited for; no GPU is granted meanwhile."""

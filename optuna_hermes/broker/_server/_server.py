@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import importlib
 import itertools
 import logging
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,28 +27,30 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
-from optuna_hermes.broker._imports import look_in
-from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.broker._server._activity import Activities
 from optuna_hermes.broker._server._ledgers import Committed, LedgerOutcome, Ledgers, all_of
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
-from optuna_hermes.broker._server._meter import Meter
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
 from optuna_hermes.broker._server._peer_sync import PeerSync
-from optuna_hermes.broker._server._power_switches import PowerSwitches, left_unpowered
 from optuna_hermes.broker._server._processes import kill, soon
 from optuna_hermes.broker._server._readings import Readings
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
-from optuna_hermes.broker._server._succession import Succession, instance_in
+from optuna_hermes.broker._server._succession import (
+    Succession,
+    instance_in,
+    unpowered_path,
+)
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import load as load_ledger
 from optuna_hermes.ledger._records import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._server._metrics import Figures
+    from optuna_hermes.broker._power_commands import PowerCommands
+    from optuna_hermes.broker._server._metrics import Metrics
+    from optuna_hermes.broker._server._power_switches import PowerSwitches
 
 POLL_SECONDS = 2.0
 HOST_SHARE = 0.4
@@ -98,8 +103,11 @@ class Server:
         self._background = background
         self._power = () if power is None else power.texts
         self._directory = directory
-        self._metrics_port = metrics_port
-        self._meter = Meter()
+        self._metrics: Metrics | None = None
+        if metrics_port is not None:
+            from optuna_hermes.broker._server._metrics import Metrics  # few ask for them
+
+            self._metrics = Metrics(metrics_port, self._shown)
         self._devices = devices
         self._readings = Readings(source)
         self._host = host
@@ -114,14 +122,18 @@ class Server:
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
             host_budget_bytes=int(HOST_SHARE * available_bytes()),
             powers=power is not None,
-            unpowered=left_unpowered(directory, power),
         )
         state = self._handler.state
         self._sockets = SocketServer(state, self._converse, self._left)
         self._outbox = Outbox(self._sockets.send)
-        self._switches = (
-            None if power is None else PowerSwitches(directory, state, power, self._switched)
-        )
+        self._switches: PowerSwitches | None = None
+        if power is not None or unpowered_path(directory).exists():
+            # Only with a policy that powers devices down, or after a broker that had one.
+            from optuna_hermes.broker._server._power_switches import PowerSwitches, left_unpowered
+
+            self._handler.expect_off(left_unpowered(directory, power))
+            if power is not None:
+                self._switches = PowerSwitches(directory, state, power, self._switched)
         self._seeing: set[asyncio.Task[None]] = set()
         self._succession = Succession(directory, state, self._apply)
         self._hung_up: dict[int, float] = {}
@@ -138,24 +150,16 @@ class Server:
         Raises:
             InvalidInputError: figures cannot be served.
         """
-        if self._metrics_port is None:
-            await self._serve(ready)
-            return
-        from optuna_hermes.broker._server._metrics import serving
-
-        with serving(self._metrics_port, self._figures):
+        with contextlib.nullcontext() if self._metrics is None else self._metrics.serving():
             await self._serve(ready)
 
-    def _figures(self) -> Figures:
-        from optuna_hermes.broker._server._metrics import Figures
-
+    def _shown(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         document = self._handler.status(time.monotonic(), trials=False)
-        roles = tuple(client.role for client in self._handler.state.clients.values())
-        return Figures(document=document, roles=roles, meter=self._meter)
+        return document, tuple(client.role for client in self._handler.state.clients.values())
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-        times = self._meter.ledger_writes
+        times = None if self._metrics is None else self._metrics.meter.ledger_writes
         terms = WriterTerms(host=self._host, instance=self._instance)
         self._ledgers = Ledgers(self._heard, partial(soon, loop), times=times, terms=terms)
         self._heed_signals(loop)
@@ -312,7 +316,8 @@ class Server:
     def _apply(self, event: events.Event) -> None:
         now = time.monotonic()
         commands = self._handler.handle(event, now)
-        self._meter.handled(event, time.monotonic() - now)
+        if self._metrics is not None:
+            self._metrics.meter.handled(event, time.monotonic() - now)
         if commands:
             self._log_events(commands)
             self._carry_out(commands)
@@ -491,6 +496,14 @@ async def _load() -> None:
 
 def _nothing() -> None:
     """Ignore a signal."""
+
+
+def look_in(paths: Iterable[str]) -> None:
+    """Import from these folders too, after all others: they hide no module of this process."""
+    for path in paths:
+        if path not in sys.path:
+            sys.path.append(path)
+            importlib.invalidate_caches()
 
 
 def _unusable(message: wire.FromClient) -> str | None:

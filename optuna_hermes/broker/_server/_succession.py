@@ -70,6 +70,11 @@ class Succession:
             )
 
 
+def unpowered_path(directory: Path) -> Path:
+    """Path of the file in which a broker saves the devices that the next one has to wake."""
+    return directory / "unpowered.json"
+
+
 def instance_in(directory: Path, host: str) -> str:
     """Return the name of a directory's broker: made by the first one, kept by the next ones.
 
