@@ -190,7 +190,7 @@ class FakeBroker:
         event = StudyRead(
             connection=connection,
             message=message,
-            **all_of(key, self.handler.presence(), ledger),
+            **all_of(key, self.handler.presence() if ledger.shared else None, ledger),
         )
         return self.apply(event)
 

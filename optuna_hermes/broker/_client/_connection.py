@@ -89,9 +89,7 @@ class Connection:
             raise ProtocolError(f"A status was asked for but {answer!r} came: {_END_IT}.")
         return answer.document
 
-    def want(
-        self, message: wire.SetOverrides | wire.Finish | wire.Finished | wire.ChangePolicy
-    ) -> bool:
+    def want(self, message: wire.UserCommand) -> bool:
         """Send an override or another policy; only for connections on which nothing else is sent.
 
         Returns:

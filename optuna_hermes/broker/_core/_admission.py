@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import get_args
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import BrokerState, Client
@@ -18,7 +19,6 @@ KEPT_CHECKPOINTS = 2
 """Newest checkpoints of a trial that are kept; the older is for when the newest cannot be read."""
 
 
-_WANTED: tuple[type, ...] = (wire.SetOverrides, wire.Finish, wire.Finished, wire.ChangePolicy)
 _SAID_BY: dict[type, tuple[str, ...]] = {
     wire.Ready: ("worker",),
     wire.Register: ("plain",),
@@ -27,7 +27,7 @@ _SAID_BY: dict[type, tuple[str, ...]] = {
     wire.Describe: ("driver",),
     wire.Drain: ("driver",),
     wire.GiveUp: ("driver",),
-    **dict.fromkeys(_WANTED, ("viewer",)),
+    **dict.fromkeys(get_args(wire.UserCommand), ("viewer",)),
 }
 
 

@@ -29,11 +29,9 @@ from optuna_hermes.broker._core._device_changes import DeviceChanges
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
-from optuna_hermes.broker._core._overrides import Heard, Overrides
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._recovery import Recovery
 from optuna_hermes.broker._core._scheduler import Scheduler
-from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
@@ -43,7 +41,9 @@ from optuna_hermes.model import Device
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._core._curve_shape import Shape
+    from optuna_hermes.broker._core._overrides import Overrides
     from optuna_hermes.broker._core._power import Power
+    from optuna_hermes.broker._core._sharing import Sharing
     from optuna_hermes.curves import CurveCache
 
 _OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.FirstBatch | wire.Begin
@@ -87,18 +87,16 @@ class EventHandler:
             powers=powers,
         )
         self.state.slots = {device.id: Slot(device=device) for device in devices}
-        policy_runner = PolicyRunner(self.state)
-        self._memory = MemoryManager(self.state, policy_runner.wanted_last)
-        self._scheduler = Scheduler(self.state, policy_runner, self._memory)
+        self._policy_runner = PolicyRunner(self.state)
+        self._memory = MemoryManager(self.state, self._policy_runner.wanted_last)
+        self._scheduler = Scheduler(self.state, self._policy_runner, self._memory)
         self._ends = LeaseEnds(self.state, self._memory)
-        self._sharing = Sharing(self.state, policy_runner, self._memory, self._ends)
         self._devices = DeviceChanges(self.state, self._memory, self._scheduler)
         self._watchdog = Watchdog(self.state, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
         self._owes_decision = False
         self._recovery = Recovery(self.state)
-        self._overrides = Overrides(self.state, self._memory, self._scheduler)
         self._power: Power | None = None
         if powers:
             from optuna_hermes.broker._core._power import Power  # few hosts have such commands
@@ -166,7 +164,8 @@ class EventHandler:
         for study in self.state.studies.values():
             if study.problem and not study.draining:
                 self._drain(turn, study.spec.key)
-        self._overrides.heed(turn)
+        if any(study.overrides for study in self.state.studies.values()):
+            self._overrides.heed(turn)
         if self._power is not None:
             self._power.switch(turn)
         return turn.commands
@@ -207,7 +206,22 @@ class EventHandler:
         return not any(s.power in ("going", "coming") for s in self.state.slots.values())
 
     def presence(self) -> HostRecord:
+        """Presence of this broker, for those of other hosts."""
         return self._sharing.presence()
+
+    @cached_property
+    def _sharing(self) -> Sharing:
+        # Few studies are shared by several hosts.
+        from optuna_hermes.broker._core._sharing import Sharing
+
+        return Sharing(self.state, self._policy_runner, self._memory, self._ends)
+
+    @cached_property
+    def _overrides(self) -> Overrides:
+        # Few studies have trials that a person holds, boosts or finishes.
+        from optuna_hermes.broker._core._overrides import Overrides
+
+        return Overrides(self.state, self._memory, self._scheduler)
 
     @cached_property
     def _shapes(self) -> CurveCache[Shape]:
@@ -246,7 +260,7 @@ class EventHandler:
         elif isinstance(message, wire.Describe):
             described = self.state.clients[connection].described
             described.setdefault(message.study, {}).update(message.params)
-        elif isinstance(message, Heard):
+        elif isinstance(message, wire.UserCommand):
             self._overrides.hear(turn, connection, message)
         elif isinstance(message, wire.GetStatus):
             told = self.status(turn.now, trials=message.trials, curves=message.curves)
@@ -395,7 +409,8 @@ class EventHandler:
                     study.trials[number].params = params
             for trial in changed:
                 turn.save(trial)
-            recount(self.state, study)
+            if study.broker is not None:
+                self._sharing.recount(study)
         self.state.clients[connection].study = study.spec.key
         for ready in self.state.early.pop(study.spec.key, []):
             self._ready(turn, ready, wire.Ready(study=study.spec.key))
@@ -451,7 +466,8 @@ class EventHandler:
             self._lose_trials(turn, connection)
             del self.state.clients[connection]
             self._recovery.lost(turn, client.pid)
-            self._overrides.gone(turn, client)
+            if client.finishes:
+                self._overrides.gone(turn, client)
         for key, waiting in list(self.state.early.items()):
             if connection in waiting:
                 waiting.remove(connection)

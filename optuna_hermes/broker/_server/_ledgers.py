@@ -255,16 +255,22 @@ class Ledgers:
         return tuple(study for study, its in self._url_of.items() if its == url)
 
 
+def is_shared(ledger: Ledger) -> bool:
+    """True if brokers of other hosts may use a ledger too."""
+    return ledger.shared
+
+
 def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str, Any]:
     """Return what a ledger knows of a study, as fields of ``StudyRead``.
 
     Args:
         study: its key.
-        presence: of the broker that asks: hosts that share a study must know of each other first.
+        presence: of the broker that asks, if others may share the ledger: hosts that share a study
+            must know of each other first.
         ledger: where it is kept.
     """
     ledger.lock_study(study)
-    if ledger.shared and presence is not None:
+    if presence is not None:
         ledger.beat(presence)
     return {
         "shared": ledger.shared,

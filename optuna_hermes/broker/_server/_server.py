@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,16 @@ from optuna_hermes.broker._core._event_log import POWER, ROUTINE
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._server._activity import Activities
-from optuna_hermes.broker._server._ledgers import Committed, LedgerOutcome, Ledgers, all_of
+from optuna_hermes.broker._server._ledgers import (
+    Committed,
+    LedgerOutcome,
+    Ledgers,
+    all_of,
+    is_shared,
+)
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
-from optuna_hermes.broker._server._peer_sync import PeerSync
 from optuna_hermes.broker._server._processes import kill, soon
 from optuna_hermes.broker._server._readings import Readings
 from optuna_hermes.broker._server._records import WriterTerms
@@ -134,7 +139,8 @@ class Server:
             self._handler.expect_off(left_unpowered(directory, power))
             if power is not None:
                 self._switches = PowerSwitches(directory, state, power, self._switched)
-        self._seeing: set[asyncio.Task[None]] = set()
+        self._chores: set[asyncio.Task[None]] = set()
+        self._has_peers = False
         self._succession = Succession(directory, state, self._apply)
         self._hung_up: dict[int, float] = {}
         self._leaving: list[int] = []
@@ -165,19 +171,16 @@ class Server:
         self._heed_signals(loop)
         self._succession.expect()
         server = await self._sockets.open(self._directory)
-        news = PeerSync(self._handler, self._ledgers, self._apply)
-        routines = (self._poll(), self._flush(), news.refresh(), self._trim(), self._observe())
-        chores = [loop.create_task(each) for each in routines]
+        for chore in (self._poll(), self._flush(), self._trim(), self._observe()):
+            self._begin(chore)
         log.info("listening, devices %s", self._devices)
         ready()
-        chores.append(loop.create_task(_load()))
-        for chore in chores:
-            chore.add_done_callback(self._chore_ended)
+        self._begin(_load())
         async with server:
             await self._stop.wait()
             self._succession.remember()
-            for chore in chores:
-                chore.cancel()
+            for task in self._chores:
+                task.cancel()
             await self._sockets.close()  # the ends of clients are to be written too
             self._readings.close()
         # Else the next broker of this name goes on with the trials: no other host may take them.
@@ -285,6 +288,12 @@ class Server:
         except HermesError as error:
             self._sockets.send(connection, wire.Refused(reason=str(error)))
             return
+        if known.get("shared") and not self._has_peers:
+            # Few studies are shared by several hosts.
+            from optuna_hermes.broker._server._peer_sync import PeerSync
+
+            self._has_peers = True
+            self._begin(PeerSync(self._handler, self._ledgers, self._apply).refresh())
         if not self._is_served(spec.key):
             self._ledgers.keep(spec.key, spec.ledger_url)
         if isinstance(message, wire.OpenStudy) and self._may_drive(spec.key, connection):
@@ -305,9 +314,10 @@ class Server:
             if self._is_served(spec.key):
                 return {}  # all of it is in the state
             count = self._ledgers.count(spec.key)
-            ask = partial(all_of, spec.key, self._handler.presence())
-            read = self._ledgers.read(spec.key, spec.ledger_url, ask)
-            known = await asyncio.wrap_future(read)
+            read = partial(self._ledgers.read, spec.key, spec.ledger_url)
+            shared = await asyncio.wrap_future(read(is_shared))
+            presence = self._handler.presence() if shared else None
+            known = await asyncio.wrap_future(read(partial(all_of, spec.key, presence)))
             if count == self._ledgers.count(spec.key) or self._is_served(spec.key):
                 return known
 
@@ -410,9 +420,7 @@ class Server:
     def _switched(self, event: events.PowerSwitched) -> None:
         self._apply(event)
         if event.up:  # it can be granted once it was seen
-            seeing = asyncio.get_running_loop().create_task(self._see())
-            self._seeing.add(seeing)
-            seeing.add_done_callback(self._seeing.discard)
+            self._begin(self._see())
 
     async def _see(self) -> None:
         self._apply(await self._readings.read(self._own_pids()))
@@ -423,8 +431,14 @@ class Server:
 
     # -- chores --------------------------------------------------------------------------------
 
+    def _begin(self, chore: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(chore)
+        task.add_done_callback(self._chore_ended)
+        self._chores.add(task)
+
     def _chore_ended(self, chore: asyncio.Task[None]) -> None:
         """End the broker if a background task fails: it would serve on and write nothing."""
+        self._chores.discard(chore)
         error = None if chore.cancelled() else chore.exception()
         if error is not None:
             log.critical("the broker ends, another one can be started: %r", error, exc_info=error)
