@@ -417,8 +417,11 @@ class EventHandler:
         self._scheduler.schedule(turn)
 
     def _resume(self, turn: Turn, study: Study, connection: int, message: wire.Resume) -> None:
+        # Few brokers follow one that died.
+        from optuna_hermes.broker._core._resume import resume
+
         client, key = self.state.clients[connection], study.spec.key
-        problem = self._recovery.resume(turn, study, connection, message)
+        problem = resume(self._recovery, turn, study, connection, message)
         if problem is None:
             client.study = key
             if client.role == "worker":

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
-from optuna_hermes.broker._core._elastic import elastic_of
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._trial_order import wanted_first
@@ -223,7 +222,7 @@ def _view(
         units_left=0 if state == "done" else trial.units_left,
         params=trial.params,
         devices_wanted=min(max(len(trial.devices), least), most),
-        elastic=elastic_of(trial),
+        elastic=trial.elastic,
         # What it needs on a device is what it takes of the host's memory when it has to leave.
         needs=Resources(device_bytes=trial.need_bytes, host_bytes=trial.need_bytes),
     )
