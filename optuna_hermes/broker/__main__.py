@@ -70,7 +70,12 @@ def run_broker(
     office = election.Office(directory, devices)
     claims: list[socket.socket] = []
     try:
-        claims = election.claim_devices([slot.id for slot in slots])
+        # CPU slots are no one thing that two could hold, and are not locked.
+        gpus = [slot.id for slot in slots if slot.kind == "gpu"]
+        if gpus:
+            from optuna_hermes.broker._devices._claims import claim_devices
+
+            claims = claim_devices(gpus)
         server = Server(
             directory,
             devices=devices,
@@ -86,7 +91,8 @@ def run_broker(
         asyncio.run(server.serve(ready))
     finally:
         office.leave()
-        election.release_devices(claims)
+        for claim in claims:
+            claim.close()
         source.close()
 
 

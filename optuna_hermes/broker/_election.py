@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import pwd
-import socket
 import stat
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import filelock
@@ -18,7 +14,6 @@ from optuna_hermes.broker._holders import started
 from optuna_hermes.broker._privacy import (
     check_private,
     open_private,
-    peer,
     private_folder,
     read_private,
     write_private,
@@ -142,63 +137,6 @@ class Office:
         socket_path(self._directory).unlink(missing_ok=True)
         (self._directory / "broker.json").unlink(missing_ok=True)
         self._lock.release()
-
-
-def claim_devices(ids: Sequence[str]) -> list[socket.socket]:
-    """Lock GPUs for this process's life, against every other broker and user of the host.
-
-    The lock of a device is a socket's name in the kernel, which is one for all users and folders,
-    and free when its process ends. Containers with networks of their own have names of their own.
-    CPU slots are no one thing that two could hold, and are not locked.
-
-    Raises:
-        BrokerConflictError: another broker has one of them.
-    """
-    claimed: list[socket.socket] = []
-    for id_ in ids:
-        if id_.startswith("cpu:"):
-            continue
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        claimed.append(claim)
-        try:
-            claim.bind(_device_name(id_))
-            claim.listen(1)  # the kernel tells a client that connects whose it is
-        except OSError as error:
-            release_devices(claimed)
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise BrokerConflictError(
-                f"Device {id_} belongs to another broker of this host ({_holder_of(id_)}): end "
-                "that one with `optuna-hermes broker --stop`, or leave the device out."
-            ) from error
-    return claimed
-
-
-def release_devices(claims: Sequence[socket.socket]) -> None:
-    """Release the locks of devices."""
-    for claim in claims:
-        claim.close()
-
-
-def _device_name(id_: str) -> str:
-    """Name of a device's lock; with a null byte in front it is the kernel's own, and no file."""
-    return f"\0optuna-hermes/{id_}"
-
-
-def _holder_of(id_: str) -> str:
-    """Process and user that hold a device's lock, in words, as far as the kernel knows."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
-        try:
-            sock.connect(_device_name(id_))
-            pid, uid = peer(sock)
-        except OSError:
-            return "which has just ended, or is asked by many"
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = f"uid {uid}"
-    return f"process {pid} of {user}"
 
 
 def incumbent(directory: Path) -> dict[str, object] | None:

@@ -17,7 +17,7 @@ from optuna_hermes.ledger._records import (
 
 if TYPE_CHECKING:
     from optuna_hermes.ledger._away import FULL, is_full, lost_race, mends
-    from optuna_hermes.ledger._base import Ledger
+    from optuna_hermes.ledger._base import Ledger, live_hosts
     from optuna_hermes.ledger._engine import few_connections, rest_when_idle
     from optuna_hermes.ledger._schema import SCHEMA_VERSION, schema_version
     from optuna_hermes.ledger._sql import MemoryLedger, SqlLedger
@@ -54,6 +54,7 @@ _HOMES = {
     "SqlLedger": "_sql",
     "few_connections": "_engine",
     "is_full": "_away",
+    "live_hosts": "_base",
     "lost_race": "_away",
     "mends": "_away",
     "rest_when_idle": "_engine",
@@ -75,11 +76,6 @@ def __dir__() -> list[str]:
 def load() -> None:
     """Import what opening a ledger in a database takes, so that the first is opened sooner."""
     importlib.import_module(f"{__name__}._sql")
-
-
-def live_hosts(ledger: Ledger) -> list[HostRecord]:
-    """The brokers that share a ledger and whose last heartbeat is under ``DEAD_SECONDS`` old."""
-    return [host for host in ledger.load_hosts() if host.age_seconds < DEAD_SECONDS]
 
 
 def open_ledger(url: str) -> Ledger:

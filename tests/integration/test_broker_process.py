@@ -212,7 +212,7 @@ def test_the_end_of_a_client_is_seen_though_its_child_holds_the_socket(
     child.kill()
 
 
-CLAIM = "from optuna_hermes.broker._election import claim_devices; claim_devices(['GPU-1'])"
+CLAIM = "from optuna_hermes.broker._devices._claims import claim_devices; claim_devices(['GPU-1'])"
 
 
 def test_a_gpu_has_one_broker_whatever_the_runtime_directory(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease
 from optuna_hermes.broker._core._events import Refreshed, SaveMemory, SaveOverride
 from optuna_hermes.broker._core._live_trial import LiveTrial
@@ -141,7 +140,7 @@ class Overrides:
             {**study.overrides, trial.number: override} if override else _without(study, trial)
         )
         turn.add(SaveOverride(study=trial.study, number=trial.number, override=override))
-        _event_log.overridden(turn, trial, before, override)
+        turn.log(trial.study, trial.number, override or f"no longer {before}", {})
 
     def _is_held(self, key: str, number: int | None) -> bool:
         study = self._state.studies[key]

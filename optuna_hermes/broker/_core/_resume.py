@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
 from optuna_hermes.broker._core._live_trial import LiveTrial
@@ -66,7 +65,8 @@ def resume(
         else:
             trial.sizes = None
         _hear(turn, trial, message)
-        _event_log.resumed(turn, trial)
+        detail = {"device": trial.device, "epoch": trial.epoch, "state": trial.state}
+        turn.log(trial.study, trial.number, "resumed", detail)
         _acknowledge(turn, connection, message)
     return None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core import _events as events
@@ -176,7 +177,7 @@ class Ledgers:
         resting = {url for url, writer in self._by_url.items() if writer.rests}
         for study in [each for each in self._url_of if each not in served]:
             if not self._waiting.get(study) and self._url_of[study] in resting:
-                self._by_url[self._url_of[study]].read(partial(_unlock, study))
+                self._by_url[self._url_of[study]].read(methodcaller("unlock_study", study))
                 del self._url_of[study], self._written[study]
                 self._terms.limits.pop(study, None)
         for url in [url for url, at in self._used.items() if now - at > UNUSED_SECONDS]:
@@ -255,9 +256,8 @@ class Ledgers:
         return tuple(study for study, its in self._url_of.items() if its == url)
 
 
-def is_shared(ledger: Ledger) -> bool:
-    """True if brokers of other hosts may use a ledger too."""
-    return ledger.shared
+is_shared: Callable[[Ledger], bool] = attrgetter("shared")
+"""True if brokers of other hosts may use a ledger too."""
 
 
 def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str, Any]:
@@ -288,10 +288,6 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
 def _leave(instance: str, ledger: Ledger) -> None:
     if ledger.shared:
         ledger.forget_host(instance, dead_after_seconds=0.0)
-
-
-def _unlock(study: str, ledger: Ledger) -> None:
-    ledger.unlock_study(study)
 
 
 def _touch(ledger: Ledger) -> None:

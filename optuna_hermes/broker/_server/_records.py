@@ -1,8 +1,7 @@
-"""Effects of a broker's records on a ledger, and their rest after a claim conflict."""
+"""Effects of a broker's records on a ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,44 +66,6 @@ def write(ledger: Ledger, item: events.Write, terms: WriterTerms) -> None:
 def is_race(ledger: Ledger, error: Exception) -> bool:
     """True if a ledger refuses because the broker of another host was faster."""
     return ledger.shared and isinstance(error, _RACES)
-
-
-def outrun(
-    study: str, items: Sequence[events.Write], error: Exception, last_epoch: int
-) -> tuple[events.Outrun, tuple[events.Write, ...]]:
-    """Split records after a claim conflict: the event for what never was, and the rest to write.
-
-    Args:
-        study: the study's key.
-        items: what was to be written together.
-        error: the ledger's; see ``is_race``.
-        last_epoch: the highest one there is.
-    """
-    leases = [item for item in items if isinstance(item, LeaseRecord)]
-    lost = error.number if isinstance(error, NotOwnerError) else None
-    undone = {lost, *(lease.number for lease in leases)}
-    # The trial's new owner has other checkpoints: these must not be taken for newer ones.
-    saved = [x for x in items if isinstance(x, CheckpointRecord) and x.number == lost]
-    void = (
-        (LeaseRecord, events.Claim, events.DropCheckpoint) if saved else (LeaseRecord, events.Claim)
-    )
-    rest = tuple(
-        item
-        for item in items
-        if not isinstance(item, void)
-        and item not in saved
-        and not (isinstance(item, TrialRecord) and item.number in undone)
-        and not (isinstance(item, events.NameLease) and item.number == lost)
-    )
-    event = events.Outrun(
-        study=study,
-        epochs=tuple(lease.epoch for lease in leases),
-        numbers=() if lost is None else (lost,),
-        paths=tuple(item.checkpoint.path for item in saved),
-        full=isinstance(error, StudyFullError),
-        last_epoch=last_epoch,
-    )
-    return event, rest
 
 
 def _limit(ledger: Ledger, lease: LeaseRecord, terms: WriterTerms) -> int | None:

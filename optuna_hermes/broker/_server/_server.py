@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
-from optuna_hermes.broker._server._activity import Activities
 from optuna_hermes.broker._server._ledgers import (
     Committed,
     LedgerOutcome,
@@ -54,6 +53,7 @@ from optuna_hermes.policies import make_policy
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._power_commands import PowerCommands
+    from optuna_hermes.broker._server._activity import Activities
     from optuna_hermes.broker._server._metrics import Metrics
     from optuna_hermes.broker._server._power_switches import PowerSwitches
 
@@ -144,7 +144,6 @@ class Server:
         self._succession = Succession(directory, state, self._apply)
         self._hung_up: dict[int, float] = {}
         self._leaving: list[int] = []
-        self._activities = Activities()
         self._last_busy = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -489,10 +488,19 @@ class Server:
         while True:
             await asyncio.sleep(OBSERVE_SECONDS)
             silent = self._handler.silent(time.monotonic())
+            if not silent:
+                continue
             # On a thread: a host may have thousands of processes.
-            activities = await asyncio.to_thread(self._activities.look, silent) if silent else {}
+            activities = await asyncio.to_thread(self._activities.look, silent)
             if activities:
                 self._apply(events.Observed(activities=activities))
+
+    @cached_property
+    def _activities(self) -> Activities:
+        # Most workers are never silent for long.
+        from optuna_hermes.broker._server._activity import Activities
+
+        return Activities()
 
     async def _trim(self) -> None:
         while True:

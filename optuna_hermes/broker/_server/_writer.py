@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core._events import Outrun, SaveMemory, Write
-from optuna_hermes.broker._server._records import WriterTerms, is_race, outrun, write
+from optuna_hermes.broker._server._records import WriterTerms, is_race, write
 from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.ledger._records import (
@@ -316,6 +316,9 @@ class Writer:
 
     def _outrun(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
         """Drop what a claim conflict has voided; try the rest again."""
+        # Few studies are shared by several hosts.
+        from optuna_hermes.broker._server._peer_sync import outrun
+
         batch = batches.pop(0)
         event, rest = outrun(batch.study, batch.items, error, last_epoch)
         parts = [replace(batch, items=rest)] if 0 < len(rest) < len(batch.items) else []
