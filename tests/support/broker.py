@@ -24,12 +24,12 @@ from optuna_hermes.broker._core._events import (
     Tick,
     Write,
 )
-from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._core._sharing import watched
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server._ledgers import all_of
 from optuna_hermes.broker._server._peer_sync import news_of, outrun
 from optuna_hermes.broker._server._records import WriterTerms, is_race, write
+from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import Device

@@ -30,7 +30,6 @@ from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
-from optuna_hermes.broker._core._recovery import Recovery
 from optuna_hermes.broker._core._scheduler import Scheduler
 from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._core._curve_shape import Shape
     from optuna_hermes.broker._core._overrides import Overrides
     from optuna_hermes.broker._core._power import Power
+    from optuna_hermes.broker._core._recovery import Recovery
     from optuna_hermes.broker._core._sharing import Sharing
     from optuna_hermes.curves import CurveCache
 
@@ -96,7 +96,6 @@ class EventHandler:
         self._wakeup: float | None = None
         self._wakeup_known = True
         self._owes_decision = False
-        self._recovery = Recovery(self.state)
         self._power: Power | None = None
         if powers:
             from optuna_hermes.broker._core._power import Power  # few hosts have such commands
@@ -158,7 +157,8 @@ class EventHandler:
             self._forgive(now)
             outage.give_up(turn)
             self._watchdog.end(turn)
-            self._recovery.end(turn)
+            if self.state.awaited:
+                self._recovery.end(turn)
             self._scheduler.look_ahead(turn)
             self._scheduler.schedule(turn)
         for study in self.state.studies.values():
@@ -177,7 +177,9 @@ class EventHandler:
         return self._wakeup
 
     def _next_wakeup(self, now: float) -> float | None:
-        times = [*self._watchdog.wakeups(), *outage.wakeups(self.state), *self._recovery.wakeups()]
+        times = [*self._watchdog.wakeups(), *outage.wakeups(self.state)]
+        if self.state.awaited:
+            times += self._recovery.wakeups()
         for slot in self.state.slots.values():
             if slot.lease is None and slot.reservation and slot.settles_at > now:
                 times.append(slot.settles_at)
@@ -191,7 +193,8 @@ class EventHandler:
         """Begin silences anew after the broker was stopped: its clients were not silent."""
         if self._wakeup is not None and now - self._wakeup > STALL_SECONDS:
             self._watchdog.begin_anew(now)
-            self._recovery.begin_anew(now)
+            if self.state.awaited:
+                self._recovery.begin_anew(now)
 
     def silent(self, now: float) -> dict[int, int]:
         """Processes of workers that are silent, by their connections."""
@@ -208,6 +211,13 @@ class EventHandler:
     def presence(self) -> HostRecord:
         """Presence of this broker, for those of other hosts."""
         return self._sharing.presence()
+
+    @cached_property
+    def _recovery(self) -> Recovery:
+        # Few brokers follow one that died, and have anything awaited.
+        from optuna_hermes.broker._core._recovery import Recovery
+
+        return Recovery(self.state)
 
     @cached_property
     def _sharing(self) -> Sharing:
@@ -302,7 +312,8 @@ class EventHandler:
             self._released(turn, lease, trial, message)
 
     def _ready(self, turn: Turn, connection: int, message: wire.Ready) -> None:
-        self._recovery.empty_handed(turn, self.state.clients[connection].pid)
+        if self.state.awaited:
+            self._recovery.empty_handed(turn, self.state.clients[connection].pid)
         study = self.state.studies.get(message.study)
         self.state.clients[connection].study = message.study
         if study is None:  # its driver comes back too, perhaps later than its workers
@@ -391,7 +402,8 @@ class EventHandler:
         if isinstance(message, wire.Register):
             is_new = message.number not in study.trials
             pid, key = self.state.clients[connection].pid, study.spec.key
-            self._recovery.empty_handed(turn, pid, study=key, number=message.number)
+            if self.state.awaited:
+                self._recovery.empty_handed(turn, pid, study=key, number=message.number)
             trial = admit_trial(study, message.number, message.trial_id, turn.now)
             trial.register(connection, turn.now)
             if is_new:
@@ -417,8 +429,7 @@ class EventHandler:
         self._scheduler.schedule(turn)
 
     def _resume(self, turn: Turn, study: Study, connection: int, message: wire.Resume) -> None:
-        # Few brokers follow one that died.
-        from optuna_hermes.broker._core._resume import resume
+        from optuna_hermes.broker._core._resume import resume  # as for `_recovery`
 
         client, key = self.state.clients[connection], study.spec.key
         problem = resume(self._recovery, turn, study, connection, message)
@@ -449,7 +460,7 @@ class EventHandler:
     def _connected(self, event: events.Connected) -> None:
         client = Client(pid=event.pid, role=event.role, started=event.started)
         self.state.clients[event.connection] = client
-        if client.role in ("worker", "plain"):
+        if self.state.awaited and client.role in ("worker", "plain"):
             self._recovery.met(client.pid)
 
     def _disconnected(self, turn: Turn, event: events.Disconnected) -> None:
@@ -468,7 +479,8 @@ class EventHandler:
         if client is not None:
             self._lose_trials(turn, connection)
             del self.state.clients[connection]
-            self._recovery.lost(turn, client.pid)
+            if self.state.awaited:
+                self._recovery.lost(turn, client.pid)
             if client.finishes:
                 self._overrides.gone(turn, client)
         for key, waiting in list(self.state.early.items()):

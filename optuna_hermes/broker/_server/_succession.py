@@ -11,7 +11,6 @@ from pathlib import Path
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import Disconnected, Event, Expected
-from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server._processes import watch
 
@@ -68,6 +67,35 @@ class Succession:
                 self._directory,
                 error,
             )
+
+
+def holders(state: BrokerState) -> tuple[Holder, ...]:
+    """Processes that the next broker has to wait for, if this one dies now."""
+    leases = {lease.epoch: lease for lease in state.leases()}
+    held: list[tuple[int, int | None, str, int | None]] = [
+        (trial.epoch, trial.connection, trial.study, trial.number)
+        for trial in state.trials()
+        if trial.connection
+    ]
+    held += [(e, x.connection, x.study, None) for e, x in leases.items() if x.number is None]
+    found = [each.holder for each in state.awaited.values()]
+    for epoch, connection, study, number in held:
+        client = state.clients.get(connection or 0)
+        if client is not None and epoch:
+            found.append(
+                Holder(
+                    pid=client.pid,
+                    started=client.started,
+                    role=client.role,
+                    study=study,
+                    number=number,
+                    epoch=epoch,
+                    device=leases[epoch].device if epoch in leases else None,
+                    others=leases[epoch].devices[1:] if epoch in leases else (),
+                    energy_joules=leases[epoch].energy_joules if epoch in leases else None,
+                )
+            )
+    return tuple(found)
 
 
 def unpowered_path(directory: Path) -> Path:
