@@ -83,11 +83,6 @@ def check_socket(directory: Path) -> None:
     check_private(socket_path(directory), stat.S_IFSOCK, WAY_OUT)
 
 
-def listening(directory: Path) -> bool:
-    """True if a broker's socket is there."""
-    return socket_path(directory).exists()
-
-
 def log_path(directory: Path) -> Path:
     """Path of the log of a broker that was started on demand."""
     return directory / "broker.log"

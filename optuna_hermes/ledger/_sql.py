@@ -11,9 +11,9 @@ from typing import Any, final
 
 from sqlalchemy import Connection, Insert
 
+from optuna_hermes.errors import StaleEpochError, StudyFullError
 from optuna_hermes.ledger import _statements as sql
 from optuna_hermes.ledger._base import Ledger
-from optuna_hermes.ledger._claims import claimable, claimed, stale_epoch, study_full
 from optuna_hermes.ledger._database import MEMORY, Database
 from optuna_hermes.ledger._locks import StudyLocks
 from optuna_hermes.ledger._records import (
@@ -37,15 +37,13 @@ from optuna_hermes.ledger._schema import EVENTS, RUNS, create_tables
 from optuna_hermes.ledger._sharing import (
     beat,
     check_owner,
+    claim,
     forget_host,
-    has_checkpoint,
     hosts_of,
     in_turn,
     known_trials,
     last_epoch,
-    locked_trial,
     save_trial,
-    take,
 )
 from optuna_hermes.model import Curve, Override
 
@@ -127,21 +125,14 @@ class SqlLedger(Ledger):
     ) -> TrialRecord | None:
         """Claim a trial for a broker, if it has no owner or its holder is gone."""
         with self._database.writing() as connection:
-            trial = locked_trial(connection, study, number)
-            if trial is None or not claimable(
-                trial,
-                hosts_of(connection),
+            return claim(
+                connection,
+                study,
+                number,
                 host=host,
                 instance=instance,
                 dead_after_seconds=dead_after_seconds,
-            ):
-                return None
-            if trial.owner == instance:
-                return trial
-            stored = has_checkpoint(connection, study, number)
-            trial = claimed(trial, host=host, instance=instance, stored=stored)
-            take(connection, trial)
-            return trial
+            )
 
     def load_trials(self, study: str) -> list[TrialRecord]:
         """All trials of a study, by number."""
@@ -208,11 +199,19 @@ class SqlLedger(Ledger):
         with self._turn() as connection:
             last = last_epoch(connection)
             if lease.epoch <= last:
-                raise stale_epoch(lease.epoch, last)
+                raise StaleEpochError(
+                    f"A lease's epoch must be above every earlier one, which is {last}, but got "
+                    f"{lease.epoch}. Another broker was faster: read last_epoch() again and decide "
+                    "anew."
+                )
             if lease.number is not None:
                 check_owner(connection, lease.study, lease.number, lease.owner)
             elif limit is not None and (known := known_trials(connection, lease.study)) >= limit:
-                raise study_full(lease, limit, known)
+                raise StudyFullError(
+                    f"Study {lease.study} shall have at most {limit} trials, and has {known} with "
+                    "those that other leases are for. Open no further trial, unless one of these "
+                    "leases ends without."
+                )
             connection.execute(sql.ADD_LEASE, row(lease))
 
     def name_lease(self, epoch: int, number: int) -> None:

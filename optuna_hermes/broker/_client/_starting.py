@@ -84,7 +84,7 @@ def _start_one(devices: str, power: Sequence[str]) -> None:
     """Start a broker, unless another client has done so in the meantime."""
     directory = election.runtime_dir()
     with election.lock(directory / "start.lock", timeout=CONNECT_SECONDS):
-        if not (election.listening(directory) and election.incumbent(directory)):
+        if not (election.socket_path(directory).exists() and election.incumbent(directory)):
             start(directory, devices, power)
 
 

@@ -160,7 +160,6 @@ class BrokerState:
         host_budget_bytes: host memory that trials may take for what they move off their devices.
         awaited: by the connections under which their ends are reported.
         early: workers that are ready for a study that is not open yet, by its key.
-        powers: whether there are commands that power devices up and down.
     """
 
     host: str
@@ -173,7 +172,6 @@ class BrokerState:
     clients: dict[int, Client] = field(default_factory=dict)
     awaited: dict[int, Awaited] = field(default_factory=dict)
     early: dict[str, list[int]] = field(default_factory=dict)
-    powers: bool = False
 
     @property
     def needed(self) -> bool:

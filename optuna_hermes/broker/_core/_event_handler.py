@@ -84,10 +84,14 @@ class EventHandler:
             instance=instance,
             wall_offset=wall_offset,
             host_budget_bytes=host_budget_bytes,
-            powers=powers,
         )
         self.state.slots = {device.id: Slot(device=device) for device in devices}
-        self._policy_runner = PolicyRunner(self.state)
+        self._power: Power | None = None
+        if powers:
+            from optuna_hermes.broker._core._power import Power  # few hosts have such commands
+
+            self._power = Power(self.state)
+        self._policy_runner = PolicyRunner(self.state, self._power)
         self._memory = MemoryManager(self.state, self._policy_runner.wanted_last)
         self._scheduler = Scheduler(self.state, self._policy_runner, self._memory)
         self._ends = LeaseEnds(self.state, self._memory)
@@ -96,11 +100,6 @@ class EventHandler:
         self._wakeup: float | None = None
         self._wakeup_known = True
         self._owes_decision = False
-        self._power: Power | None = None
-        if powers:
-            from optuna_hermes.broker._core._power import Power  # few hosts have such commands
-
-            self._power = Power(self.state)
 
     def expect_off(self, devices: Collection[str]) -> None:
         """Take these devices for powered down: the broker before this one left them so."""

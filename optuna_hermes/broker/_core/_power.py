@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
+from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 
 RETRY_SECONDS = 60.0
@@ -29,6 +30,21 @@ class Power:
             if id_ in self._state.slots:
                 self._state.slots[id_].power = "off"
                 self._state.slots[id_].spare = True
+
+    def wanted(self, study: Study) -> int:
+        """Number of this host's devices that a study could use, with processes that come."""
+        count = study.may_open.count
+        if count is None:
+            return len(self._state.slots)
+        here = sum(trial.live and not study.is_elsewhere(trial) for trial in study.trials.values())
+        begins = (slot.lease or slot.reservation for slot in self._state.slots.values())
+        new = {id(x) for x in begins if x and x.study == study.spec.key and x.number is None}
+        return count + here + len(new)
+
+    def held(self, study: Study) -> tuple[str, ...]:
+        """Devices that a study has, or is about to have."""
+        begins = ((id_, slot.lease or slot.reservation) for id_, slot in self._state.slots.items())
+        return tuple(id_ for id_, each in begins if each and each.study == study.spec.key)
 
     def switch(self, turn: Turn) -> None:
         """Power down what no policy wants, and wake what one does.

@@ -92,7 +92,7 @@ class Recovery:
     # -- inside --------------------------------------------------------------------------------
 
     def of(self, pid: int) -> dict[int, Awaited]:
-        """What is awaited of a process, by connections."""
+        """Entries of a process that is awaited, by connections."""
         awaited = self._state.awaited.items()
         return {connection: each for connection, each in awaited if each.holder.pid == pid}
 

@@ -75,7 +75,7 @@ class Figures:
     meter: Meter
 
 
-class Metrics:
+class BrokerMetrics:
     """Measurements of one broker, and figures of it that are served over HTTP.
 
     Args:

@@ -76,13 +76,17 @@ class PowerSwitches:
         words = self._power.up if command.up else self._power.down
         loop = asyncio.get_running_loop()
 
-        def ended(problem: str, seconds: float) -> None:
+        def work() -> None:
+            begin = time.monotonic()
+            problem = run(words, command.device)
+            seconds = time.monotonic() - begin
             event = PowerSwitched(
                 device=command.device, up=command.up, seconds=seconds, problem=problem
             )
             soon(loop, partial(self._switched, event))
 
-        start(words, command.device, ended)
+        # No thread of a pool: a broker that ends would wait for it.
+        threading.Thread(target=work, name=f"hermes-power-{command.device}", daemon=True).start()
 
     def _switched(self, event: PowerSwitched) -> None:
         way = "up" if event.up else "down"
@@ -142,18 +146,6 @@ def run(words: Collection[str], device: str, seconds: float = POWER_SECONDS) -> 
         return ""
     how = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
     return f"`{shown}` {how}: {lines[-1]}" if lines else f"`{shown}` {how}"
-
-
-def start(words: Collection[str], device: str, ended: Callable[[str, float], None]) -> None:
-    """Run a command in a thread of its own; ``ended`` gets what ``run`` returns and the seconds."""
-
-    def work() -> None:
-        begin = time.monotonic()
-        problem = run(words, device)
-        ended(problem, time.monotonic() - begin)
-
-    # No thread of a pool: a broker that ends would wait for it.
-    threading.Thread(target=work, name=f"hermes-power-{device}", daemon=True).start()
 
 
 def remember(directory: Path, unpowered: Collection[str]) -> None:

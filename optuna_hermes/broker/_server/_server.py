@@ -54,7 +54,7 @@ from optuna_hermes.policies import make_policy
 if TYPE_CHECKING:
     from optuna_hermes.broker._power_commands import PowerCommands
     from optuna_hermes.broker._server._activity import Activities
-    from optuna_hermes.broker._server._metrics import Metrics
+    from optuna_hermes.broker._server._metrics import BrokerMetrics
     from optuna_hermes.broker._server._power_switches import PowerSwitches
 
 POLL_SECONDS = 2.0
@@ -108,11 +108,11 @@ class Server:
         self._background = background
         self._power = () if power is None else power.texts
         self._directory = directory
-        self._metrics: Metrics | None = None
+        self._metrics: BrokerMetrics | None = None
         if metrics_port is not None:
-            from optuna_hermes.broker._server._metrics import Metrics  # few ask for them
+            from optuna_hermes.broker._server._metrics import BrokerMetrics  # few ask for them
 
-            self._metrics = Metrics(metrics_port, self._shown)
+            self._metrics = BrokerMetrics(metrics_port, self._shown)
         self._devices = devices
         self._readings = Readings(source)
         self._host = host

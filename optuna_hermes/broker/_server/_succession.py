@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from optuna_hermes.broker import _holders
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import Disconnected, Event, Expected
 from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._privacy import write_private
 from optuna_hermes.broker._server._processes import watch
 
 log = logging.getLogger("optuna_hermes.broker")
@@ -118,12 +118,5 @@ def instance_in(directory: Path, host: str) -> str:
     """
     path = directory / "instance"
     if not path.exists():
-        partial = path.with_suffix(".new")
-        with open(partial, "w", opener=_for_its_user) as file:
-            file.write(f"{host[:64]}-{uuid.uuid4().hex[:16]}")
-        partial.replace(path)  # as a whole or not at all
+        write_private(path, f"{host[:64]}-{uuid.uuid4().hex[:16]}")
     return path.read_text()
-
-
-def _for_its_user(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
