@@ -92,11 +92,7 @@ class SqlLedger(Ledger):
         return self._database.file is None
 
     def lock_study(self, study: str) -> None:
-        """Lock a study of a file against brokers of other processes.
-
-        Raises:
-            LedgerError: another process has it.
-        """
+        """Lock a study of a file against brokers of other processes."""
         if self._locks is not None:
             self._locks.lock(study)
 
@@ -112,11 +108,7 @@ class SqlLedger(Ledger):
             yield
 
     def save_trial(self, trial: TrialRecord, *, by: str | None = None) -> None:
-        """Add the row of this study and number, or replace it.
-
-        Raises:
-            NotOwnerError: its row has another owner than ``by``.
-        """
+        """Add the row of this study and number, or replace it."""
         with self._turn() as connection:
             save_trial(connection, trial, by)
 
@@ -142,10 +134,7 @@ class SqlLedger(Ledger):
         ]
 
     def save_override(self, study: str, number: int, override: Override | None) -> None:
-        """Save a user's override of a trial, None to remove it; an unknown trial is no error.
-
-        ``save_trial`` leaves it as it is.
-        """
+        """Save a user's override of a trial, None to remove it."""
         of = {"of_study": study, "of_number": number}
         with self._database.writing() as connection:
             connection.execute(sql.CHANGE_RUN, {"override": override, **of})
@@ -189,13 +178,7 @@ class SqlLedger(Ledger):
             return last_epoch(connection)
 
     def commit_lease(self, lease: LeaseRecord, *, limit: int | None = None) -> None:
-        """Write a new lease.
-
-        Raises:
-            StaleEpochError: its epoch is not above every earlier one.
-            NotOwnerError: its trial has another owner.
-            StudyFullError: the study has reached its limit.
-        """
+        """Write a new lease."""
         with self._turn() as connection:
             last = last_epoch(connection)
             if lease.epoch <= last:

@@ -200,7 +200,9 @@ def take_charge(
             # The earlier broker died before its ledger knew of the trial; its process may live.
             changed[-1].awaited = (study.spec.key, number) in awaited
     if study.unstarted is not None:
-        study.unstarted -= _begun_since(state, study)
+        # Trials that workers have begun, or are about to, since their driver has counted.
+        study.unstarted -= state.count_begun(study)
+        study.unstarted -= sum(not study.was_counted(number) for number in study.trials)
     return changed
 
 
@@ -211,12 +213,6 @@ def _with_new_chances(study: Study) -> list[LiveTrial]:
     for trial in found:
         trial.losses, trial.lost_at = 0, None
     return found
-
-
-def _begun_since(state: BrokerState, study: Study) -> int:
-    """Number of trials that workers have begun, or are about to, since their driver has counted."""
-    begun = sum(not study.was_counted(number) for number in study.trials)
-    return begun + state.count_begun(study)
 
 
 def known_trial(

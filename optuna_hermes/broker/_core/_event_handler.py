@@ -411,14 +411,13 @@ class EventHandler:
         else:
             known = set(study.trials)
             changed = take_charge(self.state, study, connection, message, turn.now)
-            for trial in changed:
-                if trial.number not in known:
-                    _event_log.admitted(turn, trial)
             described = self.state.clients[connection].described.pop(study.spec.key, {})
             for number, params in described.items():
                 if number in study.trials:
                     study.trials[number].params = params
             for trial in changed:
+                if trial.number not in known:
+                    _event_log.admitted(turn, trial)
                 turn.save(trial)
             if study.broker is not None:
                 self._sharing.recount(study)

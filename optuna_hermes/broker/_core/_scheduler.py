@@ -251,7 +251,9 @@ class Scheduler:
         connection = trial.connection if trial else None
         if connection is None:
             connection = _worker_for(self._state, study, trial)
-        if connection is None or not self._are_ready(turn, slots):
+        # A list, not a generator: trials in the way are asked now on every slot, also behind one
+        # that is not ready.
+        if connection is None or not all([self._memory.ready(turn, slot) for slot in slots]):
             return
         if connection in study.idle:
             study.idle.remove(connection)
@@ -263,11 +265,6 @@ class Scheduler:
             slot.reservation = None
         lease = self._lease(turn, study, slots, trial, connection, reservation.slice_seconds)
         turn.send(connection, _grant_message(lease, trial, alone, reservation.batch_size))
-
-    def _are_ready(self, turn: Turn, slots: Sequence[Slot]) -> bool:
-        """True if all can be granted; trials in the way on any of them are asked now."""
-        # A list, not a generator: each slot is asked, also behind one that is not ready.
-        return all([self._memory.ready(turn, slot) for slot in slots])
 
     def _lease(
         self,

@@ -295,13 +295,11 @@ class Server:
             self._begin(PeerSync(self._handler, self._ledgers, self._apply).refresh())
         if not self._is_served(spec.key):
             self._ledgers.keep(spec.key, spec.ledger_url)
-        if isinstance(message, wire.OpenStudy) and self._may_drive(spec.key, connection):
+        study = self._handler.state.studies.get(spec.key)
+        may_drive = study is None or study.driver in (None, connection)
+        if isinstance(message, wire.OpenStudy) and may_drive:
             self._ledgers.bound(spec.key, message.limit)
         self._apply(events.StudyRead(connection=connection, message=message, **known))
-
-    def _may_drive(self, key: str, connection: int) -> bool:
-        study = self._handler.state.studies.get(key)
-        return study is None or study.driver in (None, connection)
 
     def _is_served(self, key: str) -> bool:
         study = self._handler.state.studies.get(key)

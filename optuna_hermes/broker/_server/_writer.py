@@ -347,7 +347,8 @@ def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
     for item in items:
         if isinstance(item, LeaseRecord):
             leases = ledger.load_leases(item.study)
-            return any((x.epoch, x.host, x.started) == _lease_id(item) for x in leases)
+            same = (item.epoch, item.host, item.started)
+            return any((x.epoch, x.host, x.started) == same for x in leases)
         if isinstance(item, CheckpointRecord):
             known = ledger.load_checkpoints(item.study, item.number)
             return any((x.checkpoint.path, x.at) == (item.checkpoint.path, item.at) for x in known)
@@ -357,7 +358,3 @@ def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
             curve = ledger.load_curves(item.study).get(item.number)
             return curve is not None and item.device_seconds in curve.device_seconds
     return False
-
-
-def _lease_id(lease: LeaseRecord) -> tuple[int, str, float]:
-    return lease.epoch, lease.host, lease.started
