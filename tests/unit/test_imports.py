@@ -120,6 +120,7 @@ def test_a_broker_of_cpu_slots_is_no_client_and_knows_no_clusters() -> None:
         "broker._core._residency",
         "broker._core._resume",
         "broker._core._sharing",
+        "broker._core._trial_order",
         "broker._devices._claims",
         "broker._devices._nvml",
         "broker._power_commands",
@@ -127,6 +128,7 @@ def test_a_broker_of_cpu_slots_is_no_client_and_knows_no_clusters() -> None:
         "broker._server._metrics",
         "broker._server._peer_sync",
         "broker._server._power_switches",
+        "broker._server._readings",
         "cluster",
     )
     names = tuple(f"optuna_hermes.{name}" for name in later)

@@ -134,7 +134,7 @@ def test_a_runtime_directory_that_is_full(
     runtime_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That the next broker will not know the holders is said, and where room is needed."""
-    (runtime_dir / "holders.new").mkdir()
+    (runtime_dir / "holders.json.partial").mkdir()
     holder = Holder(pid=7, started=1, role="worker", study="s", number=0, epoch=1, device="cpu:0")
     monkeypatch.setattr(_succession, "holders", lambda state: (holder,))
     _succession.Succession(runtime_dir, BrokerState(host="here"), lambda event: None).remember()
@@ -147,7 +147,7 @@ def test_a_runtime_directory_that_is_full(
 def test_an_xid_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """With the device that it came from, in words."""
     source = FakeDevices([Device(id="GPU-0", kind="gpu", free=True)])
-    read = readings.Readings(source)
+    read = readings.Readings(source, source.poll())
     read._heard.put(Xid(device="GPU-0", code=79))
     assert len(list(read._reports())) == 1
     assert caplog.messages == ["GPU-0: XID 79 (fallen off the bus) was reported"]

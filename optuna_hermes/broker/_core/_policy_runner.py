@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.broker._core._trial_order import wanted_first
 from optuna_hermes.model import Decision, Override, Resources, Snapshot, TrialView, Unstarted
 
 if TYPE_CHECKING:
@@ -72,6 +71,9 @@ class PolicyRunner:
             study = self._state.studies[key]
             numbers = list(own)
             if len(own) > 1:
+                # Only where several trials could make room.
+                from optuna_hermes.broker._core._trial_order import wanted_first
+
                 numbers = wanted_first(partial(_ask, study), self._snapshot(study, [], now), own)
                 numbers.sort(key=lambda n: _PREFERENCE[study.override_of(own[n])])
             placed += [(place, own[number]) for place, number in enumerate(numbers)]

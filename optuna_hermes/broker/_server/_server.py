@@ -38,7 +38,6 @@ from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
 from optuna_hermes.broker._server._processes import kill, soon
-from optuna_hermes.broker._server._readings import Readings
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
 from optuna_hermes.broker._server._succession import (
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._server._activity import Activities
     from optuna_hermes.broker._server._metrics import BrokerMetrics
     from optuna_hermes.broker._server._power_switches import PowerSwitches
+    from optuna_hermes.broker._server._readings import Readings
 
 POLL_SECONDS = 2.0
 HOST_SHARE = 0.4
@@ -114,7 +114,14 @@ class Server:
 
             self._metrics = BrokerMetrics(metrics_port, self._shown)
         self._devices = devices
-        self._readings = Readings(source)
+        self._source = source
+        first = source.poll()
+        self._readings: Readings | None = None
+        if any(device.kind == "gpu" for device in first):
+            # Only the reading of a driver can take long.
+            from optuna_hermes.broker._server._readings import Readings
+
+            self._readings = Readings(source, first)
         self._host = host
         self._idle_seconds = idle_seconds
         self._ledgers: Ledgers
@@ -122,7 +129,7 @@ class Server:
         self._handler = EventHandler(
             host=host,
             instance=self._instance,
-            devices=self._readings.last,
+            devices=first,
             # A pause between the two clocks makes the difference too small: the largest is right.
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
             host_budget_bytes=int(HOST_SHARE * available_bytes()),
@@ -181,7 +188,8 @@ class Server:
             for task in self._chores:
                 task.cancel()
             await self._sockets.close()  # the ends of clients are to be written too
-            self._readings.close()
+            if self._readings is not None:
+                self._readings.close()
         # Else the next broker of this name goes on with the trials: no other host may take them.
         if self._handler.idle:
             self._ledgers.leave()
@@ -409,7 +417,7 @@ class Server:
     def _ring(self) -> None:
         self._timer = None
         # With GPUs their memory is read first, on a thread; one tick is under way at a time.
-        if not self._readings.has_gpus:
+        if self._readings is None:
             self._apply(events.Tick())
         elif self._ticking is None or self._ticking.done():
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
@@ -420,7 +428,11 @@ class Server:
             self._begin(self._see())
 
     async def _see(self) -> None:
-        self._apply(await self._readings.read(self._own_pids()))
+        if self._readings is None:
+            reading = events.DevicesPolled(devices=self._source.poll(self._own_pids()))
+        else:
+            reading = await self._readings.read(self._own_pids())
+        self._apply(reading)
 
     async def _tick(self) -> None:
         await self._look()
@@ -458,7 +470,7 @@ class Server:
 
     async def _look(self) -> None:
         """Read the GPUs, so that the next decision is made with the memory that is free now."""
-        if self._readings.has_gpus:
+        if self._readings is not None:
             await self._see()
 
     def _own_pids(self) -> set[int]:
