@@ -30,7 +30,7 @@ from optuna_hermes.broker.__main__ import run_broker
 from optuna_hermes.broker._core import _scheduler
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._devices._source import parse_devices
-from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE, listening
+from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE, socket_path
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import TierName
@@ -158,7 +158,7 @@ def _broker(tier: TierName, devices: str, log: Path) -> Iterator[None]:
         with log.open("wb") as stderr:
             broker = subprocess.Popen([sys.executable, __file__, tier, devices], stderr=stderr)
         try:
-            while not listening(Path(runtime)):
+            while not socket_path(Path(runtime)).exists():
                 if broker.poll() is not None:
                     raise SystemExit(log.read_text())
                 time.sleep(0.02)

@@ -6,32 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._client._connection import (
-        Connection,
-        broker_status,
-        connect,
-        connect_or_start,
-        connect_patiently,
-    )
-    from optuna_hermes.broker._client._reconnecting import pending_endings
-    from optuna_hermes.broker._client._session import TrialSession
-    from optuna_hermes.broker._client._sessions import OwnSession, sessions
-    from optuna_hermes.broker._protocol import OpenStudy, StudySpec
-
-__all__ = [
-    "Connection",
-    "OpenStudy",
-    "OwnSession",
-    "StudySpec",
-    "TrialSession",
-    "broker_status",
-    "connect",
-    "connect_or_start",
-    "connect_patiently",
-    "pending_endings",
-    "sessions",
-]
-
+    from optuna_hermes.broker._client._connection import Connection as Connection
+    from optuna_hermes.broker._client._connection import broker_status as broker_status
+    from optuna_hermes.broker._client._connection import connect as connect
+    from optuna_hermes.broker._client._connection import connect_patiently as connect_patiently
+    from optuna_hermes.broker._client._reconnecting import pending_endings as pending_endings
+    from optuna_hermes.broker._client._session import TrialSession as TrialSession
+    from optuna_hermes.broker._client._sessions import OwnSession as OwnSession
+    from optuna_hermes.broker._client._sessions import sessions as sessions
+    from optuna_hermes.broker._client._starting import connect_or_start as connect_or_start
+    from optuna_hermes.broker._protocol import OpenStudy as OpenStudy
+    from optuna_hermes.broker._protocol import StudySpec as StudySpec
 
 _MODULES = {
     "Connection": "_client._connection",
@@ -41,7 +26,7 @@ _MODULES = {
     "StudySpec": "_protocol",
     "broker_status": "_client._connection",
     "connect": "_client._connection",
-    "connect_or_start": "_client._connection",
+    "connect_or_start": "_client._starting",
     "connect_patiently": "_client._connection",
     "pending_endings": "_client._reconnecting",
     "sessions": "_client._sessions",
@@ -57,4 +42,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_MODULES)

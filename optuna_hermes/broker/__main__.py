@@ -16,14 +16,17 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._devices._source import Devices, parse_devices
-from optuna_hermes.broker._power_commands import PowerCommands, power_commands
 from optuna_hermes.broker._server._logs import start_logging
 from optuna_hermes.broker._server._malloc import give_back_large_blocks
 from optuna_hermes.broker._server._server import OF_JOBS, Server
 from optuna_hermes.errors import BrokerConflictError, HermesError, InvalidInputError
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._power_commands import PowerCommands
 
 IDLE_SECONDS = 30.0
 IDLE_VARIABLE = "OPTUNA_HERMES_BROKER_IDLE_SECONDS"
@@ -67,7 +70,12 @@ def run_broker(
     office = election.Office(directory, devices)
     claims: list[socket.socket] = []
     try:
-        claims = election.claim_devices([slot.id for slot in slots])
+        # CPU slots are no one thing that two could hold, and are not locked.
+        gpus = [slot.id for slot in slots if slot.kind == "gpu"]
+        if gpus:
+            from optuna_hermes.broker._devices._claims import claim_devices
+
+            claims = claim_devices(gpus)
         server = Server(
             directory,
             devices=devices,
@@ -83,7 +91,8 @@ def run_broker(
         asyncio.run(server.serve(ready))
     finally:
         office.leave()
-        election.release_devices(claims)
+        for claim in claims:
+            claim.close()
         source.close()
 
 
@@ -114,7 +123,12 @@ def _run(
 ) -> int:
     ready = (lambda: None) if say is None else partial(_say, say)
     try:
-        power = power_commands(*commands)
+        power = None
+        if commands != (None, None):
+            # Only with a policy that powers devices down.
+            from optuna_hermes.broker._power_commands import power_commands
+
+            power = power_commands(*commands)
         run_broker(
             devices,
             idle_seconds=idle_seconds,

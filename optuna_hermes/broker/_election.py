@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import pwd
-import socket
 import stat
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import filelock
 
@@ -21,19 +14,13 @@ from optuna_hermes.broker._holders import started
 from optuna_hermes.broker._privacy import (
     check_private,
     open_private,
-    peer,
     private_folder,
     read_private,
     write_private,
 )
-from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecError
+from optuna_hermes.errors import BrokerConflictError, BrokerError
 
 RUNTIME_DIR_VARIABLE = "OPTUNA_HERMES_RUNTIME_DIR"
-STORAGE_VARIABLE = "OPTUNA_STORAGE"
-"""May hold a password."""
-
-START_SECONDS = 60.0
-"""Time in which a broker has to open its socket: a busy machine imports slowly."""
 
 EXIT_BAD_INPUT = 2
 EXIT_IN_OFFICE = 3
@@ -41,8 +28,7 @@ EXIT_CONFLICT = 4
 """Exit statuses of a broker that could not start; 3: another one is at work here."""
 
 _MAX_SOCKET_PATH = 107
-_MAX_WORDS_BYTES = 1_000_000
-_WAY_OUT = f"set {RUNTIME_DIR_VARIABLE} to a folder of your own"
+WAY_OUT = f"set {RUNTIME_DIR_VARIABLE} to a folder of your own"
 
 
 def runtime_dir() -> Path:
@@ -55,7 +41,7 @@ def runtime_dir() -> Path:
         BrokerConflictError: see ``private_folder``.
         BrokerError: its path is too long for a socket.
     """
-    path = private_folder(_runtime_path().absolute(), _WAY_OUT)
+    path = private_folder(_runtime_path().absolute(), WAY_OUT)
     if len(bytes(path / "broker.sock")) > _MAX_SOCKET_PATH:
         raise BrokerError(
             f"The socket's path may have {_MAX_SOCKET_PATH} bytes but {path / 'broker.sock'} is "
@@ -94,37 +80,12 @@ def check_socket(directory: Path) -> None:
         BrokerConflictError: with what to do.
         FileNotFoundError: there is none.
     """
-    check_private(socket_path(directory), stat.S_IFSOCK, _WAY_OUT)
-
-
-def listening(directory: Path) -> bool:
-    """True if a broker's socket is there."""
-    return socket_path(directory).exists()
+    check_private(socket_path(directory), stat.S_IFSOCK, WAY_OUT)
 
 
 def log_path(directory: Path) -> Path:
     """Path of the log of a broker that was started on demand."""
     return directory / "broker.log"
-
-
-def words_path(directory: Path) -> Path:
-    """Path of its other output: why it could not start, or how it crashed."""
-    return directory / "broker.err"
-
-
-def _open_words(directory: Path) -> BinaryIO:
-    """Open the other output of brokers, to append to it; it is emptied when it is too long.
-
-    Raises:
-        BrokerConflictError: it, or the log, is not this user's alone.
-    """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    os.close(open_private(log_path(directory), flags, _WAY_OUT))  # the broker opens it by its name
-    words = os.fdopen(open_private(words_path(directory), flags, _WAY_OUT), "ab")
-    if words.tell() > _MAX_WORDS_BYTES:
-        words.truncate(0)
-        words.seek(0)
-    return words
 
 
 def lock(path: Path, timeout: float) -> filelock.BaseFileLock:
@@ -133,7 +94,7 @@ def lock(path: Path, timeout: float) -> filelock.BaseFileLock:
     Raises:
         BrokerConflictError: the file is not this user's alone.
     """
-    os.close(open_private(path, os.O_RDWR | os.O_CREAT, _WAY_OUT))
+    os.close(open_private(path, os.O_RDWR | os.O_CREAT, WAY_OUT))
     return filelock.FileLock(path, timeout=timeout, mode=0o600)
 
 
@@ -173,124 +134,13 @@ class Office:
         self._lock.release()
 
 
-def claim_devices(ids: Sequence[str]) -> list[socket.socket]:
-    """Lock GPUs for this process's life, against every other broker and user of the host.
-
-    The lock of a device is a socket's name in the kernel, which is one for all users and folders,
-    and free when its process ends. Containers with networks of their own have names of their own.
-    CPU slots are no one thing that two could hold, and are not locked.
-
-    Raises:
-        BrokerConflictError: another broker has one of them.
-    """
-    claimed: list[socket.socket] = []
-    for id_ in ids:
-        if id_.startswith("cpu:"):
-            continue
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        claimed.append(claim)
-        try:
-            claim.bind(_device_name(id_))
-            claim.listen(1)  # the kernel tells a client that connects whose it is
-        except OSError as error:
-            release_devices(claimed)
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise BrokerConflictError(
-                f"Device {id_} belongs to another broker of this host ({_holder_of(id_)}): end "
-                "that one with `optuna-hermes broker --stop`, or leave the device out."
-            ) from error
-    return claimed
-
-
-def release_devices(claims: Sequence[socket.socket]) -> None:
-    """Release the locks of devices."""
-    for claim in claims:
-        claim.close()
-
-
-def _device_name(id_: str) -> str:
-    """Name of a device's lock; with a null byte in front it is the kernel's own, and no file."""
-    return f"\0optuna-hermes/{id_}"
-
-
-def _holder_of(id_: str) -> str:
-    """Process and user that hold a device's lock, in words, as far as the kernel knows."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
-        try:
-            sock.connect(_device_name(id_))
-            pid, uid = peer(sock)
-        except OSError:
-            return "which has just ended, or is asked by many"
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = f"uid {uid}"
-    return f"process {pid} of {user}"
-
-
 def incumbent(directory: Path) -> dict[str, object] | None:
     """Card of the broker that holds the lock, None if there is none."""
     try:
-        card = json.loads(read_private(directory / "broker.json", _WAY_OUT))
+        card = json.loads(read_private(directory / "broker.json", WAY_OUT))
     except (OSError, ValueError):
         return None
     return card if isinstance(card, dict) and _alive(card.get("pid")) else None
-
-
-def _environment(directory: Path) -> dict[str, str]:
-    """Environment of a broker: without the database of a study, which it outlives."""
-    given = {**os.environ, RUNTIME_DIR_VARIABLE: str(directory)}
-    given.pop(STORAGE_VARIABLE, None)
-    return given
-
-
-def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
-    """Start a broker in the background and wait until it listens, or sees another in office.
-
-    Args:
-        directory: its runtime directory.
-        devices: as ``--devices``.
-        power: the commands that power devices down and up, or nothing.
-
-    Raises:
-        DeviceSpecError: it does not know the devices.
-        BrokerConflictError: the devices are another broker's, or a file is not this user's alone.
-        BrokerError: it ended for another reason; the message is its own.
-    """
-    command = [sys.executable, "-m", "optuna_hermes.broker", "--background", "--devices", devices]
-    for option, text in zip(("--power-down-command", "--power-up-command"), power, strict=False):
-        command += [option, text]
-    with _open_words(directory) as words:
-        begin = words.tell()
-        try:
-            status = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
-                cwd="/",
-                env=_environment(directory),
-                timeout=START_SECONDS,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired as error:
-            raise BrokerError(
-                f"The broker did not listen within {START_SECONDS:.0f} s: see "
-                f"{log_path(directory)} and {words_path(directory)}."
-            ) from error
-    if status not in (0, EXIT_IN_OFFICE):
-        kind = {EXIT_BAD_INPUT: DeviceSpecError, EXIT_CONFLICT: BrokerConflictError}
-        raise kind.get(status, BrokerError)(_last_words(directory, begin))
-
-
-def _last_words(directory: Path, begin: int) -> str:
-    words = words_path(directory).read_bytes()[begin:].decode(errors="replace").strip()
-    last = words.splitlines()[-1] if words else "it said nothing"
-    if last.startswith("error: "):
-        return last.removeprefix("error: ")
-    return f"The broker has ended ({last}): look into {log_path(directory)}."
 
 
 def _alive(pid: object) -> bool:

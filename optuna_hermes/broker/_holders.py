@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._privacy import write_private
 
+HOLDERS = "holders.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _STARTED = 0, 19
 """Fields of ``/proc/PID/stat`` behind the name of the program."""
@@ -21,11 +22,6 @@ class _Card(msgspec.Struct, frozen=True, kw_only=True):
 
     boot: str
     holders: tuple[Holder, ...]
-
-
-def path_in(directory: Path) -> Path:
-    """Path of the holders that the broker of a runtime directory keeps."""
-    return directory / "holders.json"
 
 
 def started(pid: int) -> int:
@@ -45,20 +41,19 @@ def save(directory: Path, holders: Sequence[Holder]) -> None:
     Raises:
         OSError: the file system refused.
     """
-    path = path_in(directory)
-    if not holders:
+    path = directory / HOLDERS
+    if holders:
+        card = _Card(boot=_boot(), holders=tuple(holders))
+        write_private(path, msgspec.json.encode(card).decode())
+    else:
         path.unlink(missing_ok=True)
-        return
-    partial = path.with_suffix(".new")
-    partial.write_bytes(msgspec.json.encode(_Card(boot=_boot(), holders=tuple(holders))))
-    os.replace(partial, path)
 
 
 def living(directory: Path) -> tuple[Holder, ...]:
     """Holders of the last broker that have not ended; none if that cannot be known."""
     card = None
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        card = msgspec.json.decode(path_in(directory).read_bytes(), type=_Card)
+        card = msgspec.json.decode((directory / HOLDERS).read_bytes(), type=_Card)
     if card is None or card.boot != _boot():
         return ()
     return tuple(each for each in card.holders if started(each.pid) == each.started)

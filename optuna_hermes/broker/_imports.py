@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from optuna_hermes.policies import ENERGY
@@ -33,14 +32,6 @@ def anywhere(policy: str) -> str:
 def folders() -> tuple[str, ...]:
     """Folders from which this process imports."""
     return tuple(dict.fromkeys(str(Path(each).absolute()) for each in sys.path))
-
-
-def look_in(paths: Iterable[str]) -> None:
-    """Import from these folders too, after all others: they hide no module of this process."""
-    for path in paths:
-        if path not in sys.path:
-            sys.path.append(path)
-            importlib.invalidate_caches()
 
 
 def _file_of(module: str) -> str | None:

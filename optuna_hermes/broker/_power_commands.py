@@ -1,38 +1,17 @@
-"""User's commands that power a device down and up, and the file that outlives their broker."""
+"""User's commands that power a device down and up, as options give them."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
 import os
 import shlex
 import shutil
-import signal
-import subprocess
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 
-from optuna_hermes.broker._privacy import read_private, write_private
-from optuna_hermes.errors import BrokerConflictError, InvalidInputError
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.policies import ENERGY, POLICIES
 
 DEVICE = "{device}"
 """Placeholder of the device's id in a command."""
-
-POWER_SECONDS = 600.0
-"""A command that takes longer is killed, and has failed: a host may take minutes to boot."""
-
-MAX_OUTPUT_BYTES = 4096
-"""Bytes of a command's output that are logged, from its end."""
-
-_WAY_OUT = "remove it"
-
-log = logging.getLogger("optuna_hermes.broker")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,84 +84,3 @@ def _words(option: str, text: str) -> tuple[str, ...]:
             f"{option} must begin with a program but {words[0]!r} is none: give its whole path."
         )
     return (os.path.abspath(program), *words[1:])
-
-
-def run(words: Collection[str], device: str, seconds: float = POWER_SECONDS) -> str:
-    """Run a command for a device, and log its output.
-
-    Returns:
-        The reason if it failed, in one line; else empty.
-    """
-    command = [word.replace(DEVICE, device) for word in words]
-    shown = shlex.join(command)
-    # A file: a process that a command leaves behind may hold a pipe open.
-    with tempfile.TemporaryFile() as output:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        except OSError as error:
-            return f"`{shown}` cannot be run: {error.strerror}"
-        try:
-            status = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return f"`{shown}` did not end within {seconds:g} s"
-        lines = _last_lines(output.fileno())
-    for line in lines:
-        log.info("%s: %s", shown, line)
-    if status == 0:
-        return ""
-    how = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
-    return f"`{shown}` {how}: {lines[-1]}" if lines else f"`{shown}` {how}"
-
-
-def start(words: Collection[str], device: str, ended: Callable[[str, float], None]) -> None:
-    """Run a command in a thread of its own; ``ended`` gets what ``run`` returns and the seconds."""
-
-    def work() -> None:
-        begin = time.monotonic()
-        problem = run(words, device)
-        ended(problem, time.monotonic() - begin)
-
-    # No thread of a pool: a broker that ends would wait for it.
-    threading.Thread(target=work, name=f"hermes-power-{device}", daemon=True).start()
-
-
-def remember(directory: Path, unpowered: Collection[str]) -> None:
-    """Save which devices are not surely powered, for the next broker; without any, no file.
-
-    Raises:
-        OSError: the file system refused.
-    """
-    path = _path(directory)
-    if unpowered:
-        write_private(path, json.dumps(sorted(unpowered)))
-    else:
-        path.unlink(missing_ok=True)
-
-
-def recall(directory: Path) -> tuple[str, ...]:
-    """Devices that an earlier broker has left without power, or may have."""
-    try:
-        known = json.loads(read_private(_path(directory), _WAY_OUT))
-    except (OSError, ValueError, BrokerConflictError):
-        return ()
-    return tuple(str(id_) for id_ in known) if isinstance(known, list) else ()
-
-
-def _path(directory: Path) -> Path:
-    return directory / "unpowered.json"
-
-
-def _last_lines(handle: int) -> list[str]:
-    size = os.fstat(handle).st_size
-    said = os.pread(handle, MAX_OUTPUT_BYTES, max(0, size - MAX_OUTPUT_BYTES))
-    lines = said.decode(errors="replace").splitlines()
-    return ["".join(c if c.isprintable() else " " for c in line) for line in lines if line.strip()]

@@ -5,54 +5,37 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.ledger._base import (
-    CheckpointRecord,
-    EventRecord,
-    HostRecord,
-    LeaseRecord,
-    Ledger,
-    ReportRecord,
-    TrialRecord,
-)
-from optuna_hermes.ledger._claims import DEAD_SECONDS
+from optuna_hermes.ledger._records import DEAD_SECONDS as DEAD_SECONDS
+from optuna_hermes.ledger._records import CheckpointRecord as CheckpointRecord
+from optuna_hermes.ledger._records import EventRecord as EventRecord
+from optuna_hermes.ledger._records import HostRecord as HostRecord
+from optuna_hermes.ledger._records import LeaseRecord as LeaseRecord
+from optuna_hermes.ledger._records import ReportRecord as ReportRecord
+from optuna_hermes.ledger._records import TrialRecord as TrialRecord
 
 if TYPE_CHECKING:
-    from optuna_hermes.ledger._away import FULL, is_full, lost_race, mends
-    from optuna_hermes.ledger._engine import few_connections, rest_when_idle
-    from optuna_hermes.ledger._schema import SCHEMA_VERSION, schema_version
-    from optuna_hermes.ledger._sql import MemoryLedger, SqlLedger
-
-__all__ = [
-    "DEAD_SECONDS",
-    "FULL",
-    "SCHEMA_VERSION",
-    "CheckpointRecord",
-    "EventRecord",
-    "HostRecord",
-    "LeaseRecord",
-    "Ledger",
-    "MemoryLedger",
-    "ReportRecord",
-    "SqlLedger",
-    "TrialRecord",
-    "few_connections",
-    "is_full",
-    "live_hosts",
-    "load",
-    "lost_race",
-    "mends",
-    "open_ledger",
-    "rest_when_idle",
-    "schema_version",
-]
+    from optuna_hermes.ledger._away import FULL as FULL
+    from optuna_hermes.ledger._away import is_full as is_full
+    from optuna_hermes.ledger._away import lost_race as lost_race
+    from optuna_hermes.ledger._away import mends as mends
+    from optuna_hermes.ledger._base import Ledger as Ledger
+    from optuna_hermes.ledger._base import live_hosts as live_hosts
+    from optuna_hermes.ledger._engine import few_connections as few_connections
+    from optuna_hermes.ledger._engine import rest_when_idle as rest_when_idle
+    from optuna_hermes.ledger._schema import SCHEMA_VERSION as SCHEMA_VERSION
+    from optuna_hermes.ledger._schema import schema_version as schema_version
+    from optuna_hermes.ledger._sql import MemoryLedger as MemoryLedger
+    from optuna_hermes.ledger._sql import SqlLedger as SqlLedger
 
 _HOMES = {
     "FULL": "_away",
+    "Ledger": "_base",
     "MemoryLedger": "_sql",
     "SCHEMA_VERSION": "_schema",
     "SqlLedger": "_sql",
     "few_connections": "_engine",
     "is_full": "_away",
+    "live_hosts": "_base",
     "lost_race": "_away",
     "mends": "_away",
     "rest_when_idle": "_engine",
@@ -68,17 +51,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*globals(), *_HOMES})
 
 
 def load() -> None:
     """Import what opening a ledger in a database takes, so that the first is opened sooner."""
     importlib.import_module(f"{__name__}._sql")
-
-
-def live_hosts(ledger: Ledger) -> list[HostRecord]:
-    """The brokers that share a ledger and whose last heartbeat is under ``DEAD_SECONDS`` old."""
-    return [host for host in ledger.load_hosts() if host.age_seconds < DEAD_SECONDS]
 
 
 def open_ledger(url: str) -> Ledger:

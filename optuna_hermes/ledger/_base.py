@@ -46,6 +46,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from optuna_hermes.ledger._records import (
+    DEAD_SECONDS,
     CheckpointRecord,
     EventRecord,
     HostRecord,
@@ -54,16 +55,6 @@ from optuna_hermes.ledger._records import (
     TrialRecord,
 )
 from optuna_hermes.model import Curve, Override
-
-__all__ = [
-    "CheckpointRecord",
-    "EventRecord",
-    "HostRecord",
-    "LeaseRecord",
-    "Ledger",
-    "ReportRecord",
-    "TrialRecord",
-]
 
 
 class Ledger(ABC):
@@ -257,3 +248,8 @@ class Ledger(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the connections; the ledger is not used afterwards."""
+
+
+def live_hosts(ledger: Ledger) -> list[HostRecord]:
+    """The brokers that share a ledger and whose last heartbeat is under ``DEAD_SECONDS`` old."""
+    return [host for host in ledger.load_hosts() if host.age_seconds < DEAD_SECONDS]

@@ -7,6 +7,9 @@ from typing import Any
 
 from optuna_hermes.model import Checkpoint, TierName, TrialStatus
 
+DEAD_SECONDS = 30.0
+"""Age of its last heartbeat from which a broker counts as gone."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord:

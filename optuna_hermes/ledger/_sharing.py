@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 from sqlalchemy import Connection
 
+from optuna_hermes.errors import NotOwnerError
 from optuna_hermes.ledger import _statements as sql
-from optuna_hermes.ledger._claims import not_owner
 from optuna_hermes.ledger._records import HostRecord, TrialRecord
 from optuna_hermes.ledger._rows import row, with_lists
+from optuna_hermes.model import TrialStatus
+
+_UNFINISHED = ("pending", "running", "parked", "stored")
+_WAITING = ("pending", "stored")
 
 
 def skips_locked(connection: Connection) -> bool:
@@ -55,7 +61,12 @@ def check_owner(connection: Connection, study: str, number: int, by: str | None)
     """
     found = connection.execute(sql.OWNER, {"of_study": study, "of_number": number}).first()
     if found is not None and found.owner != by:
-        raise not_owner(study, number, found.owner, by)
+        raise NotOwnerError(
+            f"Run {number} of study {study} belongs to {_broker(found.owner)}, so {_broker(by)} "
+            "may not write it: another broker may have taken it over. End its process if there is "
+            "one, and claim it before it is run again.",
+            number,
+        )
 
 
 def save_trial(connection: Connection, trial: TrialRecord, by: str | None) -> None:
@@ -72,24 +83,69 @@ def save_trial(connection: Connection, trial: TrialRecord, by: str | None) -> No
         connection.execute(sql.ADD_RUN, found)
 
 
-def locked_trial(connection: Connection, study: str, number: int) -> TrialRecord | None:
-    """Read a trial and lock its row; None if it is missing or another transaction has locked it."""
-    query = sql.locked_trial(skip_locked=skips_locked(connection))
-    found = connection.execute(query, {"of_study": study, "of_number": number}).mappings().first()
-    return None if found is None else TrialRecord(**found)
-
-
-def has_checkpoint(connection: Connection, study: str, number: int) -> bool:
-    """True if a trial has a checkpoint to resume from."""
+def claim(
+    connection: Connection,
+    study: str,
+    number: int,
+    *,
+    host: str,
+    instance: str,
+    dead_after_seconds: float,
+) -> TrialRecord | None:
+    """Claim a trial for a broker; see ``Ledger.claim_trial``."""
     of = {"of_study": study, "of_number": number}
-    return connection.execute(sql.HAS_CHECKPOINT, of).first() is not None
-
-
-def take(connection: Connection, trial: TrialRecord) -> None:
-    """Write the row of a claimed trial, and end its live leases."""
-    of = {"of_study": trial.study, "of_number": trial.number}
+    query = sql.locked_trial(skip_locked=skips_locked(connection))
+    found = connection.execute(query, of).mappings().first()
+    # It is missing, or another transaction has locked it.
+    trial = None if found is None else TrialRecord(**found)
+    if trial is None or not _claimable(
+        trial,
+        hosts_of(connection),
+        host=host,
+        instance=instance,
+        dead_after_seconds=dead_after_seconds,
+    ):
+        return None
+    if trial.owner == instance:
+        return trial
+    stored = connection.execute(sql.HAS_CHECKPOINT, of).first() is not None
+    state: TrialStatus = "stored" if stored else "pending"
+    trial = replace(trial, state=state, tier="disk" if stored else None, host=host, owner=instance)
     connection.execute(sql.CHANGE_RUN, {**row(trial), **of})
     _end(connection, of, of_host=False)
+    return trial
+
+
+def _claimable(
+    trial: TrialRecord,
+    hosts: Iterable[HostRecord],
+    *,
+    host: str,
+    instance: str,
+    dead_after_seconds: float,
+) -> bool:
+    """True if a broker may claim a trial; see the rules of ``Ledger``.
+
+    Args:
+        trial: the trial.
+        hosts: all brokers that the ledger knows.
+        host: the host of the broker that claims.
+        instance: the broker that claims.
+        dead_after_seconds: age of a holder's heartbeat from which it is gone.
+    """
+    live = [known for known in hosts if known.age_seconds < dead_after_seconds]
+    if trial.state not in _UNFINISHED:
+        return False
+    if trial.owner is not None:
+        return trial.owner == instance or all(known.instance != trial.owner for known in live)
+    if trial.state in _WAITING or trial.host in (None, host):
+        return True
+    # Without an owner it is held by its host, whose broker trained it on its own.
+    return all(known.name != trial.host for known in live)
+
+
+def _broker(instance: str | None) -> str:
+    return "no broker" if instance is None else f"broker {instance}"
 
 
 # -- hosts -------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import Any, final
 
 from sqlalchemy import Connection, Insert
 
+from optuna_hermes.errors import StaleEpochError, StudyFullError
 from optuna_hermes.ledger import _statements as sql
 from optuna_hermes.ledger._base import Ledger
-from optuna_hermes.ledger._claims import claimable, claimed, stale_epoch, study_full
 from optuna_hermes.ledger._database import MEMORY, Database
 from optuna_hermes.ledger._locks import StudyLocks
 from optuna_hermes.ledger._records import (
@@ -37,15 +37,13 @@ from optuna_hermes.ledger._schema import EVENTS, RUNS, create_tables
 from optuna_hermes.ledger._sharing import (
     beat,
     check_owner,
+    claim,
     forget_host,
-    has_checkpoint,
     hosts_of,
     in_turn,
     known_trials,
     last_epoch,
-    locked_trial,
     save_trial,
-    take,
 )
 from optuna_hermes.model import Curve, Override
 
@@ -94,11 +92,7 @@ class SqlLedger(Ledger):
         return self._database.file is None
 
     def lock_study(self, study: str) -> None:
-        """Lock a study of a file against brokers of other processes.
-
-        Raises:
-            LedgerError: another process has it.
-        """
+        """Lock a study of a file against brokers of other processes."""
         if self._locks is not None:
             self._locks.lock(study)
 
@@ -114,11 +108,7 @@ class SqlLedger(Ledger):
             yield
 
     def save_trial(self, trial: TrialRecord, *, by: str | None = None) -> None:
-        """Add the row of this study and number, or replace it.
-
-        Raises:
-            NotOwnerError: its row has another owner than ``by``.
-        """
+        """Add the row of this study and number, or replace it."""
         with self._turn() as connection:
             save_trial(connection, trial, by)
 
@@ -127,21 +117,14 @@ class SqlLedger(Ledger):
     ) -> TrialRecord | None:
         """Claim a trial for a broker, if it has no owner or its holder is gone."""
         with self._database.writing() as connection:
-            trial = locked_trial(connection, study, number)
-            if trial is None or not claimable(
-                trial,
-                hosts_of(connection),
+            return claim(
+                connection,
+                study,
+                number,
                 host=host,
                 instance=instance,
                 dead_after_seconds=dead_after_seconds,
-            ):
-                return None
-            if trial.owner == instance:
-                return trial
-            stored = has_checkpoint(connection, study, number)
-            trial = claimed(trial, host=host, instance=instance, stored=stored)
-            take(connection, trial)
-            return trial
+            )
 
     def load_trials(self, study: str) -> list[TrialRecord]:
         """All trials of a study, by number."""
@@ -151,10 +134,7 @@ class SqlLedger(Ledger):
         ]
 
     def save_override(self, study: str, number: int, override: Override | None) -> None:
-        """Save a user's override of a trial, None to remove it; an unknown trial is no error.
-
-        ``save_trial`` leaves it as it is.
-        """
+        """Save a user's override of a trial, None to remove it."""
         of = {"of_study": study, "of_number": number}
         with self._database.writing() as connection:
             connection.execute(sql.CHANGE_RUN, {"override": override, **of})
@@ -198,21 +178,23 @@ class SqlLedger(Ledger):
             return last_epoch(connection)
 
     def commit_lease(self, lease: LeaseRecord, *, limit: int | None = None) -> None:
-        """Write a new lease.
-
-        Raises:
-            StaleEpochError: its epoch is not above every earlier one.
-            NotOwnerError: its trial has another owner.
-            StudyFullError: the study has reached its limit.
-        """
+        """Write a new lease."""
         with self._turn() as connection:
             last = last_epoch(connection)
             if lease.epoch <= last:
-                raise stale_epoch(lease.epoch, last)
+                raise StaleEpochError(
+                    f"A lease's epoch must be above every earlier one, which is {last}, but got "
+                    f"{lease.epoch}. Another broker was faster: read last_epoch() again and decide "
+                    "anew."
+                )
             if lease.number is not None:
                 check_owner(connection, lease.study, lease.number, lease.owner)
             elif limit is not None and (known := known_trials(connection, lease.study)) >= limit:
-                raise study_full(lease, limit, known)
+                raise StudyFullError(
+                    f"Study {lease.study} shall have at most {limit} trials, and has {known} with "
+                    "those that other leases are for. Open no further trial, unless one of these "
+                    "leases ends without."
+                )
             connection.execute(sql.ADD_LEASE, row(lease))
 
     def name_lease(self, epoch: int, number: int) -> None:

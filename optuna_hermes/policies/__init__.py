@@ -8,13 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnknownPolicyError
-from optuna_hermes.policies.base import ENERGY as ENERGY
-from optuna_hermes.policies.base import Policy as Policy
-from optuna_hermes.policies.base import Ranked as Ranked
-from optuna_hermes.policies.base import opened as opened
-from optuna_hermes.policies.base import place as place
-from optuna_hermes.policies.base import unopened as unopened
-from optuna_hermes.policies.base import with_openings as with_openings
 
 if TYPE_CHECKING:
     from optuna_hermes.cluster.energy import Energy as Energy
@@ -30,6 +23,12 @@ if TYPE_CHECKING:
     from optuna_hermes.policies._las import LeastAttainedService as LeastAttainedService
     from optuna_hermes.policies._round_robin import RoundRobin as RoundRobin
     from optuna_hermes.policies._slaq import Slaq as Slaq
+    from optuna_hermes.policies.base import Policy as Policy
+    from optuna_hermes.policies.base import Ranked as Ranked
+    from optuna_hermes.policies.base import opened as opened
+    from optuna_hermes.policies.base import place as place
+    from optuna_hermes.policies.base import unopened as unopened
+    from optuna_hermes.policies.base import with_openings as with_openings
 
 _NAMED = {
     "hermes": "policies._hermes:Hermes",
@@ -44,8 +43,13 @@ _NAMED = {
     "ones": "cluster.ones:Ones",
     "smd": "cluster.smd:Smd",
 }
+_BASE = ("Policy", "Ranked", "opened", "place", "unopened", "with_openings")
 _PLACES = (*_NAMED.values(), "cluster.energy:Energy", "cluster.qssf:QssfNonPreemptive")
 _MODULES = {name: module for module, _, name in (each.partition(":") for each in _PLACES)}
+_MODULES.update(dict.fromkeys(_BASE, "policies.base"))
+
+ENERGY = "energy:"
+"""Prefix of a policy's name: the same policy, with idle devices powered down."""
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,6 @@ from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialSta
 OPENING_POWER = 4 / 3
 """Exponent: trial ``m`` is due once the opened trials have had ``m ** OPENING_POWER`` units."""
 
-ENERGY = "energy:"
-"""Prefix of a policy's name: the same policy, with idle devices powered down."""
-
 _number = attrgetter("number")
 
 

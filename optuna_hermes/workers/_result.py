@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna
 from optuna_hermes.ledger import Ledger
-from optuna_hermes.ledger._base import TrialRecord
+from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.notebook import shown
 from optuna_hermes.view.tables import summary_view

@@ -23,7 +23,7 @@ from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import StudySpec, TrialSession, connect, connect_patiently, sessions
-from optuna_hermes.broker._devices._source import environment
+from optuna_hermes.broker._devices._visible import environment
 from optuna_hermes.broker._election import runtime_dir
 from optuna_hermes.broker._protocol import Grant, Ready
 from optuna_hermes.errors import HermesError, Suspended

@@ -20,6 +20,7 @@ import pytest
 from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect, connect_or_start
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._client import _starting
 from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecError
 
 
@@ -211,7 +212,7 @@ def test_the_end_of_a_client_is_seen_though_its_child_holds_the_socket(
     child.kill()
 
 
-CLAIM = "from optuna_hermes.broker._election import claim_devices; claim_devices(['GPU-1'])"
+CLAIM = "from optuna_hermes.broker._devices._claims import claim_devices; claim_devices(['GPU-1'])"
 
 
 def test_a_gpu_has_one_broker_whatever_the_runtime_directory(tmp_path: Path) -> None:
@@ -262,7 +263,7 @@ def test_a_crash_is_told_and_logged(runtime_dir: Path) -> None:
     """What ends a broker in the background is in its log, and is what its client says."""
     (runtime_dir / "broker.sock").mkdir()  # no broker can open its socket there
     with pytest.raises(BrokerError, match=r"Error: .*broker\.sock"):
-        election.start(runtime_dir, "cpu:1")
+        _starting.start(runtime_dir, "cpu:1")
     log = election.log_path(runtime_dir).read_text()
     assert "CRITICAL the broker crashed, please report it: the next one goes on" in log
     assert "Traceback" in log
@@ -270,10 +271,10 @@ def test_a_crash_is_told_and_logged(runtime_dir: Path) -> None:
 
 def test_words_of_earlier_brokers_do_not_pile_up(runtime_dir: Path) -> None:
     """What brokers print beside their logs is kept until it is too much."""
-    words = election.words_path(runtime_dir)
+    words = _starting.words_path(runtime_dir)
     words.write_bytes(b"old\n" * 300_000)
     with pytest.raises(DeviceSpecError, match="cpu:N"):
-        election.start(runtime_dir, "nonsense")
+        _starting.start(runtime_dir, "nonsense")
     assert words.stat().st_size < 1000
 
 

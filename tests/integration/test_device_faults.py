@@ -16,6 +16,7 @@ import pytest
 
 from optuna_hermes.broker import Connection, connect_or_start
 from optuna_hermes.broker import _election as election
+from optuna_hermes.broker._client import _starting
 
 GPUS = "GPU-aaaa,GPU-bbbb"
 
@@ -44,7 +45,7 @@ def start(runtime_dir: Path, say: Callable[[str], None]) -> Iterator[Callable[[s
     connections: list[Connection] = []
 
     def run(devices: str) -> Connection:
-        election.start(election.runtime_dir(), devices)
+        _starting.start(election.runtime_dir(), devices)
         connections.append(connect_or_start("driver"))  # who only looks keeps none alive
         return connections[-1]
 

@@ -20,7 +20,8 @@ PREAMBLE = """
 import ctypes, dataclasses, json, logging
 from optuna_hermes.broker._devices import _nvml
 from optuna_hermes.broker._devices._nvml import NvmlDevices
-from optuna_hermes.broker._devices._source import Devices, hidden, parse_devices
+from optuna_hermes.broker._devices._source import Devices, parse_devices
+from optuna_hermes.broker._devices._visible import hidden
 from optuna_hermes.errors import DeviceSpecError
 
 libc = ctypes.CDLL(None)

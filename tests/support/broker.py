@@ -24,14 +24,14 @@ from optuna_hermes.broker._core._events import (
     Tick,
     Write,
 )
-from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._core._sharing import watched
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server._ledgers import all_of
-from optuna_hermes.broker._server._peer_sync import news_of
-from optuna_hermes.broker._server._records import WriterTerms, is_race, outrun, write
+from optuna_hermes.broker._server._peer_sync import news_of, outrun
+from optuna_hermes.broker._server._records import WriterTerms, is_race, write
+from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger import MemoryLedger
-from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import Device
 
 
@@ -190,7 +190,7 @@ class FakeBroker:
         event = StudyRead(
             connection=connection,
             message=message,
-            **all_of(key, self.handler.presence(), ledger),
+            **all_of(key, self.handler.presence() if ledger.shared else None, ledger),
         )
         return self.apply(event)
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _residency as residency
 from optuna_hermes.broker._core._broker_state import Lease, Slot
 from optuna_hermes.broker._core._events import Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._core._memory_manager import fits
 from optuna_hermes.broker._core._study import Study
 from support.broker_world import World
 
@@ -154,7 +154,7 @@ def _check_grant(world: World, slot: Slot, lease: Lease) -> None:
     need = state.studies[lease.study].need_of(trial)
     held = 0 if trial is None else _uses(world, lease.connection)
     missing = None if need is None else need - held
-    if residency.fits(slot.device.memory_free_bytes, missing) is False:
+    if fits(slot.device.memory_free_bytes, missing) is False:
         assert not [o for o in parked if o.asked or _could_go(world, o)], "somebody could go"
     if trial is not None and trial.alone:
         coming = [(each.study, each.number) for each in state.reservations()]

@@ -32,13 +32,13 @@ from optuna_hermes.broker._core._events import (
     Write,
     WritesFailed,
 )
-from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._core._status import finished
 from optuna_hermes.broker._server._ledgers import all_of
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox
 from optuna_hermes.broker._server._records import WriterTerms, write
+from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger import MemoryLedger
-from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, TrialRecord
+from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord, TrialRecord
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import free_devices, opened, unopened

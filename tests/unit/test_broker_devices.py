@@ -7,7 +7,7 @@ from typing import Any
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import DevicesPolled
 from optuna_hermes.broker._devices._xid import Xid
-from optuna_hermes.ledger._base import EventRecord
+from optuna_hermes.ledger._records import EventRecord
 from optuna_hermes.model import Checkpoint, Device, TierName
 from support.broker import FakeBroker
 

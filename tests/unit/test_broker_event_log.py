@@ -6,7 +6,7 @@ from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import StudyRead
-from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, TrialRecord
+from optuna_hermes.ledger._records import CheckpointRecord, EventRecord, TrialRecord
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from optuna_hermes.broker._core._sharing import DEAD_SECONDS, REFRESH_SECONDS
-from optuna_hermes.ledger import MemoryLedger
+from optuna_hermes.broker._core._sharing import REFRESH_SECONDS
+from optuna_hermes.ledger import DEAD_SECONDS, MemoryLedger
 from support.hosts import KEY, UNITS, Host, Optuna
 
 N_TRIALS = 5

@@ -30,7 +30,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._overrides import Overrides
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.policies import POLICIES
 from support.broker_clients import Mixed, Process
 from support.broker_liars import about_lease, lie, own_epochs

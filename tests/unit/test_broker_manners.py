@@ -7,7 +7,7 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import Reservation
 from optuna_hermes.broker._core._events import Kill, LedgerAway, StudyRead, WritesFailed
-from optuna_hermes.ledger._base import TrialRecord
+from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 

@@ -12,8 +12,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Received, Tick
-from optuna_hermes.broker._server._meter import BOUNDS_SECONDS, Meter, Times
-from optuna_hermes.broker._server._metrics import Figures, metrics, serving
+from optuna_hermes.broker._server._metrics import (
+    BOUNDS_SECONDS,
+    Figures,
+    Meter,
+    Times,
+    metrics,
+    serving,
+)
 from optuna_hermes.errors import InvalidInputError
 from support.broker import FakeBroker
 

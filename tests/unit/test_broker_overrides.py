@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._trial_order import boosted_first
+from optuna_hermes.broker._core._boosts import boosted_first
 from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.model import Checkpoint, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import make_policy

@@ -14,7 +14,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _admission
 from optuna_hermes.broker._core._events import StudyRead
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
-from optuna_hermes.ledger._base import TrialRecord
+from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import Decision, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Fifo, Policy
 from support.broker import FakeBroker

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._device_changes import RETRY_SECONDS, unpowered
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
+from optuna_hermes.broker._core._power import RETRY_SECONDS, unpowered
 from optuna_hermes.model import Device
 from support.broker import FakeBroker
 
@@ -150,7 +150,8 @@ def test_a_device_that_is_off_is_not_lost() -> None:
 def test_the_next_broker_wakes_what_was_down() -> None:
     """What an earlier broker powered down is given to nobody before it was woken."""
     devices = [Device(id=f"cpu:{index}", free=True) for index in range(2)]
-    handler = EventHandler(host="h", devices=devices, powers=True, unpowered=("cpu:1", "cpu:9"))
+    handler = EventHandler(host="h", devices=devices, powers=True)
+    handler.expect_off(("cpu:1", "cpu:9"))
     assert unpowered(handler.state) == ("cpu:1",)
     broker = FakeBroker(devices=devices, powers=True)
     broker.handler = handler

@@ -10,7 +10,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._events import WritesFailed
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import (
     Assignment,
     BatchSizes,

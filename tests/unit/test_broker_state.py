@@ -9,7 +9,7 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, NameLease, StudyRead, WritesFailed
-from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, TrialRecord
+from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord, TrialRecord
 from optuna_hermes.model import Assignment, Checkpoint, Curve, Decision
 from support.broker import FakeBroker
 
@@ -429,7 +429,7 @@ def test_a_study_comes_back_from_its_ledger() -> None:
 
 
 def checkpoint_record(study: str, number: int):  # type: ignore[no-untyped-def]
-    from optuna_hermes.ledger._base import CheckpointRecord
+    from optuna_hermes.ledger._records import CheckpointRecord
 
     return CheckpointRecord(
         study=study,

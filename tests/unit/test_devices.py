@@ -11,9 +11,9 @@ from optuna_hermes.broker._devices._source import (
     Devices,
     DeviceSlot,
     DeviceSource,
-    environment,
     parse_devices,
 )
+from optuna_hermes.broker._devices._visible import environment
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
 from support.devices import FakeDevices

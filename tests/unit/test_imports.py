@@ -80,8 +80,8 @@ def test_a_broker_listens_before_it_imports_what_takes_long() -> None:
 def test_a_lazy_package_has_every_name() -> None:
     """Names whose modules are imported on first use are there, and listed; others are not."""
     package = importlib.import_module("optuna_hermes.ledger")
-    assert all(hasattr(package, each) for each in package.__all__)
-    assert set(package.__all__) <= set(dir(package))
+    assert all(hasattr(package, each) for each in package._HOMES)
+    assert {*package._HOMES, "TrialRecord", "open_ledger"} <= set(dir(package))
     with pytest.raises(AttributeError, match="nothing_of_this_name"):
         _ = package.nothing_of_this_name
 
@@ -98,18 +98,37 @@ def test_import_is_as_fast_as_optuna() -> None:
 
 
 def test_a_broker_of_cpu_slots_is_no_client_and_knows_no_clusters() -> None:
-    """A broker loads a client's side, the driver's, or a policy for clusters on first use only."""
+    """A client's side, a driver, and what few hosts or studies need, is loaded on first use."""
     loaded = _modules_after(
         "import optuna_hermes.broker.__main__\n"
         "from optuna_hermes.broker._devices._source import Devices, parse_devices\n"
+        "from optuna_hermes.broker._core._event_handler import EventHandler\n"
+        "from optuna_hermes.broker._core._events import Tick\n"
         "from optuna_hermes.policies import make_policy\n"
-        "Devices(parse_devices('cpu:2')).poll()\n"
+        "devices = Devices(parse_devices('cpu:2')).poll()\n"
+        "EventHandler(host='here', devices=devices).handle(Tick(), 0.0)\n"
         "make_policy('hermes')"
     )
     later = (
         "broker._client.",
+        "broker._core._boosts",
+        "broker._core._curve_shape",
+        "broker._core._elastic",
+        "broker._core._overrides",
+        "broker._core._power",
+        "broker._core._recovery",
+        "broker._core._residency",
+        "broker._core._resume",
+        "broker._core._sharing",
+        "broker._core._trial_order",
+        "broker._devices._claims",
         "broker._devices._nvml",
+        "broker._power_commands",
+        "broker._server._activity",
         "broker._server._metrics",
+        "broker._server._peer_sync",
+        "broker._server._power_switches",
+        "broker._server._readings",
         "cluster",
     )
     names = tuple(f"optuna_hermes.{name}" for name in later)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from optuna_hermes.broker import _power_commands as power
 from optuna_hermes.broker._power_commands import PowerCommands, commands_for, power_commands
+from optuna_hermes.broker._server import _power_switches as power
 from optuna_hermes.errors import InvalidInputError
 
 ECHO = "/bin/echo {device}"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optuna_hermes.broker._core._residency import Sitter, clear, fits, make_room
+from optuna_hermes.broker._core._memory_manager import fits
+from optuna_hermes.broker._core._residency import Sitter, clear, make_room
 from optuna_hermes.broker._core._trial_order import MOST_ASKED, wanted_first
 from optuna_hermes.model import Assignment, Curve, Decision, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import POLICIES, Policy, make_policy

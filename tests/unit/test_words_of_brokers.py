@@ -11,8 +11,9 @@ import pytest
 from optuna_hermes.broker import Connection
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._client import _connection as _client
-from optuna_hermes.broker._client._connection import connect, connect_or_start
+from optuna_hermes.broker._client import _starting
+from optuna_hermes.broker._client._connection import connect
+from optuna_hermes.broker._client._starting import connect_or_start
 from optuna_hermes.broker._core._events import Expected, Kill, StudyRead
 from optuna_hermes.broker._core._memory_manager import size
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
@@ -304,11 +305,11 @@ def test_an_idle_broker_that_does_not_make_way(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a while it is left to its user, who reads how to end it."""
-    monkeypatch.setattr(_client, "CONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(_starting, "CONNECT_SECONDS", 0.0)
     monkeypatch.setattr(election, "incumbent", lambda directory: {"pid": 7})
     with Answers(WELCOME) as sock:
         connection = Connection(sock, "driver")
-        monkeypatch.setattr(_client, "connect", lambda role: connection)
+        monkeypatch.setattr(_starting, "connect", lambda role: connection)
         with pytest.raises(BrokerError) as error:
             connect_or_start("driver", "cpu:2")
     assert str(error.value) == (

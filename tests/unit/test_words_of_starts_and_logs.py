@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _election as election
+from optuna_hermes.broker._client import _starting
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import Kill, LedgerAway, LedgerBack, WritesFailed
 from optuna_hermes.broker._devices import _nvml
@@ -61,9 +62,9 @@ def test_a_broker_that_does_not_start(
     stand_in.write_text(f"#!/bin/sh\n{python}\n")
     stand_in.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(stand_in))
-    monkeypatch.setattr(election, "START_SECONDS", 0.3)
+    monkeypatch.setattr(_starting, "START_SECONDS", 0.3)
     with pytest.raises(BrokerError, match=words.format(runtime_dir)):
-        election.start(runtime_dir, "cpu:1")
+        _starting.start(runtime_dir, "cpu:1")
 
 
 def test_gpus_that_lie_idle_are_spoken_of(
@@ -133,7 +134,7 @@ def test_a_runtime_directory_that_is_full(
     runtime_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That the next broker will not know the holders is said, and where room is needed."""
-    (runtime_dir / "holders.new").mkdir()
+    (runtime_dir / "holders.json.partial").mkdir()
     holder = Holder(pid=7, started=1, role="worker", study="s", number=0, epoch=1, device="cpu:0")
     monkeypatch.setattr(_succession, "holders", lambda state: (holder,))
     _succession.Succession(runtime_dir, BrokerState(host="here"), lambda event: None).remember()
@@ -146,7 +147,7 @@ def test_a_runtime_directory_that_is_full(
 def test_an_xid_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """With the device that it came from, in words."""
     source = FakeDevices([Device(id="GPU-0", kind="gpu", free=True)])
-    read = readings.Readings(source)
+    read = readings.Readings(source, source.poll())
     read._heard.put(Xid(device="GPU-0", code=79))
     assert len(list(read._reports())) == 1
     assert caplog.messages == ["GPU-0: XID 79 (fallen off the bus) was reported"]

@@ -7,9 +7,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
@@ -22,11 +21,8 @@ from optuna_hermes.errors import (
     StudyTakenError,
 )
 
-if TYPE_CHECKING:
-    from optuna_hermes.broker._power_commands import PowerCommands
-
 CONNECT_SECONDS = 30.0
-_POLL_SECONDS = 0.02
+POLL_SECONDS = 0.02
 _GONE = "The broker is gone: look into broker.log for the reason."
 _END_IT = "it is of another version, so end the process that broker.json names"
 
@@ -93,9 +89,7 @@ class Connection:
             raise ProtocolError(f"A status was asked for but {answer!r} came: {_END_IT}.")
         return answer.document
 
-    def want(
-        self, message: wire.SetOverrides | wire.Finish | wire.Finished | wire.ChangePolicy
-    ) -> bool:
+    def want(self, message: wire.UserCommand) -> bool:
         """Send an override or another policy; only for connections on which nothing else is sent.
 
         Returns:
@@ -191,92 +185,7 @@ def connect_patiently(role: str) -> Connection:
         except BrokerError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_POLL_SECONDS)
-
-
-def connect_or_start(
-    role: str, devices: str = "auto", power: PowerCommands | None = None
-) -> Connection:
-    """Connect to the broker, after starting one if there is none.
-
-    Args:
-        role: what this client is.
-        devices: the devices it must own; ``auto`` takes a running broker as it is, unless this
-            process may see none of its GPUs.
-        power: the commands with which it must power devices down and up; None takes a running
-            broker as it is.
-
-    Raises:
-        DeviceSpecError: there are no such devices.
-        BrokerConflictError: a broker with other devices or commands is at work.
-        BrokerError: none could be started.
-    """
-    if devices != "auto":
-        from optuna_hermes.broker._devices._source import parse_devices  # slow; most only ask
-
-        parse_devices(devices)
-    texts = () if power is None else power.texts
-    deadline = time.monotonic() + CONNECT_SECONDS
-    while True:
-        try:
-            connection = connect(role)
-        except BrokerConflictError:
-            raise
-        except BrokerError:
-            if time.monotonic() > deadline:
-                raise
-            _start_one(devices, texts)
-            time.sleep(_POLL_SECONDS)  # its socket may be the dying one of an older broker
-            continue
-        if devices not in ("auto", connection.welcome.devices):
-            has = f"devices {connection.welcome.devices!r} but {devices!r} was asked for"
-            _make_way(connection, f"{has}: use --devices auto")
-        elif devices == "auto" and _hides(connection.welcome.device_ids):
-            _make_way(connection, "GPUs that CUDA_VISIBLE_DEVICES does not show here: name others")
-        elif texts not in ((), connection.welcome.power):
-            _make_way(connection, "other power commands: leave these out")
-        else:
-            return connection
-
-
-def _hides(device_ids: Sequence[str]) -> bool:
-    """True if this process may see none of a broker's GPUs, as in another job of the host."""
-    if "CUDA_VISIBLE_DEVICES" not in os.environ:
-        return False
-    from optuna_hermes.broker._devices._source import hidden  # slow; most have nothing to hide
-
-    return hidden(device_ids)
-
-
-def _start_one(devices: str, power: Sequence[str]) -> None:
-    """Start a broker, unless another client has done so in the meantime."""
-    directory = election.runtime_dir()
-    with election.lock(directory / "start.lock", timeout=CONNECT_SECONDS):
-        if not (election.listening(directory) and election.incumbent(directory)):
-            election.start(directory, devices, power)
-
-
-def _make_way(connection: Connection, difference: str) -> None:
-    """End a broker that differs from the wanted one, if it is not in use; wait until it is gone."""
-    pid = connection.welcome.pid
-    connection.send(wire.Quit())
-    refused = False
-    with contextlib.suppress(BrokerError):  # it hangs up when it agrees
-        refused = isinstance(connection.receive(), wire.Refused)
-    connection.close()
-    if refused:
-        raise BrokerConflictError(
-            f"A broker (process {pid}) is at work with {difference}, wait until it is idle, or "
-            f"give this one another {election.RUNTIME_DIR_VARIABLE}."
-        )
-    directory = election.runtime_dir()
-    deadline = time.monotonic() + CONNECT_SECONDS
-    while (election.incumbent(directory) or {}).get("pid") == pid:
-        if time.monotonic() > deadline:
-            raise BrokerError(
-                f"The idle broker (process {pid}) does not end: end it with `kill -9 {pid}`."
-            )
-        time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 def _open(path: Path) -> socket.socket:

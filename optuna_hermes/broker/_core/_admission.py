@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import get_args
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import BrokerState, Client
@@ -10,7 +11,7 @@ from optuna_hermes.broker._core._events import Refreshed, SaveOverride, StudyRea
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.ledger._base import LeaseRecord, TrialRecord
+from optuna_hermes.ledger._records import LeaseRecord, TrialRecord
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 
@@ -18,7 +19,6 @@ KEPT_CHECKPOINTS = 2
 """Newest checkpoints of a trial that are kept; the older is for when the newest cannot be read."""
 
 
-_WANTED: tuple[type, ...] = (wire.SetOverrides, wire.Finish, wire.Finished, wire.ChangePolicy)
 _SAID_BY: dict[type, tuple[str, ...]] = {
     wire.Ready: ("worker",),
     wire.Register: ("plain",),
@@ -27,7 +27,7 @@ _SAID_BY: dict[type, tuple[str, ...]] = {
     wire.Describe: ("driver",),
     wire.Drain: ("driver",),
     wire.GiveUp: ("driver",),
-    **dict.fromkeys(_WANTED, ("viewer",)),
+    **dict.fromkeys(get_args(wire.UserCommand), ("viewer",)),
 }
 
 
@@ -200,7 +200,9 @@ def take_charge(
             # The earlier broker died before its ledger knew of the trial; its process may live.
             changed[-1].awaited = (study.spec.key, number) in awaited
     if study.unstarted is not None:
-        study.unstarted -= _begun_since(state, study)
+        # Trials that workers have begun, or are about to, since their driver has counted.
+        study.unstarted -= state.count_begun(study)
+        study.unstarted -= sum(not study.was_counted(number) for number in study.trials)
     return changed
 
 
@@ -211,12 +213,6 @@ def _with_new_chances(study: Study) -> list[LiveTrial]:
     for trial in found:
         trial.losses, trial.lost_at = 0, None
     return found
-
-
-def _begun_since(state: BrokerState, study: Study) -> int:
-    """Number of trials that workers have begun, or are about to, since their driver has counted."""
-    begun = sum(not study.was_counted(number) for number in study.trials)
-    return begun + state.count_begun(study)
 
 
 def known_trial(

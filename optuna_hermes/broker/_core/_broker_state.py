@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._holder import Awaited
 from optuna_hermes.broker._protocol import Params
-from optuna_hermes.ledger._base import TrialRecord
+from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import Device, TierName
 
 PowerState = Literal["on", "going", "off", "coming"]
@@ -160,7 +160,6 @@ class BrokerState:
         host_budget_bytes: host memory that trials may take for what they move off their devices.
         awaited: by the connections under which their ends are reported.
         early: workers that are ready for a study that is not open yet, by its key.
-        powers: whether there are commands that power devices up and down.
     """
 
     host: str
@@ -173,7 +172,6 @@ class BrokerState:
     clients: dict[int, Client] = field(default_factory=dict)
     awaited: dict[int, Awaited] = field(default_factory=dict)
     early: dict[str, list[int]] = field(default_factory=dict)
-    powers: bool = False
 
     @property
     def needed(self) -> bool:

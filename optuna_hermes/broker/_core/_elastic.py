@@ -1,38 +1,61 @@
-"""Elastic trials: their limits and speeds, and whether another number of devices pays. Pure."""
+"""Elastic trials: changes of their numbers of devices that are worth their cost. Pure."""
 
 from __future__ import annotations
 
-from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.model import BatchSizes, Elastic, Speed
+from collections.abc import Callable
+
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.model import Assignment, Decision, Elastic
 
 WORTH = 1.1
 """Factor by which the gain of a change must exceed its cost."""
 
 
-def take_sizes(trial: LiveTrial, sizes: BatchSizes) -> None:
-    """Take sizes of batches; speeds measured on other numbers of devices still hold."""
-    trial.sizes = sizes
-    here = len(trial.devices)
-    speeds = [each for each in trial.speeds if each.devices != here]
-    speeds += (
-        Speed(devices=here, batch_size=size, step_seconds=seconds)
-        for size, seconds in sizes.seconds.items()
-        if seconds > 0
-    )
-    trial.speeds = tuple(sorted(speeds, key=lambda each: (each.devices, each.batch_size)))
+def worthwhile(
+    decide: Callable[[frozenset[int]], Decision],
+    study: Study,
+    slice_seconds: Callable[[float | None], float],
+) -> Decision:
+    """Decision of the policy; a trial whose change is not worth its cost keeps its devices.
+
+    Args:
+        decide: asks the policy; trials of these numbers keep their devices if they go on.
+        study: its study.
+        slice_seconds: how long a slice lasts for which a policy wants so many seconds.
+    """
+    kept: frozenset[int] = frozenset()
+    while True:
+        decision = decide(kept)
+        vain = frozenset(
+            each.trial
+            for each in decision.assignments
+            if each.trial is not None
+            and _is_vain(study, each.trial, each, decision, slice_seconds(each.slice_seconds))
+        )
+        # What these keep changes what is left for others: the policy is asked again.
+        if vain <= kept:
+            return decision
+        kept |= vain
 
 
-def elastic_of(trial: LiveTrial) -> Elastic | None:
-    """Limits within which a trial may be stretched, None if it has reported none."""
-    sizes = trial.sizes
-    if sizes is None:
-        return None
-    return Elastic(
-        batch_size=sizes.now,
-        batch_sizes=(sizes.least, sizes.most),
-        devices=trial.device_range,
-        unit_samples=sizes.unit_samples,
-        speeds=trial.speeds,
+def _is_vain(
+    study: Study, number: int, assignment: Assignment, decision: Decision, slice_seconds: float
+) -> bool:
+    """True if another number of devices is not worth its cost for a trial that has devices."""
+    trial = study.trials[number]
+    elastic = trial.elastic
+    if elastic is None or trial.state != "running" or len(trial.devices) == len(assignment.devices):
+        return False
+    others = (each for each in decision.assignments if each is not assignment)
+    elsewhere = {id_ for each in others for id_ in each.devices}
+    return not pays(
+        elastic,
+        len(trial.devices),
+        len(assignment.devices),
+        given_away=len(elsewhere.intersection(trial.devices)),
+        slice_seconds=slice_seconds,
+        leave_seconds=study.leave_seconds,
+        back_seconds=study.cost("disk"),
     )
 
 

@@ -25,24 +25,25 @@ from optuna_hermes.broker._core._admission import (
     take_charge,
 )
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease, Slot
-from optuna_hermes.broker._core._curve_shape import Shape, shape_of
 from optuna_hermes.broker._core._device_changes import DeviceChanges
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
-from optuna_hermes.broker._core._overrides import Heard, Overrides
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
-from optuna_hermes.broker._core._recovery import Recovery
 from optuna_hermes.broker._core._scheduler import Scheduler
-from optuna_hermes.broker._core._sharing import Sharing, recount
 from optuna_hermes.broker._core._status import document
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, Watchdog, record_heartbeat
-from optuna_hermes.ledger._base import HostRecord
+from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.model import Device
 
 if TYPE_CHECKING:
+    from optuna_hermes.broker._core._curve_shape import Shape
+    from optuna_hermes.broker._core._overrides import Overrides
+    from optuna_hermes.broker._core._power import Power
+    from optuna_hermes.broker._core._recovery import Recovery
+    from optuna_hermes.broker._core._sharing import Sharing
     from optuna_hermes.curves import CurveCache
 
 _OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.FirstBatch | wire.Begin
@@ -65,7 +66,6 @@ class EventHandler:
         host_budget_bytes: host memory that trials may take for what they move off their devices.
         grace_seconds: see ``GRACE_SECONDS``.
         powers: whether there are commands that power devices up and down.
-        unpowered: devices that the broker before this one may have powered down.
     """
 
     def __init__(
@@ -78,29 +78,33 @@ class EventHandler:
         host_budget_bytes: int = 0,
         grace_seconds: float = GRACE_SECONDS,
         powers: bool = False,
-        unpowered: Collection[str] = (),
     ) -> None:
         self.state = BrokerState(
             host=host,
             instance=instance,
             wall_offset=wall_offset,
             host_budget_bytes=host_budget_bytes,
-            powers=powers,
         )
         self.state.slots = {device.id: Slot(device=device) for device in devices}
-        policy_runner = PolicyRunner(self.state)
-        self._memory = MemoryManager(self.state, policy_runner.wanted_last)
-        self._scheduler = Scheduler(self.state, policy_runner, self._memory)
+        self._power: Power | None = None
+        if powers:
+            from optuna_hermes.broker._core._power import Power  # few hosts have such commands
+
+            self._power = Power(self.state)
+        self._policy_runner = PolicyRunner(self.state, self._power)
+        self._memory = MemoryManager(self.state, self._policy_runner.wanted_last)
+        self._scheduler = Scheduler(self.state, self._policy_runner, self._memory)
         self._ends = LeaseEnds(self.state, self._memory)
-        self._sharing = Sharing(self.state, policy_runner, self._memory, self._ends)
         self._devices = DeviceChanges(self.state, self._memory, self._scheduler)
         self._watchdog = Watchdog(self.state, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
         self._owes_decision = False
-        self._recovery = Recovery(self.state)
-        self._overrides = Overrides(self.state, self._memory, self._scheduler)
-        self._devices.expect_off(unpowered)
+
+    def expect_off(self, devices: Collection[str]) -> None:
+        """Take these devices for powered down: the broker before this one left them so."""
+        if self._power is not None:
+            self._power.expect_off(devices)
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Handle an event and return the commands, in order."""
@@ -144,22 +148,25 @@ class EventHandler:
         elif isinstance(event, events.LedgerBack):
             outage.end(turn, event)
             self._scheduler.schedule(turn)
-        elif isinstance(event, events.PowerSwitched):
-            self._devices.switched(turn, event)
+        elif isinstance(event, events.PowerSwitched) and self._power is not None:
+            self._power.switched(turn, event)
         elif isinstance(event, events.Observed):
             self._watchdog.observed(event, now)
         elif isinstance(event, events.Tick):
             self._forgive(now)
             outage.give_up(turn)
             self._watchdog.end(turn)
-            self._recovery.end(turn)
+            if self.state.awaited:
+                self._recovery.end(turn)
             self._scheduler.look_ahead(turn)
             self._scheduler.schedule(turn)
         for study in self.state.studies.values():
             if study.problem and not study.draining:
                 self._drain(turn, study.spec.key)
-        self._overrides.heed(turn)
-        self._devices.switch_power(turn)
+        if any(study.overrides for study in self.state.studies.values()):
+            self._overrides.heed(turn)
+        if self._power is not None:
+            self._power.switch(turn)
         return turn.commands
 
     def next_wakeup(self, now: float) -> float | None:
@@ -169,7 +176,9 @@ class EventHandler:
         return self._wakeup
 
     def _next_wakeup(self, now: float) -> float | None:
-        times = [*self._watchdog.wakeups(), *outage.wakeups(self.state), *self._recovery.wakeups()]
+        times = [*self._watchdog.wakeups(), *outage.wakeups(self.state)]
+        if self.state.awaited:
+            times += self._recovery.wakeups()
         for slot in self.state.slots.values():
             if slot.lease is None and slot.reservation and slot.settles_at > now:
                 times.append(slot.settles_at)
@@ -183,7 +192,8 @@ class EventHandler:
         """Begin silences anew after the broker was stopped: its clients were not silent."""
         if self._wakeup is not None and now - self._wakeup > STALL_SECONDS:
             self._watchdog.begin_anew(now)
-            self._recovery.begin_anew(now)
+            if self.state.awaited:
+                self._recovery.begin_anew(now)
 
     def silent(self, now: float) -> dict[int, int]:
         """Processes of workers that are silent, by their connections."""
@@ -198,11 +208,35 @@ class EventHandler:
         return not any(s.power in ("going", "coming") for s in self.state.slots.values())
 
     def presence(self) -> HostRecord:
+        """Presence of this broker, for those of other hosts."""
         return self._sharing.presence()
 
     @cached_property
+    def _recovery(self) -> Recovery:
+        # Few brokers follow one that died, and have anything awaited.
+        from optuna_hermes.broker._core._recovery import Recovery
+
+        return Recovery(self.state)
+
+    @cached_property
+    def _sharing(self) -> Sharing:
+        # Few studies are shared by several hosts.
+        from optuna_hermes.broker._core._sharing import Sharing
+
+        return Sharing(self.state, self._policy_runner, self._memory, self._ends)
+
+    @cached_property
+    def _overrides(self) -> Overrides:
+        # Few studies have trials that a person holds, boosts or finishes.
+        from optuna_hermes.broker._core._overrides import Overrides
+
+        return Overrides(self.state, self._memory, self._scheduler)
+
+    @cached_property
     def _shapes(self) -> CurveCache[Shape]:
-        from optuna_hermes.curves import CurveCache  # imports NumPy; few ask for shapes
+        # Few clients ask for shapes, and the cache imports NumPy.
+        from optuna_hermes.broker._core._curve_shape import shape_of
+        from optuna_hermes.curves import CurveCache
 
         return CurveCache(shape_of)
 
@@ -235,7 +269,7 @@ class EventHandler:
         elif isinstance(message, wire.Describe):
             described = self.state.clients[connection].described
             described.setdefault(message.study, {}).update(message.params)
-        elif isinstance(message, Heard):
+        elif isinstance(message, wire.UserCommand):
             self._overrides.hear(turn, connection, message)
         elif isinstance(message, wire.GetStatus):
             told = self.status(turn.now, trials=message.trials, curves=message.curves)
@@ -277,7 +311,8 @@ class EventHandler:
             self._released(turn, lease, trial, message)
 
     def _ready(self, turn: Turn, connection: int, message: wire.Ready) -> None:
-        self._recovery.empty_handed(turn, self.state.clients[connection].pid)
+        if self.state.awaited:
+            self._recovery.empty_handed(turn, self.state.clients[connection].pid)
         study = self.state.studies.get(message.study)
         self.state.clients[connection].study = message.study
         if study is None:  # its driver comes back too, perhaps later than its workers
@@ -366,7 +401,8 @@ class EventHandler:
         if isinstance(message, wire.Register):
             is_new = message.number not in study.trials
             pid, key = self.state.clients[connection].pid, study.spec.key
-            self._recovery.empty_handed(turn, pid, study=key, number=message.number)
+            if self.state.awaited:
+                self._recovery.empty_handed(turn, pid, study=key, number=message.number)
             trial = admit_trial(study, message.number, message.trial_id, turn.now)
             trial.register(connection, turn.now)
             if is_new:
@@ -375,24 +411,26 @@ class EventHandler:
         else:
             known = set(study.trials)
             changed = take_charge(self.state, study, connection, message, turn.now)
-            for trial in changed:
-                if trial.number not in known:
-                    _event_log.admitted(turn, trial)
             described = self.state.clients[connection].described.pop(study.spec.key, {})
             for number, params in described.items():
                 if number in study.trials:
                     study.trials[number].params = params
             for trial in changed:
+                if trial.number not in known:
+                    _event_log.admitted(turn, trial)
                 turn.save(trial)
-            recount(self.state, study)
+            if study.broker is not None:
+                self._sharing.recount(study)
         self.state.clients[connection].study = study.spec.key
         for ready in self.state.early.pop(study.spec.key, []):
             self._ready(turn, ready, wire.Ready(study=study.spec.key))
         self._scheduler.schedule(turn)
 
     def _resume(self, turn: Turn, study: Study, connection: int, message: wire.Resume) -> None:
+        from optuna_hermes.broker._core._resume import resume  # as for `_recovery`
+
         client, key = self.state.clients[connection], study.spec.key
-        problem = self._recovery.resume(turn, study, connection, message)
+        problem = resume(self._recovery, turn, study, connection, message)
         if problem is None:
             client.study = key
             if client.role == "worker":
@@ -420,7 +458,7 @@ class EventHandler:
     def _connected(self, event: events.Connected) -> None:
         client = Client(pid=event.pid, role=event.role, started=event.started)
         self.state.clients[event.connection] = client
-        if client.role in ("worker", "plain"):
+        if self.state.awaited and client.role in ("worker", "plain"):
             self._recovery.met(client.pid)
 
     def _disconnected(self, turn: Turn, event: events.Disconnected) -> None:
@@ -439,8 +477,10 @@ class EventHandler:
         if client is not None:
             self._lose_trials(turn, connection)
             del self.state.clients[connection]
-            self._recovery.lost(turn, client.pid)
-            self._overrides.gone(turn, client)
+            if self.state.awaited:
+                self._recovery.lost(turn, client.pid)
+            if client.finishes:
+                self._overrides.gone(turn, client)
         for key, waiting in list(self.state.early.items()):
             if connection in waiting:
                 waiting.remove(connection)

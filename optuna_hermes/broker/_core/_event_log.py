@@ -8,7 +8,7 @@ from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Ended, Report
-from optuna_hermes.model import Override, TierName
+from optuna_hermes.model import TierName
 
 ROUTINE = frozenset({"granted", "suspended", "evicted", "moved", "batch size"})
 """Events of every slice: they are in a trial's event log, but not in the broker's log."""
@@ -34,11 +34,6 @@ def granted(turn: Turn, trial: LiveTrial, lease: Lease, came_from: str | None) -
     if len(lease.devices) > 1:
         grant["devices"] = list(lease.devices)
     turn.log(trial.study, trial.number, "granted", grant)
-
-
-def resumed(turn: Turn, trial: LiveTrial) -> None:
-    detail = {"device": trial.device, "epoch": trial.epoch, "state": trial.state}
-    turn.log(trial.study, trial.number, "resumed", detail)
 
 
 def suspended(turn: Turn, trial: LiveTrial, tier: TierName) -> None:
@@ -90,10 +85,3 @@ def ended(turn: Turn, trial: LiveTrial, message: Ended) -> None:
         turn.log(trial.study, trial.number, "failed", detail)
     else:
         turn.log(trial.study, trial.number, "finished", {"units": trial.curve.units})
-
-
-def overridden(
-    turn: Turn, trial: LiveTrial, before: Override | None, override: Override | None
-) -> None:
-    """Log that the override of a trial has changed."""
-    turn.log(trial.study, trial.number, f"no longer {before}" if override is None else override, {})

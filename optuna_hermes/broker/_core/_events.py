@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._protocol import FromBroker, FromClient, OpenStudy, Register, Resume
-from optuna_hermes.ledger._base import (
+from optuna_hermes.ledger._records import (
     CheckpointRecord,
     EventRecord,
     HostRecord,
@@ -23,6 +22,9 @@ from optuna_hermes.ledger._base import (
     TrialRecord,
 )
 from optuna_hermes.model import Curve, Device, Override
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._devices._xid import Xid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker._protocol import Ending, Params, Parked
-from optuna_hermes.ledger._base import TrialRecord
+from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import (
     BatchSizes,
     Checkpoint,
     Curve,
+    Elastic,
     Speed,
     TierName,
     TrialStatus,
@@ -167,6 +168,32 @@ class LiveTrial:
         if self.sizes is None:
             return (1, 1) if self.connection is None else (now, now)
         return 1, self.sizes.most_devices
+
+    @property
+    def elastic(self) -> Elastic | None:
+        """Limits within which it may be stretched, None if it has reported none."""
+        sizes = self.sizes
+        if sizes is None:
+            return None
+        return Elastic(
+            batch_size=sizes.now,
+            batch_sizes=(sizes.least, sizes.most),
+            devices=self.device_range,
+            unit_samples=sizes.unit_samples,
+            speeds=self.speeds,
+        )
+
+    def take_sizes(self, sizes: BatchSizes) -> None:
+        """Take sizes of batches; speeds measured on other numbers of devices still hold."""
+        self.sizes = sizes
+        here = len(self.devices)
+        speeds = [each for each in self.speeds if each.devices != here]
+        speeds += (
+            Speed(devices=here, batch_size=size, step_seconds=seconds)
+            for size, seconds in sizes.seconds.items()
+            if seconds > 0
+        )
+        self.speeds = tuple(sorted(speeds, key=lambda each: (each.devices, each.batch_size)))
 
     def suits(self, slots: Sequence[Slot]) -> bool:
         """True if its process, if any, can use these devices: one on a GPU never leaves it."""

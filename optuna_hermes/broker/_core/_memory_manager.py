@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from optuna_hermes.broker._core import _residency as residency
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Evict, Recall
 from optuna_hermes.model import TierName
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._core._residency import TrialId
+
+MEMORY_MARGIN = 1.2
+"""Factor by which free memory must exceed what a trial still needs."""
 
 STRANGE_BYTES = 2 << 30
 """Memory that unknown processes may take where none is listed: the driver, a desktop."""
@@ -159,29 +165,33 @@ class MemoryManager:
 
     def _moves(
         self, slot: Slot, leaving: Sequence[LiveTrial], now: float
-    ) -> dict[residency.TrialId, TierName]:
+    ) -> dict[TrialId, TierName]:
         """Tiers to which trials go for the reservation of ``slot``, with those that leave it."""
         if slot.reservation is None:
             return {}
         study, trial = self._next(slot)
         others = [*leaving, *self._others(slot, study, trial)]
         host_room = self._state.host_budget_bytes - self._state.host_used_bytes
-        if trial is not None and trial.alone:
-            return residency.clear(self._sitters(others), host_room)
+        alone = trial is not None and trial.alone
         short = self._short(slot, study, trial) if slot.device.kind == "gpu" else 0
-        if short <= 0:
+        if not alone and short <= 0:
             return {}
+        # Hosts of CPU slots, and of GPUs with room for all trials, never come here.
+        from optuna_hermes.broker._core import _residency as residency
+
+        if alone:
+            return residency.clear(map(residency.sitter_of, self._unasked(others)), host_room)
         here = [each for each in others if each.tier != "host"]
         in_host = [each for each in self._state.trials() if each.tier == "host"]
-        sitters = self._sitters(self._wanted_last([*here, *in_host], now))
-        return residency.make_room(short, sitters, host_room)
+        free = self._unasked(self._wanted_last([*here, *in_host], now))
+        return residency.make_room(short, list(map(residency.sitter_of, free)), host_room)
 
-    def _sitters(self, trials: Iterable[LiveTrial]) -> list[residency.Sitter]:
+    def _unasked(self, trials: Iterable[LiveTrial]) -> list[LiveTrial]:
+        """Those that have no open request, and no reservation either."""
         wanted = {(each.study, each.number) for each in self._state.reservations()}
-        free = (trial for trial in trials if trial.asked is None and _id(trial) not in wanted)
-        return [_sitter(trial) for trial in free]
+        return [trial for trial in trials if trial.asked is None and _id(trial) not in wanted]
 
-    def _evict_all(self, turn: Turn, moves: dict[residency.TrialId, TierName]) -> None:
+    def _evict_all(self, turn: Turn, moves: dict[TrialId, TierName]) -> None:
         for (study, number), tier in moves.items():
             self.evict(turn, self._state.studies[study].trials[number], tier)
 
@@ -221,7 +231,7 @@ class MemoryManager:
     def _has_room(self, slot: Slot, study: Study, trial: LiveTrial | None) -> bool | None:
         if slot.device.kind == "cpu":
             return None
-        return residency.fits(self.free_bytes(slot), _missing(slot, study, trial))
+        return fits(self.free_bytes(slot), _missing(slot, study, trial))
 
     def _short(self, slot: Slot, study: Study, trial: LiveTrial | None) -> float:
         """Bytes that have to become free beside what is becoming free; infinite if unknown."""
@@ -230,7 +240,7 @@ class MemoryManager:
             return math.inf
         going = (r for r in self._state.parked_on(slot) if r.evicting and r.tier != "host")
         coming = sum(trial.takes_bytes or 0 for trial in going)
-        return residency.MEMORY_MARGIN * missing - free - coming
+        return MEMORY_MARGIN * missing - free - coming
 
     def _unclaimed(self, slot: Slot) -> int | None:
         """A GPU's memory without what the trials there report to hold."""
@@ -267,6 +277,13 @@ class MemoryManager:
         turn.log(study.spec.key, number, "no room", detail)
 
 
+def fits(free_bytes: int | None, missing_bytes: int | None) -> bool | None:
+    """True if what a trial still needs fits into what is free; None if either is unknown."""
+    if free_bytes is None or missing_bytes is None:
+        return None
+    return free_bytes >= MEMORY_MARGIN * missing_bytes
+
+
 def size(count: int | None) -> str:
     """Number of bytes in words."""
     return "an unknown number of bytes" if count is None else f"{count / 1e9:.2f} GB"
@@ -285,17 +302,5 @@ def _less(count: int | None, than: int | None) -> bool:
     return count is not None and than is not None and count < than
 
 
-def _id(trial: LiveTrial) -> residency.TrialId:
+def _id(trial: LiveTrial) -> TrialId:
     return trial.study, trial.number
-
-
-def _sitter(trial: LiveTrial) -> residency.Sitter:
-    """Sitter for a trial; one on several devices stays there, or goes to disk."""
-    in_host = trial.tier == "host"
-    return residency.Sitter(
-        trial=_id(trial),
-        tier="host" if in_host else "resident",
-        takes_bytes=trial.host_bytes if in_host else trial.takes_bytes,
-        moves=trial.moves and not in_host and not trial.others,
-        stores=trial.stores,
-    )

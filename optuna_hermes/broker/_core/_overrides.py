@@ -9,7 +9,6 @@ from __future__ import annotations
 from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease
 from optuna_hermes.broker._core._events import Refreshed, SaveMemory, SaveOverride
 from optuna_hermes.broker._core._live_trial import LiveTrial
@@ -20,8 +19,6 @@ from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.model import Override
 from optuna_hermes.policies import make_policy
 
-Heard = wire.SetOverrides | wire.Finish | wire.Finished | wire.ChangePolicy
-
 
 class Overrides:
     """Keeps and enforces the overrides of trials."""
@@ -31,7 +28,7 @@ class Overrides:
         self._memory = memory
         self._scheduler = scheduler
 
-    def hear(self, turn: Turn, connection: int, message: Heard) -> None:
+    def hear(self, turn: Turn, connection: int, message: wire.UserCommand) -> None:
         """Carry out a request, or refuse it with the reason."""
         study = self._state.studies.get(message.study)
         reason = _NOT_SERVED if study is None else self._refusal(study, message)
@@ -54,8 +51,6 @@ class Overrides:
 
     def heed(self, turn: Turn) -> None:
         """Cancel reservations and revoke leases of trials on hold."""
-        if not any(study.overrides for study in self._state.studies.values()):
-            return
         for reservation in self._state.reservations():
             if self._is_held(reservation.study, reservation.number):
                 self._state.unreserve(reservation)
@@ -92,7 +87,7 @@ class Overrides:
     # -- inside --------------------------------------------------------------------------------
 
     def _do(
-        self, turn: Turn, connection: int, study: Study, trial: LiveTrial, message: Heard
+        self, turn: Turn, connection: int, study: Study, trial: LiveTrial, message: wire.UserCommand
     ) -> None:
         if isinstance(message, wire.SetOverrides):
             self._override(turn, study, trial, message.override)
@@ -103,7 +98,7 @@ class Overrides:
         else:
             self._finished(turn, study, trial)
 
-    def _refusal(self, study: Study, message: Heard) -> str | None:
+    def _refusal(self, study: Study, message: wire.UserCommand) -> str | None:
         if study.away_since is not None:
             return f"The database of study {study.spec.name!r} is away: try again when it is back."
         if isinstance(message, wire.ChangePolicy):
@@ -111,7 +106,7 @@ class Overrides:
         reasons = (self._refusal_of(study, number, message) for number in message.numbers)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def _refusal_of(self, study: Study, number: int, message: Heard) -> str | None:
+    def _refusal_of(self, study: Study, number: int, message: wire.UserCommand) -> str | None:
         trial = study.trials.get(number)
         if trial is None:
             return (
@@ -145,7 +140,7 @@ class Overrides:
             {**study.overrides, trial.number: override} if override else _without(study, trial)
         )
         turn.add(SaveOverride(study=trial.study, number=trial.number, override=override))
-        _event_log.overridden(turn, trial, before, override)
+        turn.log(trial.study, trial.number, override or f"no longer {before}", {})
 
     def _is_held(self, key: str, number: int | None) -> bool:
         study = self._state.studies[key]

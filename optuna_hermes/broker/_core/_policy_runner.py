@@ -6,22 +6,30 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
-from optuna_hermes.broker._core._elastic import elastic_of
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.broker._core._trial_order import boosted_first, wanted_first
 from optuna_hermes.model import Decision, Override, Resources, Snapshot, TrialView, Unstarted
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._core._power import Power
 
 _PREFERENCE: dict[Override | None, int] = {"boosted": 0, None: 1, "held": 2, "finishing": 2}
 
 
 class PolicyRunner:
-    """Asks the policies of studies; a policy's memory is left to the caller."""
+    """Asks the policies of studies; a policy's memory is left to the caller.
 
-    def __init__(self, state: BrokerState) -> None:
+    Args:
+        state: what the broker knows.
+        power: of the devices, None where nothing powers them down.
+    """
+
+    def __init__(self, state: BrokerState, power: Power | None = None) -> None:
         self._state = state
+        self._power = power
 
     def decide(
         self, study: Study, slots: Sequence[Slot], now: float, fixed: Collection[int] = ()
@@ -43,9 +51,11 @@ class PolicyRunner:
                 _fixed(trial) if trial.number in fixed else trial for trial in snapshot.trials
             )
             snapshot = replace(snapshot, trials=tuple(trials))
-        if study.draining or study.problem or not study.overrides:
-            return _ask(study, snapshot)
         boosted = frozenset(n for n, override in study.overrides.items() if override == "boosted")
+        if study.draining or study.problem or not boosted:
+            return _ask(study, snapshot)
+        from optuna_hermes.broker._core._boosts import boosted_first  # few trials are boosted
+
         return boosted_first(partial(_ask, study), snapshot, boosted)
 
     def wanted_last(self, trials: Iterable[LiveTrial], now: float) -> list[LiveTrial]:
@@ -61,6 +71,9 @@ class PolicyRunner:
             study = self._state.studies[key]
             numbers = list(own)
             if len(own) > 1:
+                # Only where several trials could make room.
+                from optuna_hermes.broker._core._trial_order import wanted_first
+
                 numbers = wanted_first(partial(_ask, study), self._snapshot(study, [], now), own)
                 numbers.sort(key=lambda n: _PREFERENCE[study.override_of(own[n])])
             placed += [(place, own[number]) for place, number in enumerate(numbers)]
@@ -100,8 +113,8 @@ class PolicyRunner:
             trials=tuple(views),
             finished=tuple(finished),
             unstarted=_at_most(study.may_open, seats),
-            wanted=self._wanted(study) if self._state.powers else None,
-            held=self._devices_of(study) if self._state.powers else (),
+            wanted=None if self._power is None else self._power.wanted(study),
+            held=() if self._power is None else self._power.held(study),
             room=Resources(host_bytes=self._host_room(open_ids)),
             memory=study.memory,
         )
@@ -116,20 +129,6 @@ class PolicyRunner:
                 trial = None if each.number is None else study.trials.get(each.number)
                 taken += study.need_of(trial) or 0
         return self._state.host_budget_bytes - taken
-
-    def _wanted(self, study: Study) -> int:
-        """Number of this host's devices that a study could use, with processes that come."""
-        count = study.may_open.count
-        if count is None:
-            return len(self._state.slots)
-        here = sum(trial.live and not study.is_elsewhere(trial) for trial in study.trials.values())
-        begins = (slot.lease or slot.reservation for slot in self._state.slots.values())
-        new = {id(x) for x in begins if x and x.study == study.spec.key and x.number is None}
-        return count + here + len(new)
-
-    def _devices_of(self, study: Study) -> tuple[str, ...]:
-        begins = ((id_, slot.lease or slot.reservation) for id_, slot in self._state.slots.items())
-        return tuple(id_ for id_, each in begins if each and each.study == study.spec.key)
 
     def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
         """Device time of the leases that are out, up to the last decision about each."""
@@ -221,7 +220,7 @@ def _view(
         units_left=0 if state == "done" else trial.units_left,
         params=trial.params,
         devices_wanted=min(max(len(trial.devices), least), most),
-        elastic=elastic_of(trial),
+        elastic=trial.elastic,
         # What it needs on a device is what it takes of the host's memory when it has to leave.
         needs=Resources(device_bytes=trial.need_bytes, host_bytes=trial.need_bytes),
     )

@@ -8,12 +8,11 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._admission import KEPT_CHECKPOINTS, admit_trial
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease
-from optuna_hermes.broker._core._elastic import take_sizes
 from optuna_hermes.broker._core._events import DropCheckpoint, NameLease
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.ledger._base import CheckpointRecord, ReportRecord
+from optuna_hermes.ledger._records import CheckpointRecord, ReportRecord
 from optuna_hermes.model import Checkpoint, Curve
 
 
@@ -120,7 +119,7 @@ def stretches(turn: Turn, trial: LiveTrial, message: wire.Stretches) -> None:
         return
     if trial.sizes is not None and trial.sizes.now != sizes.now:
         _event_log.resized(turn, trial, trial.sizes.now, sizes.now)
-    take_sizes(trial, sizes)
+    trial.take_sizes(sizes)
 
 
 def saved(turn: Turn, connection: int, trial: LiveTrial, message: wire.Saved) -> None:

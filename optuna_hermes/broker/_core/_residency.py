@@ -6,13 +6,11 @@ be wanted last go: to host memory while there is room for them, then to disk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.model import TierName
-
-MEMORY_MARGIN = 1.2
-"""Factor by which free memory must exceed what a trial still needs."""
 
 TrialId = tuple[str, int]
 """A study's key and a trial's number."""
@@ -37,11 +35,16 @@ class Sitter:
     stores: bool = False
 
 
-def fits(free_bytes: int | None, missing_bytes: int | None) -> bool | None:
-    """True if what a trial still needs fits into what is free; None if either is unknown."""
-    if free_bytes is None or missing_bytes is None:
-        return None
-    return free_bytes >= MEMORY_MARGIN * missing_bytes
+def sitter_of(trial: LiveTrial) -> Sitter:
+    """Sitter for a trial; one on several devices stays there, or goes to disk."""
+    in_host = trial.tier == "host"
+    return Sitter(
+        trial=(trial.study, trial.number),
+        tier="host" if in_host else "resident",
+        takes_bytes=trial.host_bytes if in_host else trial.takes_bytes,
+        moves=trial.moves and not in_host and not trial.others,
+        stores=trial.stores,
+    )
 
 
 def make_room(
@@ -78,7 +81,7 @@ def make_room(
     return moves
 
 
-def clear(sitters: Sequence[Sitter], host_room_bytes: int) -> dict[TrialId, TierName]:
+def clear(sitters: Iterable[Sitter], host_room_bytes: int) -> dict[TrialId, TierName]:
     """Moves by which a trial gets its device to itself: to disk, process and all, if possible.
 
     Args:

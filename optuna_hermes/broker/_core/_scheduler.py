@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._broker_state import (
@@ -13,7 +14,6 @@ from optuna_hermes.broker._core._broker_state import (
     Slot,
     counted_joules,
 )
-from optuna_hermes.broker._core._elastic import elastic_of, pays
 from optuna_hermes.broker._core._events import SaveMemory
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
@@ -21,8 +21,8 @@ from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Grant, Prepare, Resize, Yield
-from optuna_hermes.ledger._base import LeaseRecord
-from optuna_hermes.model import Assignment, Decision, TierName
+from optuna_hermes.ledger._records import LeaseRecord
+from optuna_hermes.model import Assignment, TierName
 
 SWITCH_SHARE = 60
 """A slice lasts at least this many times what bringing its trial back costs.
@@ -121,7 +121,13 @@ class Scheduler:
         return lease.deadline <= now and not lease.yielding
 
     def _decide(self, turn: Turn, study: Study, slots: list[Slot]) -> None:
-        decision = self._worthwhile(study, slots, turn.now)
+        decide = partial(self._policy_runner.decide, study, slots, turn.now)
+        if study.stretches:
+            from optuna_hermes.broker._core._elastic import worthwhile  # few studies are elastic
+
+            decision = worthwhile(decide, study, partial(self._slice, study, "disk"))
+        else:
+            decision = decide()
         if decision.memory != study.memory:
             study.memory = decision.memory
             turn.add(SaveMemory(study=study.spec.key, memory=decision.memory))
@@ -142,42 +148,6 @@ class Scheduler:
             # Another study's trial yields only to a reservation, an own one if not chosen.
             if slot.lease and (slot.reservation or slot.lease.study == study.spec.key):
                 self.ask_to_yield(turn, slot.lease)
-
-    def _worthwhile(self, study: Study, slots: Sequence[Slot], now: float) -> Decision:
-        """Decision of the policy; a trial whose change is not worth its cost keeps its devices."""
-        kept: set[int | None] = set()
-        while True:
-            fixed = [number for number in kept if number is not None]
-            decision = self._policy_runner.decide(study, slots, now, fixed)
-            vain = {
-                each.trial for each in decision.assignments if self._is_vain(study, each, decision)
-            }
-            # What these keep changes what is left for others: the policy is asked again.
-            if not vain - kept:
-                return decision
-            kept |= vain
-
-    def _is_vain(self, study: Study, assignment: Assignment, decision: Decision) -> bool:
-        """True if another number of devices is not worth its cost for a trial that has devices."""
-        trial = None if assignment.trial is None else study.trials[assignment.trial]
-        if (
-            trial is None
-            or trial.state != "running"
-            or len(trial.devices) == len(assignment.devices)
-        ):
-            return False
-        others = (each for each in decision.assignments if each is not assignment)
-        elsewhere = {id_ for each in others for id_ in each.devices}
-        seen = elastic_of(trial)
-        return seen is not None and not pays(
-            seen,
-            len(trial.devices),
-            len(assignment.devices),
-            given_away=len(elsewhere.intersection(trial.devices)),
-            slice_seconds=self._slice(study, "disk", assignment.slice_seconds),
-            leave_seconds=study.leave_seconds,
-            back_seconds=study.cost("disk"),
-        )
 
     def _renew(self, study: Study, lease: Lease, seconds: float | None, now: float) -> None:
         """Begin another slice of a lease; no cost of bringing its trial back counts any more."""
@@ -281,7 +251,9 @@ class Scheduler:
         connection = trial.connection if trial else None
         if connection is None:
             connection = _worker_for(self._state, study, trial)
-        if connection is None or not self._are_ready(turn, slots):
+        # A list, not a generator: trials in the way are asked now on every slot, also behind one
+        # that is not ready.
+        if connection is None or not all([self._memory.ready(turn, slot) for slot in slots]):
             return
         if connection in study.idle:
             study.idle.remove(connection)
@@ -293,11 +265,6 @@ class Scheduler:
             slot.reservation = None
         lease = self._lease(turn, study, slots, trial, connection, reservation.slice_seconds)
         turn.send(connection, _grant_message(lease, trial, alone, reservation.batch_size))
-
-    def _are_ready(self, turn: Turn, slots: Sequence[Slot]) -> bool:
-        """True if all can be granted; trials in the way on any of them are asked now."""
-        # A list, not a generator: each slot is asked, also behind one that is not ready.
-        return all([self._memory.ready(turn, slot) for slot in slots])
 
     def _lease(
         self,

@@ -18,8 +18,7 @@ from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Refused
-from optuna_hermes.ledger._base import HostRecord, TrialRecord
-from optuna_hermes.ledger._claims import DEAD_SECONDS as DEAD_SECONDS
+from optuna_hermes.ledger._records import DEAD_SECONDS, HostRecord, TrialRecord
 
 REFRESH_SECONDS = 3.0
 """Interval at which a broker notes that it lives, and reads what others have done."""
@@ -91,7 +90,7 @@ class Sharing:
         study.coming = coming(study, event.leases, alive)
         self._look_at_the_idle(study, [host for host in others if host.instance in alive])
         self._state.cancel_reservations(study, only_impossible=True)
-        recount(self._state, study)
+        self.recount(study)
         self._make_room(turn, study)
 
     def _alive(
@@ -152,6 +151,14 @@ class Sharing:
         for trial in self._policy_runner.wanted_last(parked, turn.now)[:missing]:
             self._memory.evict(turn, trial, "disk")
 
+    def recount(self, study: Study) -> None:
+        """Count the trials that may still be created, by all that is known of all hosts."""
+        if study.limit is None:
+            return
+        begun = self._state.count_begun(study)
+        begun += sum(1 for each in self._state.reserved(study.spec.key) if each.number is None)
+        study.unstarted = max(0, study.limit - len(study.trials) - begun - study.coming)
+
     # -- races ---------------------------------------------------------------------------------
 
     def outrun(self, turn: Turn, event: Outrun) -> None:
@@ -187,15 +194,6 @@ def watched(study: Study) -> dict[int, TrialRecord | None]:
     """Trials that others may change, with their rows as they are known; None asks for the row."""
     trials = ((number, trial) for number, trial in study.trials.items() if not study.owns(trial))
     return {number: None if trial.owner == _ANOTHER else trial.row for number, trial in trials}
-
-
-def recount(state: BrokerState, study: Study) -> None:
-    """Count the trials that may still be created, by all that is known of all hosts."""
-    if study.limit is None or study.broker is None:
-        return
-    begun = state.count_begun(study)
-    begun += sum(1 for each in state.reserved(study.spec.key) if each.number is None)
-    study.unstarted = max(0, study.limit - len(study.trials) - begun - study.coming)
 
 
 def _free_of_owner(trial: LiveTrial, now: float) -> None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot, taken_joules
-from optuna_hermes.broker._core._curve_shape import Shape
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.model import Override
 
 if TYPE_CHECKING:
+    from optuna_hermes.broker._core._curve_shape import Shape
     from optuna_hermes.curves import CurveCache
 
 JOULES_PER_WATT_HOUR = 3600.0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._protocol import StudySpec
-from optuna_hermes.ledger._base import LeaseRecord
+from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import Override, TierName, Unstarted
-from optuna_hermes.policies import Policy
+
+if TYPE_CHECKING:
+    from optuna_hermes.policies import Policy
 
 _COST_MEMORY = 0.7
 """Weight of the past in the moving average of switch costs."""

@@ -9,7 +9,7 @@ from optuna_hermes.broker._core._broker_state import BrokerState, Lease
 from optuna_hermes.broker._core._events import Claim, Command, EndLease, Kill, Send
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._protocol import FromBroker
-from optuna_hermes.ledger._base import EventRecord, LeaseRecord, TrialRecord
+from optuna_hermes.ledger._records import EventRecord, LeaseRecord, TrialRecord
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from optuna_hermes.broker._devices._nvml_events import Listener
-from optuna_hermes.broker._devices._visible import Gpu
+from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE, Gpu, visible
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
@@ -205,6 +206,19 @@ def gpus(nvml: Any) -> Iterator[Gpu]:
         except nvml.NVMLError:
             gpu = Gpu(uuid="")
         yield gpu
+
+
+def present(uuids: Sequence[str]) -> list[str]:
+    """Ids of all GPUs and slices of this host, where ``uuids`` are asked for."""
+    with driver(uuids) as nvml:
+        return visible(list(gpus(nvml)), None)
+
+
+def usable() -> list[str]:
+    """Ids of the GPUs and slices that CUDA shows to this process, and that answer."""
+    with driver() as nvml:
+        shown = visible(list(gpus(nvml)), os.environ.get(VISIBLE_VARIABLE))
+        return [uuid for uuid in shown if answers(nvml, uuid)]
 
 
 def troubles(nvml: Any) -> Iterator[tuple[int, str]]:

@@ -6,13 +6,11 @@ A GPU is known by its UUID: indices change with ``CUDA_VISIBLE_DEVICES`` and fro
 from __future__ import annotations
 
 import logging
-import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE, visible
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
 
@@ -93,28 +91,6 @@ def parse_devices(spec: str) -> list[DeviceSlot]:
     if gpus:
         _require(gpus)
     return slots
-
-
-def environment(device_ids: Iterable[str]) -> dict[str, str]:
-    """Environment variables that show a process these devices and no other GPU.
-
-    They work only if they are set before the process initialises CUDA.
-    """
-    gpus = [id_ for id_ in device_ids if not id_.startswith("cpu:")]
-    # CPU slots alone give an empty value, which shows no GPU.
-    return {VISIBLE_VARIABLE: ",".join(gpus)}
-
-
-def hidden(device_ids: Iterable[str]) -> bool:
-    """True if ``CUDA_VISIBLE_DEVICES`` shows this process none of these GPUs."""
-    gpus = {id_ for id_ in device_ids if not id_.startswith("cpu:")}
-    named = os.environ.get(VISIBLE_VARIABLE)
-    if not gpus or named is None:
-        return False
-    from optuna_hermes.broker._devices import _nvml as nvml
-
-    with nvml.driver() as binding:
-        return gpus.isdisjoint(visible(list(nvml.gpus(binding)), named))
 
 
 class CpuSlots:
@@ -217,9 +193,7 @@ def _auto() -> list[DeviceSlot]:
 
     uuids: list[str] = []
     try:
-        with nvml.driver() as binding:
-            shown = visible(list(nvml.gpus(binding)), os.environ.get(VISIBLE_VARIABLE))
-            uuids = [uuid for uuid in shown if nvml.answers(binding, uuid)]
+        uuids = nvml.usable()
     except nvml.NoDriverError as error:
         if error.installed:  # else a GPU whose driver is broken would stay unused without a word
             log.warning("auto means cpu:%d here: %s", DEFAULT_CPU_SLOTS, error)
@@ -232,8 +206,7 @@ def _require(uuids: Sequence[str]) -> None:
     """Raise unless this host has all of these devices."""
     from optuna_hermes.broker._devices import _nvml as nvml
 
-    with nvml.driver(uuids) as binding:
-        present = visible(list(nvml.gpus(binding)), None)
+    present = nvml.present(uuids)
     for uuid in uuids:
         if uuid not in present:
             raise DeviceSpecError(

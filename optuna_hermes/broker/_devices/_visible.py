@@ -1,8 +1,9 @@
-"""GPUs that CUDA shows to a process, by the value of ``CUDA_VISIBLE_DEVICES``. Pure."""
+"""GPUs that CUDA shows to a process, by the value of ``CUDA_VISIBLE_DEVICES``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -49,6 +50,28 @@ def visible(gpus: Sequence[Gpu], named: str | None) -> list[str]:
             break
         found.update(dict.fromkeys(ids))
     return list(found)
+
+
+def environment(device_ids: Iterable[str]) -> dict[str, str]:
+    """Environment variables that show a process these devices and no other GPU.
+
+    They work only if they are set before the process initialises CUDA.
+    """
+    gpus = [id_ for id_ in device_ids if not id_.startswith("cpu:")]
+    # CPU slots alone give an empty value, which shows no GPU.
+    return {VISIBLE_VARIABLE: ",".join(gpus)}
+
+
+def hidden(device_ids: Iterable[str]) -> bool:
+    """True if ``CUDA_VISIBLE_DEVICES`` shows this process none of these GPUs."""
+    gpus = {id_ for id_ in device_ids if not id_.startswith("cpu:")}
+    named = os.environ.get(VISIBLE_VARIABLE)
+    if not gpus or named is None:
+        return False
+    from optuna_hermes.broker._devices import _nvml as nvml  # which needs this module
+
+    with nvml.driver() as binding:
+        return gpus.isdisjoint(visible(list(nvml.gpus(binding)), named))
 
 
 def _meant(gpus: Sequence[Gpu], part: str) -> tuple[str, ...] | None:

@@ -49,6 +49,7 @@ from optuna_hermes.broker._protocol._from_client import Resume as Resume
 from optuna_hermes.broker._protocol._from_client import Saved as Saved
 from optuna_hermes.broker._protocol._from_client import SetOverrides as SetOverrides
 from optuna_hermes.broker._protocol._from_client import Stretches as Stretches
+from optuna_hermes.broker._protocol._from_client import UserCommand as UserCommand
 from optuna_hermes.broker._protocol._values import Ending as Ending
 from optuna_hermes.broker._protocol._values import Key as Key
 from optuna_hermes.broker._protocol._values import Numbers as Numbers

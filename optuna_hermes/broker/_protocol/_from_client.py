@@ -314,6 +314,9 @@ class Quit(Message, frozen=True, kw_only=True):
     """End the broker, if no other client than viewers is connected."""
 
 
+UserCommand = SetOverrides | Finish | Finished | ChangePolicy
+"""What a person asks of a study that is served: each is answered at once."""
+
 FromClient = (
     Hello
     | OpenStudy

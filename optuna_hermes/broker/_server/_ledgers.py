@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core import _events as events
-from optuna_hermes.broker._server._meter import Times
 from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._writer import (
@@ -22,14 +22,18 @@ from optuna_hermes.broker._server._writer import (
     Written,
 )
 from optuna_hermes.errors import LedgerError
-from optuna_hermes.ledger import Ledger, open_ledger
-from optuna_hermes.ledger._base import (
+from optuna_hermes.ledger import open_ledger
+from optuna_hermes.ledger._records import (
     CheckpointRecord,
     EventRecord,
     HostRecord,
     LeaseRecord,
     ReportRecord,
 )
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._server._metrics import Times
+    from optuna_hermes.ledger import Ledger
 
 SLOW_SECONDS = 1.0
 """Time without progress after which a ledger counts as away: devices would wait for it."""
@@ -70,7 +74,7 @@ class Ledgers:
         hear: called with the outcome of writes, in the thread that ``post`` calls in.
         post: calls a function soon, in the thread that uses this object.
         opener: opens a ledger.
-        times: histogram of the durations of transactions.
+        times: histogram of the durations of transactions, None if they are not measured.
         terms: see ``WriterTerms``.
     """
 
@@ -83,7 +87,7 @@ class Ledgers:
         terms: WriterTerms | None = None,
     ) -> None:
         self._terms = terms or WriterTerms()
-        self._times = times or Times()
+        self._times = times
         self._hear = hear
         self._post = post
         self._opener = opener
@@ -173,7 +177,7 @@ class Ledgers:
         resting = {url for url, writer in self._by_url.items() if writer.rests}
         for study in [each for each in self._url_of if each not in served]:
             if not self._waiting.get(study) and self._url_of[study] in resting:
-                self._by_url[self._url_of[study]].read(partial(_unlock, study))
+                self._by_url[self._url_of[study]].read(methodcaller("unlock_study", study))
                 del self._url_of[study], self._written[study]
                 self._terms.limits.pop(study, None)
         for url in [url for url, at in self._used.items() if now - at > UNUSED_SECONDS]:
@@ -233,7 +237,7 @@ class Ledgers:
         paths = tuple(checkpoint.path for checkpoint in saved)
         paths += tuple(proof_of_end(i.epoch) for i in news.items if isinstance(i, events.EndLease))
         if isinstance(news, Written):
-            if news.items:
+            if news.items and self._times is not None:
                 self._times.add(news.seconds)
             self._hear(Committed(epochs=epochs, paths=paths))
         else:
@@ -252,16 +256,21 @@ class Ledgers:
         return tuple(study for study, its in self._url_of.items() if its == url)
 
 
+is_shared: Callable[[Ledger], bool] = attrgetter("shared")
+"""True if brokers of other hosts may use a ledger too."""
+
+
 def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str, Any]:
     """Return what a ledger knows of a study, as fields of ``StudyRead``.
 
     Args:
         study: its key.
-        presence: of the broker that asks: hosts that share a study must know of each other first.
+        presence: of the broker that asks, if others may share the ledger: hosts that share a study
+            must know of each other first.
         ledger: where it is kept.
     """
     ledger.lock_study(study)
-    if ledger.shared and presence is not None:
+    if presence is not None:
         ledger.beat(presence)
     return {
         "shared": ledger.shared,
@@ -279,10 +288,6 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
 def _leave(instance: str, ledger: Ledger) -> None:
     if ledger.shared:
         ledger.forget_host(instance, dead_after_seconds=0.0)
-
-
-def _unlock(study: str, ledger: Ledger) -> None:
-    ledger.unlock_study(study)
 
 
 def _touch(ledger: Ledger) -> None:

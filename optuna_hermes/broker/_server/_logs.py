@@ -10,7 +10,7 @@ import time
 from io import TextIOWrapper
 from pathlib import Path
 
-from optuna_hermes.ledger._base import EventRecord
+from optuna_hermes.ledger._records import EventRecord
 
 FIELDS = ("study", "trial", "device", "epoch")
 """Fields of a record beside its message, given as ``extra``."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.broker._server._meter import BOUNDS_SECONDS, Meter, Times
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._events import Event, Received
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -18,6 +20,44 @@ if TYPE_CHECKING:
 ADDRESS = "127.0.0.1"
 ANSWER_SECONDS = 5.0
 """Time after which a busy broker gives no figures."""
+
+
+BOUNDS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Upper ends of the bins of a histogram; the last bin has none."""
+
+
+@dataclass(kw_only=True)
+class Times:
+    """A histogram of durations: one count for each of ``BOUNDS_SECONDS``, and one beyond."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_SECONDS) + 1))
+    total_seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS_SECONDS, seconds)] += 1
+        self.total_seconds += seconds
+
+
+@dataclass(kw_only=True)
+class Meter:
+    """Measurements since the broker began.
+
+    Args:
+        reports: values that trials have reported.
+        decisions: from an event that may move a device to the answer.
+        ledger_writes: transactions with a ledger.
+    """
+
+    reports: int = 0
+    decisions: Times = field(default_factory=Times)
+    ledger_writes: Times = field(default_factory=Times)
+
+    def handled(self, event: Event, seconds: float) -> None:
+        message = event.message if isinstance(event, Received) else None
+        if isinstance(message, wire.Report):
+            self.reports += 1
+        elif not isinstance(message, (wire.Beat, wire.GetStatus)):
+            self.decisions.add(seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +73,30 @@ class Figures:
     document: dict[str, Any]
     roles: tuple[str, ...]
     meter: Meter
+
+
+class BrokerMetrics:
+    """Measurements of one broker, and figures of it that are served over HTTP.
+
+    Args:
+        port: on ``ADDRESS``.
+        look: the broker's status, without trials, and the role of each client.
+    """
+
+    def __init__(
+        self, port: int, look: Callable[[], tuple[dict[str, Any], tuple[str, ...]]]
+    ) -> None:
+        self.meter = Meter()
+        self._port = port
+        self._look = look
+
+    def serving(self) -> contextlib.AbstractContextManager[None]:
+        """Serve the figures inside of a block; see ``serving``."""
+        return serving(self._port, self._figures)
+
+    def _figures(self) -> Figures:
+        document, roles = self._look()
+        return Figures(document=document, roles=roles, meter=self.meter)
 
 
 @contextlib.contextmanager

@@ -1,19 +1,31 @@
-"""Peer sync: changes that other hosts make to shared studies, read from the ledgers."""
+"""Peer sync: changes that other hosts make to shared studies, and conflicts with them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core._event_handler import EventHandler
-from optuna_hermes.broker._core._events import Event, Refreshed
+from optuna_hermes.broker._core._events import (
+    Claim,
+    DropCheckpoint,
+    Event,
+    NameLease,
+    Outrun,
+    Refreshed,
+    Write,
+)
 from optuna_hermes.broker._core._sharing import REFRESH_SECONDS, watched
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._server._ledgers import Ledgers
-from optuna_hermes.ledger import Ledger
-from optuna_hermes.ledger._base import HostRecord, TrialRecord
+from optuna_hermes.errors import NotOwnerError, StudyFullError
+from optuna_hermes.ledger._records import CheckpointRecord, HostRecord, LeaseRecord, TrialRecord
+
+if TYPE_CHECKING:
+    from optuna_hermes.ledger import Ledger
 
 _FEW = 500
 """Trials up to which the database is asked for their curves alone."""
@@ -25,7 +37,7 @@ class PeerSync:
     Args:
         handler: has the studies.
         ledgers: that are read.
-        apply: handles the events.
+        apply: handles the
     """
 
     def __init__(
@@ -92,3 +104,39 @@ def news_of(
         checkpoints=tuple(each for each in checkpoints if each.number in numbers),
         overrides=ledger.load_overrides(study),
     )
+
+
+def outrun(
+    study: str, items: Sequence[Write], error: Exception, last_epoch: int
+) -> tuple[Outrun, tuple[Write, ...]]:
+    """Split records after a claim conflict: the event for what never was, and the rest to write.
+
+    Args:
+        study: the study's key.
+        items: what was to be written together.
+        error: the ledger's; see ``is_race``.
+        last_epoch: the highest one there is.
+    """
+    leases = [item for item in items if isinstance(item, LeaseRecord)]
+    lost = error.number if isinstance(error, NotOwnerError) else None
+    undone = {lost, *(lease.number for lease in leases)}
+    # The trial's new owner has other checkpoints: these must not be taken for newer ones.
+    saved = [x for x in items if isinstance(x, CheckpointRecord) and x.number == lost]
+    void = (LeaseRecord, Claim, DropCheckpoint) if saved else (LeaseRecord, Claim)
+    rest = tuple(
+        item
+        for item in items
+        if not isinstance(item, void)
+        and item not in saved
+        and not (isinstance(item, TrialRecord) and item.number in undone)
+        and not (isinstance(item, NameLease) and item.number == lost)
+    )
+    event = Outrun(
+        study=study,
+        epochs=tuple(lease.epoch for lease in leases),
+        numbers=() if lost is None else (lost,),
+        paths=tuple(item.checkpoint.path for item in saved),
+        full=isinstance(error, StudyFullError),
+        last_epoch=last_epoch,
+    )
+    return event, rest

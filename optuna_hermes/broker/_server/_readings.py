@@ -1,4 +1,4 @@
-"""Readings of the devices, on a thread of its own: a driver that hangs blocks no other work."""
+"""Readings of GPUs, on a thread of its own: a driver that hangs blocks no other work."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core._events import DevicesPolled
 from optuna_hermes.broker._devices._source import DeviceSource
-from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.broker._server._processes import soon
 from optuna_hermes.model import Device
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._devices._xid import Xid
 
 PATIENCE_SECONDS = 1.0
 """Time after which a reading is not waited for; no GPU is granted meanwhile."""
@@ -30,28 +33,24 @@ class _Request:
 
 
 class Readings:
-    """Reads the devices of a broker whenever it is asked.
-
-    Calls belong to one event loop. Devices that need no driver are read without a thread.
+    """Reads the devices of a broker whenever it is asked; calls belong to one event loop.
 
     Args:
         source: the devices; only this object polls it.
+        first: their first reading.
     """
 
-    def __init__(self, source: DeviceSource) -> None:
+    def __init__(self, source: DeviceSource, first: tuple[Device, ...]) -> None:
         self._source = source
-        self.last = source.poll()
-        """The last reading."""
+        self._last = first
         self._problems: dict[str, str] = {}
-        self._note(self.last)
-        self.has_gpus = any(device.kind == "gpu" for device in self.last)
+        self._note(first)
         self._heard: queue.SimpleQueue[Xid] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued: _Request | None = None
         self._work: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        if self.has_gpus:
-            # No thread of a pool: a program that ends would wait for it.
-            threading.Thread(target=self._read_all, name="hermes-devices", daemon=True).start()
+        # No thread of a pool: a program that ends would wait for it.
+        threading.Thread(target=self._read_all, name="hermes-devices", daemon=True).start()
 
     async def read(self, own_pids: Collection[int]) -> DevicesPolled:
         """Return the devices as they are after this call, and the XIDs reported until then.
@@ -62,15 +61,12 @@ class Readings:
         Returns:
             Where the driver does not answer in time: the last reading, with no GPU free.
         """
-        if not self.has_gpus:
-            self.last = self._source.poll(own_pids)
-            return DevicesPolled(devices=self.last)
         request = self._request(own_pids)
         try:
             # Others may wait for the same answer.
             devices = await asyncio.wait_for(asyncio.shield(request.answer), PATIENCE_SECONDS)
         except asyncio.TimeoutError:
-            devices = tuple(_unanswered(device) for device in self.last)
+            devices = tuple(_unanswered(device) for device in self._last)
             self._note(devices)
         return DevicesPolled(devices=devices, heard=tuple(self._reports()))
 
@@ -109,7 +105,7 @@ class Readings:
             answer.set_exception(polled)
             return
         self._note(polled)
-        self.last = polled
+        self._last = polled
         answer.set_result(polled)
 
     def _note(self, devices: tuple[Device, ...]) -> None:

@@ -1,16 +1,22 @@
-"""Effects of a broker's records on a ledger, and their rest after a claim conflict."""
+"""Effects of a broker's records on a ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core import _events as events
-from optuna_hermes.broker._core._sharing import DEAD_SECONDS
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
-from optuna_hermes.ledger import Ledger
-from optuna_hermes.ledger._base import CheckpointRecord, LeaseRecord, ReportRecord, TrialRecord
-from optuna_hermes.ledger._claims import not_owner
+from optuna_hermes.ledger._records import (
+    DEAD_SECONDS,
+    CheckpointRecord,
+    LeaseRecord,
+    ReportRecord,
+    TrialRecord,
+)
+
+if TYPE_CHECKING:
+    from optuna_hermes.ledger import Ledger
 
 _RACES = (NotOwnerError, StaleEpochError, StudyFullError)
 
@@ -62,44 +68,6 @@ def is_race(ledger: Ledger, error: Exception) -> bool:
     return ledger.shared and isinstance(error, _RACES)
 
 
-def outrun(
-    study: str, items: Sequence[events.Write], error: Exception, last_epoch: int
-) -> tuple[events.Outrun, tuple[events.Write, ...]]:
-    """Split records after a claim conflict: the event for what never was, and the rest to write.
-
-    Args:
-        study: the study's key.
-        items: what was to be written together.
-        error: the ledger's; see ``is_race``.
-        last_epoch: the highest one there is.
-    """
-    leases = [item for item in items if isinstance(item, LeaseRecord)]
-    lost = error.number if isinstance(error, NotOwnerError) else None
-    undone = {lost, *(lease.number for lease in leases)}
-    # The trial's new owner has other checkpoints: these must not be taken for newer ones.
-    saved = [x for x in items if isinstance(x, CheckpointRecord) and x.number == lost]
-    void = (
-        (LeaseRecord, events.Claim, events.DropCheckpoint) if saved else (LeaseRecord, events.Claim)
-    )
-    rest = tuple(
-        item
-        for item in items
-        if not isinstance(item, void)
-        and item not in saved
-        and not (isinstance(item, TrialRecord) and item.number in undone)
-        and not (isinstance(item, events.NameLease) and item.number == lost)
-    )
-    event = events.Outrun(
-        study=study,
-        epochs=tuple(lease.epoch for lease in leases),
-        numbers=() if lost is None else (lost,),
-        paths=tuple(item.checkpoint.path for item in saved),
-        full=isinstance(error, StudyFullError),
-        last_epoch=last_epoch,
-    )
-    return event, rest
-
-
 def _limit(ledger: Ledger, lease: LeaseRecord, terms: WriterTerms) -> int | None:
     is_new = ledger.shared and lease.number is None
     return terms.limits.get(lease.study) if is_new else None
@@ -115,4 +83,4 @@ def _claim(ledger: Ledger, item: events.Claim, terms: WriterTerms) -> None:
     )
     # With other slices another broker has trained it since it was read here.
     if trial is None or trial.slices != item.slices:
-        raise not_owner(item.study, item.number, "another broker", terms.instance)
+        raise NotOwnerError(f"Another broker has trial {item.number}.", item.number)

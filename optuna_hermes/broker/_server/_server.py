@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import importlib
 import itertools
 import logging
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,28 +27,35 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
-from optuna_hermes.broker._imports import look_in
-from optuna_hermes.broker._power_commands import PowerCommands
-from optuna_hermes.broker._server._activity import Activities
-from optuna_hermes.broker._server._ledgers import Committed, LedgerOutcome, Ledgers, all_of
+from optuna_hermes.broker._server._ledgers import (
+    Committed,
+    LedgerOutcome,
+    Ledgers,
+    all_of,
+    is_shared,
+)
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
-from optuna_hermes.broker._server._meter import Meter
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
-from optuna_hermes.broker._server._peer_sync import PeerSync
-from optuna_hermes.broker._server._power_switches import PowerSwitches, left_unpowered
 from optuna_hermes.broker._server._processes import kill, soon
-from optuna_hermes.broker._server._readings import Readings
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
-from optuna_hermes.broker._server._succession import Succession, instance_in
+from optuna_hermes.broker._server._succession import (
+    Succession,
+    instance_in,
+    unpowered_path,
+)
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import load as load_ledger
-from optuna_hermes.ledger._base import CheckpointRecord, EventRecord, LeaseRecord
+from optuna_hermes.ledger._records import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._server._metrics import Figures
+    from optuna_hermes.broker._power_commands import PowerCommands
+    from optuna_hermes.broker._server._activity import Activities
+    from optuna_hermes.broker._server._metrics import BrokerMetrics
+    from optuna_hermes.broker._server._power_switches import PowerSwitches
+    from optuna_hermes.broker._server._readings import Readings
 
 POLL_SECONDS = 2.0
 HOST_SHARE = 0.4
@@ -98,10 +108,20 @@ class Server:
         self._background = background
         self._power = () if power is None else power.texts
         self._directory = directory
-        self._metrics_port = metrics_port
-        self._meter = Meter()
+        self._metrics: BrokerMetrics | None = None
+        if metrics_port is not None:
+            from optuna_hermes.broker._server._metrics import BrokerMetrics  # few ask for them
+
+            self._metrics = BrokerMetrics(metrics_port, self._shown)
         self._devices = devices
-        self._readings = Readings(source)
+        self._source = source
+        first = source.poll()
+        self._readings: Readings | None = None
+        if any(device.kind == "gpu" for device in first):
+            # Only the reading of a driver can take long.
+            from optuna_hermes.broker._server._readings import Readings
+
+            self._readings = Readings(source, first)
         self._host = host
         self._idle_seconds = idle_seconds
         self._ledgers: Ledgers
@@ -109,24 +129,28 @@ class Server:
         self._handler = EventHandler(
             host=host,
             instance=self._instance,
-            devices=self._readings.last,
+            devices=first,
             # A pause between the two clocks makes the difference too small: the largest is right.
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
             host_budget_bytes=int(HOST_SHARE * available_bytes()),
             powers=power is not None,
-            unpowered=left_unpowered(directory, power),
         )
         state = self._handler.state
         self._sockets = SocketServer(state, self._converse, self._left)
         self._outbox = Outbox(self._sockets.send)
-        self._switches = (
-            None if power is None else PowerSwitches(directory, state, power, self._switched)
-        )
-        self._seeing: set[asyncio.Task[None]] = set()
+        self._switches: PowerSwitches | None = None
+        if power is not None or unpowered_path(directory).exists():
+            # Only with a policy that powers devices down, or after a broker that had one.
+            from optuna_hermes.broker._server._power_switches import PowerSwitches, left_unpowered
+
+            self._handler.expect_off(left_unpowered(directory, power))
+            if power is not None:
+                self._switches = PowerSwitches(directory, state, power, self._switched)
+        self._chores: set[asyncio.Task[None]] = set()
+        self._has_peers = False
         self._succession = Succession(directory, state, self._apply)
         self._hung_up: dict[int, float] = {}
         self._leaving: list[int] = []
-        self._activities = Activities()
         self._last_busy = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -138,44 +162,34 @@ class Server:
         Raises:
             InvalidInputError: figures cannot be served.
         """
-        if self._metrics_port is None:
-            await self._serve(ready)
-            return
-        from optuna_hermes.broker._server._metrics import serving
-
-        with serving(self._metrics_port, self._figures):
+        with contextlib.nullcontext() if self._metrics is None else self._metrics.serving():
             await self._serve(ready)
 
-    def _figures(self) -> Figures:
-        from optuna_hermes.broker._server._metrics import Figures
-
+    def _shown(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         document = self._handler.status(time.monotonic(), trials=False)
-        roles = tuple(client.role for client in self._handler.state.clients.values())
-        return Figures(document=document, roles=roles, meter=self._meter)
+        return document, tuple(client.role for client in self._handler.state.clients.values())
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-        times = self._meter.ledger_writes
+        times = None if self._metrics is None else self._metrics.meter.ledger_writes
         terms = WriterTerms(host=self._host, instance=self._instance)
         self._ledgers = Ledgers(self._heard, partial(soon, loop), times=times, terms=terms)
         self._heed_signals(loop)
         self._succession.expect()
         server = await self._sockets.open(self._directory)
-        news = PeerSync(self._handler, self._ledgers, self._apply)
-        routines = (self._poll(), self._flush(), news.refresh(), self._trim(), self._observe())
-        chores = [loop.create_task(each) for each in routines]
+        for chore in (self._poll(), self._flush(), self._trim(), self._observe()):
+            self._begin(chore)
         log.info("listening, devices %s", self._devices)
         ready()
-        chores.append(loop.create_task(_load()))
-        for chore in chores:
-            chore.add_done_callback(self._chore_ended)
+        self._begin(_load())
         async with server:
             await self._stop.wait()
             self._succession.remember()
-            for chore in chores:
-                chore.cancel()
+            for task in self._chores:
+                task.cancel()
             await self._sockets.close()  # the ends of clients are to be written too
-            self._readings.close()
+            if self._readings is not None:
+                self._readings.close()
         # Else the next broker of this name goes on with the trials: no other host may take them.
         if self._handler.idle:
             self._ledgers.leave()
@@ -281,15 +295,19 @@ class Server:
         except HermesError as error:
             self._sockets.send(connection, wire.Refused(reason=str(error)))
             return
+        if known.get("shared") and not self._has_peers:
+            # Few studies are shared by several hosts.
+            from optuna_hermes.broker._server._peer_sync import PeerSync
+
+            self._has_peers = True
+            self._begin(PeerSync(self._handler, self._ledgers, self._apply).refresh())
         if not self._is_served(spec.key):
             self._ledgers.keep(spec.key, spec.ledger_url)
-        if isinstance(message, wire.OpenStudy) and self._may_drive(spec.key, connection):
+        study = self._handler.state.studies.get(spec.key)
+        may_drive = study is None or study.driver in (None, connection)
+        if isinstance(message, wire.OpenStudy) and may_drive:
             self._ledgers.bound(spec.key, message.limit)
         self._apply(events.StudyRead(connection=connection, message=message, **known))
-
-    def _may_drive(self, key: str, connection: int) -> bool:
-        study = self._handler.state.studies.get(key)
-        return study is None or study.driver in (None, connection)
 
     def _is_served(self, key: str) -> bool:
         study = self._handler.state.studies.get(key)
@@ -301,9 +319,10 @@ class Server:
             if self._is_served(spec.key):
                 return {}  # all of it is in the state
             count = self._ledgers.count(spec.key)
-            ask = partial(all_of, spec.key, self._handler.presence())
-            read = self._ledgers.read(spec.key, spec.ledger_url, ask)
-            known = await asyncio.wrap_future(read)
+            read = partial(self._ledgers.read, spec.key, spec.ledger_url)
+            shared = await asyncio.wrap_future(read(is_shared))
+            presence = self._handler.presence() if shared else None
+            known = await asyncio.wrap_future(read(partial(all_of, spec.key, presence)))
             if count == self._ledgers.count(spec.key) or self._is_served(spec.key):
                 return known
 
@@ -312,7 +331,8 @@ class Server:
     def _apply(self, event: events.Event) -> None:
         now = time.monotonic()
         commands = self._handler.handle(event, now)
-        self._meter.handled(event, time.monotonic() - now)
+        if self._metrics is not None:
+            self._metrics.meter.handled(event, time.monotonic() - now)
         if commands:
             self._log_events(commands)
             self._carry_out(commands)
@@ -397,7 +417,7 @@ class Server:
     def _ring(self) -> None:
         self._timer = None
         # With GPUs their memory is read first, on a thread; one tick is under way at a time.
-        if not self._readings.has_gpus:
+        if self._readings is None:
             self._apply(events.Tick())
         elif self._ticking is None or self._ticking.done():
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
@@ -405,12 +425,14 @@ class Server:
     def _switched(self, event: events.PowerSwitched) -> None:
         self._apply(event)
         if event.up:  # it can be granted once it was seen
-            seeing = asyncio.get_running_loop().create_task(self._see())
-            self._seeing.add(seeing)
-            seeing.add_done_callback(self._seeing.discard)
+            self._begin(self._see())
 
     async def _see(self) -> None:
-        self._apply(await self._readings.read(self._own_pids()))
+        if self._readings is None:
+            reading = events.DevicesPolled(devices=self._source.poll(self._own_pids()))
+        else:
+            reading = await self._readings.read(self._own_pids())
+        self._apply(reading)
 
     async def _tick(self) -> None:
         await self._look()
@@ -418,8 +440,14 @@ class Server:
 
     # -- chores --------------------------------------------------------------------------------
 
+    def _begin(self, chore: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(chore)
+        task.add_done_callback(self._chore_ended)
+        self._chores.add(task)
+
     def _chore_ended(self, chore: asyncio.Task[None]) -> None:
         """End the broker if a background task fails: it would serve on and write nothing."""
+        self._chores.discard(chore)
         error = None if chore.cancelled() else chore.exception()
         if error is not None:
             log.critical("the broker ends, another one can be started: %r", error, exc_info=error)
@@ -442,7 +470,7 @@ class Server:
 
     async def _look(self) -> None:
         """Read the GPUs, so that the next decision is made with the memory that is free now."""
-        if self._readings.has_gpus:
+        if self._readings is not None:
             await self._see()
 
     def _own_pids(self) -> set[int]:
@@ -470,10 +498,19 @@ class Server:
         while True:
             await asyncio.sleep(OBSERVE_SECONDS)
             silent = self._handler.silent(time.monotonic())
+            if not silent:
+                continue
             # On a thread: a host may have thousands of processes.
-            activities = await asyncio.to_thread(self._activities.look, silent) if silent else {}
+            activities = await asyncio.to_thread(self._activities.look, silent)
             if activities:
                 self._apply(events.Observed(activities=activities))
+
+    @cached_property
+    def _activities(self) -> Activities:
+        # Most workers are never silent for long.
+        from optuna_hermes.broker._server._activity import Activities
+
+        return Activities()
 
     async def _trim(self) -> None:
         while True:
@@ -491,6 +528,14 @@ async def _load() -> None:
 
 def _nothing() -> None:
     """Ignore a signal."""
+
+
+def look_in(paths: Iterable[str]) -> None:
+    """Import from these folders too, after all others: they hide no module of this process."""
+    for path in paths:
+        if path not in sys.path:
+            sys.path.append(path)
+            importlib.invalidate_caches()
 
 
 def _unusable(message: wire.FromClient) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import Disconnected, Event, Expected
-from optuna_hermes.broker._core._recovery import holders
 from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._privacy import write_private
 from optuna_hermes.broker._server._processes import watch
 
 log = logging.getLogger("optuna_hermes.broker")
@@ -70,6 +69,40 @@ class Succession:
             )
 
 
+def holders(state: BrokerState) -> tuple[Holder, ...]:
+    """Processes that the next broker has to wait for, if this one dies now."""
+    leases = {lease.epoch: lease for lease in state.leases()}
+    held: list[tuple[int, int | None, str, int | None]] = [
+        (trial.epoch, trial.connection, trial.study, trial.number)
+        for trial in state.trials()
+        if trial.connection
+    ]
+    held += [(e, x.connection, x.study, None) for e, x in leases.items() if x.number is None]
+    found = [each.holder for each in state.awaited.values()]
+    for epoch, connection, study, number in held:
+        client = state.clients.get(connection or 0)
+        if client is not None and epoch:
+            found.append(
+                Holder(
+                    pid=client.pid,
+                    started=client.started,
+                    role=client.role,
+                    study=study,
+                    number=number,
+                    epoch=epoch,
+                    device=leases[epoch].device if epoch in leases else None,
+                    others=leases[epoch].devices[1:] if epoch in leases else (),
+                    energy_joules=leases[epoch].energy_joules if epoch in leases else None,
+                )
+            )
+    return tuple(found)
+
+
+def unpowered_path(directory: Path) -> Path:
+    """Path of the file in which a broker saves the devices that the next one has to wake."""
+    return directory / "unpowered.json"
+
+
 def instance_in(directory: Path, host: str) -> str:
     """Return the name of a directory's broker: made by the first one, kept by the next ones.
 
@@ -85,12 +118,5 @@ def instance_in(directory: Path, host: str) -> str:
     """
     path = directory / "instance"
     if not path.exists():
-        partial = path.with_suffix(".new")
-        with open(partial, "w", opener=_for_its_user) as file:
-            file.write(f"{host[:64]}-{uuid.uuid4().hex[:16]}")
-        partial.replace(path)  # as a whole or not at all
+        write_private(path, f"{host[:64]}-{uuid.uuid4().hex[:16]}")
     return path.read_text()
-
-
-def _for_its_user(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

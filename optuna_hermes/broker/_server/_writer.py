@@ -9,19 +9,22 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core._events import Outrun, SaveMemory, Write
-from optuna_hermes.broker._server._records import WriterTerms, is_race, outrun, write
+from optuna_hermes.broker._server._records import WriterTerms, is_race, write
 from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
-from optuna_hermes.ledger import Ledger, open_ledger
-from optuna_hermes.ledger._base import (
+from optuna_hermes.ledger import open_ledger
+from optuna_hermes.ledger._records import (
     CheckpointRecord,
     EventRecord,
     LeaseRecord,
     ReportRecord,
     TrialRecord,
 )
+
+if TYPE_CHECKING:
+    from optuna_hermes.ledger import Ledger
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
@@ -313,6 +316,9 @@ class Writer:
 
     def _outrun(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
         """Drop what a claim conflict has voided; try the rest again."""
+        # Few studies are shared by several hosts.
+        from optuna_hermes.broker._server._peer_sync import outrun
+
         batch = batches.pop(0)
         event, rest = outrun(batch.study, batch.items, error, last_epoch)
         parts = [replace(batch, items=rest)] if 0 < len(rest) < len(batch.items) else []
@@ -341,7 +347,8 @@ def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
     for item in items:
         if isinstance(item, LeaseRecord):
             leases = ledger.load_leases(item.study)
-            return any((x.epoch, x.host, x.started) == _lease_id(item) for x in leases)
+            same = (item.epoch, item.host, item.started)
+            return any((x.epoch, x.host, x.started) == same for x in leases)
         if isinstance(item, CheckpointRecord):
             known = ledger.load_checkpoints(item.study, item.number)
             return any((x.checkpoint.path, x.at) == (item.checkpoint.path, item.at) for x in known)
@@ -351,7 +358,3 @@ def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
             curve = ledger.load_curves(item.study).get(item.number)
             return curve is not None and item.device_seconds in curve.device_seconds
     return False
-
-
-def _lease_id(lease: LeaseRecord) -> tuple[int, str, float]:
-    return lease.epoch, lease.host, lease.started

@@ -1,0 +1,189 @@
+"""Start of a broker by the client that needs one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from optuna_hermes.broker import _election as election
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._client._connection import (
+    CONNECT_SECONDS,
+    POLL_SECONDS,
+    Connection,
+    connect,
+)
+from optuna_hermes.broker._devices._visible import hidden
+from optuna_hermes.broker._privacy import open_private
+from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecError
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._power_commands import PowerCommands
+
+STORAGE_VARIABLE = "OPTUNA_STORAGE"
+"""May hold a password."""
+
+START_SECONDS = 60.0
+"""Time in which a broker has to open its socket: a busy machine imports slowly."""
+
+_MAX_WORDS_BYTES = 1_000_000
+
+
+def connect_or_start(
+    role: str, devices: str = "auto", power: PowerCommands | None = None
+) -> Connection:
+    """Connect to the broker, after starting one if there is none.
+
+    Args:
+        role: what this client is.
+        devices: the devices it must own; ``auto`` takes a running broker as it is, unless this
+            process may see none of its GPUs.
+        power: the commands with which it must power devices down and up; None takes a running
+            broker as it is.
+
+    Raises:
+        DeviceSpecError: there are no such devices.
+        BrokerConflictError: a broker with other devices or commands is at work.
+        BrokerError: none could be started.
+    """
+    if devices != "auto":
+        from optuna_hermes.broker._devices._source import parse_devices  # slow; most only ask
+
+        parse_devices(devices)
+    texts = () if power is None else power.texts
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            connection = connect(role)
+        except BrokerConflictError:
+            raise
+        except BrokerError:
+            if time.monotonic() > deadline:
+                raise
+            _start_one(devices, texts)
+            time.sleep(POLL_SECONDS)  # its socket may be the dying one of an older broker
+            continue
+        if devices not in ("auto", connection.welcome.devices):
+            has = f"devices {connection.welcome.devices!r} but {devices!r} was asked for"
+            _make_way(connection, f"{has}: use --devices auto")
+        elif devices == "auto" and hidden(connection.welcome.device_ids):
+            _make_way(connection, "GPUs that CUDA_VISIBLE_DEVICES does not show here: name others")
+        elif texts not in ((), connection.welcome.power):
+            _make_way(connection, "other power commands: leave these out")
+        else:
+            return connection
+
+
+def _start_one(devices: str, power: Sequence[str]) -> None:
+    """Start a broker, unless another client has done so in the meantime."""
+    directory = election.runtime_dir()
+    with election.lock(directory / "start.lock", timeout=CONNECT_SECONDS):
+        if not (election.socket_path(directory).exists() and election.incumbent(directory)):
+            start(directory, devices, power)
+
+
+def _make_way(connection: Connection, difference: str) -> None:
+    """End a broker that differs from the wanted one, if it is not in use; wait until it is gone."""
+    pid = connection.welcome.pid
+    connection.send(wire.Quit())
+    refused = False
+    with contextlib.suppress(BrokerError):  # it hangs up when it agrees
+        refused = isinstance(connection.receive(), wire.Refused)
+    connection.close()
+    if refused:
+        raise BrokerConflictError(
+            f"A broker (process {pid}) is at work with {difference}, wait until it is idle, or "
+            f"give this one another {election.RUNTIME_DIR_VARIABLE}."
+        )
+    directory = election.runtime_dir()
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while (election.incumbent(directory) or {}).get("pid") == pid:
+        if time.monotonic() > deadline:
+            raise BrokerError(
+                f"The idle broker (process {pid}) does not end: end it with `kill -9 {pid}`."
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
+    """Start a broker in the background and wait until it listens, or sees another in office.
+
+    Args:
+        directory: its runtime directory.
+        devices: as ``--devices``.
+        power: the commands that power devices down and up, or nothing.
+
+    Raises:
+        DeviceSpecError: it does not know the devices.
+        BrokerConflictError: the devices are another broker's, or a file is not this user's alone.
+        BrokerError: it ended for another reason; the message is its own.
+    """
+    command = [sys.executable, "-m", "optuna_hermes.broker", "--background", "--devices", devices]
+    for option, text in zip(("--power-down-command", "--power-up-command"), power, strict=False):
+        command += [option, text]
+    with _open_words(directory) as words:
+        begin = words.tell()
+        try:
+            status = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                cwd="/",
+                env=_environment(directory),
+                timeout=START_SECONDS,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired as error:
+            raise BrokerError(
+                f"The broker did not listen within {START_SECONDS:.0f} s: see "
+                f"{election.log_path(directory)} and {words_path(directory)}."
+            ) from error
+    if status not in (0, election.EXIT_IN_OFFICE):
+        kind = {
+            election.EXIT_BAD_INPUT: DeviceSpecError,
+            election.EXIT_CONFLICT: BrokerConflictError,
+        }
+        raise kind.get(status, BrokerError)(_last_words(directory, begin))
+
+
+def _last_words(directory: Path, begin: int) -> str:
+    words = words_path(directory).read_bytes()[begin:].decode(errors="replace").strip()
+    last = words.splitlines()[-1] if words else "it said nothing"
+    if last.startswith("error: "):
+        return last.removeprefix("error: ")
+    return f"The broker has ended ({last}): look into {election.log_path(directory)}."
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """Environment of a broker: without the database of a study, which it outlives."""
+    given = {**os.environ, election.RUNTIME_DIR_VARIABLE: str(directory)}
+    given.pop(STORAGE_VARIABLE, None)
+    return given
+
+
+def words_path(directory: Path) -> Path:
+    """Path of its other output: why it could not start, or how it crashed."""
+    return directory / "broker.err"
+
+
+def _open_words(directory: Path) -> BinaryIO:
+    """Open the other output of brokers, to append to it; it is emptied when it is too long.
+
+    Raises:
+        BrokerConflictError: it, or the log, is not this user's alone.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    # The broker opens its log by name.
+    os.close(open_private(election.log_path(directory), flags, election.WAY_OUT))
+    words = os.fdopen(open_private(words_path(directory), flags, election.WAY_OUT), "ab")
+    if words.tell() > _MAX_WORDS_BYTES:
+        words.truncate(0)
+        words.seek(0)
+    return words
