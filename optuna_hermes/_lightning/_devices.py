@@ -28,7 +28,7 @@ class ElasticDevices:
         InvalidInputError: ``most`` is less than one.
     """
 
-    def __init__(self, most: int, run: str) -> None:
+    def __init__(self, most: int, trial: str) -> None:
         if type(most) is not int or most < 1:
             raise InvalidInputError(
                 f"max_devices must be a whole number of 1 or more but is {most!r}."
@@ -36,7 +36,7 @@ class ElasticDevices:
         self.seed: int | None = None
         """Seed of the order of samples and of new processes; the same for the whole trial."""
         self._most = most
-        self._run = run
+        self._name = trial
         self._watch = Stopwatch()
         self._reason: str | None = None
         self._trainer: Trainer | None = None
@@ -46,8 +46,8 @@ class ElasticDevices:
     def refused(self, reason: str) -> InvalidInputError:
         return InvalidInputError(
             f"HermesCallback(max_devices={self._most}) needs a training that goes on with any "
-            f"number of devices, but {self._run} cannot: {reason}. Mend that, or leave max_devices "
-            "out."
+            f"number of devices, but {self._name} cannot: {reason}. Mend that, or leave "
+            "max_devices out."
         )
 
     # -- around a fit --------------------------------------------------------------------------

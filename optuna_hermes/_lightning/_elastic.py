@@ -59,7 +59,7 @@ class ElasticBatch:
         InvalidInputError: the limits or the scaling are invalid.
     """
 
-    def __init__(self, limits: tuple[int, int], scaling: str, run: str) -> None:
+    def __init__(self, limits: tuple[int, int], scaling: str, trial: str) -> None:
         if [type(each) for each in limits] != [int, int] or not 1 <= limits[0] <= limits[1]:
             raise InvalidInputError(
                 "elastic_batch must be two whole numbers of 1 or more, the smallest batch size and "
@@ -71,7 +71,7 @@ class ElasticBatch:
             )
         self._limits = limits
         self._scaling = scaling
-        self._run = run
+        self._name = trial
         self._replay: ElasticReplay | None = None
         self._trainer: Trainer | None = None
         self._pace: Pace | None = None
@@ -83,7 +83,7 @@ class ElasticBatch:
     def refused(self, reason: str) -> InvalidInputError:
         return InvalidInputError(
             f"HermesCallback(elastic_batch={self._limits}) needs batches of any size, but "
-            f"those of {self._run} cannot change: {reason}. Mend that, or leave elastic_batch out."
+            f"those of {self._name} cannot change: {reason}. Mend that, or leave elastic_batch out."
         )
 
     # -- around a fit --------------------------------------------------------------------------

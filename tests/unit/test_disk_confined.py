@@ -27,7 +27,7 @@ RUN = "trial 7"
 
 
 def stored(folder: Path, units: int = 1, **options: Any) -> Checkpoint:
-    return write(folder, {"weight": torch.ones(3)}, run=RUN, units=units, **options)
+    return write(folder, {"weight": torch.ones(3)}, trial=RUN, units=units, **options)
 
 
 def as_written(path: Path) -> Checkpoint:
